@@ -1,0 +1,5 @@
+import sys
+
+from actorserve.cli import main
+
+sys.exit(main())

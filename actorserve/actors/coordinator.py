@@ -1,0 +1,34 @@
+"""The coordinator process."""
+
+import uvloop
+
+from actorserve.actors.membership import COORDINATOR_NAME
+from actorserve.actors.process import make_node, on_termination
+from actorserve.child import Child
+from actorserve.core.cluster import ClusterConfig, ClusterState
+from actorserve.core.effects import Effect
+from actorserve.core.messages import Role
+
+
+def main(child: Child) -> None:
+    """Place requests until told to end. What it knows it hears anew after a restart."""
+    uvloop.run(_run(child))
+
+
+async def _run(child: Child) -> None:
+    settings = child.settings.cluster
+    core = ClusterState(
+        ClusterConfig(
+            max_waiting_requests=settings.max_waiting_requests,
+            no_instance_timeout_s=settings.no_instance_timeout_s,
+            retry_s=settings.retry_s,
+        )
+    )
+    node = make_node(COORDINATOR_NAME, Role.COORDINATOR, core, _perform, settings, child.runtime_dir)
+    on_termination(node.stop)
+    child.status.ready()
+    await node.run()
+
+
+def _perform(effect: Effect) -> None:
+    raise TypeError(f"the coordinator only sends, and was asked for {effect}")

@@ -1,0 +1,67 @@
+"""A process of the cluster from its settings: transport, membership, core and, where asked for, a journal."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from actorserve.actors.death_watch import WatchTimes
+from actorserve.actors.membership import COORDINATOR_NAME, Membership
+from actorserve.actors.node import Core, Node, fresh_incarnation
+from actorserve.core.effects import Effect
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, ModelInfo, Peer, Role
+from actorserve.settings import ClusterSettings
+from actorserve.wire.journal import Entry, write_entry
+from actorserve.wire.zmq_transport import ZmqTransport
+
+
+def address_of(name: str, runtime_dir: Path) -> str:
+    """Where the process called ``name`` is reached on this host."""
+    return f"ipc://{runtime_dir}/{name}.sock"
+
+
+def make_node(
+    name: str,
+    role: Role,
+    core: Core,
+    perform: Callable[[Effect], None],
+    settings: ClusterSettings,
+    runtime_dir: Path,
+    *,
+    kind: str = "",
+    model: ModelInfo | None = None,
+) -> Node:
+    """The node of this process. Call it on the running event loop, once what the process needs is loaded.
+
+    Raises: ActorserveError where its address cannot be bound; OSError where the journal cannot be written.
+    """
+    me = Peer(name, fresh_incarnation())
+    transport = ZmqTransport(me, address_of(name, runtime_dir))
+    membership = Membership(
+        transport,
+        Hello(PROTOCOL_VERSION, role, transport.address, kind, model),
+        address_of(COORDINATOR_NAME, runtime_dir),
+        WatchTimes(settings.heartbeat_s, settings.death_after_s),
+    )
+    record = None
+    if settings.journal_dir is not None:
+        record = _recorder(open_journal(settings.journal_dir, me))
+    return Node(transport, membership, core, perform, asyncio.get_running_loop().time, record)
+
+
+def open_journal(folder: Path, me: Peer) -> BinaryIO:
+    """A fresh journal of this incarnation, unbuffered: after a kill it holds all that the core was told."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / f"{me.name}-{me.incarnation}.journal").open("wb", buffering=0)
+
+
+def _recorder(file: BinaryIO) -> Callable[[Entry], None]:
+    return lambda entry: write_entry(file, entry)
+
+
+def on_termination(callback: Callable[[], None]) -> None:
+    """Call ``callback`` on the loop when the process is asked to end (SIGTERM, or Ctrl-C without a supervisor)."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, callback)

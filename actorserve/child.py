@@ -1,0 +1,101 @@
+"""The frame around a child process's main: its arguments, its settings, its log, and one clear line if it fails."""
+
+import argparse
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from actorserve import logs, status
+from actorserve.errors import ActorserveError, SettingsError
+from actorserve.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Child:
+    """What a child process is given: ``index`` of ``count`` processes of its role, named ``name``.
+
+    ``settings`` are resolved: model path, device, threads, number of workers and port are no longer open.
+    """
+
+    name: str
+    settings: Settings
+    runtime_dir: Path
+    status: status.Reporter
+    index: int = 0
+    count: int = 1
+
+
+def command_line(name: str, settings_file: Path, runtime_dir: Path, index: int = 0, count: int = 1) -> tuple[str, ...]:
+    """The arguments that ``run_child`` reads back."""
+    return (
+        *("--settings", str(settings_file), "--runtime-dir", str(runtime_dir), "--name", name),
+        *("--index", str(index), "--count", str(count)),
+    )
+
+
+def write_settings(settings: Settings, file: Path) -> None:
+    """Hand settings over to children; they are read with ``read_settings``."""
+    file.write_text(settings.model_dump_json(indent=2), encoding="utf-8")
+
+
+def read_settings(file: Path) -> Settings:
+    """Raises: SettingsError."""
+    try:
+        return Settings.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        raise SettingsError(f"cannot read settings from {file}: {error}") from None
+
+
+def _parse(program: str, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=program, description="One process of actorserve, started by its supervisor.")
+    parser.add_argument("--settings", type=Path, required=True, metavar="FILE", help="resolved settings (JSON)")
+    parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR", help="folder of the sockets")
+    parser.add_argument("--name", required=True, help="this process's name, the same in every life of it")
+    parser.add_argument("--index", type=int, default=0, help="which of the processes of its role it is, from 0")
+    parser.add_argument("--count", type=int, default=1, help="how many processes of its role there are")
+    return parser.parse_args(arguments)
+
+
+def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], None]) -> int:
+    """Run ``main`` as a child process until it returns. Returns the exit status.
+
+    An ActorserveError or an OSError of ``main`` is reported to the parent in one line; any other error is a bug, and
+    its traceback goes to stderr.
+    """
+    reporter = status.attach()
+    parsed = _parse(program, arguments)
+    logs.configure(parsed.name)
+    try:
+        main(
+            Child(
+                name=parsed.name,
+                settings=read_settings(parsed.settings),
+                runtime_dir=parsed.runtime_dir,
+                status=reporter,
+                index=parsed.index,
+                count=parsed.count,
+            )
+        )
+    except (ActorserveError, OSError) as error:
+        why = str(error)
+    except ExceptionGroup as group:  # what a TaskGroup makes of them
+        expected, bugs = group.split((ActorserveError, OSError))
+        if bugs is not None or expected is None:
+            raise
+        why = _first_text(expected)
+    else:
+        return 0
+    reporter.failed(why)
+    if not reporter.is_heard:
+        logger.error("%s", why)
+    return 1
+
+
+def _first_text(group: BaseExceptionGroup[Exception]) -> str:
+    first = group.exceptions[0]
+    return _first_text(first) if isinstance(first, BaseExceptionGroup) else str(first)

@@ -1,0 +1,76 @@
+"""Dispatch: which instance a request goes to (Llumnix, section 4.4.3: to the highest freeness).
+
+The load reports that a dispatcher acts on are always a little old, and the usual error of such dispatchers is to send
+a burst of requests to whoever looked free a moment ago. So each ``InstanceView`` carries its own account of what was
+placed there and is not yet in a report, and counts it as if it ran already.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from actorserve.core.blocks import blocks_for
+from actorserve.core.freeness import freeness
+from actorserve.core.messages import LoadReport, ModelInfo, Peer, Place, Placed
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementUnderWay:
+    """A placement that no load report has confirmed yet."""
+
+    gateway: Peer
+    placed: Placed
+    num_tokens: int
+    expires_s: float
+
+
+@dataclass(slots=True)
+class InstanceView:
+    """An instance as the dispatcher knows it: its last report, and what has been sent to it since."""
+
+    peer: Peer
+    kind: str
+    model: ModelInfo
+    report: LoadReport | None = None
+    under_way: dict[str, PlacementUnderWay] = field(default_factory=dict)  # by request id
+
+    @property
+    def is_dispatchable(self) -> bool:
+        """It has reported and is not terminating."""
+        return self.report is not None and not self.report.draining
+
+    def on_report(self, report: LoadReport) -> None:
+        """Take a newer report; what it has seen is under way no more. An older one changes nothing."""
+        if self.report is not None and report.sequence <= self.report.sequence:
+            return
+        self.report = report
+        for request_id in report.accepted:
+            self.under_way.pop(request_id, None)
+
+    def freeness(self) -> float:
+        """F over what was reported and what is under way; minus infinity before the first report."""
+        if self.report is None:
+            return float("-inf")
+        demand = sum(
+            blocks_for(placement.num_tokens, self.report.tokens_per_block) for placement in self.under_way.values()
+        )
+        return freeness(
+            self.report.kv_total_bytes,
+            self.report.virtual_usage_bytes + demand * self.report.bytes_per_block,
+            self.report.num_running + len(self.under_way),
+            terminating=self.report.draining,
+        )
+
+
+def choose_instance(instances: Iterable[InstanceView], place: Place) -> InstanceView | None:
+    """The freest instance that can serve the request; None where there is none now.
+
+    One of the kind that made the request's tokens so far goes before any other, so that the answer stays the same.
+    Ties end on the name.
+    """
+    candidates = [
+        view
+        for view in instances
+        if view.is_dispatchable and view.peer != place.avoid and place.num_tokens <= view.model.max_tokens
+    ]
+    same_kind = [view for view in candidates if view.kind == place.kind]
+    return max(same_kind or candidates, key=lambda view: (view.freeness(), view.peer.name), default=None)

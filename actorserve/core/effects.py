@@ -1,0 +1,74 @@
+"""What the core asks its shell to do, as values. A shell is the real process, the simulator, or a test."""
+
+from dataclasses import dataclass
+
+from actorserve.core.messages import (
+    FinishReason,
+    Message,
+    Peer,
+    RefusalReason,
+    RequestSpec,
+    StepPlan,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` to this incarnation of a peer; may be lost if the peer dies, never duplicated by the core."""
+
+    to: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class AddToEngine:
+    """Let the engine know a request's tokens and sampling before its first step."""
+
+    request: RequestSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DropFromEngine:
+    """The engine may forget the request; no later step names it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Run one iteration; answered by a StepDone with the same ``step_id``."""
+
+    plan: StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Hand newly made tokens, in order and each once, to the client's stream. ``logprobs`` is empty or as long."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Tell the client's stream that it is over. The last effect for a request, exactly once."""
+
+    request_id: str
+    reason: FinishReason
+    refusal: RefusalReason | None = None
+    retry_after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The last request has left a draining instance; its process may end. Once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """A gateway has met its first worker: requests can be served. Once."""
+
+
+Effect = Available | Drained | Send | AddToEngine | DropFromEngine | RunStep | Deliver | End

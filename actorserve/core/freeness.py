@@ -1,0 +1,42 @@
+"""Virtual usage and freeness: one number for how loaded an instance is (Llumnix, Algorithm 1).
+
+A request's virtual usage V, in bytes of KV:
+
+- queueing: its demand where it is the head of the line, else 0. The head of the line is the first request not yet
+  started, in the order of scheduling: one big waiting request makes its instance look full, so room is made for it.
+- running: what it holds, plus its priority's headroom shared among the running requests of that priority.
+
+Freeness F = (M - sum of V) / B with M the KV memory in bytes and B = max(1, running requests). It estimates how many
+iterations the batch can still run (each adds one token a request) and may be negative. A terminating instance counts
+as infinitely loaded.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from actorserve.core.blocks import blocks_for
+from actorserve.core.request import Request
+
+
+def virtual_usage_bytes(
+    order: Sequence[Request],
+    tokens_per_block: int,
+    bytes_per_block: int,
+    headroom_bytes: Mapping[int, int],
+) -> int:
+    """The sum of V over an instance's requests, given in scheduling order; ``headroom_bytes`` is by priority."""
+    running = [request for request in order if request.is_started]
+    usage = sum(len(request.blocks) for request in running) * bytes_per_block
+    # headroom / (number of that priority) each, over that number of requests: the headroom once a priority present.
+    usage += sum(headroom_bytes.get(priority, 0) for priority in Counter(request.spec.priority for request in running))
+    head_of_line = next((request for request in order if not request.is_started), None)
+    if head_of_line is not None:
+        usage += blocks_for(len(head_of_line.token_ids), tokens_per_block) * bytes_per_block
+    return usage
+
+
+def freeness(memory_bytes: int, usage_bytes: int, num_running: int, *, terminating: bool = False) -> float:
+    """F in bytes a running request; minus infinity for a terminating instance."""
+    if terminating:
+        return float("-inf")
+    return (memory_bytes - usage_bytes) / max(1, num_running)

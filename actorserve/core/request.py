@@ -1,0 +1,69 @@
+"""A request as its instance holds it: its tokens, how far its KV has come, and which blocks hold that."""
+
+from actorserve.core.messages import FinishReason, Peer, RequestSpec, TokenLogprobs
+
+
+class Request:
+    """The mutable state of one request on one instance, under one epoch.
+
+    ``token_ids`` is prompt and output together; KV exists for the first ``num_computed`` of them. A request is
+    *started* while it holds blocks, else it waits; a preempted one waits again with nothing computed.
+    """
+
+    __slots__ = (
+        "blocks",
+        "epoch",
+        "finish_reason",
+        "gateway",
+        "logprobs",
+        "num_computed",
+        "resumed_output",
+        "sampling",
+        "spec",
+        "token_ids",
+    )
+
+    def __init__(self, spec: RequestSpec, epoch: int, gateway: Peer) -> None:
+        self.spec = spec
+        self.sampling = spec.sampling
+        self.epoch = epoch
+        self.gateway = gateway
+        self.token_ids = [*spec.prompt_token_ids, *spec.output_token_ids]
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        # Log-probabilities of the tokens made here; those made elsewhere before are with the gateway already.
+        self.resumed_output = len(spec.output_token_ids)
+        self.logprobs: list[TokenLogprobs | None] = []
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    @property
+    def num_output(self) -> int:
+        return len(self.token_ids) - len(self.spec.prompt_token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens to feed before the next can be sampled: 1 in decode, more in prefill, none never."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_started(self) -> bool:
+        return bool(self.blocks)
+
+    def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
+        """Take one sampled token."""
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprobs)
+
+    def check_finished(self, max_context_tokens: int) -> FinishReason | None:
+        """Set and return the reason why the tokens so far are all, or None."""
+        if self.num_output > 0:
+            last = self.token_ids[-1]
+            if last in self.sampling.stop_token_ids and self.num_output > self.sampling.min_tokens:
+                self.finish_reason = FinishReason.STOP
+            elif self.num_output >= self.sampling.max_tokens or len(self.token_ids) >= max_context_tokens:
+                self.finish_reason = FinishReason.LENGTH
+        return self.finish_reason

@@ -1,0 +1,71 @@
+"""Answers of ``/v1/completions``."""
+
+from collections.abc import Sequence
+
+from actorserve.core.messages import FinishReason
+from actorserve.http.answer_format import AnswerHead, Json, WholeChoice, finite
+from actorserve.http.choice import AnswerToken, Piece
+from actorserve.model_files.tokenizer import Tokenizer
+
+
+class CompletionFormat:
+    """A ``text_completion``; its chunks are of the same type, and there is no opening one."""
+
+    def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:
+        self._head = head
+        self._tokenizer = tokenizer
+
+    def opening(self, index: int) -> Json | None:
+        return None
+
+    def piece(self, index: int, piece: Piece) -> Json:
+        return self._envelope([self._choice(index, piece.text, piece.tokens, None)])
+
+    def finish(self, index: int, reason: FinishReason) -> Json:
+        return self._envelope([{"index": index, "text": "", "logprobs": None, "finish_reason": reason}])
+
+    def usage(self, usage: Json) -> Json:
+        return self._envelope([]) | {"usage": usage}
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Json) -> Json:
+        return self._envelope(
+            [
+                self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
+                for index, choice in enumerate(choices)
+            ]
+        ) | {"usage": usage}
+
+    def _envelope(self, choices: list[Json]) -> Json:
+        head = self._head
+        return {
+            "id": head.answer_id,
+            "object": "text_completion",
+            "created": head.created_s,
+            "model": head.model,
+            "choices": choices,
+        }
+
+    def _choice(self, index: int, text: str, tokens: Sequence[AnswerToken], reason: FinishReason | None) -> Json:
+        logprobs = self._logprobs(tokens) if self._head.wants_logprobs else None
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json:
+        """Columns over the tokens; ``text_offset`` counts characters from the start of the choice's text."""
+        return {
+            "text_offset": [token.offset for token in tokens],
+            "tokens": [self._tokenizer.token_text(token.token_id) for token in tokens],
+            "token_logprobs": [finite(token.logprobs.logprob) if token.logprobs else None for token in tokens],
+            "top_logprobs": [self._best(token) for token in tokens],
+        }
+
+    def _best(self, token: AnswerToken) -> Json | None:
+        """The best tokens at this position and the chosen one, by text. Of tokens of one text the likeliest counts."""
+        known = token.logprobs
+        if known is None:
+            return None
+        best: dict[str, float] = {}
+        pairs = [*zip(known.top_token_ids, known.top_logprobs, strict=True), (token.token_id, known.logprob)]
+        for token_id, logprob in pairs:
+            text = self._tokenizer.token_text(token_id)
+            best[text] = max(finite(logprob), best.get(text, float("-inf")))
+        return best

@@ -1,0 +1,52 @@
+"""Token ids to text, as they come: a multi-byte character is never broken."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from actorserve.model_files.tokenizer import Tokenizer
+
+_MAX_CHARACTER_BYTES = 4
+
+
+class Detokenizer:
+    """Follows one output. What it returns, concatenated, is what the output adds to the prompt's text.
+
+    A text's tokens are bytes (``Tokenizer.decode``), so an incremental UTF-8 decoder is all the state there is:
+    constant time per byte, and at most three bytes held back, until their character is whole or cannot become so.
+
+    ``prompt_token_ids`` is what the output continues: with none (or special tokens alone) the output begins a text, and
+    SentencePiece's first space goes; after a prompt it stays, for it separates words. A character that the prompt left
+    half finished is the output's.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        tail = self._tail(prompt_token_ids)
+        self._decoder.decode(tail)
+        self._strip_next = tokenizer.strips_leading_space and not tail
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        """The text that is certain now and was not before; often empty."""
+        data = b"".join(self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped)
+        if self._strip_next and data:
+            data = data.removeprefix(b" ")
+            self._strip_next = False
+        return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """No more tokens come: a character left unfinished becomes U+FFFD. A second call gives nothing."""
+        return self._decoder.decode(b"", final=True)
+
+    def _tail(self, prompt_token_ids: Sequence[int]) -> bytes:
+        """The prompt's last bytes, enough for its last character; UTF-8 finds its feet again after any cut."""
+        tail = b""
+        for token_id in reversed(prompt_token_ids):
+            if len(tail) >= _MAX_CHARACTER_BYTES:
+                break
+            if token_id not in self._skipped:
+                tail = self._tokenizer.token_bytes(token_id) + tail
+        return tail

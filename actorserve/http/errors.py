@@ -1,0 +1,122 @@
+"""From what went wrong to the answer that says so: ``{"error": {"message", "type", "param", "code"}}``.
+
+Texts come from us, never from an exception that we did not raise: no stack trace and no address leaves the process.
+"""
+
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from actorserve.core.messages import RefusalReason
+from actorserve.errors import ActorserveError, InvalidRequestError
+
+
+class RequestFailedError(ActorserveError):
+    """An answer that is an error, with its HTTP status. ``retry_after_s`` is told to the client where it is set."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, object]:
+        """The error as clients of this API know it."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _error_type(self.status),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """The whole answer. Seconds to wait are rounded up to whole ones, as the header wants them."""
+        headers = {}
+        if self.retry_after_s is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        return JSONResponse(self.body(), self.status, headers)
+
+
+def refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
+    """What a client reads when nobody took its request."""
+    match reason:
+        case RefusalReason.TOO_LARGE:
+            message = "the request does not fit any instance: shorten the prompt or lower max_tokens"
+            return RequestFailedError(400, message, code="context_length_exceeded")
+        case RefusalReason.OVERLOADED:
+            message = "too many requests are waiting; try again later"
+            return RequestFailedError(429, message, code="overloaded", retry_after_s=retry_after_s)
+        case RefusalReason.NO_INSTANCE:
+            message = "no worker is there to serve the request; try again later"
+            return RequestFailedError(503, message, code="no_instance", retry_after_s=retry_after_s)
+        case RefusalReason.DRAINING:
+            message = "the server is shutting down; try again later"
+            return RequestFailedError(503, message, code="draining", retry_after_s=retry_after_s)
+
+
+def generation_failed() -> RequestFailedError:
+    """What a client reads when its request was begun and could not be finished."""
+    return RequestFailedError(500, "the request failed while its answer was being made", code="generation_failed")
+
+
+async def on_failed_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestFailedError)
+    return error.response()
+
+
+async def on_invalid_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidRequestError)
+    return RequestFailedError(400, str(error), error.param, error.code).response()
+
+
+async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    """Unknown routes, and methods that a route does not have."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message, code = "there is no such route", "not_found"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message, code = f"this route does not take {request.method[:16]}", "method_not_allowed"
+    else:
+        message, code = HTTPStatus(error.status_code).phrase.lower(), None
+    response = RequestFailedError(error.status_code, message, code=code).response()
+    _add_headers(response, error.headers)
+    return response
+
+
+async def on_unexpected_error(_: Request, __: Exception) -> JSONResponse:
+    """A bug. The exception itself goes on to the server, which logs it (``http.server``)."""
+    return RequestFailedError(500, "internal error", code="internal_error").response()
+
+
+def _add_headers(response: JSONResponse, headers: Mapping[str, str] | None) -> None:
+    for name, value in (headers or {}).items():
+        response.headers[name] = value
+
+
+def _error_type(status: int) -> str:
+    match status:
+        case 404:
+            return "not_found_error"
+        case 429:
+            return "rate_limit_error"
+        case 503:
+            return "overloaded_error"
+        case _ if status >= 500:
+            return "server_error"
+        case _:
+            return "invalid_request_error"

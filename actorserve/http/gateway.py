@@ -1,0 +1,70 @@
+"""The gateway process: the HTTP face and the sessions behind it, on one event loop."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import uvloop
+
+from actorserve.actors.process import make_node, on_termination
+from actorserve.child import Child
+from actorserve.core.messages import Role
+from actorserve.core.sessions import SessionsConfig, SessionsState
+from actorserve.http.app import create_app
+from actorserve.http.chat_template import ChatTemplate
+from actorserve.http.server import bind, serve
+from actorserve.http.sessions import SessionService
+from actorserve.model_files.describe import describe
+from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.tokenizer import load_tokenizer
+from actorserve.settings import HttpSettings
+
+_log = logging.getLogger("actorserve.gateway")
+
+
+def main(child: Child) -> None:
+    """Serve clients until told to end; then finish what runs, within the drain's time."""
+    uvloop.run(_run(child))
+
+
+def _template(description: ModelDescription, settings: HttpSettings) -> ChatTemplate | None:
+    """The model's own template; None where it has none, and chats are refused.
+
+    Raises: ModelError for a template that does not compile.
+    """
+    if description.chat_template is None:
+        return None
+    return ChatTemplate(description.chat_template, description.special_tokens, timeout_s=settings.template_timeout_s)
+
+
+async def _run(child: Child) -> None:
+    settings = child.settings
+    listener = bind(settings.http.host, settings.http.port)
+    child.status.loading("reading the tokenizer")
+    description = describe(Path(settings.model.path))
+    tokenizer = load_tokenizer(description)
+    core = SessionsState(SessionsConfig(settings.cluster.retry_s, settings.cluster.no_instance_timeout_s))
+    service = SessionService(core, settings.http.max_open_requests)
+    node = make_node(child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir)
+    service.attach(node.inject, node.num_dropped_frames)
+    app = create_app(service, tokenizer, _template(description, settings.http), description, settings.http)
+    ending = asyncio.Event()
+    on_termination(ending.set)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(node.run(), name="node")
+        reporting = group.create_task(_report_ready(child, service), name="ready")
+        await serve(app, listener, shutdown=lambda: _wait(ending), drain_timeout_s=settings.cluster.drain_timeout_s)
+        reporting.cancel()
+        service.end_all()
+        node.stop()
+
+
+async def _report_ready(child: Child, service: SessionService) -> None:
+    child.status.loading("waiting for a worker")
+    await service.available.wait()
+    child.status.ready()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

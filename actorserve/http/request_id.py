@@ -1,0 +1,31 @@
+"""The id by which a client and our log speak of one request: ``x-request-id``, taken from the client or made here."""
+
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER = "x-request-id"
+_ACCEPTABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
+
+
+class RequestId:
+    """ASGI middleware: every answer carries the client's id, or a fresh one where that is missing, long or odd."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(HEADER, "")
+        request_id = given if _ACCEPTABLE.fullmatch(given) else uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

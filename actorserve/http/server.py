@@ -1,0 +1,137 @@
+"""Serving the app: hypercorn, with its defaults changed where they would hurt."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import hypercorn.asyncio
+import hypercorn.config
+import hypercorn.logging
+from hypercorn.typing import ASGIFramework
+from starlette.types import ASGIApp
+
+from actorserve.errors import ActorserveError
+
+BACKLOG = 4096
+KEEP_ALIVE_TIMEOUT_S = 75.0
+"""How long a connection may stay without a request. Longer than clients and proxies keep theirs (5 and 60 s), so that
+they close first and never send into a connection that is just being closed."""
+MAX_HEADER_BYTES = 32 * 1024
+_CUT_AFTER_S = 1.0
+"""How long after the drain a cancelled connection may take to send what it still holds."""
+_CUT_AGAIN_S = 0.1
+_CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # as hypercorn names them
+_log = logging.getLogger("actorserve.http")
+
+
+class AddressError(ActorserveError):
+    """The server cannot listen where it was told to."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket, not yet listening; port 0 takes any free one.
+
+    Raises: AddressError, in one line that names the address.
+    """
+    try:
+        # The first answer will do: a server for people listens where the host name says first.
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError):
+        raise AddressError(f"{host} is not an address of this machine") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        # Only with listen() would a second listener on the same address be found out.
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise AddressError(_bind_problem(host, port, error)) from None
+    return listener
+
+
+async def serve(
+    app: ASGIApp, listener: socket.socket, *, shutdown: Callable[[], Awaitable[None]], drain_timeout_s: float
+) -> None:
+    """Serve ``app`` on ``listener`` (from ``bind``; closed at the end) until ``shutdown()`` returns.
+
+    Then no new connection is taken; what runs may go on for ``drain_timeout_s``, and is cancelled after that.
+    """
+    config = hypercorn.config.Config()
+    config.bind = [f"fd://{listener.detach()}"]
+    config.backlog = BACKLOG
+    config.graceful_timeout = drain_timeout_s
+    config.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
+    config.keep_alive_max_requests = 2**31
+    config.h11_max_incomplete_size = MAX_HEADER_BYTES
+    config.h2_max_header_list_size = MAX_HEADER_BYTES
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = _log
+    config.logger_class = _OneLineLogger
+    cut: asyncio.TimerHandle | None = None
+    loop = asyncio.get_running_loop()
+
+    def cut_connections() -> None:
+        # Closing waits for a client that does not read, for ever, and more than once: each wait ends with a cancel.
+        nonlocal cut
+        for task in asyncio.all_tasks(loop):
+            if getattr(task.get_coro(), "__qualname__", "") in _CONNECTION_TASKS:
+                task.cancel()
+        cut = loop.call_later(_CUT_AGAIN_S, cut_connections)
+
+    async def shut_down() -> None:
+        nonlocal cut
+        await shutdown()
+        cut = loop.call_later(drain_timeout_s + _CUT_AFTER_S, cut_connections)
+
+    try:
+        await hypercorn.asyncio.serve(cast(ASGIFramework, app), config, shutdown_trigger=shut_down)
+    finally:
+        if cut is not None:
+            cut.cancel()
+
+
+class _OneLineLogger(hypercorn.logging.Logger):
+    """What hypercorn logs, without its greetings, and a bug as one line."""
+
+    async def info(self, message: str, *args: Any, **kwargs: Any) -> None:
+        """Hypercorn's own ready line would only repeat ours."""
+
+    async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, asyncio.CancelledError):
+            return
+        _log.error("a request met a bug: %s", describe_bug(error) if error is not None else message)
+
+
+def describe_bug(error: BaseException) -> str:
+    """An unexpected exception in one line: what, and where it was raised. For logs, never for clients."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{place}"
+
+
+def _bind_problem(host: str, port: int, error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return f"port {port} on {host} is in use"
+        case errno.EACCES:
+            return f"port {port} on {host} needs more rights than this process has"
+        case errno.EADDRNOTAVAIL:
+            return f"{host} is not an address of this machine"
+        case code:
+            reason = os.strerror(code) if code is not None else "unknown error"
+            return f"cannot listen on {host} port {port}: {reason}"

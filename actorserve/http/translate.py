@@ -1,0 +1,195 @@
+"""From a client's request to what the workers are asked: tokens and sampling, one ``RequestSpec`` a choice.
+
+Tokenizing and templates run on other threads, a bounded number of requests at a time. Until they are done, and all of
+it is known to fit, nothing has been asked of any worker.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
+from actorserve.core.rng import derive_seed
+from actorserve.errors import InvalidRequestError
+from actorserve.http.chat_template import ChatTemplate
+from actorserve.http.errors import RequestFailedError
+from actorserve.http.fields import SamplingFields
+from actorserve.http.requests import ChatRequest, CompletionRequest, Prompt
+from actorserve.http.service import Service
+from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.tokenizer import Tokenizer
+from actorserve.settings import HttpSettings
+
+DEFAULT_COMPLETION_TOKENS = 16
+_GREEDY_BELOW = 1e-5
+"""A lower temperature is greedy, as vLLM has it: logits divided by it would overflow."""
+_MAX_TRANSLATIONS = 256
+_RETRY_S = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A client's request, ready to be asked: a spec for each choice, by prompt and then by choice of that prompt."""
+
+    specs: tuple[RequestSpec, ...]
+    num_prompt_tokens: int  # of all prompts, each once
+
+
+class Translator:
+    """Turns validated requests into questions for the model that is up."""
+
+    def __init__(
+        self,
+        service: Service,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        description: ModelDescription,
+        settings: HttpSettings,
+    ) -> None:
+        self._service = service
+        self._tokenizer = tokenizer
+        self._template = template
+        self._eos_token_ids = description.eos_token_ids
+        self._settings = settings
+        self._num_translating = 0
+        self._longest_token_bytes = max(
+            (len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)), default=1
+        )
+
+    def model(self, asked: str | None) -> ModelInfo:
+        """The model that serves a request for ``asked`` (None: whichever there is).
+
+        Raises: RequestFailedError, 503 before any worker has come up, 404 for a model that is not served.
+        """
+        model = self._service.model
+        if model is None:
+            message = "the model is still being loaded; try again later"
+            raise RequestFailedError(503, message, code="model_loading", retry_after_s=_RETRY_S)
+        if asked is not None and asked != model.name:
+            message = "this model is not served here; /v1/models lists what is"
+            raise RequestFailedError(404, message, param="model", code="model_not_found")
+        return model
+
+    async def chat(self, request: ChatRequest, answer_id: str) -> Question:
+        """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
+        model = self.model(request.model)
+        if self._template is None:
+            raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
+        self._check_length([message.content for message in request.messages], model)
+        text = await self._template.render([message.for_template() for message in request.messages])
+        token_ids = await self._off_loop(lambda: tuple(self._tokenizer.encode(text, add_special_tokens=False)))
+        top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
+        max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        return self._question(request, model, answer_id, [token_ids], max_tokens, model.max_tokens, top_logprobs)
+
+    async def completion(self, request: CompletionRequest, answer_id: str) -> Question:
+        """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
+        model = self.model(request.model)
+        prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
+        top_logprobs = -1 if request.logprobs is None else request.logprobs
+        return self._question(
+            request, model, answer_id, prompts, request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs
+        )
+
+    async def _off_loop(self, read: Callable[[], T]) -> T:
+        if self._num_translating >= _MAX_TRANSLATIONS:
+            message = "too many prompts are being read; try again later"
+            raise RequestFailedError(429, message, code="overloaded", retry_after_s=_RETRY_S)
+        self._num_translating += 1
+        try:
+            return await asyncio.to_thread(read)
+        finally:
+            self._num_translating -= 1
+
+    def _read_prompt(self, prompt: Prompt, model: ModelInfo) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            self._check_length([prompt], model)
+            return tuple(self._tokenizer.encode(prompt))
+        if len(prompt) >= model.max_tokens:
+            raise _too_long(len(prompt), model)
+        _check_token_ids(prompt, model, "prompt")
+        return prompt
+
+    def _check_length(self, texts: Sequence[str], model: ModelInfo) -> None:
+        """Spare the tokenizer what cannot fit: a text longer than the context full of the longest token."""
+        if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
+            raise InvalidRequestError(
+                f"the prompt is far longer than the context of {model.max_tokens} tokens",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    def _question(
+        self,
+        request: SamplingFields,
+        model: ModelInfo,
+        answer_id: str,
+        prompts: Sequence[tuple[int, ...]],
+        asked_max_tokens: int | None,
+        default_max_tokens: int,
+        top_logprobs: int,
+    ) -> Question:
+        _check_token_ids(request.stop_token_ids, model, "stop_token_ids")
+        _check_token_ids([token_id for token_id, _ in request.logit_bias], model, "logit_bias")
+        seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+        specs: list[RequestSpec] = []
+        for prompt in prompts:
+            room = _room(len(prompt), model)
+            max_tokens = min(default_max_tokens, room) if asked_max_tokens is None else asked_max_tokens
+            if max_tokens > room:
+                raise InvalidRequestError(
+                    f"max_tokens: {max_tokens} and the prompt's {len(prompt)} tokens do not fit the context of "
+                    f"{model.max_tokens} tokens",
+                    param="max_tokens",
+                    code="context_length_exceeded",
+                )
+            if request.min_tokens > max_tokens:
+                raise InvalidRequestError(f"min_tokens: more than the {max_tokens} of max_tokens", param="min_tokens")
+            for choice in range(request.n):
+                sampling = self._sampling(request, derive_seed(seed, choice), max_tokens, top_logprobs)
+                specs.append(RequestSpec(f"{answer_id}-{len(specs)}", prompt, sampling, priority=request.priority))
+        return Question(tuple(specs), sum(map(len, prompts)))
+
+    def _sampling(self, request: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:
+        eos = () if request.ignore_eos else self._eos_token_ids
+        return SamplingParams(
+            seed=seed,
+            max_tokens=max_tokens,
+            min_tokens=request.min_tokens,
+            temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
+            top_p=request.top_p,
+            top_k=max(request.top_k, 0),
+            min_p=request.min_p,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            repetition_penalty=request.repetition_penalty,
+            logit_bias=request.logit_bias,
+            stop_token_ids=tuple(sorted({*request.stop_token_ids, *eos})),
+            top_logprobs=top_logprobs,
+        )
+
+
+def _room(num_prompt_tokens: int, model: ModelInfo) -> int:
+    """How many tokens may follow a prompt. Raises: InvalidRequestError for an empty prompt, and for one too long."""
+    if num_prompt_tokens == 0:
+        raise InvalidRequestError("prompt: must have at least one token", param="prompt")
+    if num_prompt_tokens >= model.max_tokens:
+        raise _too_long(num_prompt_tokens, model)
+    return model.max_tokens - num_prompt_tokens
+
+
+def _too_long(num_prompt_tokens: int, model: ModelInfo) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the prompt's {num_prompt_tokens} tokens leave no room in the context of {model.max_tokens} tokens",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _check_token_ids(token_ids: Sequence[int], model: ModelInfo, param: str) -> None:
+    if any(not 0 <= token_id < model.vocab_size for token_id in token_ids):
+        raise InvalidRequestError(f"{param}: a token id lies outside 0 to {model.vocab_size - 1}", param=param)

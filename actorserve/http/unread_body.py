@@ -1,0 +1,59 @@
+"""What becomes of a body that nobody read: an answer may come before the request has arrived whole.
+
+The server hands chunks over through a short queue. When an app answers early (413, 404) and stops listening, that
+queue is full, and the server cannot even tell the app that the connection is over: app and connection would wait for
+each other for ever. And a connection that is closed on unread bytes is reset, so the client may never see its answer.
+So the rest of the body is taken and thrown away: for a while before the answer ends, and without end while it ends.
+"""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LINGER_S = 2.0
+"""How long a client may go on sending what nobody wants, before its connection is closed."""
+
+
+class DiscardUnreadBody:
+    """ASGI middleware around everything that may answer early."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = _Exchange(receive, send)
+        await self._app(scope, exchange.receive, exchange.send)
+
+
+class _Exchange:
+    """One request and its answer, watched for an answer that ends before its request."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._arrived = False
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            self._arrived = True
+        return message
+
+    async def send(self, message: Message) -> None:
+        ends = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if self._arrived or not ends:
+            await self._send(message)
+            return
+        async with asyncio.TaskGroup() as group:
+            discarding = group.create_task(self._discard())
+            await self._send({**message, "more_body": True})
+            await asyncio.wait([discarding], timeout=LINGER_S)
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            discarding.cancel()
+
+    async def _discard(self) -> None:
+        while not self._arrived:
+            await self.receive()

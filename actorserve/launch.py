@@ -1,0 +1,178 @@
+"""Settings made whole before anything starts: which port, which devices, how many threads. No torch here."""
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actorserve import child
+from actorserve.errors import ActorserveError, SettingsError
+from actorserve.processes import ChildSpec
+from actorserve.settings import Settings, make_runtime_dir
+
+DEFAULT_CPU_WORKERS = 2
+_DEVICES_TIMEOUT_S = 60.0  # a driver that has slept wakes slowly
+_MAX_RUNTIME_DIR_BYTES = 70  # a socket's path holds 107 bytes; names of processes take the rest
+
+
+class LaunchError(ActorserveError):
+    """The system cannot be started here."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """On what workers run: worker i on ``selectors[i % len(selectors)]``, or on the CPU where that is empty."""
+
+    num_workers: int
+    selectors: tuple[str, ...]
+    threads_per_worker: int
+
+
+def replace(settings: Settings, section: str, **values: Any) -> Settings:
+    """Settings with some of a section's values changed, checked like those of a file."""
+    fields = settings.model_dump()
+    fields[section] |= values
+    return Settings.model_validate(fields)
+
+
+def free_port(host: str, port: int) -> int:
+    """The port itself if the gateway will be able to listen on it; for 0 one that is free.
+
+    Raises: LaunchError, for a port in use or a host that is not ours.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listening:
+            # As servers do: a port that waits for its last connections to be forgotten is free.
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(1)
+            return int(listening.getsockname()[1])
+    except socket.gaierror as error:
+        raise LaunchError(f"cannot listen on host {host}: {error.strerror}") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise LaunchError(f"port {port} on {host} is in use; choose another with --port") from None
+        raise LaunchError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+def _python() -> tuple[str, ...]:
+    """Runs a module with our own Python; like us, either with or without the caller's folder on its path (-P)."""
+    return (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m")
+
+
+def find_gpus() -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES takes to choose each usable GPU, in order; empty where there is none.
+
+    Asked of a process of the workers' side, for this one loads no driver.
+    """
+    command = [*_python(), "workers.devices"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEVICES_TIMEOUT_S, check=True)
+        return tuple(str(device["selector"]) for device in json.loads(done.stdout))
+    except subprocess.TimeoutExpired:
+        raise LaunchError(f"the GPU driver did not answer in {_DEVICES_TIMEOUT_S:.0f} s; try --device cpu") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines()
+        raise LaunchError(f"cannot list the GPUs: {lines[-1] if lines else 'no reason given'}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LaunchError(f"cannot list the GPUs: {error}") from None
+
+
+def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> Placement:
+    """One worker a GPU, or two CPU workers, unless settings say otherwise.
+
+    Raises: SettingsError, for settings that this machine cannot meet.
+    """
+    wanted = settings.workers
+    if wanted.device == "cpu" or wanted.engine == "fake":
+        gpus = ()
+    elif wanted.device == "cuda" and not gpus:
+        raise SettingsError("workers.device is cuda, but no GPU can be used here")
+    count = wanted.count or len(gpus) or DEFAULT_CPU_WORKERS
+    if gpus and count > len(gpus) and wanted.kv_cache_bytes is None:
+        raise SettingsError(
+            f"{count} workers would share {len(gpus)} GPU(s): set workers.kv_cache_bytes, what each may take"
+        )
+    return Placement(count, gpus, wanted.threads or max(1, num_cores // count))
+
+
+def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
+    """Settings in which device, count and threads are no longer open, and where each worker runs."""
+    asks_driver = settings.workers.device != "cpu" and settings.workers.engine != "fake"
+    gpus = find_gpus() if asks_driver else ()
+    placement = place_workers(settings, gpus, len(os.sched_getaffinity(0)))
+    resolved = replace(
+        settings,
+        "workers",
+        count=placement.num_workers,
+        device="cuda" if placement.selectors else "cpu",
+        threads=placement.threads_per_worker,
+    )
+    return resolved, placement
+
+
+@contextlib.contextmanager
+def runtime_dir(settings: Settings) -> Iterator[Path]:
+    """The folder for sockets, which only its owner may enter: the one that settings name, else a fresh one.
+
+    A fresh one is removed at the end.
+
+    Raises: LaunchError, for a folder that others may enter, or whose path is too long for sockets.
+    """
+    given = settings.cluster.runtime_dir
+    if given is None:
+        folder = make_runtime_dir()
+    else:
+        folder = Path(os.path.abspath(given))
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            facts = folder.stat()
+        except OSError as error:
+            raise LaunchError(f"cannot make the runtime folder {folder}: {error.strerror}") from None
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+            raise LaunchError(f"others may enter the runtime folder {folder}; chmod 700 it, or choose another")
+    try:
+        if len(os.fsencode(folder)) > _MAX_RUNTIME_DIR_BYTES:
+            raise LaunchError(f"the path of the runtime folder {folder} is too long for sockets")
+        yield folder
+    finally:
+        if given is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def child_specs(placement: Placement, settings_file: Path, runtime_dir: Path) -> list[ChildSpec]:
+    """Coordinator, gateway and workers. The gateway drains first; the others end when nobody needs them."""
+    python = _python()
+
+    def command(module: tuple[str, ...], name: str, index: int = 0, count: int = 1) -> tuple[str, ...]:
+        return (*python, *module, *child.command_line(name, settings_file, runtime_dir, index, count))
+
+    specs = [
+        ChildSpec("coordinator", command(("actorserve", "coordinator"), "coordinator"), stop_stage=1),
+        ChildSpec("gateway-0", command(("actorserve", "gateway"), "gateway-0"), stop_stage=0),
+    ]
+    for index in range(placement.num_workers):
+        name = f"worker-{index}"
+        selectors = placement.selectors
+        specs.append(
+            ChildSpec(
+                name,
+                command(("workers",), name, index, placement.num_workers),
+                stop_stage=1,
+                environment={
+                    "CUDA_VISIBLE_DEVICES": selectors[index % len(selectors)] if selectors else "",
+                    # Read when the numeric libraries load, before the worker could set it itself.
+                    "OMP_NUM_THREADS": str(placement.threads_per_worker),
+                },
+            )
+        )
+    return specs

@@ -1,0 +1,44 @@
+"""Finds a model by what the user typed: ``default``, a GGUF file, or a Hugging Face folder."""
+
+from pathlib import Path
+
+from actorserve.errors import ModelError
+from actorserve.model_files.default_model import Progress, default_model
+
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+
+
+def locate(name_or_path: str, progress: Progress | None = None) -> Path:
+    """The GGUF file or the folder to serve from; ``default`` fetches the default model when it is not yet here.
+
+    Raises: ModelError, when there is nothing, or nothing that is safe to read: pickled weights can run code.
+    """
+    if name_or_path == "default":
+        return default_model(progress)
+    path = Path(name_or_path).expanduser()
+    try:
+        return _checked(path)
+    except (OSError, ValueError) as error:  # a name too long, a forbidden folder, a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"cannot look at model {str(path)[:200]!r}: {reason}") from None
+
+
+def _checked(path: Path) -> Path:
+    if not path.exists():
+        raise ModelError(f"model {str(path)!r} does not exist; give a GGUF file, a Hugging Face folder, or 'default'")
+    if path.is_file():
+        if path.suffix.lower() in _PICKLE_SUFFIXES:
+            raise ModelError(f"{path}: pickled weights can run code and are not read; give GGUF or safetensors")
+        if path.suffix.lower() == ".safetensors":
+            raise ModelError(f"{path}: give the folder that holds it, with its config.json and tokenizer.json")
+        return path
+    if not path.is_dir():
+        raise ModelError(f"{path}: neither a file nor a folder")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path}: there is no config.json; give a Hugging Face folder or a GGUF file")
+    names = [entry.suffix.lower() for entry in path.iterdir()]
+    if ".safetensors" not in names:
+        if _PICKLE_SUFFIXES.intersection(names):
+            raise ModelError(f"{path}: only pickled weights, which can run code; convert them to safetensors")
+        raise ModelError(f"{path}: there are no safetensors files")
+    return path

@@ -1,0 +1,56 @@
+"""How a vocabulary spells bytes: what a token adds to a text, independent of its neighbours."""
+
+import re
+from typing import Protocol
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Pieces(Protocol):
+    """One vocabulary's spelling."""
+
+    @property
+    def strips_leading_space(self) -> bool:
+        """Whether a text's own first space is the tokenizer's, not the text's."""
+        ...
+
+    def to_bytes(self, token: str) -> bytes:
+        """The bytes that ``token`` stands for; perhaps a part of a UTF-8 character."""
+        ...
+
+
+class ByteLevelPieces:
+    """GPT-2's spelling: each byte is a printable character (Radford et al. 2019, ``bytes_to_unicode``)."""
+
+    def __init__(self) -> None:
+        printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+        others = [byte for byte in range(256) if byte not in printable]
+        self._byte_of = {chr(byte): byte for byte in printable}
+        self._byte_of |= {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+    @property
+    def strips_leading_space(self) -> bool:
+        return False
+
+    def to_bytes(self, token: str) -> bytes:
+        try:
+            return bytes([self._byte_of[character] for character in token])
+        except KeyError:  # an added token, spelt as it reads
+            return token.encode("utf-8")
+
+
+class ByteFallbackPieces:
+    """SentencePiece's spelling: U+2581 is a space, ``<0xE4>`` a byte, and all else reads as it is."""
+
+    def __init__(self, *, strips_leading_space: bool) -> None:
+        self._strips_leading_space = strips_leading_space
+
+    @property
+    def strips_leading_space(self) -> bool:
+        return self._strips_leading_space
+
+    def to_bytes(self, token: str) -> bytes:
+        byte = _BYTE_TOKEN.fullmatch(token)
+        if byte:
+            return bytes([int(byte[1], 16)])
+        return token.replace("\u2581", " ").encode("utf-8")

@@ -1,0 +1,115 @@
+"""All settings, in one place: defaults here, a TOML file over them, command-line options over that.
+
+``config/actorserve.toml`` shows every setting with its default. Unknown names are errors, so a misspelt setting is
+found at start. Units stand in the names.
+"""
+
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from actorserve.errors import SettingsError
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HttpSettings(_Section):
+    """The gateway's HTTP face."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    max_open_requests: int = Field(4096, ge=1, description="choices being answered; more are refused as overload")
+    max_choices: int = Field(16, ge=1, description="upper bound of `n`")
+    max_stop_strings: int = Field(16, ge=1)
+    max_stop_chars: int = Field(256, ge=1, description="of one stop string")
+    max_top_logprobs: int = Field(20, ge=0)
+    keep_alive_s: float = Field(15.0, gt=0, description="silence after which a stream gets a comment")
+    template_timeout_s: float = Field(5.0, gt=0)
+
+
+class ModelSettings(_Section):
+    """What is served. ``path`` is `default`, a GGUF file, or a Hugging Face folder."""
+
+    path: str = "default"
+    name: str | None = Field(None, description="the name clients ask for; else the model's own")
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class WorkerSettings(_Section):
+    """One engine per worker process."""
+
+    count: int | None = Field(None, ge=1, le=1024, description="default: one per GPU, else two")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: Literal["torch", "fake"] = "torch"
+    threads: int | None = Field(None, ge=1, description="CPU threads per worker; default: the cores shared out")
+    kv_cache_bytes: int | None = Field(None, ge=1, description="default: from the free memory")
+    tokens_per_block: int = Field(16, ge=1, le=1024)
+    max_batch_requests: int = Field(64, ge=1)
+    max_batch_tokens: int = Field(512, ge=1, description="prefill and decode tokens of one iteration")
+    max_context_tokens: int | None = Field(None, ge=2, description="default: the model's own")
+
+
+class ClusterSettings(_Section):
+    """How processes find and watch each other. All sockets lie in ``runtime_dir``, which only its owner may enter."""
+
+    runtime_dir: Path | None = Field(None, description="default: a fresh private folder")
+    heartbeat_s: float = Field(0.25, gt=0)
+    death_after_s: float = Field(2.0, gt=0, description="silence that counts as death")
+    load_report_s: float = Field(0.2, gt=0)
+    retry_s: float = Field(1.0, gt=0, description="after which an unanswered message is sent again")
+    max_waiting_requests: int = Field(4096, ge=1, description="placed nowhere yet; more are refused")
+    no_instance_timeout_s: float = Field(30.0, gt=0)
+    drain_timeout_s: float = Field(30.0, gt=0)
+    journal_dir: Path | None = Field(None, description="record what each process's core is told, to replay a failure")
+
+
+class SupervisionSettings(_Section):
+    """A child is restarted with exponential backoff, and given up after `max_restarts` within `window_s`."""
+
+    max_restarts: int = Field(5, ge=0)
+    window_s: float = Field(60.0, gt=0)
+    backoff_s: float = Field(0.2, gt=0)
+    max_backoff_s: float = Field(10.0, gt=0)
+
+
+class Settings(_Section):
+    http: HttpSettings = HttpSettings()
+    model: ModelSettings = ModelSettings()
+    workers: WorkerSettings = WorkerSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    supervision: SupervisionSettings = SupervisionSettings()
+
+
+def load_settings(file: Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Settings:
+    """Read ``file`` (TOML) and lay ``overrides`` (section -> name -> value; None values are skipped) over it.
+
+    Raises: SettingsError, in one line that names the file and each wrong setting.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            values = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"cannot read settings from {file}: {error}") from None
+    for section, names in (overrides or {}).items():
+        given = {name: value for name, value in names.items() if value is not None}
+        if given:
+            values.setdefault(section, {})
+            if isinstance(values[section], dict):
+                values[section] |= given
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:10])
+        raise SettingsError(f"{file or 'settings'}: {problems}") from None
+
+
+def make_runtime_dir() -> Path:
+    """A fresh folder for sockets that only its owner may enter (0700), with a short path (sun_path holds 107 bytes)."""
+    return Path(tempfile.mkdtemp(prefix="actorserve-"))

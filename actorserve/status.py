@@ -1,0 +1,114 @@
+"""A child's side of the supervisor: it reports how its start goes, and dies with its parent.
+
+The parent (``actorserve.processes``) hands over a pipe's number in ``ACTORSERVE_STATUS_FD`` and its own process id in
+``ACTORSERVE_PARENT_PID``. Without them, as under systemd, nothing is reported and nobody is followed into death.
+A report is one JSON line: ``{"status": "loading", "progress": 0.4, "text": "..."}``, ``ready`` or ``failed``.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+STATUS_FD = "ACTORSERVE_STATUS_FD"
+PARENT_PID = "ACTORSERVE_PARENT_PID"
+MAX_TEXT_CHARS = 1000
+_PR_SET_PDEATHSIG = 1
+
+
+class Phase(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One report. ``progress`` lies in 0..1 while loading, or is None where the child cannot tell."""
+
+    phase: Phase
+    text: str = ""
+    progress: float | None = None
+
+
+def one_line(text: str) -> str:
+    """``text`` on one line and not too long, since a failure is shown to a person as it stands."""
+    return " ".join(text.split())[:MAX_TEXT_CHARS]
+
+
+def encode_status(status: Status) -> bytes:
+    fields: dict[str, Any] = {"status": status.phase.value, "text": one_line(status.text)}
+    if status.progress is not None:
+        fields["progress"] = status.progress
+    return json.dumps(fields).encode() + b"\n"
+
+
+def decode_status(line: bytes) -> Status | None:
+    """Read one report; None for a line that is none (a child that was killed in mid-line, or writes rubbish)."""
+    try:
+        fields = json.loads(line)
+        progress = fields.get("progress")
+        return Status(
+            phase=Phase(fields["status"]),
+            text=one_line(str(fields.get("text", ""))),
+            progress=None if progress is None else min(1.0, max(0.0, float(progress))),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class Reporter:
+    """Reports a child's start to its parent. Does nothing where no parent listens, or once it has gone."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether a parent shows a person what is reported."""
+        return self._descriptor is not None
+
+    def loading(self, text: str, progress: float | None = None) -> None:
+        """Tell what is being done, and how much of it is done (0..1, None where unknown)."""
+        self._send(Status(Phase.LOADING, text, progress))
+
+    def ready(self, text: str = "") -> None:
+        """Tell that work can come. A death from now on is answered by a restart."""
+        self._send(Status(Phase.READY, text))
+
+    def failed(self, text: str) -> None:
+        """Tell in one line why the process ends now."""
+        self._send(Status(Phase.FAILED, text))
+
+    def _send(self, status: Status) -> None:
+        if self._descriptor is None:
+            return
+        # A line is shorter than PIPE_BUF, so it is written whole; a parent that is gone needs no report.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._descriptor, encode_status(status))
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, however it ends; end now if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        raise SystemExit(1)
+
+
+def attach(environment: Mapping[str, str] | None = None) -> Reporter:
+    """Follow the parent into death and report to it, if the environment names one. Call it first in a child's main."""
+    environment = os.environ if environment is None else environment
+    if PARENT_PID in environment:
+        die_with_parent(int(environment[PARENT_PID]))
+    if STATUS_FD not in environment:
+        return Reporter(None)
+    descriptor = int(environment[STATUS_FD])
+    os.set_inheritable(descriptor, False)  # a process that the child starts does not hold the pipe open
+    return Reporter(descriptor)

@@ -1,0 +1,133 @@
+"""Messages <-> bytes: msgpack ``[tag, *fields]``, nested records as lists of their fields, enums by value.
+
+Tags are stable: a number, once given, is never given to another message. Decoding checks everything (arity, types,
+bounds, equal columns) and ends in a message or a ``ProtocolError`` that names the tag, whatever the bytes are.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Final, cast
+
+import msgpack
+
+from actorserve.core import messages as m
+from actorserve.core.messages import Message
+from actorserve.errors import ProtocolError
+from actorserve.wire.schema import Rules, Schema, SchemaError
+
+MAX_FRAME_BYTES: Final = 16 * 2**20
+MAX_STRING_BYTES: Final = 1024
+MAX_COLLECTION_ITEMS: Final = 2**20
+
+# What a peer may send.
+WIRE_TAGS: Final[dict[int, type[Message]]] = {
+    1: m.Hello,
+    2: m.Members,
+    3: m.Heartbeat,
+    4: m.Goodbye,
+    5: m.Fenced,
+    10: m.Place,
+    11: m.Placed,
+    12: m.Refused,
+    13: m.Unplace,
+    20: m.Start,
+    21: m.Started,
+    22: m.Tokens,
+    23: m.Finished,
+    24: m.Release,
+    25: m.Resend,
+    30: m.LoadReport,
+}
+
+# What a process tells its own core. A recorded log holds these; a frame from a peer never may.
+LOCAL_TAGS: Final[dict[int, type[Message]]] = {
+    128: m.PeerUp,
+    129: m.PeerDown,
+    130: m.StepDone,
+    131: m.Tick,
+    132: m.Drain,
+    133: m.Open,
+    134: m.Close,
+}
+
+_RULES: Final[dict[type, Rules]] = {
+    m.SamplingParams: Rules(unsigned=frozenset({"seed"})),
+    m.TokenLogprobs: Rules(
+        columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
+    ),
+    m.Members: Rules(columns=("names", "incarnations", "roles", "addresses")),
+    m.Tokens: Rules(columns=("request_ids", "epochs", "positions", "token_ids"), optional_columns=("logprobs",)),
+    m.StepDone: Rules(columns=("request_ids", "positions", "token_ids"), optional_columns=("logprobs",)),
+}
+
+_NESTED: Final = (m.SamplingParams, m.TokenLogprobs, m.RequestSpec, m.ModelInfo)
+
+_SCHEMA: Final = Schema(_RULES)
+_CHECKERS: Final = {tag: (cls, _SCHEMA.record(cls)) for tag, cls in (WIRE_TAGS | LOCAL_TAGS).items()}
+
+
+def _field_getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    names = [field.name for field in fields(cls)]
+    if not names:
+        return lambda _: ()
+    getter = attrgetter(*names)
+    if len(names) == 1:
+        return lambda record: (getter(record),)
+    return cast("Callable[[Any], tuple[Any, ...]]", getter)
+
+
+_GETTERS: Final = {cls: ((tag,), _field_getter(cls)) for tag, cls in (WIRE_TAGS | LOCAL_TAGS).items()}
+_NESTED_GETTERS: Final = {cls: _field_getter(cls) for cls in _NESTED}
+
+
+def _pack_nested(record: Any) -> tuple[Any, ...]:
+    getter = _NESTED_GETTERS.get(type(record))
+    if getter is None:
+        raise TypeError(f"the wire has no form for {type(record).__name__}")
+    return getter(record)
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes; the same message always gives the same bytes.
+
+    Raises: TypeError, OverflowError where a field is not what its annotation says: that is a bug of the caller.
+    """
+    tag, getter = _GETTERS[type(message)]
+    return cast("bytes", msgpack.packb(tag + getter(message), default=_pack_nested))
+
+
+def decode(frame: bytes | memoryview, *, local: bool = False) -> Message:
+    """The message that ``frame`` holds. ``local`` also admits what only a process's own log may hold.
+
+    Raises: ProtocolError, naming the tag where there is one, and nothing else, whatever the bytes are.
+    """
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ProtocolError("frame too large")
+    try:
+        # Lists, though tuples are wanted: an array's declared length is then reserved but never touched in memory.
+        values = msgpack.unpackb(
+            frame,
+            raw=False,
+            use_list=True,
+            strict_map_key=True,
+            max_str_len=MAX_STRING_BYTES,
+            max_array_len=min(MAX_COLLECTION_ITEMS, len(frame)),
+            max_map_len=0,
+            max_bin_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, RecursionError, MemoryError, msgpack.UnpackException):
+        raise ProtocolError("frame is not msgpack within bounds") from None
+    if type(values) is not list or not values or type(values[0]) is not int:
+        raise ProtocolError("frame has no tag")
+    tag = values[0]
+    entry = _CHECKERS.get(tag)
+    if entry is None:
+        raise ProtocolError(f"tag {tag} is unknown")
+    if not local and tag not in WIRE_TAGS:
+        raise ProtocolError(f"tag {tag} ({entry[0].__name__}) is not for the wire")
+    try:
+        return cast("Message", entry[1](values[1:]))
+    except SchemaError as error:
+        raise ProtocolError(f"tag {tag} ({entry[0].__name__}): {error}") from None

@@ -1,0 +1,85 @@
+"""The envelope of every frame: from which life of whom, to which life of whom.
+
+A frame is one part: ``b"ASV1"``, the head's length in two big-endian bytes, the head (msgpack ``[sender name, sender
+incarnation, target name, target incarnation]``), then the message. A link's head never changes, so a sender makes it
+once and a receiver looks it up by its bytes.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+import msgpack
+
+from actorserve.core.messages import Peer
+from actorserve.errors import ProtocolError
+from actorserve.wire.schema import INT64_MAX
+
+ANY_INCARNATION: Final = 0
+"""A target's incarnation before it is known. Only Hello may use it."""
+
+_PREFIX: Final = struct.Struct(">4sH")
+_MAGIC: Final = b"ASV1"
+_MAX_HEAD_BYTES: Final = 1024
+_MAX_KNOWN_HEADS: Final = 4096
+
+
+class Addressed(NamedTuple):
+    """A head, read: ``body_at`` is where the message begins."""
+
+    sender: Peer
+    target: Peer
+    body_at: int
+
+
+def make_head(sender: Peer, target: Peer) -> bytes:
+    """What precedes a message on the link from ``sender`` to ``target``.
+
+    Raises: ValueError where the names are too long.
+    """
+    head: bytes = msgpack.packb((*sender, *target))
+    if len(head) > _MAX_HEAD_BYTES:
+        raise ValueError("peer names are too long")
+    return _PREFIX.pack(_MAGIC, len(head)) + head
+
+
+class HeadReader:
+    """Reads heads, remembering those that it has seen (a bounded number)."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Addressed] = {}
+
+    def read(self, frame: bytes) -> Addressed:
+        """Who sent ``frame`` to whom. Raises: ProtocolError where it is not a frame of ours."""
+        if len(frame) < _PREFIX.size:
+            raise ProtocolError("frame has no envelope")
+        magic, length = _PREFIX.unpack_from(frame)
+        if magic != _MAGIC:
+            raise ProtocolError("frame has no envelope")
+        body_at = _PREFIX.size + length
+        if length > _MAX_HEAD_BYTES or body_at > len(frame):
+            raise ProtocolError("envelope is cut off")
+        head = frame[_PREFIX.size : body_at]
+        known = self._known.get(head)
+        if known is None:
+            if len(self._known) >= _MAX_KNOWN_HEADS:
+                self._known.clear()
+            known = self._known[head] = _parse(head, body_at)
+        return known
+
+
+def _parse(head: bytes, body_at: int) -> Addressed:
+    try:
+        values = msgpack.unpackb(head, raw=False, strict_map_key=True, max_array_len=4, max_map_len=0, max_ext_len=0)
+    except (ValueError, RecursionError, msgpack.UnpackException):
+        raise ProtocolError("envelope is malformed") from None
+    match values:
+        case [str(sender), int(sender_life), str(target), int(target_life)] if (
+            sender
+            and target
+            and type(sender_life) is int
+            and type(target_life) is int
+            and 0 < sender_life <= INT64_MAX
+            and 0 <= target_life <= INT64_MAX
+        ):
+            return Addressed(Peer(sender, sender_life), Peer(target, target_life), body_at)
+    raise ProtocolError("envelope is malformed")

@@ -1,0 +1,209 @@
+"""Checkers compiled once per message class from its annotations: arity, types, bounds, equal columns.
+
+A checker takes what msgpack decoded and returns the value that the annotation asks for, or raises ``SchemaError``.
+Nothing here recurses by what a frame holds: the depth of a check is the depth of the annotations.
+"""
+
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import StrEnum
+from typing import Any, get_args, get_origin, get_type_hints
+
+Checker = Callable[[Any], Any]
+
+INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
+
+
+class SchemaError(ValueError):
+    """A decoded value is not what its annotation says. The text never echoes the value: it may be long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What annotations cannot say about a class.
+
+    ``columns`` are tuples of one length; ``optional_columns`` are as long as those, or empty; ``unsigned`` integers
+    use all 64 bits; ``non_finite`` floats may be infinite or NaN.
+    """
+
+    columns: tuple[str, ...] = ()
+    optional_columns: tuple[str, ...] = ()
+    unsigned: frozenset[str] = frozenset()
+    non_finite: frozenset[str] = frozenset()
+
+
+_NO_RULES = Rules()
+
+
+def _text(value: Any) -> Any:
+    if type(value) is not str:
+        raise SchemaError("expected a string")
+    return value
+
+
+def _boolean(value: Any) -> Any:
+    if type(value) is not bool:
+        raise SchemaError("expected a boolean")
+    return value
+
+
+def _integer(low: int, high: int) -> Checker:
+    def check(value: Any) -> Any:
+        if type(value) is not int:
+            raise SchemaError("expected an integer")
+        if not low <= value <= high:
+            raise SchemaError("integer out of range")
+        return value
+
+    return check
+
+
+def _number(value: Any) -> Any:
+    if type(value) is not float and type(value) is not int:
+        raise SchemaError("expected a number")
+    return float(value)
+
+
+def _finite(value: Any) -> Any:
+    value = _number(value)
+    if not math.isfinite(value):
+        raise SchemaError("expected a finite number")
+    return value
+
+
+def _enum(cls: type[StrEnum]) -> Checker:
+    members: dict[str, StrEnum] = {member.value: member for member in cls}
+
+    def check(value: Any) -> Any:
+        member = members.get(value) if type(value) is str else None
+        if member is None:
+            raise SchemaError(f"expected a {cls.__name__}")
+        return member
+
+    return check
+
+
+def _optional(inner: Checker) -> Checker:
+    return lambda value: None if value is None else inner(value)
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise SchemaError("expected a list")
+    return value
+
+
+def _fixed(inner: tuple[Checker, ...]) -> Checker:
+    def check(value: Any) -> Any:
+        if len(_list(value)) != len(inner):
+            raise SchemaError(f"expected {len(inner)} items")
+        return tuple([one(item) for one, item in zip(inner, value, strict=True)])
+
+    return check
+
+
+def _column(inner: Checker) -> Checker:
+    return lambda value: tuple([inner(item) for item in _list(value)])
+
+
+def _text_column(value: Any) -> Any:
+    # join looks at every item in C; nothing but strings passes
+    try:
+        "".join(_list(value))
+    except TypeError:
+        raise SchemaError("expected strings") from None
+    return tuple(value)
+
+
+def _integer_column(low: int, high: int) -> Checker:
+    def check(value: Any) -> Any:
+        if _list(value):
+            if [*map(type, value)].count(int) != len(value):
+                raise SchemaError("expected integers")
+            # msgpack holds nothing below the least int64, so one bound is enough
+            if max(value) > high or (low > INT64_MIN and min(value) < low):
+                raise SchemaError("integer out of range")
+        return tuple(value)
+
+    return check
+
+
+class Schema:
+    """Compiles and keeps the checkers of a vocabulary of dataclasses and named tuples."""
+
+    def __init__(self, rules: Mapping[type, Rules]) -> None:
+        self._rules = rules
+        self._records: dict[type, Checker] = {}
+
+    def record(self, cls: type) -> Checker:
+        """The checker that makes a ``cls`` from the list of its fields, in order, all of them present.
+
+        Raises: TypeError where an annotation is outside the vocabulary (at import, never because of a frame).
+        """
+        known = self._records.get(cls)
+        if known is None:
+            known = self._records[cls] = self._compile_record(cls)
+        return known
+
+    def _compile_record(self, cls: type) -> Checker:
+        hints = get_type_hints(cls)
+        names = tuple(field.name for field in fields(cls)) if is_dataclass(cls) else tuple(hints)
+        rules = self._rules.get(cls, _NO_RULES)
+        checks = tuple(
+            (name, self._compile(hints[name], name in rules.unsigned, name in rules.non_finite)) for name in names
+        )
+        arity = len(checks)
+        columns = tuple(names.index(name) for name in rules.columns)
+        optional_columns = tuple(names.index(name) for name in rules.optional_columns)
+
+        def check(value: Any) -> Any:
+            if len(_list(value)) != arity:
+                raise SchemaError(f"expected {arity} fields")
+            values = []
+            for (name, one), item in zip(checks, value, strict=True):
+                try:
+                    values.append(one(item))
+                except SchemaError as error:
+                    raise SchemaError(f"{name}: {error}") from None
+            if columns:
+                length = len(values[columns[0]])
+                for index in columns:
+                    if len(values[index]) != length:
+                        raise SchemaError(f"{names[index]}: columns differ in length")
+                for index in optional_columns:
+                    if values[index] and len(values[index]) != length:
+                        raise SchemaError(f"{names[index]}: columns differ in length")
+            return cls(*values)
+
+        return check
+
+    def _compile(self, hint: Any, unsigned: bool, non_finite: bool) -> Checker:
+        low, high = (0, UINT64_MAX) if unsigned else (INT64_MIN, INT64_MAX)
+        if hint is str:
+            return _text
+        if hint is bool:
+            return _boolean
+        if hint is int:
+            return _integer(low, high)
+        if hint is float:
+            return _number if non_finite else _finite
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin is tuple:
+            if len(arguments) == 2 and arguments[1] is Ellipsis:
+                if arguments[0] is str:
+                    return _text_column
+                if arguments[0] is int:
+                    return _integer_column(low, high)
+                return _column(self._compile(arguments[0], unsigned, non_finite))
+            return _fixed(tuple(self._compile(one, unsigned, non_finite) for one in arguments))
+        if origin in (types.UnionType, typing.Union) and len(arguments) == 2 and type(None) in arguments:
+            inner = arguments[0] if arguments[1] is type(None) else arguments[1]
+            return _optional(self._compile(inner, unsigned, non_finite))
+        if isinstance(hint, type) and issubclass(hint, StrEnum):
+            return _enum(hint)
+        if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, tuple)):
+            return self.record(hint)
+        raise TypeError(f"the wire has no form for {hint!r}")

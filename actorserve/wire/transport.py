@@ -1,0 +1,190 @@
+"""One-way FIFO links between processes: what every transport promises, and the part that all of them share.
+
+A process has one address to be reached at. To send to a peer it first connects to that peer's address. What one
+process sends to another arrives in order, perhaps with gaps (a full queue, a broken connection), never twice. A frame
+for another incarnation of the receiver is dropped and counted, so what was meant for a dead process never reaches the
+one that took its place.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from actorserve.core.messages import Hello, Message, Peer
+from actorserve.errors import ProtocolError
+from actorserve.wire.codec import MAX_FRAME_BYTES, decode, encode
+from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_head
+
+LOG_INTERVAL_S: Final = 1.0
+_log: Final = logging.getLogger("actorserve.wire")
+
+
+@dataclass(frozen=True, slots=True)
+class TransportLimits:
+    """Bounds of one transport. Queues are counted in messages, per link."""
+
+    max_frame_bytes: int = MAX_FRAME_BYTES
+    send_queue: int = 4096
+    receive_queue: int = 4096
+
+
+class Transport(Protocol):
+    """See the module. All calls come from one thread, and none of them blocks."""
+
+    @property
+    def me(self) -> Peer:
+        """Who we are to others."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where others reach us."""
+        ...
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many frames were ``sent``, ``received``, and dropped for each reason (``dropped: ...``)."""
+        ...
+
+    def reincarnate(self, incarnation: int) -> None:
+        """From now on we are this incarnation; what is on its way to the old one is dropped."""
+        ...
+
+    def connect(self, peer: Peer, address: str) -> bool:
+        """Open the way to ``peer`` (incarnation 0: whoever is there). False where the address can not be used."""
+        ...
+
+    def disconnect(self, peer: Peer) -> None:
+        """Close the way to ``peer``; unknown peers are ignored."""
+        ...
+
+    def send(self, peer: Peer, message: Message) -> bool:
+        """Queue ``message``. False (and counted) when not connected, when too large, or when the queue is full."""
+        ...
+
+    def take(self, limit: int = 256) -> list[tuple[Peer, Message]]:
+        """Up to ``limit`` messages that have arrived, oldest first, with their senders."""
+        ...
+
+    def on_arrival(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when something arrives, and when ``take`` leaves something behind."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Closing again does nothing."""
+        ...
+
+
+async def receive(transport: Transport) -> tuple[Peer, Message]:
+    """Wait for one message. For those who own the transport alone: it replaces the arrival callback."""
+    arrived = asyncio.Event()
+    transport.on_arrival(arrived.set)
+    while not (messages := transport.take(1)):
+        await arrived.wait()
+        arrived.clear()
+    return messages[0]
+
+
+class FrameCounter:
+    """Counts what happens to frames; says so in the log at most once a second."""
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._name = name
+        self._clock = clock
+        self._next_log_at = float("-inf")
+        self._unlogged = 0
+
+    def drop(self, reason: str, detail: str) -> None:
+        """Count a dropped frame under ``reason``, one of a few; ``detail`` goes to the log only."""
+        self.counts[f"dropped: {reason}"] += 1
+        self._unlogged += 1
+        now = self._clock()
+        if now >= self._next_log_at:
+            self._next_log_at = now + LOG_INTERVAL_S
+            _log.warning("%s: dropped %d frame(s); the last: %s: %s", self._name, self._unlogged, reason, detail)
+            self._unlogged = 0
+
+
+class Framing:
+    """Messages to frames and back for one process: envelope, fencing, bounds, counting. Knows no socket."""
+
+    def __init__(self, me: Peer, limits: TransportLimits, clock: Callable[[], float]) -> None:
+        self.me = me
+        self.limits = limits
+        self.counter = FrameCounter(me.name, clock)
+        self._heads: dict[Peer, bytes] = {}
+        self._reader = HeadReader()
+
+    def reincarnate(self, incarnation: int) -> None:
+        self.me = Peer(self.me.name, incarnation)
+        self._heads.clear()
+
+    def forget(self, peer: Peer) -> None:
+        self._heads.pop(peer, None)
+
+    def pack(self, peer: Peer, message: Message) -> bytes | None:
+        """The frame that carries ``message`` to ``peer``; None (and counted) when it would be too large."""
+        head = self._heads.get(peer)
+        if head is None:
+            head = self._heads[peer] = make_head(self.me, peer)
+        frame = head + encode(message)
+        if len(frame) > self.limits.max_frame_bytes:
+            self.counter.drop("oversize", f"{type(message).__name__} of {len(frame)} bytes to {peer.name}")
+            return None
+        return frame
+
+    def unpack(self, frame: bytes) -> tuple[Peer, Message] | None:
+        """Who sent what; None (and counted) when it is not for us or not well formed."""
+        if len(frame) > self.limits.max_frame_bytes:
+            self.counter.drop("oversize", f"{len(frame)} bytes arrived")
+            return None
+        try:
+            sender, target, body_at = self._reader.read(frame)
+        except ProtocolError as error:
+            self.counter.drop("malformed envelope", str(error))
+            return None
+        if target.name != self.me.name or target.incarnation not in (self.me.incarnation, ANY_INCARNATION):
+            self.counter.drop("wrong target", f"{sender.name} wrote to {target.name} {target.incarnation}")
+            return None
+        try:
+            message = decode(memoryview(frame)[body_at:])
+        except ProtocolError as error:
+            self.counter.drop("malformed message", f"from {sender.name}: {error}")
+            return None
+        if target.incarnation == ANY_INCARNATION and type(message) is not Hello:
+            self.counter.drop("wrong target", f"{sender.name} sent {type(message).__name__} to nobody in particular")
+            return None
+        self.counter.counts["received"] += 1
+        return sender, message
+
+
+class Inbox:
+    """What has arrived and was not taken yet, with the arrival callback."""
+
+    def __init__(self) -> None:
+        self.messages: deque[tuple[Peer, Message]] = deque()
+        self._callback: Callable[[], None] | None = None
+
+    def on_arrival(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        if self.messages:
+            callback()
+
+    def announce(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+    def take(self, limit: int) -> list[tuple[Peer, Message]]:
+        messages = self.messages
+        if len(messages) <= limit:
+            taken = list(messages)
+            messages.clear()
+            return taken
+        taken = [messages.popleft() for _ in range(limit)]
+        # Whoever waits for the callback after a bounded take must not wait for the next arrival.
+        self.announce()
+        return taken

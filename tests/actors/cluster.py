@@ -1,0 +1,149 @@
+"""A cluster of nodes on the in-memory hub under a virtual clock, with cores that check what they are told."""
+
+from dataclasses import dataclass, field
+
+from actorserve.actors.death_watch import WatchTimes
+from actorserve.actors.membership import COORDINATOR_NAME, Membership, are_linked
+from actorserve.actors.node import Node
+from actorserve.core.effects import Effect, Send
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, PeerDown, PeerUp, Role, Tick, Unplace
+from actorserve.wire.journal import Entry
+from actorserve.wire.memory_transport import Hub, MemoryTransport
+
+TIMES = WatchTimes(heartbeat_s=0.25, death_after_s=2.0)
+_MAX_STEPS_AT_ONCE = 10_000
+
+
+def role_of(name: str) -> Role:
+    return Role.COORDINATOR if name == COORDINATOR_NAME else Role(name.split("-")[0])
+
+
+def address_of(name: str) -> str:
+    return f"memory://{name}"
+
+
+@dataclass
+class GreetingCore:
+    """Greets every peer that comes up; raises where it hears from somebody who is not."""
+
+    up: set[Peer] = field(default_factory=set)
+    greeted_by: set[Peer] = field(default_factory=set)
+    log: list[tuple[float, Peer | None, Message]] = field(default_factory=list)
+    tick_at: float | None = None
+    downs: int = 0
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        self.log.append((now, sender, message))
+        match message:
+            case PeerUp(peer=peer):
+                assert peer not in self.up
+                assert peer.name not in {other.name for other in self.up}
+                self.up.add(peer)
+                return [Send(peer, Unplace("greeting", peer.incarnation))]
+            case PeerDown(peer=peer):
+                self.up.remove(peer)
+                self.greeted_by.discard(peer)
+                self.downs += 1
+            case Unplace():
+                assert sender in self.up
+                self.greeted_by.add(sender)
+            case Tick():
+                self.tick_at = None
+        return []
+
+    def next_deadline(self) -> float | None:
+        return self.tick_at
+
+
+@dataclass
+class Process:
+    node: Node
+    core: GreetingCore
+    transport: MemoryTransport
+    membership: Membership
+    recorded: list[Entry]
+    is_dirty: bool = True
+    is_paused: bool = False
+
+    def mark(self) -> None:
+        self.is_dirty = True
+
+
+class Cluster:
+    """Processes by name; ``advance`` lets virtual time pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.hub = Hub()
+        self.processes: dict[str, Process] = {}
+
+    def start(self, name: str, incarnation: int) -> Process:
+        me, role = Peer(name, incarnation), role_of(name)
+        transport = MemoryTransport(self.hub, me, address_of(name), lambda: self.now)
+        hello = Hello(PROTOCOL_VERSION, role, address_of(name), kind=f"kind of {name}" if role is Role.WORKER else "")
+        membership = Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES)
+        core = GreetingCore()
+        recorded: list[Entry] = []
+        node = Node(transport, membership, core, self._unexpected, lambda: self.now, recorded.append)
+        process = self.processes[name] = Process(node, core, transport, membership, recorded)
+        transport.on_arrival(process.mark)
+        node.start()
+        return process
+
+    def kill(self, name: str) -> None:
+        """As kill -9: no goodbye."""
+        self.processes.pop(name).transport.close()
+
+    def leave(self, name: str) -> None:
+        """As an orderly end."""
+        process = self.processes.pop(name)
+        process.node.stop()
+        process.transport.close()
+
+    def settle(self) -> None:
+        """Let everything that is due now happen."""
+        for _ in range(_MAX_STEPS_AT_ONCE):
+            due = [process for process in self.processes.values() if self._is_due(process)]
+            if not due:
+                return
+            for process in due:
+                process.is_dirty = False
+                process.is_dirty |= process.node.step()
+        raise AssertionError("the cluster never comes to rest")
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        self.settle()
+        while True:
+            deadlines = [p.node.next_deadline() for p in self.processes.values() if not p.is_paused]
+            at = min((at for at in deadlines if at is not None), default=end)
+            if at > end:
+                break
+            self.now = max(self.now, at)
+            self.settle()
+            if not deadlines or at == end:
+                break
+        self.now = end
+        self.settle()
+
+    def problems(self) -> list[str]:
+        """What keeps the cluster from its steady state: all who need each other are up, both ways, and heard."""
+        found = []
+        for one, process in sorted(self.processes.items()):
+            wanted = {
+                other.node.me
+                for name, other in self.processes.items()
+                if name != one and are_linked(role_of(one), role_of(name))
+            }
+            if set(process.node.peers) != wanted or process.core.up != wanted:
+                found.append(f"{process.node.me} sees {process.node.peers}, told {process.core.up}, wanted {wanted}")
+            elif process.core.greeted_by != wanted:
+                found.append(f"{process.node.me} was not greeted by {wanted - process.core.greeted_by}")
+        return found
+
+    def _is_due(self, process: Process) -> bool:
+        deadline = process.node.next_deadline()
+        return not process.is_paused and (process.is_dirty or (deadline is not None and deadline <= self.now))
+
+    def _unexpected(self, effect: Effect) -> None:
+        raise AssertionError(f"nobody performs {effect}")

@@ -1,0 +1,293 @@
+"""Membership over the in-memory hub under a virtual clock: whatever happens, the living find each other."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actorserve.core.messages import (
+    PROTOCOL_VERSION,
+    Fenced,
+    Heartbeat,
+    Hello,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Release,
+    Role,
+    Unplace,
+)
+from actorserve.wire.memory_transport import MemoryTransport
+from tests.actors.cluster import TIMES, Cluster, address_of
+
+C, G, W, W1 = "coordinator", "gateway-0", "worker-0", "worker-1"
+NAMES = (C, G, W, W1)
+
+
+def _started(*names: str) -> Cluster:
+    cluster = Cluster()
+    for name in names:
+        cluster.start(name, 1)
+    cluster.settle()
+    return cluster
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(NAMES)))
+def test_any_order_of_starts_comes_together_at_once(order: tuple[str, ...]) -> None:
+    """Started in any order, seconds apart, all are up to all who need them within a second of the last start."""
+    cluster = Cluster()
+    for name in order:
+        cluster.start(name, 1)
+        cluster.advance(3.0)
+    assert cluster.problems() == []
+    assert all(process.core.downs == 0 for process in cluster.processes.values())
+
+
+def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
+    """The core's first word of a peer is PeerUp with its role and kind; what is sent at that moment arrives."""
+    cluster = _started(C, G, W)
+    assert cluster.problems() == []
+    log = [
+        message
+        for _, sender, message in cluster.processes[G].core.log
+        if sender == Peer(W, 1) or (isinstance(message, PeerUp) and message.peer.name == W)
+    ]
+    assert log == [PeerUp(Peer(W, 1), Role.WORKER, f"kind of {W}"), Unplace("greeting", 1)]
+    assert all(process.membership.counts["stranger"] == 0 for process in cluster.processes.values())
+
+
+def test_workers_do_not_link_to_workers() -> None:
+    """Members tells of everybody, and only gateways and workers (and the coordinator) link."""
+    cluster = _started(*NAMES)
+    assert cluster.processes[W].node.peers == (Peer(C, 1), Peer(G, 1))
+
+
+def test_an_idle_cluster_stays_up() -> None:
+    """An hour of nothing but heartbeats takes nobody down."""
+    cluster = _started(C, G, W)
+    cluster.advance(60.0)
+    assert cluster.problems() == []
+    assert all(process.core.downs == 0 for process in cluster.processes.values())
+
+
+@pytest.mark.parametrize("victim", [G, W])
+def test_a_killed_peer_is_down_within_the_patience(victim: str) -> None:
+    """Silence becomes PeerDown between death_after_s and a heartbeat later, on everybody who was linked."""
+    cluster = _started(C, G, W)
+    cluster.advance(1.0)
+    cluster.kill(victim)
+    cluster.advance(TIMES.death_after_s - TIMES.heartbeat_s - 0.01)
+    assert all(process.core.downs == 0 for process in cluster.processes.values())
+    cluster.advance(2 * TIMES.heartbeat_s + 0.02)
+    assert all(process.core.downs == 1 for process in cluster.processes.values())
+    assert cluster.problems() == []
+
+
+@pytest.mark.parametrize("victim", NAMES)
+def test_a_restart_is_noticed_before_the_patience_ends(victim: str) -> None:
+    """A process that is back at its address within a moment is met anew well before silence would count as death."""
+    cluster = _started(*NAMES)
+    cluster.advance(1.0)
+    cluster.kill(victim)
+    cluster.start(victim, 2)
+    cluster.advance(1.0)
+    assert cluster.problems() == []
+    for name, process in cluster.processes.items():
+        ups_and_downs = [
+            m for _, _, m in process.core.log if isinstance(m, PeerUp | PeerDown) and m.peer.name == victim
+        ]
+        if Peer(victim, 2) in process.node.peers:
+            assert [type(m) for m in ups_and_downs] == [PeerUp, PeerDown, PeerUp], name
+
+
+def test_a_goodbye_is_heard_at_once() -> None:
+    """An orderly leave takes the peer down without waiting, and it may come back as a new incarnation."""
+    cluster = _started(C, G, W)
+    cluster.leave(W)
+    cluster.settle()
+    assert cluster.processes[G].node.peers == (Peer(C, 1),)
+    cluster.start(W, 2)
+    cluster.settle()
+    assert cluster.problems() == []
+
+
+def test_running_links_outlive_the_coordinator() -> None:
+    """With the coordinator gone for a minute, gateway and worker stay up to each other."""
+    cluster = _started(C, G, W)
+    cluster.kill(C)
+    cluster.advance(60.0)
+    assert cluster.processes[G].node.peers == (Peer(W, 1),)
+    assert cluster.processes[W].node.peers == (Peer(G, 1),)
+    cluster.start(C, 2)
+    cluster.advance(TIMES.death_after_s)
+    assert cluster.problems() == []
+
+
+def test_our_own_pause_takes_nobody_down_here() -> None:
+    """A process paused for less than the others' patience loses nobody and is lost by nobody."""
+    cluster = _started(C, G, W)
+    cluster.advance(1.0)
+    cluster.processes[W].is_paused = True
+    cluster.advance(1.5)
+    cluster.processes[W].is_paused = False
+    cluster.advance(5.0)
+    assert cluster.problems() == []
+    assert all(process.core.downs == 0 for process in cluster.processes.values())
+
+
+@pytest.mark.parametrize("victim", NAMES)
+def test_a_process_paused_beyond_the_patience_rejoins_as_somebody_new(victim: str) -> None:
+    """Held for dead by the others, it is told so, its core loses everybody, and it is met as a newer incarnation."""
+    cluster = _started(*NAMES)
+    cluster.advance(1.0)
+    process = cluster.processes[victim]
+    process.is_paused = True
+    cluster.advance(30.0)
+    process.is_paused = False
+    cluster.advance(10.0)
+    assert cluster.problems() == []
+    assert process.node.me.incarnation > 1
+    assert process.membership.counts["rejoined"] >= 1
+    assert process.core.downs >= 1
+
+
+def test_a_process_held_for_dead_is_told_at_once() -> None:
+    """After a long pause it answers the last ask of the others, is fenced, and has rejoined in the same moment."""
+    cluster = _started(C, G, W)
+    cluster.advance(1.0)
+    process = cluster.processes[W]
+    process.is_paused = True
+    cluster.advance(30.0)
+    process.is_paused = False
+    cluster.settle()
+    assert process.node.me.incarnation == 2
+    assert cluster.problems() == []
+
+
+@pytest.mark.parametrize(("one", "other"), [(C, G), (C, W), (G, W)])
+def test_two_who_lost_each_other_meet_again(one: str, other: str) -> None:
+    """A network cut longer than the patience ends in death on both sides, and in a new meeting after it heals."""
+    cluster = _started(*NAMES)
+    cluster.advance(1.0)
+    cluster.hub.cut(address_of(one), address_of(other))
+    cluster.advance(10.0)
+    assert {peer.name for peer in cluster.processes[one].node.peers}.isdisjoint({other})
+    cluster.hub.heal(address_of(one), address_of(other))
+    cluster.advance(15.0)
+    assert cluster.problems() == []
+
+
+def test_a_clock_that_went_back_is_overcome() -> None:
+    """A process restarted with an older incarnation than its peers remember rejoins above it."""
+    cluster = _started(C, G, W)
+    cluster.kill(W)
+    cluster.start(W, 2)
+    cluster.kill(W)
+    cluster.advance(5.0)
+    cluster.start(W, 100)
+    cluster.advance(1.0)
+    cluster.kill(W)
+    cluster.start(W, 50)
+    cluster.advance(3.0)
+    assert cluster.problems() == []
+    assert cluster.processes[W].node.me.incarnation > 100
+
+
+def _stranger(cluster: Cluster, name: str = "worker-9") -> MemoryTransport:
+    stranger = MemoryTransport(cluster.hub, Peer(name, 1), address_of(name), lambda: cluster.now)
+    for target in (C, G):
+        stranger.connect(Peer(target, 1), address_of(target))
+    return stranger
+
+
+def test_a_stranger_is_not_heard() -> None:
+    """Messages of a process that never said Hello are counted, dropped and change nothing."""
+    cluster = _started(C, G)
+    stranger = _stranger(cluster)
+    told = len(cluster.processes[G].core.log)
+    stranger.send(Peer(G, 1), Release("r", 1))
+    stranger.send(Peer(G, 1), Heartbeat())
+    cluster.settle()
+    assert len(cluster.processes[G].core.log) == told
+    assert cluster.processes[G].membership.counts["stranger"] == 2
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        Hello(PROTOCOL_VERSION + 1, Role.WORKER, address_of("worker-9")),
+        Hello(PROTOCOL_VERSION, Role.GATEWAY, address_of("worker-9")),
+        Hello(PROTOCOL_VERSION, Role.WORKER, ""),
+        Hello(PROTOCOL_VERSION, Role.WORKER, address_of("worker-9"), answers=77),
+    ],
+)
+def test_an_unfit_hello_is_ignored(hello: Hello) -> None:
+    """Another protocol version, a role without a link to us, no address, an answer to another life: nobody comes up."""
+    cluster = _started(C, G)
+    stranger = _stranger(cluster)
+    stranger.send(Peer(G, 1), hello)
+    cluster.advance(1.0)
+    assert cluster.problems() == []
+    assert cluster.processes[G].core.downs == 0
+
+
+def test_a_fence_that_makes_no_sense_is_ignored() -> None:
+    """A Fenced that would leave no incarnation to rejoin under, or that is below ours, changes nothing."""
+    cluster = _started(C, G)
+    stranger = _stranger(cluster)
+    for incarnation in (2**63 - 1, 0):
+        assert stranger.send(Peer(G, 1), Fenced(incarnation))
+    cluster.advance(1.0)
+    assert cluster.processes[G].node.me == Peer(G, 1)
+    assert cluster.problems() == []
+
+
+_ACTIONS = st.one_of(
+    st.tuples(
+        st.sampled_from(["start", "start with an older clock", "kill", "leave", "pause", "resume"]),
+        st.sampled_from(NAMES),
+    ),
+    st.tuples(st.sampled_from(["cut", "heal"]), st.sampled_from(list(itertools.combinations(NAMES, 2)))),
+    st.tuples(st.just("wait"), st.floats(0.0, 1.0) | st.floats(2.0, 6.0)),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(_ACTIONS, max_size=25))
+def test_whatever_happens_the_living_find_each_other(actions: list[tuple[str, object]]) -> None:
+    """After any starts, kills, leaves, pauses, cuts and clock jumps, a quiet while brings every needed pair up."""
+    cluster = Cluster()
+    later, earlier = itertools.count(10**6, 1000), itertools.count(10**6 - 500, -1000)
+    for action, what in actions:
+        match action, what:
+            case "start", str(name) if name not in cluster.processes:
+                cluster.start(name, next(later))
+            case "start with an older clock", str(name) if name not in cluster.processes:
+                cluster.start(name, next(earlier))
+            case "kill", str(name) if name in cluster.processes:
+                cluster.kill(name)
+            case "leave", str(name) if name in cluster.processes:
+                cluster.leave(name)
+            case "pause", str(name) if name in cluster.processes:
+                cluster.processes[name].is_paused = True
+            case "resume", str(name) if name in cluster.processes:
+                cluster.processes[name].is_paused = False
+            case "cut", (str(one), str(other)):
+                cluster.hub.cut(address_of(one), address_of(other))
+            case "heal", (str(one), str(other)):
+                cluster.hub.heal(address_of(one), address_of(other))
+            case "wait", float(seconds):
+                cluster.advance(seconds)
+    for one, other in itertools.combinations(NAMES, 2):
+        cluster.hub.heal(address_of(one), address_of(other))
+    for name in NAMES:
+        if name not in cluster.processes:
+            cluster.start(name, next(later))
+        cluster.processes[name].is_paused = False
+    cluster.advance(20.0)
+    assert cluster.problems() == []
+    before = {name: process.core.downs for name, process in cluster.processes.items()}
+    cluster.advance(5.0)
+    assert cluster.problems() == []
+    assert before == {name: process.core.downs for name, process in cluster.processes.items()}

@@ -1,0 +1,237 @@
+"""The node: order, effects, deadlines, crashes; and the whole of it once over ZeroMQ."""
+
+import asyncio
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from actorserve.actors.death_watch import WatchTimes
+from actorserve.actors.membership import COORDINATOR_NAME, Membership
+from actorserve.actors.node import Node, fresh_incarnation
+from actorserve.core.effects import Deliver, Effect, Send
+from actorserve.core.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Drain,
+    Hello,
+    Message,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Role,
+    Tick,
+    Unplace,
+)
+from actorserve.wire.journal import Entry
+from actorserve.wire.memory_transport import Hub, MemoryTransport
+from actorserve.wire.transport import Transport
+from actorserve.wire.zmq_transport import ZmqTransport
+from tests.actors.cluster import Cluster, GreetingCore, address_of, role_of
+
+C, G, W = COORDINATOR_NAME, "gateway-0", "worker-0"
+
+
+class ScriptedCore:
+    """Answers each kind of message with the effects that a test gives it."""
+
+    def __init__(self, effects: dict[type[Message], list[Effect]], deadline: float | None = None) -> None:
+        self.effects = effects
+        self.deadline = deadline
+        self.seen: list[Message] = []
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        self.seen.append(message)
+        if isinstance(message, Tick):
+            self.deadline = None
+        return self.effects.get(type(message), [])
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+
+def _lone(
+    core: ScriptedCore | GreetingCore, perform: Callable[[Effect], None], clock: Callable[[], float]
+) -> tuple[Node, list[Entry]]:
+    transport = MemoryTransport(Hub(), Peer(C, 1), address_of(C), clock)
+    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of(C))
+    recorded: list[Entry] = []
+    membership = Membership(transport, hello, address_of(C), WatchTimes())
+    return Node(transport, membership, core, perform, clock, recorded.append), recorded
+
+
+def test_local_messages_are_handled_in_order_after_their_cause() -> None:
+    """What a perform injects is handled after what was injected before, in a later step, and all of it is recorded."""
+    performed: list[Effect] = []
+    core = ScriptedCore({Drain: [Deliver("r", (1,))]})
+
+    def perform(effect: Effect) -> None:
+        performed.append(effect)
+        node.inject(Close("caused"))
+
+    node, recorded = _lone(core, perform, lambda: 5.0)
+    node.inject(Drain())
+    node.inject(Close("later"))
+    assert node.step()
+    assert not node.step()
+    assert core.seen == [Drain(), Close("later"), Close("caused")]
+    assert performed == [Deliver("r", (1,))]
+    assert recorded == [Entry(5.0, None, message) for message in core.seen]
+
+
+def test_a_deadline_brings_one_tick() -> None:
+    """The core is told Tick once its deadline has come, and not before."""
+    now = 0.0
+    core = ScriptedCore({}, deadline=1.0)
+    node, _ = _lone(core, lambda effect: None, lambda: now)
+    node.step()
+    assert core.seen == []
+    assert node.next_deadline() == 1.0
+    now = 1.0
+    node.step()
+    node.step()
+    assert core.seen == [Tick()]
+
+
+def test_sends_to_the_dead_are_counted() -> None:
+    """A Send to a peer that is not up goes nowhere and raises nothing."""
+    node, _ = _lone(ScriptedCore({Drain: [Send(Peer(W, 1), Unplace("r", 1))]}), lambda effect: None, lambda: 0.0)
+    node.inject(Drain())
+    node.step()
+    assert node.counts["sends to a peer that is down"] == 1
+
+
+def test_a_recorded_log_replays_to_the_same_end() -> None:
+    """What was recorded of a disturbed cluster, told to a fresh core, leaves it as the live one."""
+    cluster = Cluster()
+    for name in (C, G, W):
+        cluster.start(name, 1)
+    cluster.advance(1.0)
+    cluster.kill(W)
+    cluster.start(W, 2)
+    cluster.advance(3.0)
+    live, replayed = cluster.processes[G].core, GreetingCore()
+    for entry in cluster.processes[G].recorded:
+        replayed.handle(entry.message, entry.now, sender=entry.sender)
+    assert replayed == live
+    assert live.downs == 1
+
+
+async def test_a_bug_in_the_core_ends_the_node_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception from the core leaves run, after one critical line, and the transport is closed."""
+    loop = asyncio.get_running_loop()
+    core = GreetingCore()
+    node, _ = _lone(core, lambda effect: None, loop.time)
+    node.inject(PeerDown(Peer("never met", 1)))
+    with pytest.raises(KeyError):
+        await asyncio.wait_for(node.run(), 5)
+    assert [record.levelno for record in caplog.records] == [logging.CRITICAL]
+    assert "KeyError" in caplog.text
+
+
+async def test_a_bug_in_performing_ends_the_node_too() -> None:
+    """An exception from perform leaves run."""
+
+    def perform(effect: Effect) -> None:
+        raise OSError("disk full")
+
+    node, _ = _lone(ScriptedCore({Drain: [Deliver("r", (1,))]}), perform, asyncio.get_running_loop().time)
+    node.inject(Drain())
+    with pytest.raises(OSError, match="disk full"):
+        await asyncio.wait_for(node.run(), 5)
+
+
+async def test_stopping_ends_run_and_handles_nothing_more() -> None:
+    """After stop, run returns and what is injected goes nowhere; stopping again does nothing."""
+    core = ScriptedCore({})
+    node, _ = _lone(core, lambda effect: None, asyncio.get_running_loop().time)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        group.create_task(node.run())
+        await asyncio.sleep(0)
+        node.stop()
+        node.stop()
+        node.inject(Drain())
+    assert core.seen == []
+
+
+def test_fresh_incarnations_grow() -> None:
+    """An incarnation drawn a moment later is larger."""
+    first = fresh_incarnation()
+    deadline = time.monotonic() + 5
+    while fresh_incarnation() <= first:
+        assert time.monotonic() < deadline
+
+
+class _Live:
+    """Nodes over ZeroMQ, each a task of one group."""
+
+    def __init__(self, folder: Path, group: asyncio.TaskGroup) -> None:
+        self._folder = folder
+        self._group = group
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.cores: dict[str, GreetingCore] = {}
+        self.nodes: dict[str, Node] = {}
+
+    def start(self, name: str) -> None:
+        address = f"ipc://{self._folder / name}"
+        transport: Transport = ZmqTransport(Peer(name, fresh_incarnation()), address)
+        membership = Membership(
+            transport,
+            Hello(PROTOCOL_VERSION, role_of(name), address),
+            f"ipc://{self._folder / C}",
+            WatchTimes(0.05, 1.0),
+        )
+        core = self.cores[name] = GreetingCore()
+        node = self.nodes[name] = Node(transport, membership, core, print, asyncio.get_running_loop().time)
+        self._tasks[name] = self._group.create_task(node.run())
+
+    async def kill(self, name: str) -> None:
+        task = self._tasks.pop(name)
+        del self.nodes[name], self.cores[name]
+        task.cancel()
+        await asyncio.wait([task])
+
+    def is_steady(self) -> bool:
+        everybody = {node.me for node in self.nodes.values()}
+        return all(core.up == core.greeted_by == everybody - {self.nodes[name].me} for name, core in self.cores.items())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(15):
+            while not condition():  # noqa: ASYNC110 -- what it waits for is the state of several cores
+                await asyncio.sleep(0.005)
+
+
+async def _a_life_over_zeromq() -> None:
+    with tempfile.TemporaryDirectory(prefix="as-") as folder:
+        os.chmod(folder, 0o700)
+        async with asyncio.TaskGroup() as group:
+            live = _Live(Path(folder), group)
+            for name in (W, G, C):
+                live.start(name)
+            await live.until(live.is_steady)
+            for victim in (C, W, G):
+                await live.kill(victim)
+                live.start(victim)
+                await live.until(live.is_steady)
+            await live.kill(W)
+            await live.until(lambda: all(len(core.up) == 1 for core in live.cores.values()))
+            ups = [m for _, _, m in live.cores[G].log if isinstance(m, PeerUp)]
+            assert ups
+            for node in live.nodes.values():
+                node.stop()
+
+
+def test_a_cluster_over_zeromq_on_uvloop_survives_restarts() -> None:
+    """Over real sockets, coordinator, worker and gateway die and return in turn, and all meet all again each time."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_a_life_over_zeromq())
+
+
+async def test_a_cluster_over_zeromq_survives_restarts() -> None:
+    """The same on asyncio's own loop."""
+    await _a_life_over_zeromq()

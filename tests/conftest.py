@@ -1,0 +1,22 @@
+"""Options and fixtures for all tests."""
+
+from pathlib import Path
+
+import pytest
+
+from actorserve.model_files.locate import locate
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kill-rounds", type=int, default=1, help="how many times in a row the kill tests run")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "kill_round" in metafunc.fixturenames:
+        metafunc.parametrize("kill_round", range(metafunc.config.getoption("--kill-rounds")))
+
+
+@pytest.fixture(scope="session")
+def default_model_path() -> Path:
+    """The default model's GGUF file, fetched where the cache does not hold it yet."""
+    return locate("default")

@@ -1,0 +1,290 @@
+"""Scenarios of one instance: given these messages at these times, exactly these effects."""
+
+from dataclasses import replace
+
+import pytest
+
+from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, Effect, RunStep, Send
+from actorserve.core.instance import InstanceConfig, InstanceState
+from actorserve.core.messages import (
+    Drain,
+    Finished,
+    FinishReason,
+    LoadReport,
+    Message,
+    Peer,
+    PeerDown,
+    PeerUp,
+    RefusalReason,
+    Refused,
+    Release,
+    RequestSpec,
+    Resend,
+    Role,
+    SamplingParams,
+    Start,
+    Started,
+    StepDone,
+    StepPlan,
+    Tick,
+    TokenLogprobs,
+    Tokens,
+)
+from actorserve.core.policy import FirstComeFirstServed
+
+GATEWAY = Peer("gateway-0", 1)
+COORDINATOR = Peer("coordinator", 1)
+CONFIG = InstanceConfig(
+    num_blocks=8,
+    tokens_per_block=4,
+    bytes_per_block=100,
+    max_context_tokens=32,
+    max_batch_requests=4,
+    max_batch_tokens=8,
+    load_report_s=0.5,
+    retry_s=1.0,
+)
+
+
+def spec(name: str, num_prompt: int, max_tokens: int = 4, **sampling: object) -> RequestSpec:
+    params = replace(SamplingParams(seed=0, max_tokens=max_tokens), **sampling)  # type: ignore[arg-type]
+    return RequestSpec(name, tuple(range(num_prompt)), params)
+
+
+class Instance:
+    """Drives an InstanceState; keeps the plan in flight and what was sent to the gateway."""
+
+    def __init__(self, config: InstanceConfig = CONFIG) -> None:
+        self.state = InstanceState(config, FirstComeFirstServed())
+        self.plan: StepPlan | None = None
+        self.sent: list[Message] = []
+        self.effects: list[Effect] = []
+
+    def handle(self, message: Message, now: float = 0.0, sender: Peer = GATEWAY) -> list[Effect]:
+        self.effects = self.state.handle(message, now, sender)
+        for effect in self.effects:
+            if isinstance(effect, RunStep):
+                self.plan = effect.plan
+            if isinstance(effect, Send):
+                self.sent.append(effect.message)
+        return self.effects
+
+    def start(self, request: RequestSpec, epoch: int = 1) -> list[Effect]:
+        return self.handle(Start(epoch, request))
+
+    def done(self, token: int = 9, now: float = 0.0) -> list[Effect]:
+        """The engine answers the plan in flight with the same token for every sampled row."""
+        plan = self.plan
+        assert plan is not None
+        self.plan = None
+        rows = [row for row, samples in enumerate(plan.samples) if samples]
+        prompts = {r.request_id: len(r.spec.prompt_token_ids) for r in self.state.requests.values()}
+        ids = tuple(plan.request_ids[row] for row in rows)
+        return self.handle(
+            StepDone(
+                plan.step_id,
+                0.01,
+                ids,
+                tuple(
+                    plan.starts[row] + len(plan.token_ids[row]) - prompts.get(plan.request_ids[row], 0) for row in rows
+                ),
+                (token,) * len(rows),
+            ),
+            now,
+        )
+
+
+def test_request_runs_from_start_to_release() -> None:
+    """A request is acknowledged, prefilled, decoded, finished and, once released, forgotten."""
+    instance = Instance()
+    effects = instance.start(spec("a", 6, max_tokens=2))
+    assert effects[0] == Send(GATEWAY, Started("a", 1))
+    assert isinstance(effects[1], AddToEngine)
+    assert instance.plan == StepPlan(1, ("a",), (0,), ((0, 1, 2, 3, 4, 5),), ((0, 1),), (True,))
+    assert instance.done()[0] == Send(GATEWAY, Tokens(("a",), (1,), (0,), (9,)))
+    assert instance.plan == StepPlan(2, ("a",), (6,), ((9,),), ((0, 1),), (True,))
+    effects = instance.done()
+    assert Send(GATEWAY, Finished("a", 1, FinishReason.LENGTH, 2)) in effects
+    assert DropFromEngine("a") in effects
+    assert instance.state.allocator.num_free_blocks == 8
+    assert "a" in instance.state.finished
+    instance.handle(Release("a", 1))
+    assert not instance.state.finished
+
+
+def test_prefill_chunks_share_the_iteration_with_decodes() -> None:
+    """Decodes come first, and a prefill gets what is left of the iteration's tokens."""
+    instance = Instance()
+    instance.start(spec("a", 3))
+    instance.start(spec("b", 12))
+    instance.done()
+    plan = instance.plan
+    assert plan is not None
+    assert plan.request_ids == ("a", "b")
+    assert [len(tokens) for tokens in plan.token_ids] == [1, 7]
+    assert plan.samples == (True, False)
+    instance.done()
+    plan = instance.plan
+    assert plan is not None
+    assert plan.starts == (4, 7)
+    assert plan.samples == (True, True)
+
+
+def test_stop_token_ends_the_request_but_not_before_min_tokens() -> None:
+    """A stop token ends the answer, unless fewer than min_tokens came before it."""
+    instance = Instance()
+    instance.start(spec("a", 2, max_tokens=4, stop_token_ids=(9,), min_tokens=1))
+    instance.done(token=9)
+    assert "a" in instance.state.requests
+    instance.done(token=9)
+    assert instance.sent[-1] == Finished("a", 1, FinishReason.STOP, 2)
+
+
+def test_growth_preempts_the_least_urgent_and_recomputes_it() -> None:
+    """When blocks run out the last to come gives its own back, and later starts again from nothing."""
+    config = replace(CONFIG, num_blocks=4, max_context_tokens=16)
+    instance = Instance(config)
+    instance.start(spec("a", 4, max_tokens=9))
+    instance.start(spec("b", 3, max_tokens=2))
+    while instance.state.num_preemptions == 0:
+        instance.done()
+        if not instance.state.requests:
+            pytest.fail("nobody was preempted")
+        if "b" in instance.state.finished:
+            instance.handle(Release("b", 1))
+            instance.start(replace(spec("b", 3, max_tokens=9)), epoch=2)
+    preempted = instance.state.requests["b"]
+    assert preempted.blocks == []
+    assert preempted.num_computed == 0
+    assert instance.state.requests["a"].is_started
+
+
+def test_head_of_the_line_blocks_those_behind_it() -> None:
+    """First come, first served: a small request does not overtake a big one that waits for blocks."""
+    instance = Instance()
+    instance.start(spec("a", 20, max_tokens=4))
+    instance.start(spec("b", 16))
+    instance.start(spec("c", 1))
+    assert [r.is_started for r in instance.state.requests.values()] == [True, False, False]
+
+
+def test_release_during_a_step_drops_its_output() -> None:
+    """A request released under a running iteration frees its blocks, which nobody gets before the iteration ends."""
+    instance = Instance()
+    instance.start(spec("a", 6))
+    instance.handle(Release("a", 1))
+    assert instance.state.allocator.num_free_blocks == 8
+    assert not [e for e in instance.start(spec("b", 6)) if isinstance(e, RunStep)]
+    assert [type(e) for e in instance.done()] == [RunStep]
+
+
+def test_newer_epoch_replaces_and_older_is_dropped() -> None:
+    """A request's newest epoch wins: a repeat is answered again, an older epoch changes nothing."""
+    instance = Instance()
+    instance.start(spec("a", 6), epoch=2)
+    assert instance.start(spec("a", 6), epoch=2) == [Send(GATEWAY, Started("a", 2))]
+    assert instance.start(spec("a", 6), epoch=1) == []
+    assert instance.state.num_stale_messages == 1
+    instance.handle(Release("a", 1))
+    assert "a" in instance.state.requests
+    instance.start(spec("a", 6), epoch=3)
+    assert instance.state.requests["a"].epoch == 3
+    instance.done()  # the old epoch's step
+    assert instance.state.requests["a"].num_output == 0
+
+
+def test_resumed_request_goes_on_from_its_tokens() -> None:
+    """After a failover prompt and output are prefilled together, and positions go on where they were."""
+    instance = Instance()
+    instance.start(replace(spec("a", 3, max_tokens=4), output_token_ids=(5, 6)), epoch=2)
+    plan = instance.plan
+    assert plan is not None
+    assert plan.token_ids == ((0, 1, 2, 5, 6),)
+    assert instance.done()[0] == Send(GATEWAY, Tokens(("a",), (2,), (2,), (9,)))
+
+
+def test_resumed_request_that_was_complete_finishes_at_once() -> None:
+    """If the last owner died between the last token and saying so, the next says so without computing."""
+    instance = Instance()
+    instance.start(replace(spec("a", 3, max_tokens=2), output_token_ids=(5, 6)), epoch=2)
+    assert instance.plan is None
+    assert instance.sent == [Started("a", 2), Finished("a", 2, FinishReason.LENGTH, 2)]
+
+
+def test_resend_repeats_what_was_lost_with_its_logprobs() -> None:
+    """Lost tokens come again from the position asked for, and so does the end."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=3, top_logprobs=0))
+    entries = [TokenLogprobs(-float(i), (), ()) for i in range(3)]
+    for i in range(3):
+        plan = instance.plan
+        assert plan is not None
+        instance.handle(StepDone(plan.step_id, 0.0, ("a",), (i,), (20 + i,), (entries[i],)))
+    instance.sent.clear()
+    instance.handle(Resend("a", 1, 1))
+    assert instance.sent == [
+        Tokens(("a", "a"), (1, 1), (1, 2), (21, 22), (entries[1], entries[2])),
+        Finished("a", 1, FinishReason.LENGTH, 3),
+    ]
+
+
+def test_too_large_and_draining_are_refused() -> None:
+    """What can never fit, and anything during a drain, is refused and leaves nothing behind."""
+    instance = Instance()
+    instance.start(spec("a", 33))
+    assert instance.sent == [Refused("a", 1, RefusalReason.TOO_LARGE, 1.0)]
+    instance.handle(Drain())
+    instance.start(spec("b", 3))
+    assert instance.sent[-1] == Refused("b", 1, RefusalReason.DRAINING, 1.0)
+    assert not instance.state.requests
+    assert instance.plan is None
+
+
+def test_drain_ends_when_the_last_request_is_released() -> None:
+    """A draining instance finishes what it has, and says once that nothing is left."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=1))
+    assert Drained() not in instance.handle(Drain())
+    assert Drained() not in instance.done()
+    assert instance.handle(Release("a", 1)) == [Drained()]
+    assert instance.handle(Release("a", 1)) == []
+
+
+def test_dead_gateway_frees_all_of_its_requests() -> None:
+    """Requests of a dead gateway go, finished ones too; those of others stay."""
+    instance = Instance()
+    instance.start(spec("a", 6))
+    instance.handle(Start(1, spec("b", 6)), sender=Peer("gateway-1", 1))
+    instance.done()
+    instance.handle(PeerDown(GATEWAY))
+    assert list(instance.state.requests) == ["b"]
+    instance.done()
+    assert instance.state.allocator.num_free_blocks == 8 - 2
+
+
+def test_load_reports_are_numbered_and_name_what_arrived() -> None:
+    """A listener hears the load at once, then every load_report_s, with the requests that came since."""
+    instance = Instance()
+    instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
+    assert instance.sent == [LoadReport(0, 0, 0, 800, 0, 0, 100, 4, 0)]
+    instance.start(spec("a", 6))
+    instance.start(spec("b", 29, max_tokens=2))
+    instance.sent.clear()
+    assert instance.state.next_deadline() == 0.5
+    instance.handle(Tick(), now=0.5)
+    # a holds 2 blocks; b heads the line and demands 8.
+    assert instance.sent == [LoadReport(1, 1, 1, 800, 200, 1000, 100, 4, 0, ("a", "b"))]
+
+
+def test_unreleased_end_is_repeated() -> None:
+    """Finished comes again every retry_s until the gateway lets go."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=1))
+    instance.done(now=2.0)
+    instance.sent.clear()
+    assert instance.state.next_deadline() == 3.0
+    instance.handle(Tick(), now=3.0)
+    assert instance.sent == [Finished("a", 1, FinishReason.LENGTH, 1)]
+    instance.handle(Release("a", 1))
+    instance.handle(Tick(), now=4.0)
+    assert instance.state.next_deadline() is None

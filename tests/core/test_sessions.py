@@ -1,0 +1,212 @@
+"""Scenarios of the gateway's sessions: who owns a request, and what its client gets."""
+
+from actorserve.core.effects import Available, Deliver, End, Send
+from actorserve.core.messages import (
+    Close,
+    Finished,
+    FinishReason,
+    ModelInfo,
+    Open,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Place,
+    Placed,
+    RefusalReason,
+    Refused,
+    Release,
+    RequestSpec,
+    Resend,
+    Role,
+    SamplingParams,
+    Start,
+    Started,
+    Tick,
+    TokenLogprobs,
+    Tokens,
+    Unplace,
+)
+from actorserve.core.sessions import SessionsConfig, SessionsState
+
+COORDINATOR = Peer("coordinator", 1)
+A = Peer("worker-0", 1)
+B = Peer("worker-1", 1)
+MODEL = ModelInfo("m", 100, 1000)
+SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=5, max_tokens=10))
+
+
+def up(peer: Peer, kind: str = "k") -> PeerUp:
+    return PeerUp(peer, Role.WORKER, kind, MODEL)
+
+
+def tokens(epoch: int, position: int, token: int, logprobs: tuple[TokenLogprobs, ...] = ()) -> Tokens:
+    return Tokens(("r",), (epoch,), (position,), (token,), logprobs)
+
+
+def start(epoch: int, output: tuple[int, ...] = ()) -> Start:
+    return Start(epoch, RequestSpec("r", (1, 2, 3), SPEC.sampling, output_token_ids=output))
+
+
+def opened(*workers: Peer) -> SessionsState:
+    """Sessions that know the coordinator and ``workers``, with request r placed nowhere yet."""
+    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0))
+    state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
+    for worker in workers:
+        state.handle(up(worker), 0.0)
+    assert state.handle(Open(SPEC), 0.0) == [Send(COORDINATOR, Place("r", 1, 3))]
+    return state
+
+
+def running(*workers: Peer) -> SessionsState:
+    """Like ``opened``, with r running on worker A under epoch 1."""
+    state = opened(*workers)
+    assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1))]
+    assert state.handle(Started("r", 1), 0.0, A) == []
+    return state
+
+
+def test_tokens_reach_the_client_once_and_in_order() -> None:
+    """Each token is delivered once; a repeat is dropped."""
+    state = running(A)
+    assert state.handle(tokens(1, 0, 7), 0.0, A) == [Deliver("r", (7,))]
+    assert state.handle(tokens(1, 0, 7), 0.0, A) == []
+    assert state.handle(tokens(1, 1, 8), 0.0, A) == [Deliver("r", (8,))]
+
+
+def test_gap_is_asked_for_once_a_retry() -> None:
+    """A token ahead of its turn is not delivered: what is missing is asked for, once per retry_s."""
+    state = running(A)
+    assert state.handle(tokens(1, 2, 9), 0.0, A) == [Send(A, Resend("r", 1, 0))]
+    assert state.handle(tokens(1, 3, 9), 0.1, A) == []
+    assert state.handle(tokens(1, 4, 9), 1.0, A) == [Send(A, Resend("r", 1, 0))]
+    many = Tokens(("r", "r"), (1, 1), (0, 1), (7, 8))
+    assert state.handle(many, 1.1, A) == [Deliver("r", (7, 8))]
+
+
+def test_end_comes_after_the_last_token() -> None:
+    """Finished before the last token asks for it; after it the request is released and the client told, once."""
+    state = running(A)
+    finished = Finished("r", 1, FinishReason.STOP, 1)
+    assert state.handle(finished, 0.0, A) == [Send(A, Resend("r", 1, 0))]
+    state.handle(tokens(1, 0, 7), 0.0, A)
+    assert state.handle(finished, 0.0, A) == [Send(A, Release("r", 1)), End("r", FinishReason.STOP)]
+    assert state.handle(finished, 0.0, A) == [Send(A, Release("r", 1))]
+    assert not state.sessions
+
+
+def test_dead_worker_costs_an_epoch_and_no_token() -> None:
+    """The request goes on elsewhere from the tokens that its client has, within its kind if possible."""
+    state = running(A, B)
+    state.handle(tokens(1, 0, 7), 0.0, A)
+    place = Place("r", 2, 4, kind="k", avoid=A)
+    assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, place)]
+    assert state.handle(Placed("r", 2, B), 1.0, COORDINATOR) == [Send(B, start(2, output=(7,)))]
+    assert state.handle(tokens(2, 1, 8), 1.0, B) == [Deliver("r", (8,))]
+
+
+def test_old_epoch_is_fenced() -> None:
+    """An owner that was thought dead is told to let go, and nothing of what it says counts."""
+    state = running(A, B)
+    state.handle(PeerDown(A), 1.0)
+    state.handle(Placed("r", 2, B), 1.0, COORDINATOR)
+    assert state.handle(tokens(1, 0, 99), 1.0, A) == [Send(A, Release("r", 1))]
+    assert state.handle(tokens(1, 0, 99), 1.0, B) == [Send(B, Release("r", 1))]
+    assert state.handle(Finished("r", 1, FinishReason.STOP, 0), 1.0, A) == [Send(A, Release("r", 1))]
+    assert state.sessions["r"].output == []
+
+
+def test_answer_for_an_old_epoch_is_taken_back() -> None:
+    """A placement that comes too late is undone at the coordinator."""
+    state = running(A, B)
+    state.handle(PeerDown(A), 1.0)
+    assert state.handle(Placed("r", 1, B), 1.0, COORDINATOR) == [Send(COORDINATOR, Unplace("r", 1))]
+
+
+def test_unanswered_messages_are_sent_again() -> None:
+    """Place and Start are repeated every retry_s until they are answered."""
+    state = opened(A)
+    assert state.next_deadline() == 1.0
+    assert state.handle(Tick(), 1.0) == [Send(COORDINATOR, Place("r", 1, 3))]
+    state.handle(Placed("r", 1, A), 1.5, COORDINATOR)
+    assert state.next_deadline() == 2.0
+    assert state.handle(Tick(), 2.0) == []
+    assert state.next_deadline() == 2.5
+    assert state.handle(Tick(), 2.5) == [Send(A, start(1))]
+    state.handle(Started("r", 1), 2.6, A)
+    state.handle(Tick(), 3.5)
+    assert state.next_deadline() is None
+
+
+def test_placement_on_a_worker_not_met_yet_starts_when_it_is_met() -> None:
+    """The coordinator may know a worker before this gateway does."""
+    state = opened()
+    assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == []
+    assert state.handle(up(A), 0.1) == [Available(), Send(A, start(1))]
+
+
+def test_first_worker_makes_the_gateway_available_once() -> None:
+    """The gateway says once that it can serve; later workers change nothing."""
+    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0))
+    assert state.handle(up(A), 0.0) == [Available()]
+    assert state.handle(up(B), 0.0) == []
+
+
+def test_new_coordinator_is_asked_at_once() -> None:
+    """A coordinator that comes back hears of every request that waits for a place; running ones do not notice."""
+    state = opened(A)
+    state.handle(PeerDown(COORDINATOR), 0.5)
+    new = Peer("coordinator", 2)
+    assert state.handle(PeerUp(new, Role.COORDINATOR), 0.6) == [Send(new, Place("r", 1, 3))]
+    state.handle(Placed("r", 1, A), 0.6, new)
+    state.handle(Started("r", 1), 0.6, A)
+    assert state.handle(PeerDown(new), 0.7) == []
+    assert state.handle(tokens(1, 0, 7), 0.8, A) == [Deliver("r", (7,))]
+
+
+def test_close_leaves_nothing_behind() -> None:
+    """A client that leaves takes its request back from wherever it is."""
+    state = opened(A)
+    assert state.handle(Close("r"), 0.0) == [Send(COORDINATOR, Unplace("r", 1))]
+    state = running(A)
+    assert state.handle(Close("r"), 0.0) == [Send(A, Release("r", 1))]
+    assert state.handle(Close("r"), 0.0) == []
+    assert not state.sessions
+
+
+def test_refusals_end_the_request_with_their_reason() -> None:
+    """A refused request ends as an error that says why and when to come back."""
+    state = opened(A)
+    effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 2.0), 0.0, COORDINATOR)
+    assert effects == [End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 2.0)]
+
+
+def test_draining_worker_means_another_place() -> None:
+    """A worker that drains refuses, and the request asks for another place."""
+    state = opened(A)
+    state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
+    effects = state.handle(Refused("r", 1, RefusalReason.DRAINING, 1.0), 0.0, A)
+    assert effects == [Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+
+
+def test_half_an_answer_is_not_dropped_for_overload() -> None:
+    """A request in mid-stream waits out an overload instead of failing."""
+    state = running(A)
+    state.handle(tokens(1, 0, 7), 0.0, A)
+    state.handle(PeerDown(A), 1.0)
+    assert state.handle(Refused("r", 2, RefusalReason.OVERLOADED, 1.0), 1.0, COORDINATOR) == []
+    assert state.handle(Tick(), 2.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A))]
+
+
+def test_nobody_to_serve_ends_in_an_error() -> None:
+    """With no coordinator and no worker for no_instance_timeout_s the client gets an error, not silence."""
+    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0))
+    assert state.handle(Open(SPEC), 0.0) == []
+    assert state.handle(Tick(), 1.0) == []
+    assert state.handle(Tick(), 30.0) == [End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)]
+
+
+def test_logprobs_stay_with_their_tokens() -> None:
+    """Log-probabilities are delivered beside the tokens they belong to."""
+    state = running(A)
+    entry = TokenLogprobs(-0.1, (), ())
+    assert state.handle(tokens(1, 0, 7, (entry,)), 0.0, A) == [Deliver("r", (7,), (entry,))]

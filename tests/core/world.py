@@ -1,0 +1,284 @@
+"""A whole cluster in one thread: the real cores of gateways, coordinator and workers, and a network that misbehaves.
+
+Messages lie in one queue per link until somebody delivers, drops or repeats them; deaths reach each survivor when the
+test says so. After every event ``check`` holds the design's invariants.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from actorserve.core.cluster import ClusterConfig, ClusterState
+from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, Effect, End, RunStep, Send
+from actorserve.core.instance import InstanceConfig, InstanceState
+from actorserve.core.messages import (
+    Close,
+    FinishReason,
+    Message,
+    Open,
+    Peer,
+    PeerDown,
+    PeerUp,
+    RequestSpec,
+    Role,
+    SamplingParams,
+    Start,
+    StepPlan,
+    Tick,
+)
+from actorserve.core.policy import FirstComeFirstServed
+from actorserve.core.sessions import SessionsConfig, SessionsState
+from workers.fake_engine import FakeEngine, expected_tokens
+
+COORDINATOR = "coordinator"
+RETRY_S = 1.0
+
+
+@dataclass
+class Process:
+    """One incarnation of a process: its core, and whom it has met."""
+
+    peer: Peer
+    role: Role
+    core: SessionsState | ClusterState | InstanceState
+    met: set[Peer] = field(default_factory=set)
+    engine: FakeEngine | None = None
+    plan: StepPlan | None = None
+
+
+@dataclass
+class Client:
+    """What a client has seen of its request."""
+
+    spec: RequestSpec
+    gateway: Peer
+    tokens: list[int] = field(default_factory=list)
+    end: End | None = None
+    closed: bool = False
+
+
+class World:
+    """The cluster under test. Every public method is one event."""
+
+    def __init__(
+        self, num_workers: int = 2, num_gateways: int = 1, num_blocks: int = 12, max_batch_tokens: int = 8
+    ) -> None:
+        self.now = 0.0
+        self.num_blocks = num_blocks
+        self.max_batch_tokens = max_batch_tokens
+        self.processes: dict[str, Process] = {}
+        self.links: dict[tuple[Peer, Peer], list[Message]] = {}
+        self.clients: dict[str, Client] = {}
+        self.pending_deaths: list[tuple[Peer, Peer]] = []  # (survivor, dead)
+        self.owners: dict[tuple[str, int], Peer] = {}  # of each (request, epoch) ever issued
+        self.log: dict[Peer, list[tuple[float, Peer | None, Message, list[Effect]]]] = {}
+        self._incarnations: Counter[str] = Counter()
+        self.start(COORDINATOR)
+        for i in range(num_gateways):
+            self.start(f"gateway-{i}")
+        for i in range(num_workers):
+            self.start(f"worker-{i}")
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a new incarnation of ``name``; everyone alive meets it (and hears of the old one's death first)."""
+        self._incarnations[name] += 1
+        process = self.make(Peer(name, self._incarnations[name]))
+        self.processes[name] = process
+        for survivor, dead in list(self.pending_deaths):
+            if dead.name == name:
+                self.tell_death(survivor, dead)
+        for other in list(self.processes.values()):
+            if other is not process:
+                self._meet(other, process)
+                self._meet(process, other)
+
+    def make(self, peer: Peer) -> Process:
+        """A fresh process, not yet part of the world."""
+        if peer.name == COORDINATOR:
+            return Process(peer, Role.COORDINATOR, ClusterState(ClusterConfig(100, 1e9, RETRY_S)))
+        if peer.name.startswith("gateway"):
+            return Process(peer, Role.GATEWAY, SessionsState(SessionsConfig(RETRY_S, 1e9)))
+        engine = FakeEngine(vocab_size=50, num_blocks=self.num_blocks, tokens_per_block=4)
+        config = InstanceConfig(
+            num_blocks=engine.num_blocks,
+            tokens_per_block=engine.tokens_per_block,
+            bytes_per_block=engine.bytes_per_block,
+            max_context_tokens=engine.model.max_tokens,
+            max_batch_requests=4,
+            max_batch_tokens=self.max_batch_tokens,
+            load_report_s=0.5,
+            retry_s=RETRY_S,
+        )
+        return Process(peer, Role.WORKER, InstanceState(config, FirstComeFirstServed()), engine=engine)
+
+    def _meet(self, process: Process, other: Process) -> None:
+        process.met.add(other.peer)
+        model = other.engine.model if other.engine else None
+        kind = other.engine.kind if other.engine else ""
+        self._handle(process, PeerUp(other.peer, other.role, kind, model))
+
+    def kill(self, name: str) -> None:
+        """kill -9: what it sent and nobody read may still arrive; what was sent to it is gone."""
+        dead = self.processes.pop(name)
+        for link in [link for link in self.links if link[1] == dead.peer]:
+            del self.links[link]
+        self.pending_deaths += [(survivor.peer, dead.peer) for survivor in self.processes.values()]
+        if dead.role is Role.GATEWAY:
+            for client in self.clients.values():
+                client.closed |= client.gateway == dead.peer
+
+    def tell_death(self, survivor: Peer, dead: Peer) -> None:
+        """The death watch of one survivor notices; nothing of the dead incarnation is heard afterwards."""
+        self.pending_deaths.remove((survivor, dead))
+        process = self.processes.get(survivor.name)
+        if process is not None and process.peer == survivor:
+            self.links.pop((dead, survivor), None)
+            process.met.discard(dead)
+            self._handle(process, PeerDown(dead))
+
+    # --- clients -----------------------------------------------------------------------------------------------------
+
+    def open(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, gateway: str = "gateway-0") -> None:
+        """A client asks for ``max_tokens`` tokens; token 7 ends the answer."""
+        spec = RequestSpec(
+            request_id,
+            prompt,
+            SamplingParams(seed=len(request_id), max_tokens=max_tokens, stop_token_ids=(7,)),
+        )
+        process = self.processes[gateway]
+        self.clients[request_id] = Client(spec, process.peer)
+        self._handle(process, Open(spec))
+
+    def close(self, request_id: str) -> None:
+        """The client leaves."""
+        client = self.clients[request_id]
+        client.closed = True
+        process = self.processes.get(client.gateway.name)
+        if process is not None and process.peer == client.gateway:
+            self._handle(process, Close(request_id))
+
+    # --- network and time --------------------------------------------------------------------------------------------
+
+    def deliver(self, link: tuple[Peer, Peer], index: int = 0, *, keep: bool = False) -> None:
+        """Deliver one message of a link; ``keep`` leaves a copy behind, to come again."""
+        queue = self.links[link]
+        message = queue[index] if keep else queue.pop(index)
+        if not queue:
+            del self.links[link]
+        sender, target = link
+        process = self.processes.get(target.name)
+        if process is not None and process.peer == target and sender in process.met:
+            self._handle(process, message, sender)
+
+    def drop(self, link: tuple[Peer, Peer], index: int = 0) -> None:
+        self.links[link].pop(index)
+        if not self.links[link]:
+            del self.links[link]
+
+    def finish_step(self, name: str) -> None:
+        """The engine of a worker completes the iteration in flight."""
+        process = self.processes[name]
+        assert process.engine is not None
+        assert process.plan is not None
+        plan, process.plan = process.plan, None
+        self._handle(process, process.engine.step(plan))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with every Tick that falls due."""
+        self.now += seconds
+        for process in list(self.processes.values()):
+            deadline = process.core.next_deadline()
+            if deadline is not None and deadline <= self.now:
+                self._handle(process, Tick())
+
+    def progress(self) -> None:
+        """Everything that is under way arrives, and every engine completes its iteration."""
+        for link in list(self.links):
+            for _ in range(len(self.links.get(link, ()))):
+                self.deliver(link)
+        for name in self.stepping:
+            self.finish_step(name)
+
+    @property
+    def stepping(self) -> list[str]:
+        return [name for name, process in self.processes.items() if process.plan is not None]
+
+    def settle(self, rounds: int = 400) -> None:
+        """No more misfortune: tell all deaths, deliver everything, run all steps, until nothing is left to do."""
+        for _ in range(rounds):
+            for survivor, dead in list(self.pending_deaths):
+                self.tell_death(survivor, dead)
+            self.progress()
+            ended = all(client.end or client.closed for client in self.clients.values())
+            if ended and not self.links and not self._occupied():
+                return
+            self.advance(RETRY_S / 2)
+        raise AssertionError(f"did not settle: {[c for c in self.clients.values() if not c.end and not c.closed]}")
+
+    def _occupied(self) -> bool:
+        return any(
+            process.core.requests or process.core.finished or process.plan
+            for process in self.processes.values()
+            if isinstance(process.core, InstanceState)
+        )
+
+    # --- effects and invariants --------------------------------------------------------------------------------------
+
+    def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
+        effects = process.core.handle(message, self.now, sender)
+        self.log.setdefault(process.peer, []).append((self.now, sender, message, effects))
+        for effect in effects:
+            self._perform(process, effect)
+        self.check()
+
+    def _perform(self, process: Process, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                if isinstance(message, Start):
+                    owner = self.owners.setdefault((message.request.request_id, message.epoch), to)
+                    assert owner == to, "one epoch with two owners"
+                target = self.processes.get(to.name)
+                if target is not None and target.peer == to:
+                    self.links.setdefault((process.peer, to), []).append(message)
+            case AddToEngine(request=request):
+                assert process.engine is not None
+                process.engine.add(request)
+            case DropFromEngine(request_id=request_id):
+                assert process.engine is not None
+                if process.plan is None or request_id not in process.plan.request_ids:
+                    process.engine.drop(request_id)
+            case RunStep(plan=plan):
+                assert process.plan is None, "two steps in flight"
+                process.plan = plan
+            case Deliver(request_id=request_id, token_ids=token_ids):
+                client = self.clients[request_id]
+                assert not client.end, "tokens after the end"
+                assert not client.closed, "tokens after the client left"
+                client.tokens += token_ids
+            case End(request_id=request_id):
+                assert self.clients[request_id].end is None, "ended twice"
+                self.clients[request_id].end = effect
+
+    def check(self) -> None:
+        """The invariants of design section 5 that can be seen from outside."""
+        for client in self.clients.values():
+            expected = self.expected(client)
+            assert client.tokens == expected[: len(client.tokens)], "another token, or one twice, or out of order"
+            if client.end and client.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert client.tokens == expected, "ended before its last token"
+        for process in self.processes.values():
+            if isinstance(process.core, InstanceState):
+                self._check_blocks(process.core)
+
+    def _check_blocks(self, core: InstanceState) -> None:
+        owned = [block for request in core.requests.values() for block in request.blocks]
+        assert len(set(owned)) == len(owned), "a block with two owners"
+        assert core.allocator.num_free_blocks + len(owned) == core.config.num_blocks, "a block lost"
+
+    def expected(self, client: Client) -> list[int]:
+        """The answer by definition of the fake engine, cut at the stop token."""
+        context = self.num_blocks * 4
+        limit = min(client.spec.sampling.max_tokens, context - len(client.spec.prompt_token_ids))
+        tokens = expected_tokens(client.spec, 50, limit)
+        return tokens[: tokens.index(7) + 1] if 7 in tokens else tokens

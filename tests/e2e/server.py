@@ -1,0 +1,143 @@
+"""Real servers for tests, started as a person would; watched through output, processes and journals."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from actorserve.actors.node import Core
+from actorserve.errors import ProtocolError
+from actorserve.wire.journal import read_entries
+
+C = TypeVar("C", bound=Core)
+ROOT = Path(__file__).parents[2]
+START_DEADLINE_S = 120.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
+    """Look until ``condition`` holds. Raises: AssertionError after the deadline."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {deadline_s:.0f} s for: {what}")
+        time.sleep(0.005)
+
+
+class Server:
+    """A running ``actorserve serve`` with all of its children."""
+
+    def __init__(self, folder: Path, config: str, *arguments: str) -> None:
+        self.journals = folder / "journals"
+        config_file = folder / "actorserve.toml"
+        config_file.write_text(config.replace("[cluster]", f'[cluster]\njournal_dir = "{self.journals}"'))
+        self.log = folder / "stderr.log"
+        command = [sys.executable, "-P", "-m", "actorserve", "serve", "--port", "0", "--config", str(config_file)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self.stdout = folder / "stdout.log"
+        with self.log.open("wb") as stderr, self.stdout.open("wb") as stdout:
+            self.process = subprocess.Popen(
+                [*command, *arguments], stdout=stdout, stderr=stderr, env=environment, cwd=folder
+            )
+
+    def wait_ready(self) -> None:
+        wait_until(
+            lambda: "ready:" in self.stdout.read_text() or self.process.poll() is not None, "ready", START_DEADLINE_S
+        )
+        assert self.process.poll() is None, self.log.read_text()
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"^ready: .* at (http://\S+)$", self.stdout.read_text(), re.MULTILINE)
+        assert found is not None
+        return found[1]
+
+    @property
+    def model(self) -> str:
+        found = re.search(r"^ready: (.*) at http", self.stdout.read_text(), re.MULTILINE)
+        assert found is not None
+        return found[1]
+
+    def pid(self, name: str) -> int | None:
+        """The process id of the child called ``name``, None while it has no life."""
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if parent == self.process.pid and state != "Z" and name in arguments:
+                return int(entry.name)
+        return None
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        pid = self.pid(name)
+        assert pid is not None, f"{name} is not running"
+        os.kill(pid, number)
+
+    def journal(self, name: str) -> Path:
+        """The journal of the newest incarnation of ``name``."""
+        return max(self.journals.glob(f"{name}-*.journal"), key=lambda path: int(path.stem.rpartition("-")[2]))
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels; -1 while it cannot be read."""
+        try:
+            text = httpx.get(f"{self.url}/metrics").text
+        except httpx.TransportError:
+            return -1.0
+        values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        return sum(values) if values else -1.0
+
+    def wait_workers(self, count: int) -> None:
+        """Until ``count`` workers have reported to the gateway, and nothing runs on them."""
+        wait_until(lambda: self.num_reporting() == count, f"{count} workers", 60.0)
+
+    def num_reporting(self) -> int:
+        try:
+            text = httpx.get(f"{self.url}/metrics").text
+        except httpx.TransportError:
+            return -1
+        return sum(line.startswith("vllm:kv_cache_usage_perc{") for line in text.splitlines())
+
+    def stop(self, deadline_s: float = 30.0) -> int:
+        """Ctrl-C; returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+
+@contextmanager
+def running(folder: Path, config: str, *arguments: str) -> Iterator[Server]:
+    """A server that is ready, and is stopped at the end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    server = Server(folder, config, *arguments)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def replay(journal: Path, core: C) -> C:
+    """Tell ``core`` all that the process was told whose journal this is."""
+    with journal.open("rb") as file:
+        try:
+            for entry in read_entries(file):
+                core.handle(entry.message, entry.now, entry.sender)
+        except ProtocolError as error:
+            raise AssertionError(f"{journal.name}: {error}") from error
+    return core

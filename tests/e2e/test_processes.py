@@ -1,0 +1,148 @@
+"""Real processes around the fake engine: coming, going and dying leave nothing behind."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from actorserve.core.instance import InstanceConfig, InstanceState
+from actorserve.core.messages import PeerDown, Release
+from actorserve.core.policy import FirstComeFirstServed
+from actorserve.wire.journal import read_entries
+from tests.e2e.server import Server, replay, running, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+CONFIG = """
+[cluster]
+[workers]
+count = 1
+engine = "fake"
+[supervision]
+max_restarts = 1000
+max_backoff_s = 0.2
+"""
+LONG = {"prompt": "Once upon a time", "max_tokens": 3000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("processes"), CONFIG, "--model", str(default_model_path)) as server:
+        server.wait_workers(1)
+        yield server
+
+
+def is_idle(server: Server) -> bool:
+    return server.metric("vllm:kv_cache_usage_perc") == 0.0 and server.metric("vllm:num_requests_running") == 0.0
+
+
+def worker_state(server: Server) -> InstanceState:
+    """The worker's core, as its journal makes it (the sizes are the fake engine's)."""
+    config = InstanceConfig(256, 16, 128, 4096, 64, 512, load_report_s=0.2, retry_s=1.0)
+    return replay(server.journal("worker-0"), InstanceState(config, FirstComeFirstServed()))
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+def test_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> None:
+    """When a client hangs up, its request is released, and its blocks are free before another iteration ends."""
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = LONG | {"model": server.model, "stream": stream}
+            task = asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body))
+            await asyncio.to_thread(wait_until, lambda: bool(worker_state(server).requests), "the request runs")
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(leave())
+    wait_until(lambda: not worker_state(server).requests, "the request is gone")
+    state = worker_state(server)
+    assert not state.finished
+    assert state.allocator.num_free_blocks == state.config.num_blocks
+    with server.journal("worker-0").open("rb") as file:
+        assert any(isinstance(entry.message, Release) for entry in read_entries(file))
+    wait_until(lambda: is_idle(server), "idle again")
+
+
+def test_killed_gateway_leaks_no_block(server: Server) -> None:
+    """A gateway that dies frees all of its requests within the death watch's time, and the next one serves on."""
+    pid = server.pid("gateway-0")
+
+    async def lose_gateway() -> None:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body = LONG | {"model": server.model}
+            tasks = [asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body)) for _ in range(8)]
+            await asyncio.to_thread(wait_until, lambda: len(worker_state(server).requests) == 8, "eight requests")
+            server.signal("gateway-0", signal.SIGKILL)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(result, httpx.TransportError) for result in results)
+
+    asyncio.run(lose_gateway())
+    wait_until(lambda: not worker_state(server).requests, "all requests freed")
+    state = worker_state(server)
+    assert state.allocator.num_free_blocks == state.config.num_blocks
+    with server.journal("worker-0").open("rb") as file:
+        assert any(isinstance(e.message, PeerDown) and e.message.peer.name == "gateway-0" for e in read_entries(file))
+    wait_until(lambda: server.pid("gateway-0") not in (None, pid), "a new gateway")
+    server.wait_workers(1)
+    body = LONG | {"model": server.model, "max_tokens": 5}
+    assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
+
+
+def test_new_coordinator_learns_everything_again(server: Server) -> None:
+    """After a kill the coordinator places requests as before; what ran meanwhile did not notice."""
+    server.signal("coordinator", signal.SIGKILL)
+    body = LONG | {"model": server.model, "max_tokens": 50}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 50
+
+
+def test_ctrl_c_drains_and_ends_with_zero(tmp_path: Path, default_model_path: Path) -> None:
+    """Ctrl-C lets the running answer end, ends every child, and exits with 0."""
+    config = CONFIG.replace('engine = "fake"', 'engine = "fake"\nmax_batch_tokens = 64')
+    with running(tmp_path, config, "--model", str(default_model_path)) as server:
+        server.wait_workers(1)
+        children = [server.pid(name) for name in ("coordinator", "gateway-0", "worker-0")]
+
+        async def interrupted() -> httpx.Response:
+            async with httpx.AsyncClient(timeout=60) as client:
+                body = LONG | {"model": server.model, "max_tokens": 400}
+                task = asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body))
+                await asyncio.to_thread(wait_until, lambda: bool(worker_state(server).requests), "the request runs")
+                server.process.send_signal(signal.SIGINT)
+                return await task
+
+        answer = asyncio.run(interrupted())
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == 400
+        assert server.process.wait(30) == 0
+        for pid in children:
+            assert pid is not None
+            assert not Path(f"/proc/{pid}").exists()
+
+
+def test_worker_that_cannot_start_ends_everything(tmp_path: Path, default_model_path: Path) -> None:
+    """A child that dies before it was ready: one clear line, and a non-zero exit."""
+    config = CONFIG.replace('engine = "fake"', "kv_cache_bytes = 1")
+    server = Server(tmp_path, config, "--model", str(default_model_path))
+    wait_until(lambda: server.process.poll() is not None, "the end", 60.0)
+    assert server.process.returncode not in (0, None)
+    last = server.log.read_text().strip().splitlines()[-1]
+    assert last.startswith("actorserve: worker-0")
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_children_die_with_a_killed_parent(tmp_path: Path, default_model_path: Path) -> None:
+    """kill -9 of the supervisor leaves no orphan."""
+    server = Server(tmp_path, CONFIG, "--model", str(default_model_path))
+    server.wait_ready()
+    children = [server.pid(name) for name in ("coordinator", "gateway-0", "worker-0")]
+    assert None not in children
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.process.wait(10)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "all children dead")

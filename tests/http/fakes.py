@@ -1,0 +1,213 @@
+"""A service whose tokens a test decides, and the smallest real model files to go with it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+from starlette.types import ASGIApp
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from actorserve.core.messages import FinishReason, LoadReport, ModelInfo, RefusalReason, RequestSpec, TokenLogprobs
+from actorserve.http.app import create_app
+from actorserve.http.chat_template import ChatTemplate
+from actorserve.http.server import bind, serve
+from actorserve.http.service import Ended, Produced, TokenStream
+from actorserve.model_files.description import DecoderConfig, ModelDescription
+from actorserve.model_files.pieces import ByteLevelPieces
+from actorserve.model_files.tokenizer import Tokenizer
+from actorserve.settings import HttpSettings
+
+MODEL = "tiny"
+CONTEXT_TOKENS = 200
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+DEADLINE_S = 20.0
+
+
+def _build_tokenizer() -> Tokenizer:
+    """Every byte is a token; so is ``hello``; and there are four control tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = ["he", "ll", "hell", "hello"]
+    vocab = {token: index for index, token in enumerate([*alphabet, *words])}
+    backend = Backend(models.BPE(vocab=vocab, merges=[("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(
+        [AddedToken(f"<|{name}|>", special=True) for name in ("end", "system", "user", "assistant")]
+    )
+    return Tokenizer(backend, ByteLevelPieces())
+
+
+TOKENIZER = _build_tokenizer()
+VOCAB_SIZE = TOKENIZER.vocab_size
+END = TOKENIZER.encode("<|end|>")[0]
+DESCRIPTION = ModelDescription(
+    name=MODEL,
+    path=Path("tiny"),
+    format="hf",
+    config=DecoderConfig(
+        architecture="llama",
+        vocab_size=VOCAB_SIZE,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        rope_scaling=None,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    weight_files=(),
+    eos_token_ids=(END,),
+    bos_token_id=None,
+    chat_template=TEMPLATE,
+    special_tokens={"eos_token": "<|end|>"},
+)
+
+
+def produced(text: str, logprob: float | None = None) -> Produced:
+    """``text`` as tokens that come together, perhaps all with the same log-probability and one alternative."""
+    token_ids = tuple(TOKENIZER.encode(text))
+    if logprob is None:
+        return Produced(token_ids)
+    return Produced(token_ids, tuple(TokenLogprobs(logprob, (i, END), (logprob, -7.0)) for i in token_ids))
+
+
+def one_by_one(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Produced | Ended]:
+    """``text`` a token at a time, and an end."""
+    return [*(Produced((token_id,)) for token_id in TOKENIZER.encode(text)), Ended(reason)]
+
+
+def load(num_running: int = 1) -> LoadReport:
+    return LoadReport(
+        sequence=1,
+        num_running=num_running,
+        num_waiting=2,
+        kv_total_bytes=100,
+        kv_used_bytes=25,
+        virtual_usage_bytes=0,
+        bytes_per_block=1,
+        tokens_per_block=16,
+        num_preemptions=3,
+    )
+
+
+class ScriptedStream:
+    """Gives what it is fed, and remembers whether it was released."""
+
+    def __init__(self, spec: RequestSpec) -> None:
+        self.spec = spec
+        self.released = asyncio.Event()
+        self.num_taken = 0
+        self._items: asyncio.Queue[Produced | Ended] = asyncio.Queue()
+
+    def feed(self, items: Iterable[Produced | Ended]) -> None:
+        for item in items:
+            self._items.put_nowait(item)
+
+    def release(self) -> None:
+        self.released.set()
+
+    async def __aiter__(self) -> AsyncIterator[Produced | Ended]:
+        while True:
+            item = await self._items.get()
+            self.num_taken += 1
+            yield item
+            await asyncio.sleep(0)  # others have their turn, as between two iterations of a real engine
+            if isinstance(item, Ended):
+                return
+
+
+class ScriptedService:
+    """Answers each request with what ``script`` says; without one, a test feeds the streams itself."""
+
+    def __init__(self, script: Callable[[RequestSpec], Iterable[Produced | Ended]] | None = None) -> None:
+        self.model: ModelInfo | None = ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS)
+        self.num_instances = 1
+        self.streams: list[ScriptedStream] = []
+        self._asked = asyncio.Event()
+        self._script = script
+
+    def submit(self, request: RequestSpec) -> TokenStream:
+        stream = ScriptedStream(request)
+        self.streams.append(stream)
+        self._asked.set()
+        if self._script is not None:
+            stream.feed(self._script(request))
+        return stream
+
+    def loads(self) -> Mapping[str, LoadReport]:
+        return {"worker-0": load()}
+
+    def counters(self) -> Mapping[str, int]:
+        return {"protocol_errors": 4}
+
+    @property
+    def specs(self) -> list[RequestSpec]:
+        return [stream.spec for stream in self.streams]
+
+    async def stream(self, index: int = 0) -> ScriptedStream:
+        """The stream of the request that came as number ``index``, as soon as it has come."""
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.streams) <= index:
+                self._asked.clear()
+                await self._asked.wait()
+        return self.streams[index]
+
+
+def says(text: str, reason: FinishReason = FinishReason.LENGTH) -> ScriptedService:
+    """A service that answers every request with ``text``."""
+    return ScriptedService(lambda _: one_by_one(text, reason))
+
+
+def refuses(reason: RefusalReason, retry_after_s: float = 2.5) -> ScriptedService:
+    """A service that takes no request."""
+    return ScriptedService(lambda _: [Ended(FinishReason.ERROR, reason, retry_after_s)])
+
+
+def app_for(service: ScriptedService, settings: HttpSettings | None = None) -> ASGIApp:
+    settings = settings or HttpSettings()
+    template = ChatTemplate(TEMPLATE, {}, timeout_s=settings.template_timeout_s)
+    return create_app(service, TOKENIZER, template, DESCRIPTION, settings)
+
+
+def client_for(service: ScriptedService, settings: HttpSettings | None = None) -> httpx.AsyncClient:
+    """A client that calls the app without a network."""
+    transport = httpx.ASGITransport(app_for(service, settings), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=DEADLINE_S)
+
+
+@asynccontextmanager
+async def serving(
+    app: ASGIApp, drain_timeout_s: float = 5.0, send_buffer_bytes: int | None = None
+) -> AsyncIterator[tuple[str, asyncio.Event]]:
+    """The app behind the real server on a free loopback port: its URL, and the event that ends it.
+
+    Its connections have the listener's send buffer.
+    """
+    stop = asyncio.Event()
+
+    async def shutdown() -> None:
+        await stop.wait()
+
+    listener = bind("127.0.0.1", 0)
+    if send_buffer_bytes is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
+    port = listener.getsockname()[1]
+    async with asyncio.timeout(3 * DEADLINE_S), asyncio.TaskGroup() as group:
+        group.create_task(serve(app, listener, shutdown=shutdown, drain_timeout_s=drain_timeout_s))
+        try:
+            yield f"http://127.0.0.1:{port}", stop
+        finally:
+            stop.set()

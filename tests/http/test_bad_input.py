@@ -1,0 +1,266 @@
+"""Bad input: each is a 4xx in the API's shape, names its field, and reaches no worker."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from actorserve.settings import HttpSettings
+from tests.http.fakes import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ScriptedService, client_for
+
+Json = dict[str, Any]
+CHAT: Json = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: Json = {"model": MODEL, "prompt": "hi"}
+ROUTES = {"chat/completions": CHAT, "completions": COMPLETION}
+LONG = "x" * 50_000
+
+
+async def refused(route: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, Json]:
+    """The status and the error of a request that must reach nobody."""
+    service = ScriptedService()
+    async with client_for(service) as client:
+        headers = {"content-type": "application/json", **(headers or {})}
+        response = await client.post(f"/v1/{route}", content=body, headers=headers)
+    assert service.streams == []
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert len(response.content) < 2_000
+    return response.status_code, error
+
+
+SHARED_PROBLEMS: list[tuple[Json, str]] = [
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": [1]}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.01}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"n": 10**9}, "n"),
+    ({"n": 10**40}, "n"),
+    ({"n": 0}, "n"),
+    ({"n": -1}, "n"),
+    ({"n": True}, "n"),
+    ({"n": "2"}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -5}, "max_tokens"),
+    ({"max_tokens": CONTEXT_TOKENS}, "max_tokens"),
+    ({"max_tokens": 10**18}, "max_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"stop": ["x"] * 10_000}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": LONG}, "stop"),
+    ({"stop": [1]}, "stop"),
+    ({"stop": {}}, "stop"),
+    ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": [True]}, "stop_token_ids"),
+    ({"stop_token_ids": [1] * 1000}, "stop_token_ids"),
+    ({"seed": 2**64}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"one": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": float("nan")}}, "logit_bias"),
+    ({"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias"),
+    ({"logit_bias": {str(i): 1 for i in range(5000)}}, "logit_bias"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"bogus": True}}, "stream_options.bogus"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"user": 5}, "user"),
+    ({"priority": "high"}, "priority"),
+    ({"tools": []}, "tools"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"model": 5}, "model"),
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(("fields", "param"), SHARED_PROBLEMS)
+async def test_fields(route: str, fields: Json, param: str) -> None:
+    """A wrong value of any field is a 400 that names the field."""
+    status, error = await refused(route, json.dumps(ROUTES[route] | fields).encode())
+    assert (status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert param.rpartition(".")[2] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [1] * 100_000}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "hi", "tool_calls": []}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"prompt": "hi"}, "prompt"),
+    ],
+)
+async def test_chat_fields(fields: Json, param: str) -> None:
+    """What only chats have is checked as strictly."""
+    status, error = await refused("chat/completions", json.dumps(CHAT | fields).encode())
+    assert (status, error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": ""},
+        {"prompt": []},
+        {"prompt": [[]]},
+        {"prompt": 5},
+        {"prompt": None},
+        {"prompt": [1, "a"]},
+        {"prompt": [1.5]},
+        {"prompt": [True]},
+        {"prompt": [-1]},
+        {"prompt": [VOCAB_SIZE]},
+        {"prompt": [2**70]},
+        {"prompt": [[1], [VOCAB_SIZE]]},
+        {"prompt": ["a"] * 17},
+        {"prompt": {"text": "a"}},
+    ],
+)
+async def test_prompts(fields: Json) -> None:
+    """A prompt that is empty, of a wrong type, or not of the vocabulary is a 400 that names it."""
+    status, error = await refused("completions", json.dumps(COMPLETION | fields).encode())
+    assert (status, error["param"]) == (400, "prompt")
+
+
+async def test_choices_of_all_prompts() -> None:
+    """n counts for every prompt: together they may not be more than one request may have."""
+    status, error = await refused("completions", json.dumps({"prompt": ["a", "b"], "n": 9}).encode())
+    assert (status, error["param"]) == (400, "n")
+
+
+@pytest.mark.parametrize("prompt", ["a" * CONTEXT_TOKENS, "a" * 4_000_000, [1] * CONTEXT_TOKENS, [1] * 1_000_000])
+async def test_prompt_over_the_context(prompt: str | list[int]) -> None:
+    """A prompt that leaves no room is told so, with the code that clients look for."""
+    status, error = await refused("completions", json.dumps({"prompt": prompt}).encode())
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_chat_over_the_context() -> None:
+    """A conversation that leaves no room is told so."""
+    body = {"messages": [{"role": "user", "content": "a" * CONTEXT_TOKENS}]}
+    status, error = await refused("chat/completions", json.dumps(body).encode())
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"nonsense",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"5",
+        b"\xff\xfe{}",
+        b'{"model": "\xff"}',
+        b'{"model": "\\ud800"}',
+        b'{"a": 1} trailing',
+        b"[" * 1_000_000,
+        b'{"a":' * 200_000,
+        b'{"n": ' + b"9" * 10_000 + b"}",
+    ],
+    ids=lambda body: repr(body[:16]),
+)
+@pytest.mark.parametrize("route", ROUTES)
+async def test_not_a_json_object(route: str, body: bytes) -> None:
+    """What is no JSON object in valid UTF-8 is a 400, however deep or long it is."""
+    status, _ = await refused(route, body)
+    assert status == 400
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_many_problems(route: str) -> None:
+    """At most ten problems are told, and none repeats a long name or value."""
+    body = ROUTES[route] | {f"field{i}": 1 for i in range(30)} | {LONG: 1, "model": LONG}
+    status, error = await refused(route, json.dumps(body).encode())
+    assert status == 400
+    assert error["message"].count("unknown") <= 10
+    assert "xxxxx" * 20 not in error["message"]
+    status, error = await refused(route, json.dumps({f"field{i}": 1 for i in range(100_000)}).encode())
+    assert status == 400
+    assert len(error["message"]) < 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_unknown_model(route: str) -> None:
+    """A model that is not served is a 404 with the code that clients look for."""
+    status, error = await refused(route, json.dumps(ROUTES[route] | {"model": "gpt-9"}).encode())
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-length": str(100 * 2**20)}, 413),
+        ({"content-length": "9" * 400}, 413),
+        ({"content-type": "text/plain"}, 415),
+        ({"content-type": "multipart/form-data"}, 415),
+        ({"content-encoding": "gzip"}, 415),
+    ],
+)
+async def test_headers(headers: dict[str, str], status: int) -> None:
+    """A body that is too long, of another type or compressed is refused by its headers."""
+    got, _ = await refused("completions", json.dumps(COMPLETION).encode(), headers)
+    assert got == status
+
+
+async def test_content_type_twice() -> None:
+    """Two content types are a 400, for it is not clear which one counts."""
+    service = ScriptedService()
+    async with client_for(service) as client:
+        headers = [("content-type", "application/json"), ("content-type", "text/plain")]
+        response = await client.post("/v1/completions", content=json.dumps(COMPLETION).encode(), headers=headers)
+    assert response.status_code == 400
+    assert service.streams == []
+
+
+async def test_body_over_the_limit() -> None:
+    """A body that does not announce its length is cut off at the limit."""
+    service = ScriptedService()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(1_000):
+            yield b"[" * 1024
+
+    async with client_for(service, HttpSettings(max_body_bytes=4096)) as client:
+        headers = {"content-type": "application/json"}
+        response = await client.post("/v1/completions", content=chunks(), headers=headers)
+    assert response.status_code == 413
+    assert response.json()["error"]["code"] == "body_too_large"
+    assert service.streams == []
+
+
+async def test_no_worker_yet() -> None:
+    """Before a model is up, a valid request is a 503 that says when to come again."""
+    service = ScriptedService()
+    service.model = None
+    async with client_for(service) as client:
+        response = await client.post("/v1/chat/completions", json=CHAT)
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "1"
+    assert service.streams == []

@@ -1,0 +1,333 @@
+"""The real server on loopback: the official SDK, clients that leave, clients that are slow, and its own end."""
+
+import asyncio
+import json
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from actorserve.core.messages import FinishReason, RefusalReason
+from actorserve.http.server import AddressError, bind
+from actorserve.http.service import Ended
+from actorserve.settings import HttpSettings
+from tests.http.fakes import (
+    DEADLINE_S,
+    MODEL,
+    ScriptedService,
+    ScriptedStream,
+    app_for,
+    one_by_one,
+    produced,
+    refuses,
+    says,
+    serving,
+)
+
+STREAM = {"prompt": "x", "stream": True, "max_tokens": 100}
+
+
+def sdk(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
+
+
+async def released(stream: ScriptedStream) -> None:
+    """Wait until the stream was released."""
+    async with asyncio.timeout(DEADLINE_S):
+        await stream.released.wait()
+
+
+async def test_sdk_chat() -> None:
+    """The official SDK reads a chat, streamed or not, with usage and log-probabilities."""
+    async with serving(app_for(says("hello €", FinishReason.STOP))) as (url, _), sdk(url) as client:
+        whole = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hi"}], logprobs=True, top_logprobs=0, seed=3
+        )
+        assert whole.choices[0].message.content == "hello €"
+        assert whole.choices[0].finish_reason == "stop"
+        assert whole.usage is not None
+        stream = await client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello €"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage == whole.usage
+
+
+async def test_sdk_completion() -> None:
+    """The official SDK reads a completion, streamed or not, of text and of token ids."""
+    async with serving(app_for(says("abc"))) as (url, _), sdk(url) as client:
+        whole = await client.completions.create(model=MODEL, prompt=[[1, 2], [3]], logprobs=1)
+        stream = await client.completions.create(model=MODEL, prompt="x", stream=True)
+        chunks = [chunk async for chunk in stream]
+        models = await client.models.list()
+    assert [choice.text for choice in whole.choices] == ["abc", "abc"]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "abc"
+    assert [model.id for model in models.data] == [MODEL]
+
+
+async def test_sdk_errors() -> None:
+    """The official SDK raises the exception that belongs to each error."""
+    async with serving(app_for(refuses(RefusalReason.OVERLOADED))) as (url, _), sdk(url) as client:
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.completions.create(model=MODEL, prompt="x", temperature=9)
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.NotFoundError):
+            await client.completions.create(model="other", prompt="x")
+        with pytest.raises(openai.RateLimitError):
+            await client.completions.create(model=MODEL, prompt="x", stream=True)
+
+
+async def test_sdk_error_in_mid_stream() -> None:
+    """The official SDK raises an error that comes in the middle of a stream, after the text before it."""
+    service = ScriptedService()
+    text = ""
+    async with serving(app_for(service)) as (url, _), sdk(url) as client:
+        asking = asyncio.create_task(client.completions.create(model=MODEL, prompt="x", stream=True))
+        stream = await service.stream()
+        stream.feed([produced("ab")])
+        chunks = await asking
+        with pytest.raises(openai.APIError, match="failed"):  # noqa: PT012 - the error comes between chunks
+            async for chunk in chunks:
+                text += chunk.choices[0].text
+                stream.feed([Ended(FinishReason.ERROR)])
+    assert text == "ab"
+
+
+async def test_streaming_client_leaves() -> None:
+    """A client that drops its stream releases all of its choices."""
+    service = ScriptedService()
+    async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        request = client.build_request("POST", f"{url}/v1/completions", json=STREAM | {"n": 3})
+        asking = asyncio.create_task(client.send(request, stream=True))
+        (await service.stream(1)).feed([produced("a")])
+        response = await asking
+        await anext(response.aiter_lines())
+        assert not any(stream.released.is_set() for stream in service.streams)
+        await response.aclose()
+        for index in range(3):
+            await released(await service.stream(index))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_client_leaves_before_any_token(streamed: bool) -> None:
+    """A client that leaves while nothing has been made yet releases its request, streaming or not."""
+    service = ScriptedService()
+    async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM | {"stream": streamed}))
+        stream = await service.stream()
+        assert not stream.released.is_set()
+        asking.cancel()
+        await released(stream)
+
+
+async def test_slow_client_loses_nothing() -> None:
+    """For a client that does not read, tokens wait where they are; when it reads, all are there."""
+    service = ScriptedService()
+    num_tokens = 5_000
+    async with serving(app_for(service), send_buffer_bytes=16 * 1024) as (url, _):
+        reader, writer = await asyncio.open_connection(*host_port(url), limit=2**12)
+        writer.write(raw_post("/v1/completions", STREAM))
+        stream = await service.stream()
+        stream.feed(one_by_one("0123456789" * (num_tokens // 10)))
+        await stalled(stream)
+        assert 0 < stream.num_taken < num_tokens
+        texts: list[str] = []
+        while (line := await asyncio.wait_for(reader.readline(), DEADLINE_S)) != b"data: [DONE]\n":
+            assert line
+            if line.startswith(b"data: "):
+                texts.append(json.loads(line[6:])["choices"][0]["text"])
+        writer.close()
+    assert "".join(texts) == "0123456789" * (num_tokens // 10)
+
+
+async def stalled(stream: ScriptedStream) -> None:
+    """Wait until nobody has taken from the stream for many turns of the event loop (or all of it is taken)."""
+    num_taken, num_turns = 0, 0
+    async with asyncio.timeout(DEADLINE_S):
+        while num_turns < 1_000:
+            await asyncio.sleep(0)
+            num_turns = num_turns + 1 if 0 < stream.num_taken == num_taken else 0
+            num_taken = stream.num_taken
+
+
+def host_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
+
+
+def raw_post(path: str, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def test_keep_alive() -> None:
+    """A silent stream gets comments, before its first token and after it, and they are no events."""
+    service = ScriptedService()
+    settings = HttpSettings(keep_alive_s=0.01)
+    async with (
+        serving(app_for(service, settings)) as (url, _),
+        httpx.AsyncClient(timeout=DEADLINE_S) as client,
+        client.stream("POST", f"{url}/v1/completions", json=STREAM) as response,
+    ):
+        lines = response.aiter_lines()
+        assert await anext(lines) == ": keep-alive"
+        stream = await service.stream()
+        stream.feed([produced("a")])
+        while not (await anext(lines)).startswith("data: "):
+            pass
+        while await anext(lines) != ": keep-alive":
+            pass
+        stream.feed([Ended(FinishReason.LENGTH)])
+        rest = [line async for line in lines]
+    assert rest[-2:] == ["data: [DONE]", ""]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/health"])
+@pytest.mark.parametrize("announced", [True, False])
+async def test_huge_body(path: str, announced: bool) -> None:
+    """A body of 100 MB, announced or not, gets its error, reaches nobody, and leaves no connection behind."""
+    service = ScriptedService()
+    chunk = b"[" * 2**20
+
+    async def chunks() -> Any:
+        for _ in range(100):
+            yield chunk
+
+    headers = {"content-type": "application/json"}
+    if announced:
+        headers["content-length"] = str(100 * 2**20)
+    async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        response = await client.post(url + path, content=chunks(), headers=headers)
+        assert response.status_code == {"/v1/completions": 413, "/v1/nothing": 404, "/health": 405}[path]
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert (await client.get(f"{url}/health")).status_code == 200
+    assert service.streams == []
+
+
+async def test_client_that_never_stops_sending() -> None:
+    """A client that sends for ever, and never reads, is cut off."""
+    async with serving(app_for(ScriptedService())) as (url, _):
+        _, writer = await asyncio.open_connection(*host_port(url))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        with pytest.raises(ConnectionError):  # noqa: PT012 - any of the writes may be the one
+            async with asyncio.timeout(DEADLINE_S):
+                while True:
+                    writer.write(b"10000\r\n" + b"[" * 0x10000 + b"\r\n")
+                    await writer.drain()
+        writer.close()
+
+
+async def test_client_leaves_while_sending(caplog: pytest.LogCaptureFixture) -> None:
+    """A client that leaves in the middle of its request is no error, and leaves nothing behind."""
+    async with serving(app_for(ScriptedService())) as (url, _):
+        _, writer = await asyncio.open_connection(*host_port(url))
+        writer.write(raw_post("/v1/completions", STREAM)[:-5])
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{url}/health")).status_code == 200
+    assert caplog.records == []
+
+
+async def test_drain() -> None:
+    """A server that is told to end takes no new connection, and lets a stream finish."""
+    service = ScriptedService()
+    async with serving(app_for(service), DEADLINE_S) as (url, stop), httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))
+        stream = await service.stream()
+        stop.set()
+        async with asyncio.timeout(DEADLINE_S):
+            while await connects(url):  # noqa: ASYNC110 - nothing tells a client that a listener is closed
+                await asyncio.sleep(0.01)
+        stream.feed(one_by_one("late"))
+        response = await asking
+    assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_drain_has_an_end() -> None:
+    """What is not done by the end of the drain is cancelled, and released."""
+    service = ScriptedService()
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        async with serving(app_for(service), 0.05) as (url, _):
+            asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))
+            stream = await service.stream()
+        assert stream.released.is_set()
+        with pytest.raises(httpx.HTTPError):
+            (await asking).raise_for_status()
+
+
+async def test_drain_does_not_wait_for_a_stalled_client() -> None:
+    """A client that has stopped reading cannot keep the server from ending."""
+    service = ScriptedService()
+    async with serving(app_for(service), 0.05, send_buffer_bytes=16 * 1024) as (url, _):
+        reader, writer = await asyncio.open_connection(*host_port(url), limit=2**12)
+        writer.write(raw_post("/v1/completions", STREAM))
+        stream = await service.stream()
+        stream.feed(one_by_one("0123456789" * 500))
+        await stalled(stream)
+    assert stream.released.is_set()
+    rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # what the kernel and the transport still held
+    assert b"[DONE]" not in rest
+    writer.close()
+
+
+async def test_stopped_choice_is_released_before_the_others() -> None:
+    """A stop string frees its own choice at once, while other choices of the answer go on."""
+    service = ScriptedService()
+    async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        body = {"prompt": "x", "n": 2, "stop": "b", "max_tokens": 50}
+        asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
+        second = await service.stream(1)
+        first = await service.stream(0)
+        first.feed([produced("abc")])
+        await released(first)
+        assert not second.released.is_set()
+        second.feed(one_by_one("xyz"))
+        choices = (await asking).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["a", "xyz"]
+
+
+async def connects(url: str) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(*host_port(url))
+    except ConnectionError:
+        return False
+    writer.close()
+    return True
+
+
+def test_port_in_use() -> None:
+    """A port that is taken is one clear line."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(AddressError, match=rf"^port {port} on 127\.0\.0\.1 is in use$"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x" * 300])
+def test_address_of_another_machine(host: str) -> None:
+    """A host that is not ours is one clear line."""
+    with pytest.raises(AddressError, match=r"is not an address of this machine$"):
+        bind(host, 0)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_bind_ipv6() -> None:
+    """An IPv6 address is as good as any."""
+    with bind("::1", 0) as listener:
+        assert listener.getsockname()[1] > 0

@@ -1,0 +1,115 @@
+"""Making settings whole: port, runtime folder, workers' places."""
+
+import os
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from actorserve import launch
+from actorserve.errors import SettingsError
+from actorserve.launch import LaunchError, Placement
+from actorserve.settings import Settings, load_settings
+
+
+def workers(**values: object) -> Settings:
+    return load_settings(None, {"workers": values})
+
+
+def test_a_port_in_use_is_told() -> None:
+    """A port that somebody listens on is refused, with a line that names it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1 is in use"):
+            launch.free_port("127.0.0.1", port)
+    assert launch.free_port("127.0.0.1", port) == port
+
+
+def test_port_0_takes_a_free_one() -> None:
+    """Port 0 becomes a port that can be listened on."""
+    port = launch.free_port("127.0.0.1", 0)
+    with socket.create_server(("127.0.0.1", port)) as listening:
+        assert listening.getsockname()[1] == port
+
+
+def test_a_host_that_is_not_ours_is_told() -> None:
+    """An address of another machine is refused in one line."""
+    with pytest.raises(LaunchError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
+        launch.free_port("192.0.2.1", 8000)
+
+
+def test_a_fresh_runtime_folder_is_private_and_removed() -> None:
+    """Without a setting the folder is fresh, only its owner may enter it, and it goes with what is in it."""
+    with launch.runtime_dir(Settings()) as folder:
+        (folder / "a.sock").touch()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+
+
+def test_a_given_runtime_folder_is_made_and_kept() -> None:
+    """A folder that settings name is made private where it is missing, its path absolute, and it stays."""
+    with tempfile.TemporaryDirectory(prefix="as-") as short:  # pytest's own folders have too long a path for sockets
+        given = Path(os.path.relpath(short)) / "run"
+        with launch.runtime_dir(load_settings(None, {"cluster": {"runtime_dir": str(given)}})) as folder:
+            assert folder == Path(short) / "run"
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert folder.exists()
+
+
+def test_a_runtime_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    """Sockets are never put where other users can reach them."""
+    tmp_path.chmod(0o755)
+    settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path)}})
+    with pytest.raises(LaunchError, match="others may enter"), launch.runtime_dir(settings):
+        pass
+
+
+def test_a_runtime_folder_with_a_long_path_is_refused(tmp_path: Path) -> None:
+    """A path that would not fit a socket's address is refused before anything starts."""
+    settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path / ("x" * 80))}})
+    with pytest.raises(LaunchError, match="too long for sockets"), launch.runtime_dir(settings):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "cores", "expected"),
+    [
+        (workers(), (), 8, Placement(2, (), 4)),
+        (workers(), ("GPU-a", "GPU-b", "GPU-c"), 12, Placement(3, ("GPU-a", "GPU-b", "GPU-c"), 4)),
+        (workers(count=1), ("GPU-a", "GPU-b"), 12, Placement(1, ("GPU-a", "GPU-b"), 12)),
+        (workers(device="cpu"), ("GPU-a",), 2, Placement(2, (), 1)),
+        (workers(engine="fake"), ("GPU-a",), 2, Placement(2, (), 1)),
+        (workers(count=16), (), 2, Placement(16, (), 1)),
+        (workers(count=3, threads=5), (), 2, Placement(3, (), 5)),
+        (workers(count=2, kv_cache_bytes=10**9), ("GPU-a",), 8, Placement(2, ("GPU-a",), 4)),
+    ],
+)
+def test_workers_are_placed(settings: Settings, gpus: tuple[str, ...], cores: int, expected: Placement) -> None:
+    """One worker a GPU, two on the CPU, cores shared out; settings win."""
+    assert launch.place_workers(settings, gpus, cores) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "why"),
+    [
+        (workers(device="cuda"), (), "no GPU can be used here"),
+        (workers(count=2), ("GPU-a",), "set workers.kv_cache_bytes"),
+    ],
+)
+def test_what_this_machine_cannot_do_is_told(settings: Settings, gpus: tuple[str, ...], why: str) -> None:
+    """Settings that ask for GPUs that are not there are refused, with what to do."""
+    with pytest.raises(SettingsError, match=why):
+        launch.place_workers(settings, gpus, 4)
+
+
+def test_children_get_their_names_and_devices(tmp_path: Path) -> None:
+    """The gateway drains first; each worker sees one GPU, in turn, and a CPU worker sees none."""
+    specs = launch.child_specs(Placement(3, ("GPU-a", "GPU-b"), 4), tmp_path / "s.json", tmp_path)
+    assert [spec.name for spec in specs] == ["coordinator", "gateway-0", "worker-0", "worker-1", "worker-2"]
+    assert [spec.stop_stage for spec in specs] == [1, 0, 1, 1, 1]
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs[2:]] == ["GPU-a", "GPU-b", "GPU-a"]
+    assert all(spec.environment["OMP_NUM_THREADS"] == "4" for spec in specs[2:])
+    (worker,) = launch.child_specs(Placement(1, (), 4), tmp_path / "s.json", tmp_path)[2:]
+    assert worker.environment["CUDA_VISIBLE_DEVICES"] == ""

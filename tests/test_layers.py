@@ -1,0 +1,192 @@
+"""Imports point one way, and some things are nowhere: held by reading every file, and by looking at a process."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted(
+    file for folder in ("actorserve", "workers", "tools", "tests") for file in (ROOT / folder).rglob("*.py")
+)
+OURS = ("actorserve", "workers", "tools", "tests")
+MAX_LINES = 500
+
+# What each part may import of ours, besides itself. The first entry that a module's name begins with counts.
+BASE = ("actorserve.errors", "actorserve.settings", "actorserve.logs", "actorserve.status", "actorserve.child")
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "actorserve.core": (),
+    "actorserve.sim": ("actorserve.core",),
+    "actorserve.errors": (),
+    "actorserve.logs": (),
+    "actorserve.status": (),
+    "actorserve.settings": ("actorserve.errors",),
+    "actorserve.child": BASE,
+    "actorserve.wire": ("actorserve.core", "actorserve.errors"),
+    "actorserve.actors": ("actorserve.core", "actorserve.wire", *BASE),
+    "actorserve.model_files": ("actorserve.errors",),
+    "actorserve.http": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
+    "actorserve": ("actorserve",),
+    "workers": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
+    "tools": (),
+}
+EVERYONE_MAY = ("actorserve",)  # the package itself, which holds the version alone
+
+CORE_NEVER = frozenset(
+    {
+        *("asyncio", "concurrent", "contextvars", "ctypes", "datetime", "io", "logging", "multiprocessing", "os"),
+        *("pathlib", "queue", "random", "sched", "secrets", "selectors", "shutil", "signal", "socket", "subprocess"),
+        *("sys", "tempfile", "threading", "time", "uuid"),
+    }
+)
+SERVING_NEVER = ("torch", "pynvml", "transformers", "workers", "triton")
+RUNS_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal")
+
+# An actor's edge, where any error becomes the process's end; and a library that raises Exception itself. Each place
+# says why in a comment.
+BROAD_EXCEPTS_ALLOWED = frozenset({"workers/engine_thread.py", "actorserve/model_files/tokenizer.py"})
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
+    """Names of all modules that a file imports, anywhere in it; ``from a import b`` counts as ``a`` and as ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                parts = parts[: len(parts) - node.level + (1 if is_package else 0)]
+                base = ".".join([*parts, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def parse(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+
+
+def wrong_imports(module: str, imported: Iterator[str]) -> list[str]:
+    part = max((name for name in ALLOWED if within(module, name)), key=len)
+    wrong = []
+    for name in imported:
+        ours = any(within(name, each) for each in OURS)
+        if ours and not any(within(name, each) for each in (part, *ALLOWED[part])) and name not in EVERYONE_MAY:
+            wrong.append(name)
+        if part == "actorserve.core" and not ours:
+            top = name.split(".")[0]
+            if top in CORE_NEVER or top not in sys.stdlib_module_names:
+                wrong.append(name)
+        if within(module, "actorserve") and any(within(name, each) for each in SERVING_NEVER):
+            wrong.append(name)
+    return wrong
+
+
+def forbidden_calls(tree: ast.AST) -> list[str]:
+    """Calls that run text as code."""
+    return [
+        f"line {node.lineno}: {node.func.id}()"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec")
+    ]
+
+
+def broad_excepts(tree: ast.AST) -> list[str]:
+    def names(node: ast.expr | None) -> list[str]:
+        if node is None:
+            return ["BaseException"]
+        if isinstance(node, ast.Tuple):
+            return [name for element in node.elts for name in names(element)]
+        return [node.id] if isinstance(node, ast.Name) else []
+
+    handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
+    return [
+        f"line {handler.lineno}" for handler in handlers if {"Exception", "BaseException"} & set(names(handler.type))
+    ]
+
+
+SHOWN = {str(file.relative_to(ROOT)): file for file in SOURCES}
+
+
+@pytest.mark.parametrize("shown", [name for name in SHOWN if not name.startswith("tests/")])
+def test_imports_point_one_way(shown: str) -> None:
+    """A module imports only from its own part and from the parts below it; the core, of the rest, only what is pure."""
+    file = SHOWN[shown]
+    module = module_name(file)
+    assert wrong_imports(module, imports_of(parse(file), module, file.name == "__init__.py")) == []
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_nothing_can_run_what_it_reads(shown: str) -> None:
+    """No file imports pickle or its kin, nor calls eval or exec."""
+    file = SHOWN[shown]
+    tree = parse(file)
+    imported = imports_of(tree, module_name(file), file.name == "__init__.py")
+    assert [name for name in imported if any(within(name, each) for each in RUNS_CODE)] == []
+    assert forbidden_calls(tree) == []
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_excepts_are_narrow(shown: str) -> None:
+    """No file catches every exception, but for the actors' edges listed here."""
+    found = broad_excepts(parse(SHOWN[shown]))
+    if shown in BROAD_EXCEPTS_ALLOWED:
+        assert found, "it catches narrowly now: take it off the list"
+    else:
+        assert found == []
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_files_are_short(shown: str) -> None:
+    """A file has one duty, and so at most 500 lines."""
+    assert len(SHOWN[shown].read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+def test_what_serves_loads_no_engine() -> None:
+    """A process that has imported every module of actorserve has not loaded torch, NVML, transformers or workers."""
+    modules = [module_name(file) for file in SOURCES if within(module_name(file), "actorserve")]
+    modules.remove("actorserve.__main__")  # importing it runs the command line
+    program = (
+        f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
+        f"print(*sorted(set({SERVING_NEVER!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("actorserve.core.x", "import time"),
+        ("actorserve.core.x", "import numpy"),
+        ("actorserve.core.x", "def f():\n    from actorserve.wire import codec"),
+        ("actorserve.core.x", "from .. import settings"),
+        ("actorserve.wire.x", "from actorserve import actors"),
+        ("actorserve.actors.x", "import actorserve.http.app"),
+        ("actorserve.http.x", "import torch.nn"),
+        ("actorserve.cli", "from workers.devices import Device"),
+        ("workers.x", "from actorserve import http"),
+    ],
+)
+def test_a_wrong_import_is_found(module: str, source: str) -> None:
+    """The rule above notices an import that points the wrong way, however it is written."""
+    assert wrong_imports(module, imports_of(ast.parse(source), module, is_package=False)) != []
+
+
+@pytest.mark.parametrize("clause", ["except:", "except Exception:", "except (OSError, BaseException) as e:"])
+def test_a_broad_except_is_found(clause: str) -> None:
+    """The rule above notices an except that catches everything, however it is written."""
+    assert broad_excepts(ast.parse(f"try:\n    pass\n{clause}\n    pass")) == ["line 3"]

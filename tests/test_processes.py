@@ -1,0 +1,192 @@
+"""The supervisor, with small scripts as children: starting, watching, restarting, ending in order."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actorserve.actors.supervision import RestartLimits
+from actorserve.processes import ChildFailedError, ChildSpec, Supervisor, describe_exit
+from actorserve.status import Phase, Status
+
+DEADLINE_S = 30.0
+LIMITS = RestartLimits(max_restarts=2, window_s=60.0, backoff_s=0.01, max_backoff_s=0.02)
+
+PRELUDE = """
+import os, pathlib, signal, sys
+from actorserve import status
+report = status.attach()
+here = pathlib.Path(sys.argv[1])
+name = sys.argv[2]
+def note(text):
+    with (here / "log").open("a") as log:
+        log.write(f"{name} {text}\\n")
+def end(*_):
+    note("ended")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+"""
+WELL_BEHAVED = "report.loading('loading', 0.5)\nreport.ready()\nsignal.pause()\n"
+STUBBORN = "signal.signal(signal.SIGTERM, lambda *_: note('asked'))\nreport.ready()\nwhile True: signal.pause()\n"
+DIES_ONCE = """
+first = not (here / 'lived').exists()
+(here / 'lived').touch()
+report.ready()
+if first: os.kill(os.getpid(), signal.SIGKILL)
+signal.pause()
+"""
+
+
+class Recorder:
+    """A listener that remembers, and lets a test wait for what it is to hear."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[object, ...]] = []
+        self._changed = asyncio.Condition()
+        self._notifying: set[asyncio.Task[None]] = set()
+
+    def _add(self, *event: object) -> None:
+        self.events.append(event)
+        task = asyncio.get_running_loop().create_task(self._notify())
+        self._notifying.add(task)
+        task.add_done_callback(self._notifying.discard)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def progress(self, name: str, report: Status) -> None:
+        self._add("progress", name, report.phase)
+
+    def all_ready(self) -> None:
+        self._add("all ready")
+
+    def restarting(self, name: str, how: str, after_s: float) -> None:
+        self._add("restarting", name, how, after_s)
+
+    def stopping(self, num_children: int) -> None:
+        self._add("stopping", num_children)
+
+    async def until(self, heard: Callable[[list[tuple[object, ...]]], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            await self._changed.wait_for(lambda: heard(self.events))
+
+
+def script(folder: Path, name: str, body: str, stop_stage: int = 1) -> ChildSpec:
+    command = (sys.executable, "-c", PRELUDE + body, str(folder), name)
+    return ChildSpec(name, command, stop_stage)
+
+
+def log_of(folder: Path) -> list[str]:
+    return (folder / "log").read_text(encoding="utf-8").splitlines()
+
+
+async def run_until(
+    supervisor: Supervisor, recorder: Recorder, heard: Callable[[list[tuple[object, ...]]], bool]
+) -> None:
+    """Run it, stop it when that was heard, and wait for its end."""
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await recorder.until(heard)
+        supervisor.stop()
+
+
+async def test_children_start_and_end_in_order(tmp_path: Path) -> None:
+    """All children become ready; told to stop, those of stage 0 have ended before the others are told."""
+    recorder = Recorder()
+    specs = [script(tmp_path, "worker", WELL_BEHAVED), script(tmp_path, "gateway", WELL_BEHAVED, stop_stage=0)]
+    await run_until(Supervisor(specs, LIMITS, recorder, 5.0), recorder, lambda events: ("all ready",) in events)
+    assert log_of(tmp_path) == ["gateway ended", "worker ended"]
+    assert ("progress", "worker", Phase.LOADING) in recorder.events
+    assert recorder.events.count(("all ready",)) == 1
+
+
+async def test_a_child_that_fails_to_start_ends_everything(tmp_path: Path) -> None:
+    """A child that dies before it was ready ends the others, and its own line says why."""
+    specs = [script(tmp_path, "a", WELL_BEHAVED), script(tmp_path, "b", "report.failed('no space'); sys.exit(3)\n")]
+    with pytest.raises(ChildFailedError) as caught:
+        async with asyncio.timeout(DEADLINE_S):
+            await Supervisor(specs, LIMITS, Recorder(), 5.0).run()
+    assert str(caught.value) == "b could not start: no space"
+
+
+async def test_a_child_that_says_nothing_is_described(tmp_path: Path) -> None:
+    """A child that is killed before it was ready is described by the signal."""
+    specs = [script(tmp_path, "b", "os.kill(os.getpid(), signal.SIGKILL)\n")]
+    with pytest.raises(ChildFailedError, match="b could not start: it was killed by SIGKILL"):
+        await Supervisor(specs, LIMITS, Recorder(), 5.0).run()
+
+
+async def test_a_program_that_does_not_exist_is_described() -> None:
+    """A child whose program is missing ends everything with a line that says so."""
+    specs = [ChildSpec("b", ("/nowhere/at/all",), 0)]
+    with pytest.raises(ChildFailedError, match=r"b could not start: it cannot be run \(No such file"):
+        await Supervisor(specs, LIMITS, Recorder(), 5.0).run()
+
+
+async def test_a_child_that_dies_later_is_restarted(tmp_path: Path) -> None:
+    """A child that was ready and is killed is started again after the backoff, and becomes ready again."""
+    recorder = Recorder()
+    supervisor = Supervisor([script(tmp_path, "w", DIES_ONCE)], LIMITS, recorder, 5.0)
+    ready = ("progress", "w", Phase.READY)
+    await run_until(supervisor, recorder, lambda events: events.count(ready) == 2)
+    assert ("restarting", "w", "was killed by SIGKILL", LIMITS.backoff_s) in recorder.events
+    assert recorder.events.count(("all ready",)) == 1
+    assert log_of(tmp_path) == ["w ended"]
+
+
+async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
+    """After more failures than the limits allow the others are ended, and the last failure is told."""
+    recorder = Recorder()
+    dies = script(tmp_path, "w", "report.ready()\nreport.failed('bad luck')\nsys.exit(1)\n")
+    supervisor = Supervisor([script(tmp_path, "other", WELL_BEHAVED), dies], LIMITS, recorder, 5.0)
+    with pytest.raises(ChildFailedError, match="w failed: bad luck; that was failure 3 in 60 s"):
+        async with asyncio.timeout(DEADLINE_S):
+            await supervisor.run()
+    delays = [event[3] for event in recorder.events if event[0] == "restarting"]
+    assert delays == [0.01, 0.02]
+
+
+async def test_a_second_stop_ends_at_once(tmp_path: Path) -> None:
+    """A child that would drain for ever is killed when stop is called again."""
+    recorder = Recorder()
+    supervisor = Supervisor([script(tmp_path, "g", STUBBORN, stop_stage=0)], LIMITS, recorder, 10_000.0)
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await recorder.until(lambda events: ("all ready",) in events)
+        supervisor.stop()
+        await recorder.until(lambda events: ("stopping", 1) in events)
+        supervisor.stop()
+    assert supervisor.was_killed
+
+
+async def test_a_stop_during_a_backoff_ends_without_another_life(tmp_path: Path) -> None:
+    """Told to stop while a child waits to be restarted, the supervisor ends without starting it."""
+    recorder = Recorder()
+    limits = RestartLimits(max_restarts=5, window_s=60.0, backoff_s=10_000.0, max_backoff_s=10_000.0)
+    supervisor = Supervisor([script(tmp_path, "w", DIES_ONCE)], limits, recorder, 5.0)
+    await run_until(supervisor, recorder, lambda events: any(event[0] == "restarting" for event in events))
+    assert recorder.events.count(("progress", "w", Phase.READY)) == 1
+
+
+async def test_children_are_out_of_the_terminals_reach(tmp_path: Path) -> None:
+    """A child is in a process group of its own, which a terminal's Ctrl-C does not reach."""
+    recorder = Recorder()
+    body = "note(f'group {os.getpgrp()}')\n" + WELL_BEHAVED
+    await run_until(
+        Supervisor([script(tmp_path, "w", body)], LIMITS, recorder, 5.0),
+        recorder,
+        lambda events: ("all ready",) in events,
+    )
+    assert log_of(tmp_path)[0] != f"w group {os.getpgrp()}"
+
+
+def test_exits_are_told_in_words() -> None:
+    """Return codes become an exit status or a signal's name."""
+    assert describe_exit(2) == "ended with exit status 2"
+    assert describe_exit(-signal.SIGSEGV) == "was killed by SIGSEGV"
+    assert describe_exit(-200) == "was killed by signal 200"

@@ -1,0 +1,81 @@
+"""Settings: defaults, file, options, and what is told about mistakes."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from actorserve.child import read_settings, write_settings
+from actorserve.errors import SettingsError
+from actorserve.settings import Settings, load_settings
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "config" / "actorserve.toml"
+
+
+def test_the_example_shows_the_defaults() -> None:
+    """config/actorserve.toml, read as it stands, gives exactly the defaults."""
+    assert load_settings(EXAMPLE) == Settings()
+
+
+def test_the_example_shows_every_setting() -> None:
+    """config/actorserve.toml names every setting, and those without a fixed default behind a comment sign."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    shown = tomllib.loads(text)
+    uncommented = tomllib.loads(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE))
+    for section, defaults in Settings():
+        assert isinstance(defaults, BaseModel)
+        names = type(defaults).model_fields
+        assert set(uncommented[section]) == set(names)
+        assert set(shown[section]) == {name for name in names if getattr(defaults, name) is not None}
+
+
+def test_the_commented_examples_are_valid() -> None:
+    """Taking away the comment signs of config/actorserve.toml gives settings that are accepted."""
+    text = re.sub(r"^# (\w+ = )", r"\1", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert Settings.model_validate(tomllib.loads(text)) != Settings()
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    """An option that was given replaces the file's value, one that was not leaves it alone."""
+    file = tmp_path / "settings.toml"
+    file.write_text('[http]\nport = 9000\nhost = "::1"\n', encoding="utf-8")
+    settings = load_settings(file, {"http": {"port": 9001, "host": None}, "workers": {"count": None}})
+    assert (settings.http.port, settings.http.host, settings.workers.count) == (9001, "::1", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("[http]\nprot = 1\n", ("http.prot",)),
+        ("[htpp]\nport = 1\n", ("htpp",)),
+        ("[http]\nport = 70000\n[workers]\ncount = 0\n", ("http.port", "workers.count")),
+        ("http = 3\n", ("http",)),
+        ("[http\n", ("line 1",)),
+    ],
+)
+def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+    """A wrong file is refused with one line that names the file and each mistake."""
+    file = tmp_path / "settings.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(file) in message
+    assert all(name in message for name in names)
+
+
+def test_settings_are_handed_to_children_whole(tmp_path: Path) -> None:
+    """What a child reads is equal to what its parent wrote."""
+    settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path)}, "workers": {"count": 3, "threads": 2}})
+    file = tmp_path / "settings.json"
+    write_settings(settings, file)
+    assert read_settings(file) == settings
+
+
+def test_a_child_without_settings_says_so(tmp_path: Path) -> None:
+    """Settings that cannot be read are a SettingsError."""
+    with pytest.raises(SettingsError, match="cannot read settings"):
+        read_settings(tmp_path / "absent.json")

@@ -1,0 +1,247 @@
+"""The codec: what goes in comes out, and nothing but a message or a ProtocolError comes out of any bytes."""
+
+import contextlib
+import dataclasses
+import random
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from actorserve.core import messages as m
+from actorserve.errors import ProtocolError
+from actorserve.wire.codec import LOCAL_TAGS, MAX_FRAME_BYTES, WIRE_TAGS, decode, encode
+
+_INT64 = st.integers(-(2**63), 2**63 - 1)
+_TEXT = st.text(max_size=40)
+_FINITE = st.floats(allow_nan=False, allow_infinity=False)
+_PEERS = st.builds(m.Peer, _TEXT, _INT64)
+
+
+def _tuples(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=6).map(tuple)
+
+
+_SAMPLING = st.builds(
+    m.SamplingParams,
+    seed=st.integers(0, 2**64 - 1),
+    max_tokens=_INT64,
+    min_tokens=_INT64,
+    temperature=_FINITE,
+    top_p=_FINITE,
+    top_k=_INT64,
+    min_p=_FINITE,
+    presence_penalty=_FINITE,
+    frequency_penalty=_FINITE,
+    repetition_penalty=_FINITE,
+    logit_bias=_tuples(st.tuples(_INT64, _FINITE)),
+    stop_token_ids=_tuples(_INT64),
+    top_logprobs=_INT64,
+)
+_REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_INT64), _SAMPLING, _tuples(_INT64), _INT64)
+_MODELS = st.none() | st.builds(m.ModelInfo, _TEXT, _INT64, _INT64)
+
+
+@st.composite
+def _logprobs(draw: st.DrawFn, rows: int) -> tuple[m.TokenLogprobs | None, ...]:
+    if draw(st.booleans()):
+        return ()
+    one = st.integers(0, 3).flatmap(
+        lambda n: st.builds(
+            m.TokenLogprobs,
+            st.floats(allow_nan=False),
+            st.tuples(*[_INT64] * n),
+            st.tuples(*[st.floats(allow_nan=False)] * n),
+        )
+    )
+    return tuple(draw(st.none() | one) for _ in range(rows))
+
+
+@st.composite
+def _columnar(draw: st.DrawFn) -> m.Message:
+    rows = draw(st.integers(0, 5))
+
+    def column(inner: st.SearchStrategy[Any]) -> tuple[Any, ...]:
+        return tuple(draw(inner) for _ in range(rows))
+
+    match draw(st.integers(0, 2)):
+        case 0:
+            return m.Tokens(column(_TEXT), column(_INT64), column(_INT64), column(_INT64), draw(_logprobs(rows)))
+        case 1:
+            return m.Members(column(_TEXT), column(_INT64), column(st.sampled_from(m.Role)), column(_TEXT))
+        case _:
+            return m.StepDone(
+                draw(_INT64), draw(_FINITE), column(_TEXT), column(_INT64), column(_INT64), draw(_logprobs(rows))
+            )
+
+
+_ROLES = st.sampled_from(m.Role)
+MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
+    _columnar(),
+    st.builds(m.Hello, _INT64, _ROLES, _TEXT, _TEXT, _MODELS, _INT64),
+    st.builds(m.PeerUp, _PEERS, _ROLES, _TEXT, _MODELS),
+    st.builds(m.PeerDown, _PEERS),
+    st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Tick(), m.Drain()]),
+    st.builds(m.Fenced, _INT64),
+    st.builds(m.Place, _TEXT, _INT64, _INT64, _INT64, _TEXT),
+    st.builds(m.Placed, _TEXT, _INT64, _PEERS),
+    st.builds(m.Refused, _TEXT, _INT64, st.sampled_from(m.RefusalReason), _FINITE),
+    st.builds(m.Unplace, _TEXT, _INT64),
+    st.builds(m.Start, _INT64, _REQUESTS),
+    st.builds(m.Started, _TEXT, _INT64),
+    st.builds(m.Finished, _TEXT, _INT64, st.sampled_from(m.FinishReason), _INT64),
+    st.builds(m.Release, _TEXT, _INT64),
+    st.builds(m.Resend, _TEXT, _INT64, _INT64),
+    st.builds(m.LoadReport, *[_INT64] * 9, _tuples(_TEXT), st.booleans()),
+    st.builds(m.Open, _REQUESTS),
+    st.builds(m.Close, _TEXT),
+)
+
+
+@given(MESSAGES)
+def test_a_message_survives_the_wire(message: m.Message) -> None:
+    """Decoding what was encoded gives an equal message of the same classes, and encoding it again the same bytes."""
+    frame = encode(message)
+    again = decode(frame, local=True)
+    assert again == message
+    assert repr(again) == repr(message)
+    assert encode(again) == frame
+
+
+def test_every_message_has_one_tag() -> None:
+    """The registry holds each message of the vocabulary once, and no number twice."""
+    registered = [*WIRE_TAGS.values(), *LOCAL_TAGS.values()]
+    assert sorted(cls.__name__ for cls in registered) == sorted(cls.__name__ for cls in m.Message.__args__)
+    assert not WIRE_TAGS.keys() & LOCAL_TAGS.keys()
+
+
+@given(MESSAGES.filter(lambda message: type(message) in LOCAL_TAGS.values()))
+def test_a_peer_cannot_send_local_messages(message: m.Message) -> None:
+    """A local message's frame is refused unless it comes from a log."""
+    with pytest.raises(ProtocolError, match=type(message).__name__):
+        decode(encode(message))
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\xc1")
+@example(b"\x91" * 100_000)
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\xdb\xff\xff\xff\xff")
+@example(b"\xdd\x00\x0f\xff\xff" * 5000)
+@example(b"\x92\x16\xdd\x7f\xff\xff\xff")
+@example(b"\xd6\xff\x00\x00\x00\x00")
+@example(b"\x91\xcf\xff\xff\xff\xff\xff\xff\xff\xff")
+@example(b"\x82\x91\x01\x02\x91\x01\x02")
+def test_any_bytes_end_in_a_message_or_a_protocol_error(frame: bytes) -> None:
+    """Random bytes, deep nesting and huge declared lengths raise nothing but ProtocolError."""
+    try:
+        message = decode(frame, local=True)
+    except ProtocolError:
+        return
+    assert encode(decode(encode(message), local=True)) == encode(message)
+
+
+@given(MESSAGES, st.data())
+def test_a_damaged_frame_ends_in_a_message_or_a_protocol_error(message: m.Message, data: st.DataObject) -> None:
+    """Flipping, cutting and inserting bytes in a valid frame raises nothing but ProtocolError."""
+    frame = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(frame) - 1)) if frame else 0
+        match data.draw(st.integers(0, 2)):
+            case 0 if frame:
+                frame[at] = data.draw(st.integers(0, 255))
+            case 1:
+                del frame[at : at + data.draw(st.integers(1, 3))]
+            case _:
+                frame[at:at] = data.draw(st.binary(max_size=3))
+    with contextlib.suppress(ProtocolError):
+        decode(bytes(frame), local=True)
+
+
+_JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(sorted(WIRE_TAGS | LOCAL_TAGS)), st.data())
+@settings(max_examples=300)
+def test_well_packed_nonsense_ends_in_a_message_or_a_protocol_error(tag: int, data: st.DataObject) -> None:
+    """Any msgpack values behind a valid tag, in the right number or not, raise nothing but ProtocolError."""
+    arity = len(dataclasses.fields((WIRE_TAGS | LOCAL_TAGS)[tag]))
+    values = data.draw(st.lists(_JUNK, min_size=arity, max_size=arity) | st.lists(_JUNK, max_size=12))
+    try:
+        message = decode(msgpack.packb([tag, *values]), local=True)
+    except ProtocolError:
+        return
+    assert type(message) is (WIRE_TAGS | LOCAL_TAGS)[tag]
+
+
+_TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ([22, ["a", "b"], [1, 1], [0, 7], [5], []], "columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None]], "columns"),
+        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], []], "epochs"),
+        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], []], "epochs"),
+        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], []], "range"),
+        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], []], "request_ids"),
+        ([22, "ab", [1, 1], [0, 7], [5, 6], []], "request_ids"),
+        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]]], "logprobs"),
+        ([22, ["a"], [1], [0], [5]], "fields"),
+        ([22, ["a"], [1], [0], [5], [], 0], "fields"),
+        ([2, ["a"], [1], ["emperor"], ["x"]], "Role"),
+        ([21, "a", True], "epoch"),
+        ([21, "a" * 2000, 1], "bounds"),
+        ([12, "a", 1, "overloaded", float("nan")], "retry_after_s"),
+        ([12, "a", 1, "overloaded", float("inf")], "finite"),
+        ([11, "a", 1, ["w", 1, 2]], "instance"),
+        ([True, "a"], "no tag"),
+        ([99], "99"),
+        (5, "no tag"),
+        ({}, "no tag"),
+    ],
+)
+def test_wrong_fields_are_named(values: Any, problem: str) -> None:
+    """Wrong arity, types, ranges and columns are refused, with a text that says which."""
+    with pytest.raises(ProtocolError, match=problem):
+        decode(msgpack.packb(values))
+
+
+def test_a_valid_frame_passes_where_its_neighbours_fail() -> None:
+    """The frame from which the wrong ones above are made is itself accepted."""
+    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], []])) == _TOKENS
+
+
+def test_too_large_a_frame_is_refused_unread() -> None:
+    """A frame over the bound is refused, whatever it holds."""
+    with pytest.raises(ProtocolError, match="too large"):
+        decode(bytes(MAX_FRAME_BYTES + 1))
+
+
+def test_logprobs_may_be_infinite_and_seeds_use_all_bits() -> None:
+    """Minus infinity passes in log-probabilities, and a seed of 2**64 - 1 in sampling parameters."""
+    tokens = dataclasses.replace(_TOKENS, logprobs=(m.TokenLogprobs(float("-inf"), (1,), (float("-inf"),)), None))
+    assert decode(encode(tokens)) == tokens
+    start = m.Start(1, m.RequestSpec("r", (1, 2), m.SamplingParams(seed=2**64 - 1, max_tokens=5)))
+    assert decode(encode(start)) == start
+
+
+def test_a_long_prompt_passes() -> None:
+    """A prompt of 200,000 tokens fits a frame."""
+    chance = random.Random(0)
+    prompt = tuple(chance.randrange(200_000) for _ in range(200_000))
+    start = m.Start(1, m.RequestSpec("r", prompt, m.SamplingParams(seed=1, max_tokens=5)))
+    assert decode(encode(start)) == start

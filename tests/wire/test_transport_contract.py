@@ -1,0 +1,318 @@
+"""What every transport promises: the ZeroMQ one over ipc and tcp, and its in-memory twin."""
+
+import asyncio
+import itertools
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import zmq
+
+from actorserve.core.messages import Hello, Message, Peer, Release, RequestSpec, Role, SamplingParams, Start, Unplace
+from actorserve.errors import ActorserveError
+from actorserve.wire.codec import encode
+from actorserve.wire.envelope import make_head
+from actorserve.wire.memory_transport import Hub, MemoryTransport
+from actorserve.wire.transport import Transport, TransportLimits, receive
+from actorserve.wire.zmq_transport import ZmqTransport
+
+_DEADLINE_S = 10.0
+_HELLO = Hello(1, Role.WORKER, "here")
+
+
+class Net:
+    """Makes transports of one kind, and closes them."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self._folder = folder
+        self._hub = Hub()
+        self._made: list[Transport] = []
+        self._ports = itertools.count()
+
+    def new_address(self, name: str) -> str:
+        """An address where nobody listens yet."""
+        if self.kind == "tcp":
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        return f"ipc://{self._folder / name}" if self.kind == "ipc" else f"memory://{name}"
+
+    def open(self, peer: Peer, address: str, limits: TransportLimits | None = None) -> Transport:
+        transport: Transport
+        if self.kind == "memory":
+            transport = MemoryTransport(self._hub, peer, address, asyncio.get_running_loop().time, limits)
+        else:
+            transport = ZmqTransport(peer, address, limits)
+        self._made.append(transport)
+        return transport
+
+    def close(self) -> None:
+        for transport in self._made:
+            transport.close()
+
+
+@pytest.fixture(params=["memory", "ipc", "tcp"])
+async def net(request: pytest.FixtureRequest) -> AsyncIterator[Net]:
+    with tempfile.TemporaryDirectory(prefix="as-") as folder:
+        made = Net(request.param, Path(folder))
+        yield made
+        made.close()
+
+
+async def _take(transport: Transport, number: int = 1) -> list[tuple[Peer, Message]]:
+    async with asyncio.timeout(_DEADLINE_S):
+        return [await receive(transport) for _ in range(number)]
+
+
+async def _until(condition: Callable[[], bool], *transports: Transport) -> None:
+    """Wait until ``condition`` holds; the transports' readers run meanwhile."""
+    async with asyncio.timeout(_DEADLINE_S):
+        while not condition():
+            for transport in transports:
+                transport.take(0)
+            await asyncio.sleep(0.001)
+
+
+_A, _B = Peer("a", 1), Peer("b", 1)
+
+
+def _pair(net: Net, limits: TransportLimits | None = None) -> tuple[Transport, Transport]:
+    a, b = net.open(_A, net.new_address("a"), limits), net.open(_B, net.new_address("b"), limits)
+    assert a.connect(_B, b.address)
+    assert b.connect(_A, a.address)
+    return a, b
+
+
+async def test_messages_arrive_in_order_with_their_sender(net: Net) -> None:
+    """A thousand messages arrive once each, in the order sent, under the sender's name and incarnation."""
+    a, b = _pair(net)
+    sent: list[Message] = [Unplace(f"r{i}", i) for i in range(1000)]
+    for message in sent:
+        assert a.send(_B, message)
+    assert await _take(b, 1000) == [(_A, message) for message in sent]
+    assert b.send(_A, Release("x", 1))
+    assert await _take(a) == [(_B, Release("x", 1))]
+    assert (a.counts["sent"], b.counts["received"]) == (1000, 1000)
+
+
+async def test_take_is_bounded_and_loses_nothing(net: Net) -> None:
+    """Taking with a limit gives at most so many, and the rest later."""
+    a, b = _pair(net)
+    for i in range(300):
+        a.send(_B, Unplace("r", i))
+    await _until(lambda: b.counts["received"] == 300)
+    assert [len(b.take(128)) for _ in range(4)] == [128, 128, 44, 0]
+
+
+async def test_what_a_bounded_take_leaves_is_announced(net: Net) -> None:
+    """Waiting for the arrival callback after every take, however small, misses nothing and never sticks."""
+    a, b = _pair(net)
+    arrived = asyncio.Event()
+    b.on_arrival(arrived.set)
+    for i in range(100):
+        a.send(_B, Unplace("r", i))
+    taken: list[tuple[Peer, Message]] = []
+    async with asyncio.timeout(_DEADLINE_S):
+        while len(taken) < 100:
+            await arrived.wait()
+            arrived.clear()
+            taken += b.take(3)
+    assert taken == [(_A, Unplace("r", i)) for i in range(100)]
+    arrived.clear()
+    assert b.take(3) == []
+    assert not arrived.is_set()
+
+
+async def test_a_frame_for_another_incarnation_is_dropped_and_counted(net: Net) -> None:
+    """What is meant for an older or a newer incarnation does not arrive; what is meant for this one does."""
+    a, b = _pair(net)
+    for incarnation in (2, 99):
+        assert a.connect(Peer("b", incarnation), b.address)
+        assert a.send(Peer("b", incarnation), Unplace("lost", 1))
+    assert a.connect(Peer("c", 1), b.address)
+    assert a.send(Peer("c", 1), Unplace("lost", 1))
+    assert a.send(_B, Unplace("found", 1))
+    assert await _take(b) == [(_A, Unplace("found", 1))]
+    assert b.counts["dropped: wrong target"] == 3
+
+
+async def test_only_hello_may_go_to_whoever_is_there(net: Net) -> None:
+    """Incarnation 0 reaches any incarnation with a Hello, and with nothing else."""
+    a, b = _pair(net)
+    anyone = Peer("b", 0)
+    assert a.connect(anyone, b.address)
+    assert a.send(anyone, Unplace("lost", 1))
+    assert a.send(anyone, _HELLO)
+    assert await _take(b) == [(_A, _HELLO)]
+    assert b.counts["dropped: wrong target"] == 1
+
+
+async def test_a_peer_restarted_at_its_address_gets_only_what_is_meant_for_it(net: Net) -> None:
+    """After a restart, what was sent to the dead incarnation is dropped, and what goes to the new one arrives."""
+    a, b = _pair(net)
+    address = b.address
+    a.send(_B, Unplace("seen", 1))
+    await _take(b)
+    b.close()
+    for i in range(10):
+        a.send(_B, Unplace("late", i))
+    b2 = net.open(Peer("b", 2), address)
+    assert a.connect(Peer("b", 2), address)
+    assert a.send(Peer("b", 2), Unplace("new", 1))
+    assert await _take(b2) == [(_A, Unplace("new", 1))]
+    assert b2.counts["received"] == 1
+
+
+async def test_our_own_new_incarnation_fences_the_old(net: Net) -> None:
+    """After reincarnate we send under the new incarnation, and what goes to the old one is dropped."""
+    a, b = _pair(net)
+    b.reincarnate(5)
+    assert b.me == Peer("b", 5)
+    assert b.send(_A, Unplace("r", 1))
+    assert await _take(a) == [(Peer("b", 5), Unplace("r", 1))]
+    assert a.connect(Peer("b", 5), b.address)
+    a.send(_B, Unplace("old", 1))
+    a.send(Peer("b", 5), Unplace("new", 1))
+    assert await _take(b) == [(_A, Unplace("new", 1))]
+
+
+async def test_what_is_sent_before_anyone_listens_arrives_afterwards(net: Net) -> None:
+    """Messages for an address that is not bound yet wait, and arrive in order once it is."""
+    a = net.open(_A, net.new_address("a"))
+    address = net.new_address("b")
+    assert a.connect(_B, address)
+    for i in range(10):
+        assert a.send(_B, Unplace("r", i))
+    b = net.open(_B, address)
+    assert await _take(b, 10) == [(_A, Unplace("r", i)) for i in range(10)]
+
+
+async def test_sending_to_a_peer_that_is_not_connected_is_refused(net: Net) -> None:
+    """Sending before connect or after disconnect gives False and is counted; disconnecting a stranger does nothing."""
+    a, b = _pair(net)
+    assert not a.send(Peer("stranger", 1), _HELLO)
+    a.disconnect(Peer("stranger", 1))
+    a.disconnect(_B)
+    assert not a.send(_B, _HELLO)
+    assert a.counts["dropped: not connected"] == 2
+    assert a.connect(_B, b.address)
+    assert a.send(_B, _HELLO)
+    assert await _take(b) == [(_A, _HELLO)]
+
+
+async def test_an_oversize_message_is_not_sent(net: Net) -> None:
+    """A message over the bound gives False and is counted, and the link goes on."""
+    a, b = _pair(net, TransportLimits(max_frame_bytes=2000))
+    long = Start(1, RequestSpec("r", tuple(range(5000)), SamplingParams(seed=1, max_tokens=1)))
+    assert not a.send(_B, long)
+    assert a.counts["dropped: oversize"] == 1
+    assert a.send(_B, Unplace("r", 1))
+    assert await _take(b) == [(_A, Unplace("r", 1))]
+
+
+async def test_an_oversize_message_is_not_received(net: Net) -> None:
+    """A frame over the receiver's bound never arrives; other senders' messages do."""
+    a = net.open(_A, net.new_address("a"))
+    b = net.open(_B, net.new_address("b"), TransportLimits(max_frame_bytes=2000))
+    c = net.open(Peer("c", 1), net.new_address("c"))
+    assert a.connect(_B, b.address)
+    assert c.connect(_B, b.address)
+    assert a.send(_B, Start(1, RequestSpec("r", tuple(range(5000)), SamplingParams(seed=1, max_tokens=1))))
+    assert c.send(_B, Unplace("r", 1))
+    assert await _take(b) == [(Peer("c", 1), Unplace("r", 1))]
+    assert b.counts["received"] == 1
+
+
+async def test_a_full_queue_refuses_without_blocking(net: Net) -> None:
+    """With nobody to read, sends give True until the queue is full, then False, counted; what was taken arrives."""
+    a = net.open(_A, net.new_address("a"), TransportLimits(send_queue=20))
+    address = net.new_address("b")
+    assert a.connect(_B, address)
+    results = [a.send(_B, Unplace("r", i)) for i in range(50)]
+    accepted = sum(results)
+    assert results == [True] * accepted + [False] * (50 - accepted)
+    assert 20 <= accepted < 50
+    assert a.counts["dropped: queue full"] == 50 - accepted
+    b = net.open(_B, address)
+    assert await _take(b, accepted) == [(_A, Unplace("r", i)) for i in range(accepted)]
+
+
+async def test_a_slow_receiver_holds_its_senders_back(net: Net) -> None:
+    """A receiver with a small inbox that is not taken from loses nothing that the sender could queue."""
+    limits = TransportLimits(receive_queue=10)
+    a, b = _pair(net, limits)
+    for i in range(200):
+        assert a.send(_B, Unplace("r", i))
+    await _until(lambda: b.counts["received"] >= 10, b)
+    assert b.counts["received"] == 10
+    assert await _take(b, 200) == [(_A, Unplace("r", i)) for i in range(200)]
+
+
+async def test_an_unusable_address_is_refused(net: Net) -> None:
+    """Connecting to an address that is none gives False and raises nothing."""
+    a, _ = _pair(net)
+    assert not a.connect(Peer("x", 1), "")
+    if net.kind != "memory":
+        for address in ("gopher://x", "tcp://", "tcp://nowhere", "ipc://" + "x" * 300, "inproc://x"):
+            assert not a.connect(Peer("x", 1), address)
+
+
+async def test_an_address_is_bound_once(net: Net) -> None:
+    """Listening where somebody listens raises (ipc apart: there the newcomer takes over, as after a kill)."""
+    a, _ = _pair(net)
+    if net.kind != "ipc":
+        with pytest.raises(ActorserveError):
+            net.open(Peer("c", 1), a.address)
+
+
+async def test_closing_again_does_nothing(net: Net) -> None:
+    """A closed transport can be closed again, and refuses to send and to connect."""
+    a, b = _pair(net)
+    a.close()
+    a.close()
+    assert not a.send(_B, _HELLO)
+    assert not a.connect(_B, b.address)
+    assert a.take() == []
+
+
+@pytest.mark.parametrize("net", ["ipc", "tcp"], indirect=True)
+async def test_garbage_frames_are_counted_and_ignored(net: Net, caplog: pytest.LogCaptureFixture) -> None:
+    """Garbage from a raw ZeroMQ socket and from a raw stream is counted and logged once; good frames still arrive."""
+    a, b = _pair(net)
+    head = make_head(_A, _B)
+    good = encode(Unplace("r", 1))
+    garbage: list[list[bytes]] = [
+        [b""],
+        [b"hello"],
+        [b"ASV1\xff\xff"],
+        [b"ASV1\x00\x01\xc1" + good],
+        [make_head(Peer("a", 0), _B) + good],
+        [head[:-1] + b"\xc3" + good],
+        [head],
+        [head + b"\x00" * 100],
+        [head + good + b"\x00"],
+        [head + good, b"another part"],
+        [b"x"] * 50,
+    ]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context, context.socket(zmq.DEALER) as raw:
+        raw.setsockopt(zmq.LINGER, 0)
+        raw.connect(b.address)
+        for parts in garbage:
+            raw.send_multipart(parts)
+        if net.kind == "ipc":
+            stream = socket.socket(socket.AF_UNIX)
+            stream.connect(b.address.removeprefix("ipc://"))
+        else:
+            stream = socket.create_connection(("127.0.0.1", int(b.address.rpartition(":")[2])))
+        with stream:
+            stream.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"\xff" * 1000)
+            await _until(lambda: sum(n for k, n in b.counts.items() if k.startswith("dropped")) == len(garbage), b)
+    assert b.counts["dropped: malformed envelope"] == 8
+    assert b.counts["dropped: malformed message"] == 3
+    assert len([record for record in caplog.records if record.name == "actorserve.wire"]) == 1
+    assert a.send(_B, Unplace("good", 1))
+    assert await _take(b) == [(_A, Unplace("good", 1))]

@@ -1,0 +1,145 @@
+"""Small random models as Hugging Face folders, and a scheduler that plays requests in any mixture."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from actorserve.core.messages import StepPlan
+from actorserve.model_files.describe import describe
+from actorserve.model_files.description import ModelDescription
+
+Tokens = tuple[int, ...]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread; engines set their own number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A random Llama: transformers' own, as the reference, and the folder that it was saved in."""
+
+    reference: Any
+    folder: Path
+
+    @property
+    def description(self) -> ModelDescription:
+        return describe(self.folder)
+
+
+MakeModel = Callable[..., SmallModel]
+
+
+@pytest.fixture(scope="session")
+def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """Makes a small random Llama; keyword arguments go to LlamaConfig, ``max_shard_size`` to save_pretrained."""
+
+    def make(max_shard_size: str = "1GB", **changes: Any) -> SmallModel:
+        settings: dict[str, Any] = {
+            "vocab_size": 211,
+            "hidden_size": 54,
+            "intermediate_size": 100,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.2,
+        }
+        torch.manual_seed(0)
+        reference = LlamaForCausalLM(LlamaConfig(**(settings | changes))).float().eval()
+        for parameter in reference.parameters():
+            if parameter.dim() == 1:  # norms and biases, which would be ones and zeros
+                torch.nn.init.normal_(parameter, mean=0.5)
+        folder = tmp_path_factory.mktemp("model")
+        reference.save_pretrained(folder, max_shard_size=max_shard_size)
+        (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+        return SmallModel(reference, folder)
+
+    return make
+
+
+@dataclass
+class _Playing:
+    tokens: list[int]
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class Schedule:
+    """Plays requests in random mixtures of prefill chunks and decodes, with random blocks and preemptions.
+
+    ``run(plan)`` computes a plan and returns what each sampling row gave. With ``extend``, that is a token, by which
+    the request grows until it has ``num_tokens``; else every request's tokens are known from the start.
+    """
+
+    def __init__(self, num_blocks: int, tokens_per_block: int, seed: int, preempts: bool = True) -> None:
+        self._random = random.Random(seed)
+        self._free = list(range(num_blocks))
+        self._random.shuffle(self._free)
+        self._tokens_per_block = tokens_per_block
+        self._preempts = preempts
+        self.num_preemptions = 0
+
+    def play(
+        self,
+        requests: dict[str, Sequence[int]],
+        run: Callable[[StepPlan], Sequence[Any]],
+        num_tokens: dict[str, int] | None = None,
+        chunks: Sequence[int] = (1, 3, 17, 80),
+    ) -> dict[tuple[str, int], Any]:
+        """What ``run`` gave for each request and position; the last result where a position came again."""
+        playing = {name: _Playing(list(tokens)) for name, tokens in requests.items()}
+        results: dict[tuple[str, int], Any] = {}
+        step_id = 0
+        while playing:
+            rows = []
+            for name, state in playing.items():
+                if self._preempts and state.num_computed and self._random.random() < 0.04:
+                    self._free += state.blocks
+                    state.blocks, state.num_computed = [], 0
+                    self.num_preemptions += 1
+                if self._random.random() < 0.8 or not rows:
+                    chunk = state.tokens[state.num_computed :][: self._random.choice(chunks)]
+                    end = state.num_computed + len(chunk)
+                    while len(state.blocks) * self._tokens_per_block < end:
+                        state.blocks.append(self._free.pop(self._random.randrange(len(self._free))))
+                    samples = num_tokens is None or end == len(state.tokens)
+                    rows.append((name, state.num_computed, tuple(chunk), tuple(state.blocks), samples))
+                    state.num_computed = end
+            self._random.shuffle(rows)
+            names, starts, token_ids, tables, samples_column = zip(*rows, strict=True)
+            plan = StepPlan(step_id, names, starts, token_ids, tables, samples_column)
+            step_id += 1
+            sampling = [row for row in rows if row[4]]
+            for (name, start, chunk_ids, _, _), result in zip(sampling, run(plan), strict=True):
+                position = start + len(chunk_ids) - 1
+                results[name, position] = result
+                if num_tokens is not None:
+                    playing[name].tokens.append(result)
+            for name in list(playing):
+                state = playing[name]
+                finished = len(state.tokens) >= num_tokens[name] if num_tokens else False
+                if finished or (num_tokens is None and state.num_computed == len(state.tokens)):
+                    self._free += state.blocks
+                    del playing[name]
+        return results
+
+
+MakeSchedule = Callable[..., Schedule]
+
+
+@pytest.fixture
+def make_schedule() -> MakeSchedule:
+    return Schedule

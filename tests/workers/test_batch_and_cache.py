@@ -1,0 +1,66 @@
+"""A plan becomes the tensors that it says, and the KV pool is sized by what there is."""
+
+from pathlib import Path
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actorserve.core.messages import StepPlan
+from workers.batch import make_batch
+from workers.kv_cache import available_memory_bytes, default_pool_bytes
+
+CPU = torch.device("cpu")
+
+
+@given(st.integers(1, 33), st.lists(st.tuples(st.integers(0, 90), st.integers(1, 70)), min_size=1, max_size=6))
+def test_a_batch_says_what_its_plan_says(tokens_per_block: int, rows: list[tuple[int, int]]) -> None:
+    """Positions, slots, starts and fresh blocks are those that the plan's definition gives, token by token."""
+    tables, next_block = [], 0
+    for start, length in rows:
+        count = -(-(start + length) // tokens_per_block)
+        tables.append(tuple(reversed(range(next_block, next_block + count))))
+        next_block += count
+    names = tuple(f"r{n}" for n in range(len(rows)))
+    tokens = tuple(tuple(range(length)) for _, length in rows)
+    samples = tuple(n % 2 == 0 for n in range(len(rows)))
+    batch = make_batch(
+        StepPlan(0, names, tuple(start for start, _ in rows), tokens, tuple(tables), samples), tokens_per_block, CPU
+    )
+    places = [(row, start + at) for row, (start, length) in enumerate(rows) for at in range(length)]
+    slots = [
+        tables[row][position // tokens_per_block] * tokens_per_block + position % tokens_per_block
+        for row, position in places
+    ]
+    assert batch.token_ids.tolist() == [token for row in tokens for token in row]
+    assert batch.positions.tolist() == [position for _, position in places]
+    assert batch.slots.tolist() == slots
+    assert batch.context_lens.tolist() == [start + length for start, length in rows]
+    assert batch.query_starts.tolist() == [sum(length for _, length in rows[:n]) for n in range(len(rows) + 1)]
+    assert batch.fresh_blocks.tolist() == [slot // tokens_per_block for slot in slots if slot % tokens_per_block == 0]
+    ends = [n - 1 for n in batch.query_starts.tolist()[1:]]
+    assert batch.sample_rows.tolist() == [end for end, sample in zip(ends, samples, strict=True) if sample]
+    assert [tuple(row[: len(table)]) for row, table in zip(batch.block_tables.tolist(), tables, strict=True)] == tables
+    assert (batch.num_tokens, batch.num_requests) == (len(places), len(rows))
+
+
+def write(root: Path, name: str, text: str) -> None:
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_text(text)
+
+
+def test_available_memory_respects_the_control_group(tmp_path: Path) -> None:
+    """Available memory is the kernel's figure, or what the control group leaves, whichever is less."""
+    write(tmp_path, "proc/meminfo", "MemTotal: 64 kB\nMemAvailable:  8000 kB\n")
+    assert available_memory_bytes(tmp_path) == 8000 * 1024
+    write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
+    write(tmp_path, "sys/fs/cgroup/memory.current", "100\n")
+    assert available_memory_bytes(tmp_path) == 8000 * 1024
+    write(tmp_path, "sys/fs/cgroup/memory.max", "5000\n")
+    assert available_memory_bytes(tmp_path) == 4900
+
+
+def test_workers_of_a_host_share_its_memory() -> None:
+    """A CPU worker's pool shrinks with the number of workers, and is never over 2 GiB."""
+    assert 0 < default_pool_bytes(CPU, 1) <= 2 * 2**30
+    assert default_pool_bytes(CPU, 1000) < available_memory_bytes() / 1000

@@ -1,0 +1,277 @@
+"""The Triton kernel, in Triton's interpreter (in a process of its own: it is chosen before the import) and on CUDA."""
+
+import importlib.metadata
+import importlib.util
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from actorserve.errors import SettingsError
+from workers.attention.triton_paged import TritonPagedAttention
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if HAS_TRITON else (0, 0)
+
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed")
+interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernel_in_the_interpreter")
+
+
+def on_cuda(function: object) -> object:
+    skip = pytest.mark.skipif(
+        not HAS_TRITON or INTERPRETED or not torch.cuda.is_available(), reason="needs CUDA and triton"
+    )
+    return pytest.mark.gpu(skip(function))
+
+
+@dataclass(frozen=True)
+class Batch:
+    query_starts: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    tokens_per_block: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """A whole context: query [n, num_heads, head_dim], key and value [num_kv_heads, n, head_dim]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.query.shape[0]
+
+
+def make_request(
+    num_tokens: int,
+    num_kv_heads: int,
+    group_heads: int,
+    head_dim: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Request:
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(num_tokens, num_kv_heads * group_heads, head_dim, generator=generator)
+    key, value = torch.randn(2, num_kv_heads, num_tokens, head_dim, generator=generator)
+    return Request(*(tensor.to(device, dtype) for tensor in (2 * query, key, value)))
+
+
+def dense(request: Request) -> Tensor:
+    """Causal attention in float64, written plainly."""
+    query, key, value = request.query.double(), request.key.double(), request.value.double()
+    group_heads = query.shape[1] // key.shape[0]
+    key, value = key.repeat_interleave(group_heads, 0), value.repeat_interleave(group_heads, 0)
+    scores = torch.einsum("qhd,hkd->hqk", query, key) / query.shape[-1] ** 0.5
+    later = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), value)
+
+
+def attend(requests: Sequence[Request], chunks: Sequence[tuple[int, int]], tokens_per_block: int, seed: int) -> Tensor:
+    """One step: of each request its tokens ``start`` to ``end``, from scattered blocks with NaN beside them."""
+    device, dtype = requests[0].query.device, requests[0].query.dtype
+    needed = [-(-end // tokens_per_block) for _, end in chunks]
+    free = list(range(sum(needed) + 3))
+    random.Random(seed).shuffle(free)
+    num_kv_heads, _, head_dim = requests[0].key.shape
+    # As in the engine: keys and values are views into one pool.
+    pool = torch.full((2, num_kv_heads, len(free) * tokens_per_block, head_dim), torch.nan, dtype=dtype, device=device)
+    tables = torch.zeros(len(requests), max(needed), dtype=torch.int32)
+    starts = [0]
+    for row, (request, (start, end)) in enumerate(zip(requests, chunks, strict=True)):
+        blocks = [free.pop() for _ in range(needed[row])]
+        tables[row, : len(blocks)] = torch.tensor(blocks)
+        slots = [blocks[p // tokens_per_block] * tokens_per_block + p % tokens_per_block for p in range(end)]
+        pool[0][:, slots], pool[1][:, slots] = request.key[:, :end], request.value[:, :end]
+        starts.append(starts[-1] + end - start)
+    batch = Batch(
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
+        tables.to(device),
+        tokens_per_block,
+    )
+    query = torch.cat([request.query[start:end] for request, (start, end) in zip(requests, chunks, strict=True)])
+    return TritonPagedAttention()(query, pool[0], pool[1], batch)
+
+
+def in_chunks(request: Request, sizes: Iterator[int], tokens_per_block: int) -> Tensor:
+    """The whole context, one chunk a step."""
+    parts, start = [], 0
+    while start < request.num_tokens:
+        end = min(start + next(sizes), request.num_tokens)
+        parts.append(attend([request], [(start, end)], tokens_per_block, seed=end))
+        start = end
+    return torch.cat(parts)
+
+
+def forever(size: int) -> Iterator[int]:
+    while True:
+        yield size
+
+
+def at_random(seed: int) -> Iterator[int]:
+    source = random.Random(seed)
+    while True:
+        yield source.choice((1, 2, 7, 16, 33))
+
+
+@pytest.mark.skipif(HAS_TRITON, reason="triton is installed")
+def test_without_triton_the_backend_says_what_is_missing() -> None:
+    """Where triton is missing, the module is importable and making the backend names the package."""
+    with pytest.raises(SettingsError, match="triton"):
+        TritonPagedAttention()
+
+
+@needs_triton
+@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
+@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+def test_kernel_in_the_interpreter() -> None:
+    """All interpreted tests of this file pass in a process whose Triton interprets."""
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "interpreted", __file__]
+    done = subprocess.run(
+        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("num_kv_heads", "group_heads", "head_dim", "tokens_per_block"),
+    [(1, 1, 16, 1), (3, 3, 64, 16), (2, 4, 48, 5), (1, 17, 32, 64), (2, 2, 80, 7), (1, 8, 256, 16)],
+)
+def test_interpreted_equals_dense(num_kv_heads: int, group_heads: int, head_dim: int, tokens_per_block: int) -> None:
+    """A mixed step of prefill chunks and decode tokens gives what dense float64 attention gives."""
+    lengths = (1, 40, 33, 70)
+    requests = [make_request(n, num_kv_heads, group_heads, head_dim, seed=n) for n in lengths]
+    chunks = [(0, 1), (7, 40), (32, 33), (0, 70)]
+    out = attend(requests, chunks, tokens_per_block, seed=1)
+    wanted = torch.cat([dense(r)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
+    torch.testing.assert_close(out.double(), wanted, rtol=0, atol=5e-6)
+
+
+@interpreted
+@pytest.mark.parametrize(("num_kv_heads", "group_heads", "head_dim"), [(3, 3, 64), (1, 5, 48)])
+def test_interpreted_bits_do_not_depend_on_chunks_or_blocks(num_kv_heads: int, group_heads: int, head_dim: int) -> None:
+    """Prefill at once, random chunks and token-by-token decode, at any block size, give equal bits."""
+    request = make_request(67, num_kv_heads, group_heads, head_dim, seed=5)
+    whole = in_chunks(request, forever(67), 16)
+    assert torch.equal(in_chunks(request, forever(1), 16), whole)
+    assert torch.equal(in_chunks(request, forever(1), 3), whole)
+    assert torch.equal(in_chunks(request, at_random(1), 64), whole)
+    assert torch.equal(in_chunks(request, at_random(2), 1), whole)
+
+
+@interpreted
+def test_interpreted_bits_do_not_depend_on_batch_mates() -> None:
+    """A chunk's result is equal bits alone and at any place in a batch."""
+    requests = [make_request(n, 2, 3, 64, seed=n) for n in (50, 1, 64, 31)]
+    chunks = [(20, 50), (0, 1), (63, 64), (0, 31)]
+    alone = [attend([r], [chunk], 16, seed=3) for r, chunk in zip(requests, chunks, strict=True)]
+    for order in ((0, 1, 2, 3), (3, 1, 0, 2), (2, 0), (1, 3)):
+        out = attend([requests[i] for i in order], [chunks[i] for i in order], 16, seed=4)
+        assert torch.equal(out, torch.cat([alone[i] for i in order]))
+
+
+@needs_triton
+@pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter's process")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_compiles_for_cuda(dtype: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel compiles to machine code without a GPU, with float32 kept off the TF32 units."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiler = importlib.import_module("triton.compiler")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
+    kernel = importlib.import_module("workers.attention.triton_kernel").paged_attention
+    constants = {
+        "head_dim": 48,
+        "padded_dim": 64,
+        "group_heads": 3,
+        "tile_queries": 5,
+        "tile_rows": 16,
+        "tile_keys": 32,
+    }
+    types = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(constants, "constexpr") | {"scale": "fp32"}
+    types |= dict.fromkeys(("query", "keys", "values", "out"), f"*{dtype}")
+    types |= dict.fromkeys(("query_starts", "context_lens", "block_tables"), "*i32")
+    source = compiler.ASTSource(kernel, types, {(kernel.arg_names.index(n),): v for n, v in constants.items()})
+    compiled = importlib.import_module("triton").compile(
+        source, target=target, options={"num_warps": 4, "num_stages": 2, "enable_fp_fusion": True}
+    )
+    assert compiled.asm["cubin"]
+    assert "tf32" not in compiled.asm["ptx"]
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("query", "keys", "message"),
+    [
+        (torch.zeros(2, 4, 24), torch.zeros(2, 8, 24), "multiple of 16"),
+        (torch.zeros(2, 4, 272), torch.zeros(2, 8, 272), "up to 256"),
+        (torch.zeros(2, 5, 32), torch.zeros(2, 8, 32), "do not fit"),
+        (torch.zeros(2, 4, 32), torch.zeros(2, 8, 64)[..., ::2], "contiguous"),
+        (torch.zeros(2, 4, 32, dtype=torch.float64), torch.zeros(2, 8, 32, dtype=torch.float64), "float32 or bfloat16"),
+    ],
+)
+def test_refuses_what_the_kernel_does_not_take(query: Tensor, keys: Tensor, message: str) -> None:
+    """Shapes, strides and types that the kernel does not take raise a ValueError that says which."""
+    nothing = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=message):
+        TritonPagedAttention()(query, keys, keys, Batch(nothing, nothing[:1], nothing.view(1, 2), 16))
+
+
+@on_cuda
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(
+    ("num_kv_heads", "group_heads", "head_dim", "tokens_per_block"),
+    [(3, 3, 64, 16), (8, 4, 128, 16), (2, 4, 48, 5), (1, 17, 32, 64), (2, 8, 256, 32), (4, 1, 80, 1)],
+)
+def test_cuda_equals_dense(
+    num_kv_heads: int, group_heads: int, head_dim: int, tokens_per_block: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """On CUDA a mixed step gives what dense float64 attention gives, within the type's rounding."""
+    lengths = (1, 40, 333, 700)
+    requests = [make_request(n, num_kv_heads, group_heads, head_dim, n, dtype, "cuda") for n in lengths]
+    chunks = [(0, 1), (7, 40), (332, 333), (100, 700)]
+    out = attend(requests, chunks, tokens_per_block, seed=1)
+    wanted = torch.cat([dense(r)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
+    torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("num_kv_heads", "group_heads", "head_dim"), [(3, 3, 64), (2, 4, 128), (1, 5, 48)])
+def test_cuda_bits_do_not_depend_on_chunks_or_blocks(
+    num_kv_heads: int, group_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """On CUDA prefill at once, random chunks and decode, at any block size, give equal bits."""
+    request = make_request(300, num_kv_heads, group_heads, head_dim, 5, dtype, "cuda")
+    whole = in_chunks(request, forever(300), 16)
+    assert torch.equal(in_chunks(request, forever(1), 16), whole)
+    assert torch.equal(in_chunks(request, at_random(1), 64), whole)
+    assert torch.equal(in_chunks(request, at_random(2), 1), whole)
+    assert torch.equal(in_chunks(request, at_random(3), 7), whole)
+
+
+@on_cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_bits_do_not_depend_on_batch_mates(dtype: torch.dtype) -> None:
+    """On CUDA a chunk's result is equal bits alone and at any place in batches of up to 32."""
+    source = random.Random(9)
+    requests = [make_request(source.randint(1, 400), 2, 3, 64, seed, dtype, "cuda") for seed in range(32)]
+    chunks = [(source.choice((0, r.num_tokens // 2, r.num_tokens - 1)), r.num_tokens) for r in requests]
+    alone = [attend([r], [chunk], 16, seed=3) for r, chunk in zip(requests, chunks, strict=True)]
+    for size in (2, 3, 16, 32):
+        order = source.sample(range(32), size)
+        out = attend([requests[i] for i in order], [chunks[i] for i in order], 16, seed=size)
+        assert torch.equal(out, torch.cat([alone[i] for i in order]))

@@ -1,0 +1,212 @@
+"""The one bootstrap behind tools/*: makes ``.venv``, installs pinned dependencies into it, runs the command there.
+
+Standard library only: it runs before anything is installed. The versions stand in ``config/constraints.txt``, the names
+in ``pyproject.toml``. A stamp in ``.venv`` (written last) tells that an installation is complete and up to date, so a
+second start installs nothing and an interrupted one is done again. Two at once take turns.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNTIME = "runtime"
+TEST = "test"
+COMMANDS = {"serve": RUNTIME, "test": TEST, "check": TEST, "bench": TEST}
+
+
+class SetupError(Exception):
+    """Its text is one line that tells what to do."""
+
+
+def say(text: str) -> None:
+    print(f"actorserve: {text}", file=sys.stderr, flush=True)
+
+
+def dependencies(root: Path, group: str) -> list[str]:
+    """What ``pyproject.toml`` asks for; the test group includes the runtime's."""
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = list(project["dependencies"])
+    if group == TEST:
+        wanted += project["optional-dependencies"]["test"]
+    return wanted
+
+
+def python_of(root: Path) -> Path:
+    return root / ".venv" / "bin" / "python"
+
+
+def describe_python(python: Path) -> str | None:
+    """Version and place of the virtual environment's Python; None if there is none that works."""
+    # -I: the caller's PYTHON* variables do not matter. The version, since a distribution's upgrade replaces Python.
+    command = [str(python), "-I", "-c", "import sys, pip; print(sys.version, sys.prefix)"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def fingerprint(root: Path, group: str, python: str) -> str:
+    """Hash of everything that decides what is installed."""
+    pins = (root / "config" / "constraints.txt").read_text(encoding="utf-8")
+    parts = [pins, *dependencies(root, group), python]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def stamp_of(root: Path, group: str) -> Path:
+    return root / ".venv" / f"actorserve-{group}.stamp"
+
+
+def is_current(root: Path, group: str) -> bool:
+    try:
+        stamp = stamp_of(root, group).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    python = describe_python(python_of(root))
+    return python is not None and stamp == fingerprint(root, group, python)
+
+
+@contextlib.contextmanager
+def one_at_a_time(root: Path) -> Iterator[int]:
+    """Hold the installation's lock, and yield its descriptor.
+
+    The lock is on the ``tools`` folder itself, so nothing is left behind; it ends with the last process that holds it.
+    """
+    descriptor = os.open(root / "tools", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another installation to end")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def make_environment(root: Path) -> None:
+    """Make ``.venv`` anew."""
+    try:
+        import ensurepip  # noqa: F401 - Debian and Ubuntu ship it apart, and venv fails late without it
+        import venv  # noqa: F401
+    except ImportError:
+        package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
+        raise SetupError(f"Python's venv module is missing; install it with: apt install {package}") from None
+    say("making .venv")
+    command = [sys.executable, "-m", "venv", "--clear", str(root / ".venv")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
+        raise SetupError(f"cannot make .venv: {reason[-1]}")
+
+
+def install(root: Path, group: str, lock: int) -> None:
+    """Install a group's dependencies, and put the repository's root on ``sys.path`` of everything run in ``.venv``."""
+    wanted = dependencies(root, group)
+    say(f"installing dependencies ({group} set, {len(wanted)} packages and theirs); this is needed once")
+    command = [str(python_of(root)), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    if not sys.stderr.isatty():
+        command.append("-qq")  # else pip's own progress is shown
+    command += ["--constraint", str(root / "config" / "constraints.txt"), *wanted]
+    # pip inherits the lock: should only this process be killed, a second start still waits for the pip that is left.
+    done = subprocess.run(command, stdout=sys.stderr, pass_fds=[lock], check=False)
+    if done.returncode != 0:
+        raise SetupError("installing failed, for the reason above; run the command again to retry")
+    query = [str(python_of(root)), "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site_packages = Path(subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip())
+    (site_packages / "actorserve.pth").write_text(f"{root}\n", encoding="utf-8")
+
+
+def ensure(root: Path, group: str) -> None:
+    """Make ``.venv`` hold the group's dependencies. Quick and silent when it does already.
+
+    Raises: SetupError.
+    """
+    if is_current(root, group):
+        return
+    with one_at_a_time(root) as lock:
+        if is_current(root, group):  # somebody else's installation has just ended
+            return
+        python = describe_python(python_of(root))
+        if python is None:
+            make_environment(root)
+            python = describe_python(python_of(root))
+            if python is None:
+                raise SetupError(f"{root / '.venv'} does not work; remove it and run the command again")
+        complete = [RUNTIME, TEST] if group == TEST else [RUNTIME]
+        for each in complete:
+            stamp_of(root, each).unlink(missing_ok=True)
+        install(root, group, lock)
+        for each in complete:
+            unfinished = stamp_of(root, each).with_suffix(".new")
+            unfinished.write_text(fingerprint(root, each, python), encoding="utf-8")
+            unfinished.replace(stamp_of(root, each))
+        say("dependencies are installed")
+
+
+def absolute_paths(arguments: Sequence[str], root: Path) -> list[str]:
+    """pytest runs in the root; a path that the caller meant from where they stand is made absolute."""
+    here = Path.cwd()
+    if here == root:
+        return list(arguments)
+    result = []
+    for argument in arguments:
+        path, separator, test = argument.partition("::")
+        meant = not argument.startswith("-") and (here / path).exists()
+        result.append(f"{here / path}{separator}{test}" if meant else argument)
+    return result
+
+
+def run_checks(python: str, arguments: Sequence[str]) -> int:
+    """Run every check, also after one has failed. Returns an exit status."""
+    if arguments:
+        raise SetupError("tools/check takes no arguments")
+    checks = {
+        "ruff format": ["-m", "ruff", "format", "--check", "."],
+        "ruff check": ["-m", "ruff", "check", "."],
+        "mypy --strict": ["-m", "mypy", "--strict"],
+        "layers": ["-m", "pytest", "tests/test_layers.py"],
+    }
+    failed = []
+    for name, command in checks.items():
+        say(f"check: {name}")
+        if subprocess.run([python, *command], check=False).returncode != 0:
+            failed.append(name)
+    if failed:
+        say(f"check: failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    name, *rest = arguments
+    python = str(python_of(ROOT))
+    try:
+        ensure(ROOT, COMMANDS[name])
+        # -P: a file in the caller's folder that is called like a module of ours or of Python's changes nothing.
+        if name == "serve":
+            os.execv(python, [python, "-P", "-m", "actorserve", "serve", *rest])
+        if name == "bench":
+            os.execv(python, [python, "-P", "-m", "tools.benchmarks", *rest])
+        if name == "test":
+            rest = absolute_paths(rest, ROOT)
+        os.chdir(ROOT)
+        if name == "check":
+            return run_checks(python, rest)
+        os.execv(python, [python, "-P", "-m", "pytest", *rest])
+    except SetupError as error:
+        say(str(error))
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; the next start carries on")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

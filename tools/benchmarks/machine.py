@@ -1,0 +1,35 @@
+"""What the measurement ran on, so that a figure can be told from another machine's."""
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+_INTERESTING = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_bf16", "amx_int8")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``isa`` are the instruction sets that matter to inference, of those that the CPU has."""
+
+    cpu: str
+    cores: int
+    isa: tuple[str, ...]
+
+
+def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
+    """The CPU's name and instruction sets from /proc/cpuinfo; the name is empty where it is not told (as on Arm)."""
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        fields.setdefault(name.strip(), value.strip())
+    flags = set(fields.get("flags", fields.get("Features", "")).split())
+    return fields.get("model name", ""), tuple(flag for flag in _INTERESTING if flag in flags)
+
+
+def this_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
+    try:
+        name, isa = parse_cpuinfo(cpuinfo.read_text(encoding="utf-8"))
+    except OSError:
+        name, isa = "", ()
+    return Machine(name or platform.processor() or platform.machine(), len(os.sched_getaffinity(0)), isa)

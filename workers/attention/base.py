@@ -1,0 +1,25 @@
+"""The attention protocol: what a model calls once a layer."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from workers.batch import Batch
+
+
+class Attention(Protocol):
+    """Causal attention of each token to its own request's tokens, read from the paged KV pool.
+
+    A token's result is the same bits in any batch, chunking and block size (design invariant 3).
+    """
+
+    @property
+    def name(self) -> str:
+        """The backend and every constant that decides its bits; part of the worker's kind."""
+        ...
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> Tensor:
+        """``query``: [T, num_heads, head_dim]; ``keys``, ``values``: [num_kv_heads, num_slots, head_dim], one layer's
+        pool, in which this step's tokens are written already. Gives [T, num_heads, head_dim] of the query's dtype.
+        """
+        ...

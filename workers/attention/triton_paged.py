@@ -1,0 +1,140 @@
+"""Paged attention on CUDA with one Triton kernel for prefill chunks and decode.
+
+One kernel in one configuration serves every step, so a query's result is the same bits whether it came alone, within a
+chunk, or beside other requests, and whatever the block size. The price: the keys of one request are never split over
+programs, so a long context in a small batch leaves most of a GPU idle. Splitting at fixed positions and combining in
+ascending order would keep the promise too, if prefill rounds in just the same places.
+"""
+
+import importlib
+import math
+import os
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from actorserve.errors import SettingsError
+
+MAX_HEAD_DIM = 256
+
+# (rows at least, keys, head_dim above which keys are halved). IEEE float32 goes without tensor cores, where larger tiles
+# would only spill registers.
+_TILES = {torch.float32: (16, 32, 64), torch.bfloat16: (64, 64, 128)}
+
+
+class PagedBatch(Protocol):
+    """What the kernel reads of a ``workers.batch.Batch`` (tensors int32, on the device; R requests)."""
+
+    @property
+    def query_starts(self) -> Tensor:
+        """[R + 1]: where each request's tokens begin, and the end."""
+        ...
+
+    @property
+    def context_lens(self) -> Tensor:
+        """[R]: tokens up to and with this step's last."""
+        ...
+
+    @property
+    def block_tables(self) -> Tensor:
+        """[R, max_blocks]: a request's blocks in order of position."""
+        ...
+
+    @property
+    def tokens_per_block(self) -> int: ...
+
+
+class TritonPagedAttention:
+    """The backend; see ``workers.attention`` for the protocol.
+
+    float32 inputs are multiplied in IEEE float32 (no TF32). bfloat16 inputs use the tensor cores, with float32 sums
+    and softmax, and weights rounded to bfloat16.
+    """
+
+    def __init__(self) -> None:
+        """Raises: SettingsError if Triton cannot be imported."""
+        try:
+            self._kernel: Any = importlib.import_module("workers.attention.triton_kernel").paged_attention
+        except ImportError as error:
+            raise SettingsError(f"attention by triton-paged needs the package triton: {error}") from error
+        # The tiles and the compiler decide bits, so they are in the name.
+        tiles = ",".join(f"{str(dtype)[6:]}:{rows}x{keys}" for dtype, (rows, keys, _) in _TILES.items())
+        self.name = f"triton-paged triton={version('triton')} {tiles}"
+        self._interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> Tensor:
+        """Causal attention of this step's tokens over their requests' contexts.
+
+        ``query``: [T, num_heads, head_dim]; ``keys``, ``values``: [num_kv_heads, num_slots, head_dim], already with
+        this step's tokens; any strides but in the last dimension. Scores are scaled by head_dim ** -0.5.
+
+        Returns: [T, num_heads, head_dim] in the query's dtype. Raises: ValueError for shapes, types or devices that
+        the kernel does not take.
+        """
+        tile_rows, tile_keys, tile_queries = self._tile(query, keys, values)
+        num_tokens, num_heads, head_dim = query.shape
+        num_kv_heads = keys.shape[0]
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype, device=query.device)
+        num_requests = batch.context_lens.shape[0]
+        if num_tokens == 0:
+            return out
+        # An upper bound of the number of tiles that needs no look at the lengths, which lie on the device.
+        num_tiles = num_tokens // tile_queries + num_requests
+        self._kernel[(num_tiles, num_kv_heads)](
+            query,
+            keys,
+            values,
+            out,
+            batch.query_starts,
+            batch.context_lens,
+            batch.block_tables,
+            num_requests,
+            batch.tokens_per_block,
+            batch.block_tables.stride(0),
+            1.0 / math.sqrt(head_dim),
+            query.stride(0),
+            query.stride(1),
+            keys.stride(0),
+            keys.stride(1),
+            values.stride(0),
+            values.stride(1),
+            out.stride(0),
+            out.stride(1),
+            head_dim=head_dim,
+            padded_dim=_next_power_of_two(head_dim),
+            group_heads=num_heads // num_kv_heads,
+            tile_queries=tile_queries,
+            tile_rows=tile_rows,
+            tile_keys=tile_keys,
+            num_warps=4,
+            enable_fp_fusion=True,
+            num_stages=2,
+        )
+        return out
+
+    def _tile(self, query: Tensor, keys: Tensor, values: Tensor) -> tuple[int, int, int]:
+        """(rows, keys, query tokens) of a tile: a function of the model alone, never of the batch."""
+        head_dim = query.shape[-1]
+        if head_dim % 16 or not 0 < head_dim <= MAX_HEAD_DIM:
+            raise ValueError(f"triton-paged takes a head_dim that is a multiple of 16 up to {MAX_HEAD_DIM}: {head_dim}")
+        if keys.shape != values.shape or keys.shape[-1] != head_dim or query.shape[1] % keys.shape[0]:
+            raise ValueError(f"query {query.shape}, keys {keys.shape} and values {values.shape} do not fit together")
+        if {query.stride(-1), keys.stride(-1), values.stride(-1)} != {1}:
+            raise ValueError(f"triton-paged needs the last dimension to be contiguous")
+        if query.dtype not in _TILES or {keys.dtype, values.dtype} != {query.dtype}:
+            raise ValueError(f"triton-paged takes float32 or bfloat16: {query.dtype}, {keys.dtype}, {values.dtype}")
+        if not query.is_cuda and not self._interpreted:
+            raise ValueError(f"triton-paged runs on CUDA, not on {query.device}")
+        # Wide heads get fewer keys, so that two tiles in flight fit the 99 KiB of shared memory of the smaller GPUs.
+        least_rows, tile_keys, widest = _TILES[query.dtype]
+        if head_dim > widest:
+            tile_keys //= 2
+        group_heads = query.shape[1] // keys.shape[0]
+        tile_rows = max(least_rows, _next_power_of_two(group_heads))
+        return tile_rows, tile_keys, tile_rows // group_heads
+
+
+def _next_power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

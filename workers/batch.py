@@ -1,0 +1,89 @@
+"""A step's plan as tensors: made once a step with numpy, read by every layer."""
+
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from actorserve.core.messages import StepPlan
+
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """T tokens of R requests, request after request.
+
+    On the device: ``token_ids``, ``positions`` (absolute), ``slots`` (where a token's KV goes) are [T] int64;
+    ``query_starts`` [R + 1] and ``context_lens`` [R] (tokens up to and including this chunk) int32; ``block_tables``
+    [R, max_blocks] int32, zero padded; ``sample_rows`` int64, the tokens whose logits are wanted; ``fresh_blocks``
+    int64, the blocks whose first token is written now. The ``host_`` fields are numpy arrays:
+    what attention plans with.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    sample_rows: Tensor
+    fresh_blocks: Tensor
+    tokens_per_block: int
+    host_query_lens: IntArray
+    host_context_lens: IntArray
+    host_block_tables: IntArray
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.host_query_lens)
+
+
+def make_batch(plan: StepPlan, tokens_per_block: int, device: torch.device) -> Batch:
+    """Raises: ValueError if a request has no token in the plan, or fewer blocks than its tokens need."""
+    starts = np.array(plan.starts, np.int64)
+    query_lens = _lengths(plan.token_ids)
+    num_blocks = _lengths(plan.block_tables)
+    context_lens = starts + query_lens
+    if (query_lens == 0).any() or (num_blocks * tokens_per_block < context_lens).any():
+        raise ValueError(f"step {plan.step_id}: a request without tokens, or with too few blocks for them")
+    query_starts = np.concatenate(([0], np.cumsum(query_lens)))
+    num_tokens = int(query_starts[-1])
+
+    token_ids = np.fromiter(chain.from_iterable(plan.token_ids), np.int64, num_tokens)
+    positions = np.arange(num_tokens) + np.repeat(starts - query_starts[:-1], query_lens)
+    tables = np.zeros((len(starts), int(num_blocks.max(initial=0))), np.int64)
+    tables[np.arange(tables.shape[1]) < num_blocks[:, None]] = np.fromiter(
+        chain.from_iterable(plan.block_tables), np.int64, int(num_blocks.sum())
+    )
+    rows = np.repeat(np.arange(len(starts)), query_lens)
+    blocks, offsets = tables[rows, positions // tokens_per_block], positions % tokens_per_block
+
+    def put(array: npt.NDArray[np.int64], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.from_numpy(array).to(device, dtype)
+
+    return Batch(
+        token_ids=put(token_ids),
+        positions=put(positions),
+        slots=put(blocks * tokens_per_block + offsets),
+        query_starts=put(query_starts, torch.int32),
+        context_lens=put(context_lens, torch.int32),
+        block_tables=put(tables, torch.int32),
+        sample_rows=put(query_starts[1:][np.array(plan.samples, bool)] - 1),
+        fresh_blocks=put(blocks[offsets == 0]),
+        tokens_per_block=tokens_per_block,
+        host_query_lens=query_lens,
+        host_context_lens=context_lens,
+        host_block_tables=tables,
+    )
+
+
+def _lengths(column: tuple[tuple[int, ...], ...]) -> IntArray:
+    return np.fromiter(map(len, column), np.int64, len(column))

@@ -1,0 +1,82 @@
+"""Which GPUs this machine lets us use, asked of the driver without loading torch: ``python -m workers.devices``.
+
+A process of its own, so that the supervisor needs neither torch nor a driver. ``CUDA_VISIBLE_DEVICES`` is respected.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import pynvml
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU; ``selector`` is what ``CUDA_VISIBLE_DEVICES`` takes to choose it alone."""
+
+    selector: str
+    name: str
+    memory_bytes: int
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def driver_devices() -> list[Device]:
+    """Every GPU that the driver knows, in its order; none where there is no driver.
+
+    Selectors are UUIDs: the driver's order and CUDA's own order may differ.
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        devices = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            devices.append(
+                Device(
+                    selector=_text(pynvml.nvmlDeviceGetUUID(handle)),
+                    name=_text(pynvml.nvmlDeviceGetName(handle)),
+                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                )
+            )
+        return devices
+    except pynvml.NVMLError:
+        return []  # a driver that does not answer has no GPU that we could use
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible(devices: list[Device], cuda_visible_devices: str | None) -> list[Device]:
+    """The devices that CUDA would show. Like CUDA, stop at the first entry that names none.
+
+    Entries are indices, or (the beginning of) UUIDs.
+    """
+    if cuda_visible_devices is None:
+        return devices
+    chosen: list[Device] = []
+    for entry in filter(None, (part.strip() for part in cuda_visible_devices.split(","))):
+        if entry.isdecimal():
+            matching = devices[int(entry) : int(entry) + 1]
+        elif entry.startswith("MIG-") and devices:  # a slice of one of them, which the driver's list does not show
+            matching = [Device(selector=entry, name="MIG slice", memory_bytes=0)]
+        else:
+            matching = [device for device in devices if device.selector.startswith(entry)]
+        if len(matching) != 1 or matching[0] in chosen:
+            break
+        chosen.append(matching[0])
+    return chosen
+
+
+def usable_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
+    """The GPUs that workers started with this environment may use."""
+    return visible(driver_devices(), environment.get("CUDA_VISIBLE_DEVICES"))
+
+
+if __name__ == "__main__":
+    json.dump([asdict(device) for device in usable_devices()], sys.stdout)

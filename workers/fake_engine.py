@@ -1,0 +1,99 @@
+"""A deterministic engine without a model, for tests of everything around the engine.
+
+It keeps a real KV pool of one integer a slot: each token's entry is a hash chained through the entry before it, read
+back through the block table. A token sampled from it depends on every token before, so a block that was overwritten,
+freed too early or listed in the wrong order changes the answer.
+"""
+
+import hashlib
+import time
+
+from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
+
+
+def _mix(*values: int) -> int:
+    digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> list[int]:
+    """The tokens that a FakeEngine makes for ``request``, by definition: the reference that tests compare with."""
+    entry = 0
+    tokens = [*request.prompt_token_ids, *request.output_token_ids]
+    for position, token in enumerate(tokens):
+        entry = _mix(entry, token, position)
+    for position in range(len(tokens), len(tokens) + num_tokens):
+        token = _mix(entry, request.sampling.seed, position) % vocab_size
+        tokens.append(token)
+        entry = _mix(entry, token, position)
+    return tokens[len(request.prompt_token_ids) + len(request.output_token_ids) :]
+
+
+class FakeEngine:
+    """Implements ``workers.engine.Engine``. ``step_s`` is how long an iteration takes (0: as fast as it can)."""
+
+    def __init__(
+        self,
+        vocab_size: int = 1000,
+        num_blocks: int = 256,
+        tokens_per_block: int = 16,
+        max_context_tokens: int = 4096,
+        step_s: float = 0.0,
+        name: str = "fake",
+    ) -> None:
+        self.model = ModelInfo(name, vocab_size, min(max_context_tokens, num_blocks * tokens_per_block))
+        self.kind = f"fake-{vocab_size}"
+        self.num_blocks = num_blocks
+        self.tokens_per_block = tokens_per_block
+        self.bytes_per_block = 8 * tokens_per_block
+        self._kv = [0] * (num_blocks * tokens_per_block)
+        self._requests: dict[str, RequestSpec] = {}
+        self._step_s = step_s
+
+    def add(self, request: RequestSpec) -> None:
+        self._requests[request.request_id] = request
+
+    def drop(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+
+    def step(self, plan: StepPlan) -> StepDone:
+        if self._step_s:
+            time.sleep(self._step_s)
+        request_ids: list[str] = []
+        positions: list[int] = []
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        for row, request_id in enumerate(plan.request_ids):
+            entry = self._feed(plan, row)
+            if not plan.samples[row]:
+                continue
+            request = self._requests[request_id]
+            position = plan.starts[row] + len(plan.token_ids[row])
+            token = _mix(entry, request.sampling.seed, position) % self.model.vocab_size
+            request_ids.append(request_id)
+            positions.append(position - len(request.prompt_token_ids))
+            token_ids.append(token)
+            asked = request.sampling.top_logprobs >= 0
+            logprobs.append(TokenLogprobs(-0.5, (token,), (-0.5,)) if asked else None)
+        return StepDone(
+            step_id=plan.step_id,
+            duration_s=self._step_s,
+            request_ids=tuple(request_ids),
+            positions=tuple(positions),
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs) if any(logprobs) else (),
+        )
+
+    def _feed(self, plan: StepPlan, row: int) -> int:
+        """Write a chunk's KV entries; returns the last one."""
+        table = plan.block_tables[row]
+
+        def slot(position: int) -> int:
+            return table[position // self.tokens_per_block] * self.tokens_per_block + position % self.tokens_per_block
+
+        start = plan.starts[row]
+        entry = self._kv[slot(start - 1)] if start else 0
+        for offset, token in enumerate(plan.token_ids[row]):
+            entry = _mix(entry, token, start + offset)
+            self._kv[slot(start + offset)] = entry
+        return entry

@@ -1,0 +1,38 @@
+"""The engine that the settings ask for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from actorserve.child import Child
+from actorserve.model_files.describe import describe
+from workers.engine import Engine
+from workers.fake_engine import FakeEngine
+
+_FAKE_STEP_S = 0.005  # long enough for tests to meet a request in the middle
+
+
+def load_engine(child: Child) -> Engine:
+    """Load the model as ``child.settings`` say, reporting progress.
+
+    Raises: ModelError, for a model that cannot be served; SettingsError, for settings that do not fit.
+    """
+    settings = child.settings
+    workers = settings.workers
+    description = describe(Path(settings.model.path))
+    description = replace(description, name=settings.model.name or description.name)
+    if workers.engine == "fake":
+        return FakeEngine(name=description.name, vocab_size=description.config.vocab_size, step_s=_FAKE_STEP_S)
+    child.status.loading("importing torch")
+    from workers.torch_engine import TorchEngine
+
+    return TorchEngine(
+        description,
+        device="cpu" if workers.device == "cpu" else "cuda",
+        dtype=settings.model.dtype,
+        num_threads=workers.threads or 1,
+        tokens_per_block=workers.tokens_per_block,
+        kv_cache_bytes=workers.kv_cache_bytes,
+        max_context_tokens=workers.max_context_tokens,
+        num_workers_on_host=child.count,
+        progress=lambda share: child.status.loading("loading weights", share),
+    )

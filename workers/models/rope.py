@@ -1,0 +1,134 @@
+"""Rotary position embedding (Su et al., "RoFormer", 2021, section 3.4) and its ways beyond the trained context.
+
+Angles are made on the host once, in numpy, so that they depend on nothing but the position.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from actorserve.model_files.description import DecoderConfig
+
+Floats = npt.NDArray[np.float32]
+
+
+class RotaryTable:
+    """Cosines and sines of every position, [num_positions, 1, head_dim / 2] float32."""
+
+    def __init__(self, config: DecoderConfig, num_positions: int, device: torch.device) -> None:
+        frequencies, scale = rotary_frequencies(config, num_positions)
+        angles = (np.arange(num_positions, dtype=np.float32)[:, None, None] * frequencies).astype(np.float64)
+        self._cos = torch.from_numpy((np.cos(angles) * scale).astype(np.float32)).to(device)
+        self._sin = torch.from_numpy((np.sin(angles) * scale).astype(np.float32)).to(device)
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """[T] int64 -> cosines and sines, each [T, 1, head_dim / 2]."""
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (x[i], x[i + head_dim / 2]) of [T, heads, head_dim] by its angle; computed in float32."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+
+def max_positions(config: DecoderConfig) -> int:
+    """How many positions the model can be served with: its own, but ``dynamic`` scaling is there to go beyond."""
+    scaling = config.rope_scaling
+    if scaling is not None and scaling["rope_type"] == "dynamic":
+        return int(config.max_position_embeddings * max(1.0, _number(scaling, "factor")))
+    return config.max_position_embeddings
+
+
+def rotary_frequencies(config: DecoderConfig, num_positions: int) -> tuple[Floats, float]:
+    """Angle per position of each of the head_dim / 2 pairs, and what cosines and sines are multiplied with."""
+    scaling = config.rope_scaling or {"rope_type": "none"}
+    match scaling["rope_type"]:
+        case "none":
+            return _frequencies(config.rope_theta, config.head_dim), 1.0
+        case "linear":
+            return _frequencies(config.rope_theta, config.head_dim) / np.float32(_number(scaling, "factor")), 1.0
+        case "dynamic":
+            return _dynamic(config, scaling, num_positions), 1.0
+        case "llama3":
+            return _llama3(config, scaling), 1.0
+        case "yarn":
+            return _yarn(config, scaling)
+        case "factors":
+            factors = np.array(scaling["factors"], np.float32)
+            return _frequencies(config.rope_theta, config.head_dim) / factors, 1.0
+        case other:
+            raise ValueError(f"unknown RoPE scaling {other}")
+
+
+def _number(scaling: dict[str, object], name: str, default: float | None = None) -> float:
+    value = scaling.get(name)
+    if value is None:
+        value = default
+    if not isinstance(value, int | float):
+        raise ValueError(f"RoPE scaling {scaling['rope_type']}: {name} is {value!r}, not a number")
+    return float(value)
+
+
+def _frequencies(theta: float, head_dim: int) -> Floats:
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    result: Floats = np.float32(1.0) / np.power(np.float32(theta), exponents)
+    return result
+
+
+def _dynamic(config: DecoderConfig, scaling: dict[str, object], num_positions: int) -> Floats:
+    """Dynamic NTK: a larger base for a longer context.
+
+    The usual implementation takes the length so far, so a token's key depends on when it was computed. Ours takes the
+    longest context that is served, once: within the trained context, both are plain RoPE.
+    """
+    factor, trained = _number(scaling, "factor"), config.max_position_embeddings
+    stretched = factor * max(num_positions, trained) / trained - (factor - 1)
+    return _frequencies(config.rope_theta * stretched ** (config.head_dim / (config.head_dim - 2)), config.head_dim)
+
+
+def _llama3(config: DecoderConfig, scaling: dict[str, object]) -> Floats:
+    """Llama 3.1: divide long wavelengths by ``factor``, leave short ones, and blend between them."""
+    frequencies = _frequencies(config.rope_theta, config.head_dim)
+    factor, trained = _number(scaling, "factor"), _number(scaling, "original_max_position_embeddings")
+    low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
+    turns = trained * frequencies.astype(np.float64) / (2 * math.pi)  # within the trained context
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    result: Floats = (frequencies * (keep + (1 - keep) / factor)).astype(np.float32)
+    return result
+
+
+def _yarn(config: DecoderConfig, scaling: dict[str, object]) -> tuple[Floats, float]:
+    """YaRN (Peng et al., 2023, sections 3.2 and 3.4): blend by pair index, and raise the attention's temperature."""
+    dim, theta = config.head_dim, config.rope_theta
+    trained = _number(scaling, "original_max_position_embeddings")
+    factor = _number(scaling, "factor", config.max_position_embeddings / trained)
+
+    def pair_of(turns: float) -> float:
+        """The (fractional) pair that turns that often within the trained context."""
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_of(_number(scaling, "beta_fast", 32.0)), pair_of(_number(scaling, "beta_slow", 1.0))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    interpolate = np.clip((np.arange(dim // 2) - low) / (high - low), 0.0, 1.0)
+    frequencies = _frequencies(theta, dim)
+    blended: Floats = (frequencies * (interpolate / factor + (1 - interpolate))).astype(np.float32)
+    return blended, _yarn_scale(scaling, factor)
+
+
+def _yarn_scale(scaling: dict[str, object], factor: float) -> float:
+    def temperature(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if scaling.get("attention_factor") is not None:
+        return _number(scaling, "attention_factor")
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return temperature(_number(scaling, "mscale")) / temperature(_number(scaling, "mscale_all_dim"))
+    return temperature(1.0)

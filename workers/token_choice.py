@@ -1,0 +1,145 @@
+"""Choosing tokens by inverse CDF, so that a row's token depends on that row's logits and its uniform alone.
+
+Float sums depend on the order of their terms, and a library's order on the shape of the whole batch. So probabilities
+are kept as integers: ``floor(exp((x - max) / temperature) * 2**42)``, exact to sum in any order, and every number of
+candidates, batch or thread gives the same total. The exponential is elementwise; on a CPU its vector kernels may treat
+the last few elements of a thread's share differently, so rows run there one at a time, always laid out alike.
+
+Which tokens are kept is decided by thresholds on logits: *tokens of equal logits are kept or dropped together*.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+WEIGHT_BITS = 42  # the best token's weight is 2**42, so sums over 2**20 tokens stay below 2**63
+_MAX_ROWS_PER_PASS = 32  # bounds scratch memory on a GPU: 32 rows x 128k tokens x 8 bytes is 34 MB per temporary
+_FIRST_CANDIDATES = 128  # nearly always enough for a language model's top_p; eight times as many when not
+
+
+class Rule(NamedTuple):
+    """How one row is to be sampled; the fields are those of ``SamplingParams``, and ``temperature`` > 0."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    uniform: float
+
+    @property
+    def cuts_tail(self) -> bool:
+        """Whether tokens must be ranked, which costs more than a pass over them."""
+        return self.top_k > 0 or self.top_p < 1.0
+
+
+def passes(logits: Tensor, rows: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
+    """Split ``rows`` of ``logits`` [B, vocab] into passes: (positions within ``rows``, those rows' logits [R, vocab]).
+
+    One row a pass on a CPU, by which a row's bits are independent of the others, and its temporaries stay in cache.
+    """
+    if logits.device.type == "cpu":
+        for position, row in enumerate(rows):
+            yield (position,), logits[row : row + 1]
+        return
+    for start in range(0, len(rows), _MAX_ROWS_PER_PASS):
+        positions = range(start, min(start + _MAX_ROWS_PER_PASS, len(rows)))
+        index = torch.tensor([rows[position] for position in positions], device=logits.device)
+        yield positions, logits.index_select(0, index)
+
+
+def weigh(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """Integer weights [R, vocab] int64 of ``logits`` [R, vocab], given the rows' maxima and temperatures [R, 1]."""
+    scaled = logits.double().sub_(best).div_(temperature)
+    return scaled.exp_().mul_(2.0**WEIGHT_BITS).to(torch.int64)
+
+
+def choose_greedy(logits: Tensor, rows: Sequence[int]) -> Tensor:
+    """The best token of each row, the lowest id among equals: [len(rows)] int64."""
+    if len(rows) < logits.shape[0]:
+        logits = logits.index_select(0, torch.tensor(rows, device=logits.device))
+    return logits.argmax(-1)
+
+
+def choose_sampled(logits: Tensor, rows: Sequence[int], rules: Sequence[Rule]) -> Tensor:
+    """Sample ``rows`` of ``logits`` [B, vocab] float32, each by its rule: [len(rows)] int64.
+
+    Per row, as vLLM orders it: temperature, min_p (tokens below ``min_p`` times the best one's probability go), top_k
+    (tokens below the k-th best go), top_p (of what is left, renormalised: the best tokens that first reach ``top_p``,
+    at least one, with all equals of the last). The token is then the first, in order of ids, at which the cumulative
+    weight exceeds ``uniform`` times the total.
+
+    A row with NaN, or without a finite maximum, gets what ``choose_greedy`` gives: never a crash that would follow the
+    request from worker to worker.
+    """
+    chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    plain = [i for i, rule in enumerate(rules) if not rule.cuts_tail]
+    tailed = [i for i, rule in enumerate(rules) if rule.cuts_tail]
+    for group in (plain, tailed):
+        for positions, part in passes(logits, [rows[i] for i in group]):
+            members = [group[position] for position in positions]
+            chosen[members] = _sample(part, [rules[i] for i in members])
+    return chosen
+
+
+def _sample(logits: Tensor, rules: Sequence[Rule]) -> Tensor:
+    argmax = logits.argmax(-1, keepdim=True)
+    best = logits.gather(-1, argmax)
+    weights = weigh(logits, best, _column(logits, [rule.temperature for rule in rules]))
+    if any(rule.min_p > 0.0 for rule in rules):
+        least = _column(logits, [rule.min_p * 2.0**WEIGHT_BITS for rule in rules]).to(torch.int64)
+        weights.masked_fill_(weights < least, 0)
+    if any(rule.cuts_tail for rule in rules):
+        weights.masked_fill_(logits < _tail_thresholds(logits, weights, rules), 0)
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1:]
+    target = (_column(logits, [rule.uniform for rule in rules]) * total).to(torch.int64).minimum(total - 1)
+    token = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)
+    return torch.where(best.isfinite(), token, argmax).squeeze(-1)
+
+
+def _tail_thresholds(logits: Tensor, weights: Tensor, rules: Sequence[Rule]) -> Tensor:
+    """The least logit that top_k and top_p keep, [R, 1]; ``weights`` are those that min_p left.
+
+    Ranks only as many candidates as prove enough; as the sums are exact, their number does not show in the result.
+    """
+    vocab_size = logits.shape[1]
+    top_k = [min(rule.top_k, vocab_size) for rule in rules]
+    by_mass = any(rule.top_p < 1.0 for rule in rules)
+    num_candidates = min(max(*top_k, _FIRST_CANDIDATES if by_mass else 1), vocab_size)
+    ranked, order = _rank(logits, num_candidates)
+    last = torch.tensor([[max(k, 1) - 1] for k in top_k], device=logits.device)
+    unlimited = torch.tensor([[k == 0] for k in top_k], device=logits.device)
+    by_rank = ranked.gather(-1, last).masked_fill_(unlimited, float("-inf"))
+    if not by_mass:
+        return by_rank
+
+    top_p = _column(logits, [rule.top_p for rule in rules])
+    allowed = weights.masked_fill(logits < by_rank, 0) if any(top_k) else weights
+    total = allowed.sum(-1, keepdim=True)
+    wanted = (top_p * total).ceil_().to(torch.int64).minimum(total).clamp_(min=1)
+    while True:
+        # Candidates beyond top_k may count here: a threshold among them lies below ``by_rank``, which then decides.
+        num_short = (weights.gather(-1, order).cumsum_(-1) < wanted).sum(-1, keepdim=True)
+        found = num_short < num_candidates
+        if num_candidates == vocab_size or not bool((~found & unlimited & (top_p < 1.0)).any()):
+            break
+        num_candidates = min(num_candidates * 8, vocab_size)
+        ranked, order = _rank(logits, num_candidates)
+    by_sum = ranked.gather(-1, num_short.clamp_(max=num_candidates - 1))
+    by_sum.masked_fill_(~found | (top_p >= 1.0), float("-inf"))
+    return torch.maximum(by_rank, by_sum)
+
+
+def _rank(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
+    """The ``num_candidates`` best logits in falling order, and their tokens; equals in any order."""
+    if num_candidates * 4 > logits.shape[1]:
+        ranked, order = logits.sort(-1, descending=True)
+        return ranked[:, :num_candidates], order[:, :num_candidates]
+    ranked, order = logits.topk(num_candidates, dim=-1)
+    return ranked, order
+
+
+def _column(like: Tensor, values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=like.device).unsqueeze(-1)
