@@ -58,7 +58,8 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
             "initializer_range": 0.2,
         }
         torch.manual_seed(0)
-        reference = LlamaForCausalLM(LlamaConfig(**(settings | changes))).float().eval()
+        reference: Any = LlamaForCausalLM(LlamaConfig(**(settings | changes)))
+        reference = reference.float().eval()
         for parameter in reference.parameters():
             if parameter.dim() == 1:  # norms and biases, which would be ones and zeros
                 torch.nn.init.normal_(parameter, mean=0.5)
@@ -104,7 +105,7 @@ class Schedule:
         results: dict[tuple[str, int], Any] = {}
         step_id = 0
         while playing:
-            rows = []
+            rows: list[tuple[str, int, Tokens, Tokens, bool]] = []
             for name, state in playing.items():
                 if self._preempts and state.num_computed and self._random.random() < 0.04:
                     self._free += state.blocks

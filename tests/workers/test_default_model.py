@@ -66,11 +66,12 @@ def generate(engine: TorchEngine, schedule: Any, requests: list[RequestSpec]) ->
 
 def load_reference(gguf: Path) -> Any:
     """transformers' own reading of the file. (``from_pretrained`` would want the package accelerate for it.)"""
-    model = LlamaForCausalLM(AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)).eval()
-    loaded = load_gguf_checkpoint(str(gguf), return_tensors=True, model_to_load=model)
+    model: Any = LlamaForCausalLM(AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name))
+    read: Any = load_gguf_checkpoint
+    loaded = read(str(gguf), return_tensors=True, model_to_load=model)
     assert model.load_state_dict(loaded["tensors"], strict=False).missing_keys == ["lm_head.weight"]
     model.tie_weights()
-    return model
+    return model.eval()
 
 
 def test_greedy_tokens_are_the_references(default_model_path: Path, engine_of: EngineOf, make_schedule: Any) -> None:

@@ -183,7 +183,7 @@ def test_an_unknown_architecture_is_refused(small: Any) -> None:
     settings = small.folder / "config.json"
     raw = json.loads(settings.read_text()) | {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
     settings.write_text(json.dumps(raw))
-    with pytest.raises(ModelError, match="(?i)mamba"):
+    with pytest.raises(ModelError, match="mamba"):
         load(small.folder)
 
 

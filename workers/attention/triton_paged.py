@@ -19,8 +19,8 @@ from actorserve.errors import SettingsError
 
 MAX_HEAD_DIM = 256
 
-# (rows at least, keys, head_dim above which keys are halved). IEEE float32 goes without tensor cores, where larger tiles
-# would only spill registers.
+# (rows at least, keys, head_dim above which keys are halved). IEEE float32 goes without tensor cores, where larger
+# tiles would only spill registers.
 _TILES = {torch.float32: (16, 32, 64), torch.bfloat16: (64, 64, 128)}
 
 
@@ -122,7 +122,7 @@ class TritonPagedAttention:
         if keys.shape != values.shape or keys.shape[-1] != head_dim or query.shape[1] % keys.shape[0]:
             raise ValueError(f"query {query.shape}, keys {keys.shape} and values {values.shape} do not fit together")
         if {query.stride(-1), keys.stride(-1), values.stride(-1)} != {1}:
-            raise ValueError(f"triton-paged needs the last dimension to be contiguous")
+            raise ValueError("triton-paged needs the last dimension to be contiguous")
         if query.dtype not in _TILES or {keys.dtype, values.dtype} != {query.dtype}:
             raise ValueError(f"triton-paged takes float32 or bfloat16: {query.dtype}, {keys.dtype}, {values.dtype}")
         if not query.is_cuda and not self._interpreted:
