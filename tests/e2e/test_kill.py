@@ -18,7 +18,7 @@ from tests.e2e.server import Server, replay, running, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 NUM_STREAMS = 16
-MAX_TOKENS = 24
+MAX_TOKENS = 16
 TOKENS_PER_BLOCK = 16
 NUM_BLOCKS = 256
 MAX_BATCH_REQUESTS = 4
@@ -66,7 +66,7 @@ def server(
 
 async def ask(server: Server, number: int) -> Answer:
     """Stream one answer; even numbers greedy, odd ones sampled."""
-    prompt = f"Story number {number}. " + "Once upon a time there was a small house by the sea. " * 4
+    prompt = f"Story number {number}. " + "Once upon a time there was a small house by the sea. " * 2
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         stream = await client.completions.create(
             model=server.model,
