@@ -19,7 +19,6 @@ MAX_LINES = 500
 BASE = ("actorserve.errors", "actorserve.settings", "actorserve.logs", "actorserve.status", "actorserve.child")
 ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core": (),
-    "actorserve.sim": ("actorserve.core",),
     "actorserve.errors": (),
     "actorserve.logs": (),
     "actorserve.status": (),
