@@ -1,6 +1,7 @@
 """The engine on a thread of its own: commands go in, results come back on the event loop."""
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -41,19 +42,23 @@ class EngineThread:
             while (effect := self._effects.get()) is not None:
                 self._do(effect)
         except Exception as error:  # noqa: BLE001 - the thread's edge: every failure of the engine ends the process
-            self._loop.call_soon_threadsafe(self._fail, error)
+            self._tell(self._fail, error)
 
     def _do(self, effect: Effect) -> None:
         match effect:
             case RunStep(plan=plan):
                 done = self._engine.step(plan)
-                self._loop.call_soon_threadsafe(self._on_done, done)
+                self._tell(self._on_done, done)
             case AddToEngine(request=request):
                 self._engine.add(request)
             case DropFromEngine(request_id=request_id):
                 self._engine.drop(request_id)
             case _:
                 raise TypeError(f"not for an engine: {effect}")
+
+    def _tell(self, callback: Callable[..., None], what: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends, and nobody is left to hear
+            self._loop.call_soon_threadsafe(callback, what)
 
     def _fail(self, error: Exception) -> None:
         if not self.failure.done():

@@ -50,6 +50,11 @@ class FakeEngine:
         self._requests: dict[str, RequestSpec] = {}
         self._step_s = step_s
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that were added and not dropped."""
+        return len(self._requests)
+
     def add(self, request: RequestSpec) -> None:
         self._requests[request.request_id] = request
 

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 
 _CPU_FACTS = (
@@ -32,6 +33,7 @@ def platform_facts(device: torch.device) -> dict[str, object]:
     """What of this machine and this build of torch may decide bits."""
     facts: dict[str, object] = {
         "torch": torch.__version__,
+        "numpy": np.__version__,  # makes the rotary angles
         "machine": platform.machine(),
         "environment": sorted(item for item in os.environ.items() if item[0].startswith(_KERNEL_VARIABLES)),
     }

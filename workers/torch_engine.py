@@ -79,7 +79,7 @@ class TorchEngine:
                 description, num_positions, _DTYPES[dtype], self._device, lambda done: progress(0.8 * done)
             )
             self._attention = _attention(config, self._device)
-            self._layer_tiles, self._head_tiles = _probe_tiles(self._model, self._device, _DTYPES[dtype])
+            self.layer_tiles, self.head_tiles = _probe_tiles(self._model, self._device, _DTYPES[dtype])
             self._bytes_per_block = bytes_per_token(config, _DTYPES[dtype]) * tokens_per_block
             pool_bytes = kv_cache_bytes or default_pool_bytes(self._device, num_workers_on_host)
             num_blocks = pool_bytes // self._bytes_per_block
@@ -97,7 +97,7 @@ class TorchEngine:
                 "positions": num_positions if limit > config.max_position_embeddings else 0,  # they change the angles
                 "dtype": dtype,
                 "linear": linear_class(self._device, _DTYPES[dtype]).__name__,
-                "tiles": (self._layer_tiles.sizes, self._head_tiles.sizes),
+                "tiles": (self.layer_tiles.sizes, self.head_tiles.sizes),
                 "attention": self._attention.name,
             }
         )
@@ -163,10 +163,10 @@ class TorchEngine:
             return torch.empty((0, self._info.vocab_size), device=self._device)
         batch: Batch = make_batch(plan, self.tokens_per_block, self._device)
         self._cache.begin(batch)
-        hidden = self._model.forward(batch, self._cache, self._attention, self._layer_tiles)
+        hidden = self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
         if not batch.sample_rows.numel():
             return torch.empty((0, self._info.vocab_size), device=self._device)
-        (logits,) = self._head_tiles.run(self._model.logits, hidden.index_select(0, batch.sample_rows))
+        (logits,) = self.head_tiles.run(self._model.logits, hidden.index_select(0, batch.sample_rows))
         return logits
 
     def _use_threads(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -24,6 +24,8 @@ from actorserve.model_files.tensors import decoder_tensors
 from workers.linear import Linear, linear_class
 from workers.models.llama import Llama, LlamaLayer
 from workers.models.rope import RotaryTable
+
+_DEQUANTIZED_BYTES = 2**18  # at a time
 
 Progress = Callable[[float], None]
 """Told the share of the work that is done, 0 to 1."""
@@ -86,11 +88,22 @@ class GgufSource:
                 raise ModelError(f"{self._file}: truncated within tensor {entry.name}")
             if entry.type == GGMLQuantizationType.F32:
                 return raw.view(np.float32).reshape(entry.shape)
-            return dequantize(raw.reshape(*entry.shape[:-1], -1), entry.type).reshape(entry.shape)
+            return _dequantize(raw, entry.type).reshape(entry.shape)
         except NotImplementedError:
             raise ModelError(f"{self._file}: tensor {entry.name} has type {entry.type.name}, unsupported") from None
         except OSError as error:
             raise ModelError(f"cannot read {self._file}: {error.strerror}") from None
+
+
+def _dequantize(raw: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """A tensor's blocks as float32 numbers, in order.
+
+    The package goes through its input in groups of 16 rows, mostly in Python. Blocks do not know of rows, so it gets
+    them in one row at a time, as many as stay in the cache.
+    """
+    _, bytes_per_block = GGML_QUANT_SIZES[kind]
+    step = max(1, _DEQUANTIZED_BYTES // bytes_per_block) * bytes_per_block
+    return np.concatenate([dequantize(raw[at : at + step], kind) for at in range(0, len(raw), step)])
 
 
 def _halves(rows: Tensor, num_heads: int) -> Tensor:

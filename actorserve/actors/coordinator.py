@@ -20,7 +20,6 @@ async def _run(child: Child) -> None:
     core = ClusterState(
         ClusterConfig(
             max_waiting_requests=settings.max_waiting_requests,
-            no_instance_timeout_s=settings.no_instance_timeout_s,
             retry_s=settings.retry_s,
         )
     )

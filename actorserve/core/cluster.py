@@ -4,9 +4,10 @@ Soft: whatever it holds, workers and gateways tell it again after a restart. A r
 instance can take it, else it waits here, first come first served, up to a bound and a deadline.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
-from actorserve.core.dispatch import InstanceView, PlacementUnderWay, choose_instance
+from actorserve.core.dispatch import InstanceView, choose_instance
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
     LOCAL,
@@ -16,7 +17,6 @@ from actorserve.core.messages import (
     PeerDown,
     PeerUp,
     Place,
-    Placed,
     RefusalReason,
     Refused,
     Role,
@@ -30,7 +30,6 @@ class ClusterConfig:
     """``placement_ttl_s`` bounds how long a placement counts that no report confirms: its gateway may have died."""
 
     max_waiting_requests: int
-    no_instance_timeout_s: float
     retry_s: float
 
     @property
@@ -42,7 +41,6 @@ class ClusterConfig:
 class _Waiting:
     gateway: Peer
     place: Place
-    since_s: float
 
 
 class ClusterState:
@@ -63,6 +61,7 @@ class ClusterState:
                 self._on_place(message, sender, now, effects)
             case LoadReport() if sender in self.instances:
                 self.instances[sender].on_report(message)
+                self._dispatch_waiting(now, effects)
             case Unplace(request_id=request_id, epoch=epoch):
                 self._forget(request_id, epoch)
             case PeerUp(peer=peer, role=Role.WORKER, kind=kind, model=model) if model is not None:
@@ -72,17 +71,16 @@ class ClusterState:
             case PeerDown(peer=peer):
                 self._on_peer_down(peer)
             case Tick():
-                self._on_tick(now, effects)
+                self._expire(now)
             case _:
                 self.num_stale_messages += 1
-        self._dispatch_waiting(now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
-        deadlines = [waiting.since_s + self.config.no_instance_timeout_s for waiting in self.waiting.values()]
-        deadlines += [p.expires_s for view in self.instances.values() for p in view.under_way.values()]
-        return min(deadlines, default=None)
+        # All placements count equally long: of each instance's the first expires first.
+        firsts = (placement for view in self.instances.values() for placement in islice(view.under_way.values(), 1))
+        return min((placement.expires_s for placement in firsts), default=None)
 
     def _on_place(self, place: Place, gateway: Peer, now: float, effects: list[Effect]) -> None:
         for view in self.instances.values():
@@ -90,15 +88,20 @@ class ClusterState:
             if known is not None and known.placed.epoch == place.epoch:
                 effects.append(Send(gateway, known.placed))  # asked again: the answer may have been lost
                 return
-        known_waiting = self.waiting.get(place.request_id)
-        if known_waiting is not None and known_waiting.place.epoch == place.epoch:
-            return
-        self._forget(place.request_id, place.epoch)
-        refusal = self._refusal(place)
-        if refusal is not None:
-            effects.append(Send(gateway, Refused(place.request_id, place.epoch, refusal, self.config.retry_s)))
-            return
-        self.waiting[place.request_id] = _Waiting(gateway, place, now)
+        waiting = self.waiting.get(place.request_id)
+        if waiting is not None and waiting.place.epoch == place.epoch:
+            # Asked again: it keeps its turn, though what it avoids may have changed.
+            waiting = replace(waiting, place=place)
+        else:
+            self._forget(place.request_id, place.epoch)
+            refusal = self._refusal(place)
+            if refusal is not None:
+                effects.append(Send(gateway, Refused(place.request_id, place.epoch, refusal, self.config.retry_s)))
+                return
+            waiting = _Waiting(gateway, place)
+        self.waiting[place.request_id] = waiting
+        # Nothing can overtake: whoever waits already found no instance, and none has changed since.
+        self._dispatch(waiting, now, effects)
 
     def _refusal(self, place: Place) -> RefusalReason | None:
         sizes = [view.model.max_tokens for view in self.instances.values()]
@@ -109,16 +112,16 @@ class ClusterState:
         return None
 
     def _dispatch_waiting(self, now: float, effects: list[Effect]) -> None:
-        for request_id, waiting in list(self.waiting.items()):
-            place = waiting.place
-            view = choose_instance(self.instances.values(), place)
-            if view is None:
-                continue  # the next one may be smaller, or avoid another instance
-            del self.waiting[request_id]
-            placed = Placed(request_id, place.epoch, view.peer)
-            view.under_way[request_id] = PlacementUnderWay(
-                waiting.gateway, placed, place.num_tokens, now + self.config.placement_ttl_s
-            )
+        """An instance has reported: give it what it can take, in the order of arrival."""
+        for waiting in list(self.waiting.values()):
+            self._dispatch(waiting, now, effects)
+
+    def _dispatch(self, waiting: _Waiting, now: float, effects: list[Effect]) -> None:
+        """Place a request that waits where it goes best; where it goes nowhere yet, it stays."""
+        view = choose_instance(self.instances.values(), waiting.place)
+        if view is not None:
+            del self.waiting[waiting.place.request_id]
+            placed = view.place(waiting.gateway, waiting.place, now + self.config.placement_ttl_s)
             effects.append(Send(waiting.gateway, placed))
 
     def _on_peer_down(self, peer: Peer) -> None:
@@ -127,21 +130,12 @@ class ClusterState:
             del self.waiting[request_id]
         for view in self.instances.values():
             for request_id in [r for r, placement in view.under_way.items() if placement.gateway == peer]:
-                del view.under_way[request_id]
+                view.forget(request_id)
 
-    def _on_tick(self, now: float, effects: list[Effect]) -> None:
-        for request_id, waiting in list(self.waiting.items()):
-            if now >= waiting.since_s + self.config.no_instance_timeout_s:
-                del self.waiting[request_id]
-                effects.append(
-                    Send(
-                        waiting.gateway,
-                        Refused(request_id, waiting.place.epoch, RefusalReason.NO_INSTANCE, self.config.retry_s),
-                    )
-                )
+    def _expire(self, now: float) -> None:
         for view in self.instances.values():
             for request_id in [r for r, placement in view.under_way.items() if now >= placement.expires_s]:
-                del view.under_way[request_id]
+                view.forget(request_id)
 
     def _forget(self, request_id: str, epoch: int) -> None:
         """Drop what is held for this request at this or an older epoch."""
@@ -151,4 +145,4 @@ class ClusterState:
         for view in self.instances.values():
             placement = view.under_way.get(request_id)
             if placement is not None and placement.placed.epoch <= epoch:
-                del view.under_way[request_id]
+                view.forget(request_id)

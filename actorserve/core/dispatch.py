@@ -19,7 +19,7 @@ class PlacementUnderWay:
 
     gateway: Peer
     placed: Placed
-    num_tokens: int
+    num_blocks: int
     expires_s: float
 
 
@@ -31,7 +31,8 @@ class InstanceView:
     kind: str
     model: ModelInfo
     report: LoadReport | None = None
-    under_way: dict[str, PlacementUnderWay] = field(default_factory=dict)  # by request id
+    under_way: dict[str, PlacementUnderWay] = field(default_factory=dict)  # by request id, in the order of placement
+    num_blocks_under_way: int = 0
 
     @property
     def is_dispatchable(self) -> bool:
@@ -44,18 +45,32 @@ class InstanceView:
             return
         self.report = report
         for request_id in report.accepted:
-            self.under_way.pop(request_id, None)
+            self.forget(request_id)
+
+    def place(self, gateway: Peer, place: Place, expires_s: float) -> Placed:
+        """Count the request as sent here. Raises: ValueError before the first report."""
+        if self.report is None:
+            raise ValueError(f"{self.peer} has not reported")
+        self.forget(place.request_id)
+        placed = Placed(place.request_id, place.epoch, self.peer)
+        num_blocks = blocks_for(place.num_tokens, self.report.tokens_per_block)
+        self.under_way[place.request_id] = PlacementUnderWay(gateway, placed, num_blocks, expires_s)
+        self.num_blocks_under_way += num_blocks
+        return placed
+
+    def forget(self, request_id: str) -> None:
+        """Count the request no more. Unknown ids are ignored."""
+        placement = self.under_way.pop(request_id, None)
+        if placement is not None:
+            self.num_blocks_under_way -= placement.num_blocks
 
     def freeness(self) -> float:
         """F over what was reported and what is under way; minus infinity before the first report."""
         if self.report is None:
             return float("-inf")
-        demand = sum(
-            blocks_for(placement.num_tokens, self.report.tokens_per_block) for placement in self.under_way.values()
-        )
         return freeness(
             self.report.kv_total_bytes,
-            self.report.virtual_usage_bytes + demand * self.report.bytes_per_block,
+            self.report.virtual_usage_bytes + self.num_blocks_under_way * self.report.bytes_per_block,
             self.report.num_running + len(self.under_way),
             terminating=self.report.draining,
         )

@@ -136,11 +136,11 @@ class InstanceState:
             return
         if present is not None:
             self._remove(present, effects)
-        refusal = self._refusal(Request(spec, epoch, gateway))
+        request = Request(spec, epoch, gateway)
+        refusal = self._refusal(request)
         if refusal is not None:
             effects.append(Send(gateway, Refused(spec.request_id, epoch, refusal, retry_after_s=self.config.retry_s)))
             return
-        request = Request(spec, epoch, gateway)
         self._accepted.append(spec.request_id)
         effects.append(Send(gateway, Started(spec.request_id, epoch)))
         if request.check_finished(self.config.max_tokens):

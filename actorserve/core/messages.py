@@ -46,7 +46,7 @@ class RefusalReason(StrEnum):
 
     TOO_LARGE = "too_large"  # never fits this instance, however empty
     OVERLOADED = "overloaded"  # the cluster's queue is full
-    NO_INSTANCE = "no_instance"  # nobody is there to serve it
+    NO_INSTANCE = "no_instance"  # nobody came to serve it in time
     DRAINING = "draining"  # the instance is shutting down
 
 

@@ -69,6 +69,12 @@ class Session:
 class SessionsConfig:
     retry_s: float
     no_instance_timeout_s: float
+    resume_timeout_s: float
+
+    @property
+    def retry_slack_s(self) -> float:
+        """Retries that come due this soon go along, so that thousands that wait cost a few ticks and not thousands."""
+        return self.retry_s / 8
 
 
 class SessionsState:
@@ -240,10 +246,14 @@ class SessionsState:
         match message.reason:
             case RefusalReason.DRAINING:
                 self._fail_over(session, now, effects)
-            case RefusalReason.OVERLOADED if session.output:
-                pass  # its client has half an answer: the next retry asks again
+            case RefusalReason.OVERLOADED | RefusalReason.TOO_LARGE if session.output:
+                pass  # its client has half an answer: the next retry asks again, and may find a larger instance back
             case _:
                 self._end_with_refusal(session, message.reason, message.retry_after_s, effects)
+
+    def _patience_s(self, session: Session) -> float:
+        """How long to look for an instance. Who has half an answer rather waits for a worker to load its model."""
+        return self.config.resume_timeout_s if session.output else self.config.no_instance_timeout_s
 
     def _end_with_refusal(
         self, session: Session, reason: RefusalReason, retry_after_s: float, effects: list[Effect]
@@ -274,6 +284,11 @@ class SessionsState:
                 effects.append(Available())
             self.workers[message.peer] = message
             for session in self.sessions.values():
+                if session.avoid == message.peer:
+                    # Not dead after all (it was we who were fenced): it may be the only one there is.
+                    session.avoid = None
+                    if session.stage is Stage.PLACING and session.instance is None:
+                        self._place(session, now, effects)
                 if session.stage is Stage.PLACING and session.instance == message.peer:
                     self._start(session, now, effects)
 
@@ -287,15 +302,16 @@ class SessionsState:
                     self._fail_over(session, now, effects)
 
     def _on_tick(self, now: float, effects: list[Effect]) -> None:
-        self._next_tick_s = None
         for session in list(self.sessions.values()):
-            if session.stage is Stage.RUNNING:
+            if session.stage is Stage.RUNNING or now < session.retry_at_s - self.config.retry_slack_s:
                 continue
-            if now < session.retry_at_s:
-                self._next_tick_s = min(session.retry_at_s, self._next_tick_s or session.retry_at_s)
-            elif session.stage is Stage.STARTING:
+            if session.stage is Stage.STARTING:
                 self._start(session, now, effects)
-            elif now >= session.placing_since_s + self.config.no_instance_timeout_s:
+            elif now >= session.placing_since_s + self._patience_s(session):
+                if self.coordinator is not None:
+                    effects.append(Send(self.coordinator, Unplace(session.spec.request_id, session.epoch)))
                 self._end_with_refusal(session, RefusalReason.NO_INSTANCE, self.config.retry_s, effects)
             else:
                 self._place(session, now, effects)
+        retries = (session.retry_at_s for session in self.sessions.values() if session.stage is not Stage.RUNNING)
+        self._next_tick_s = min(retries, default=None)

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from actorserve.core.messages import RequestSpec
 from actorserve.http.answer_format import AnswerFormat, AnswerHead
-from actorserve.http.body import read_body
+from actorserve.http.body import BodyReader
 from actorserve.http.chat import ChatFormat
 from actorserve.http.choice import Choice
 from actorserve.http.completions import CompletionFormat
@@ -44,21 +44,22 @@ class Endpoints:
         self._translator = translator
         self._metrics = metrics
         self._settings = settings
+        self._bodies = BodyReader(settings.max_body_bytes)
         self._created_s = int(time.time())
 
     async def chat(self, request: Request) -> "Answer":
-        body = await read_body(request, self._settings.max_body_bytes)
-        asked = await parse_request(ChatRequest, body, self._settings)
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-        question = await self._translator.chat(asked, answer_id)
+        async with self._bodies.read(request) as body:
+            asked = await parse_request(ChatRequest, body, self._settings)
+            question = await self._translator.chat(asked, answer_id)
         head = self._head(asked, answer_id, question)
         return Answer(self, question, asked, ChatFormat(head, self._tokenizer))
 
     async def completion(self, request: Request) -> "Answer":
-        body = await read_body(request, self._settings.max_body_bytes)
-        asked = await parse_request(CompletionRequest, body, self._settings)
         answer_id = f"cmpl-{uuid.uuid4().hex}"
-        question = await self._translator.completion(asked, answer_id)
+        async with self._bodies.read(request) as body:
+            asked = await parse_request(CompletionRequest, body, self._settings)
+            question = await self._translator.completion(asked, answer_id)
         head = self._head(asked, answer_id, question)
         return Answer(self, question, asked, CompletionFormat(head, self._tokenizer))
 

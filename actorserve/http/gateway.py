@@ -43,7 +43,11 @@ async def _run(child: Child) -> None:
     child.status.loading("reading the tokenizer")
     description = describe(Path(settings.model.path))
     tokenizer = load_tokenizer(description)
-    core = SessionsState(SessionsConfig(settings.cluster.retry_s, settings.cluster.no_instance_timeout_s))
+    core = SessionsState(
+        SessionsConfig(
+            settings.cluster.retry_s, settings.cluster.no_instance_timeout_s, settings.cluster.resume_timeout_s
+        )
+    )
     service = SessionService(core, settings.http.max_open_requests)
     node = make_node(child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir)
     service.attach(node.inject, node.num_dropped_frames)

@@ -13,6 +13,7 @@ from typing import Any, cast
 import hypercorn.asyncio
 import hypercorn.config
 import hypercorn.logging
+import hypercorn.protocol.h11
 from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
@@ -67,6 +68,7 @@ async def serve(
 
     Then no new connection is taken; what runs may go on for ``drain_timeout_s``, and is cancelled after that.
     """
+    _speak_http1_only()
     config = hypercorn.config.Config()
     config.bind = [f"fd://{listener.detach()}"]
     config.backlog = BACKLOG
@@ -74,7 +76,6 @@ async def serve(
     config.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
     config.keep_alive_max_requests = 2**31
     config.h11_max_incomplete_size = MAX_HEADER_BYTES
-    config.h2_max_header_list_size = MAX_HEADER_BYTES
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = _log
@@ -95,11 +96,34 @@ async def serve(
         await shutdown()
         cut = loop.call_later(drain_timeout_s + _CUT_AFTER_S, cut_connections)
 
+    previous_handler = loop.get_exception_handler()
+    loop.set_exception_handler(_log_loop_error)
     try:
         await hypercorn.asyncio.serve(cast(ASGIFramework, app), config, shutdown_trigger=shut_down)
     finally:
+        loop.set_exception_handler(previous_handler)
         if cut is not None:
             cut.cancel()
+
+
+def _speak_http1_only() -> None:
+    """Answer an attempt at HTTP/2 as a strange HTTP/1 request.
+
+    Clients of this API speak HTTP/2 over TLS or not at all, but hypercorn also lets anybody switch to it in clear text,
+    without a setting against it. There, a connection is never idle, and streams that are reset quickly end in a bug.
+    """
+
+    async def stay(self: hypercorn.protocol.h11.H11Protocol, event: object) -> None:
+        pass
+
+    hypercorn.protocol.h11.H11Protocol._check_protocol = stay  # type: ignore[method-assign]
+
+
+def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What the event loop reports of a connection, in one line: a client must not fill the log with tracebacks."""
+    error = context.get("exception")
+    message = " ".join(str(context.get("message", "")).split())[:500]
+    _log.error("a connection met a bug: %s", describe_bug(error) if isinstance(error, BaseException) else message)
 
 
 class _OneLineLogger(hypercorn.logging.Logger):

@@ -1,7 +1,7 @@
 """From a client's request to what the workers are asked: tokens and sampling, one ``RequestSpec`` a choice.
 
-Tokenizing and templates run on other threads, a bounded number of requests at a time. Until they are done, and all of
-it is known to fit, nothing has been asked of any worker.
+Tokenizing and templates run on other threads, and a bounded number of requests wait for them. Until they are done, and
+all of it is known to fit, nothing has been asked of any worker.
 """
 
 import asyncio
@@ -25,7 +25,6 @@ from actorserve.settings import HttpSettings
 DEFAULT_COMPLETION_TOKENS = 16
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy, as vLLM has it: logits divided by it would overflow."""
-_MAX_TRANSLATIONS = 256
 _RETRY_S = 1.0
 
 T = TypeVar("T")
@@ -79,8 +78,11 @@ class Translator:
         model = self.model(request.model)
         if self._template is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
-        self._check_length([message.content for message in request.messages], model)
+        if len(request.messages) > model.max_tokens:
+            raise _far_too_long(model, "messages")  # even where the template makes a single token of each
+        self._check_length([message.content for message in request.messages], model, "messages")
         text = await self._template.render([message.for_template() for message in request.messages])
+        self._check_length([text], model, "messages")
         token_ids = await self._off_loop(lambda: tuple(self._tokenizer.encode(text, add_special_tokens=False)))
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
@@ -96,7 +98,7 @@ class Translator:
         )
 
     async def _off_loop(self, read: Callable[[], T]) -> T:
-        if self._num_translating >= _MAX_TRANSLATIONS:
+        if self._num_translating >= self._settings.max_open_requests:
             message = "too many prompts are being read; try again later"
             raise RequestFailedError(429, message, code="overloaded", retry_after_s=_RETRY_S)
         self._num_translating += 1
@@ -107,21 +109,17 @@ class Translator:
 
     def _read_prompt(self, prompt: Prompt, model: ModelInfo) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            self._check_length([prompt], model)
+            self._check_length([prompt], model, "prompt")
             return tuple(self._tokenizer.encode(prompt))
         if len(prompt) >= model.max_tokens:
             raise _too_long(len(prompt), model)
         _check_token_ids(prompt, model, "prompt")
         return prompt
 
-    def _check_length(self, texts: Sequence[str], model: ModelInfo) -> None:
+    def _check_length(self, texts: Sequence[str], model: ModelInfo, param: str) -> None:
         """Spare the tokenizer what cannot fit: a text longer than the context full of the longest token."""
         if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
-            raise InvalidRequestError(
-                f"the prompt is far longer than the context of {model.max_tokens} tokens",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise _far_too_long(model, param)
 
     def _question(
         self,
@@ -186,6 +184,14 @@ def _too_long(num_prompt_tokens: int, model: ModelInfo) -> InvalidRequestError:
     return InvalidRequestError(
         f"the prompt's {num_prompt_tokens} tokens leave no room in the context of {model.max_tokens} tokens",
         param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _far_too_long(model: ModelInfo, param: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the prompt is far longer than the context of {model.max_tokens} tokens",
+        param=param,
         code="context_length_exceeded",
     )
 

@@ -140,7 +140,7 @@ class _Reader:
         num_items = self._count(_MAX_ARRAY_ITEMS - self._array_items, "array items")
         self._array_items += num_items
         if item_kind == _STRING:
-            return [self._text(self._size) for _ in range(num_items)]
+            return self._texts(num_items)
         item = np.dtype(self._format(item_kind))
         return np.frombuffer(self._take(num_items * item.itemsize), item).tolist()
 
@@ -155,6 +155,22 @@ class _Reader:
             raise self._error(f"damaged: a text of {length} bytes")
         # Some files hold tokens that are no valid UTF-8; such a token just cannot be matched.
         return self._take(length).decode("utf-8", "replace")
+
+    def _texts(self, num_items: int) -> list[str]:
+        """As ``_text``, for the hundred thousand texts of a tokenizer: without a call for each."""
+        texts = []
+        data, size, unpack = self._data, self._size, struct.Struct("<Q").unpack_from
+        at = self._at
+        for _ in range(num_items):
+            begin = at + 8
+            if begin > size:
+                raise self._error("truncated: it ends within its header")
+            at = begin + unpack(data, at)[0]
+            if at > size:
+                raise self._error("truncated: it ends within its header")
+            texts.append(data[begin:at].decode("utf-8", "replace"))
+        self._at = at
+        return texts
 
     def _count(self, maximum: int, what: str) -> int:
         count = self._integer("<Q")

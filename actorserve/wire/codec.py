@@ -14,7 +14,7 @@ import msgpack
 from actorserve.core import messages as m
 from actorserve.core.messages import Message
 from actorserve.errors import ProtocolError
-from actorserve.wire.schema import Rules, Schema, SchemaError
+from actorserve.wire.schema import INT64_MAX, INT64_MIN, UINT64_MAX, Rules, Schema, SchemaError
 
 MAX_FRAME_BYTES: Final = 16 * 2**20
 MAX_STRING_BYTES: Final = 1024
@@ -51,8 +51,14 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     134: m.Close,
 }
 
+_POSITIVE: Final = (1, INT64_MAX)
+_SIGNED: Final = (INT64_MIN, INT64_MAX)
 _RULES: Final[dict[type, Rules]] = {
-    m.SamplingParams: Rules(unsigned=frozenset({"seed"})),
+    m.SamplingParams: Rules(bounds={"seed": (0, UINT64_MAX), "max_tokens": _POSITIVE, "top_logprobs": (-1, INT64_MAX)}),
+    m.RequestSpec: Rules(bounds={"priority": _SIGNED}),
+    m.Place: Rules(bounds={"priority": _SIGNED}),
+    m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),
+    m.LoadReport: Rules(bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE}),
     m.TokenLogprobs: Rules(
         columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
     ),

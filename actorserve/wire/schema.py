@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -25,17 +25,19 @@ class SchemaError(ValueError):
 class Rules:
     """What annotations cannot say about a class.
 
-    ``columns`` are tuples of one length; ``optional_columns`` are as long as those, or empty; ``unsigned`` integers
-    use all 64 bits; ``non_finite`` floats may be infinite or NaN.
+    ``columns`` are tuples of one length; ``optional_columns`` are as long as those, or empty; ``bounds`` are the least
+    and the greatest value of integers, where those are not 0 and the greatest of 64 bits with a sign; ``non_finite``
+    floats may be infinite or NaN.
     """
 
     columns: tuple[str, ...] = ()
     optional_columns: tuple[str, ...] = ()
-    unsigned: frozenset[str] = frozenset()
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     non_finite: frozenset[str] = frozenset()
 
 
 _NO_RULES = Rules()
+_NATURAL = (0, INT64_MAX)
 
 
 def _text(value: Any) -> Any:
@@ -150,10 +152,11 @@ class Schema:
 
     def _compile_record(self, cls: type) -> Checker:
         hints = get_type_hints(cls)
-        names = tuple(field.name for field in fields(cls)) if is_dataclass(cls) else tuple(hints)
+        names = tuple(one.name for one in fields(cls)) if is_dataclass(cls) else tuple(hints)
         rules = self._rules.get(cls, _NO_RULES)
         checks = tuple(
-            (name, self._compile(hints[name], name in rules.unsigned, name in rules.non_finite)) for name in names
+            (name, self._compile(hints[name], rules.bounds.get(name, _NATURAL), name in rules.non_finite))
+            for name in names
         )
         arity = len(checks)
         columns = tuple(names.index(name) for name in rules.columns)
@@ -180,14 +183,13 @@ class Schema:
 
         return check
 
-    def _compile(self, hint: Any, unsigned: bool, non_finite: bool) -> Checker:
-        low, high = (0, UINT64_MAX) if unsigned else (INT64_MIN, INT64_MAX)
+    def _compile(self, hint: Any, bounds: tuple[int, int], non_finite: bool) -> Checker:
         if hint is str:
             return _text
         if hint is bool:
             return _boolean
         if hint is int:
-            return _integer(low, high)
+            return _integer(*bounds)
         if hint is float:
             return _number if non_finite else _finite
         origin, arguments = get_origin(hint), get_args(hint)
@@ -196,12 +198,12 @@ class Schema:
                 if arguments[0] is str:
                     return _text_column
                 if arguments[0] is int:
-                    return _integer_column(low, high)
-                return _column(self._compile(arguments[0], unsigned, non_finite))
-            return _fixed(tuple(self._compile(one, unsigned, non_finite) for one in arguments))
+                    return _integer_column(*bounds)
+                return _column(self._compile(arguments[0], bounds, non_finite))
+            return _fixed(tuple(self._compile(one, bounds, non_finite) for one in arguments))
         if origin in (types.UnionType, typing.Union) and len(arguments) == 2 and type(None) in arguments:
             inner = arguments[0] if arguments[1] is type(None) else arguments[1]
-            return _optional(self._compile(inner, unsigned, non_finite))
+            return _optional(self._compile(inner, bounds, non_finite))
         if isinstance(hint, type) and issubclass(hint, StrEnum):
             return _enum(hint)
         if isinstance(hint, type) and (is_dataclass(hint) or issubclass(hint, tuple)):

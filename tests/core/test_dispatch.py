@@ -53,6 +53,11 @@ def test_headroom_is_shared_by_the_requests_of_a_priority() -> None:
     assert virtual_usage_bytes(order, 4, 10, {1: 500}) == 30 + 500
 
 
+def test_a_waiting_request_has_no_headroom() -> None:
+    """Headroom is for those that run: one that waits counts at most its demand."""
+    assert virtual_usage_bytes([request(4, 1), request(4, 0, priority=1)], 4, 10, {1: 500}) == 10 + 10
+
+
 def test_freeness_is_what_is_left_a_running_request() -> None:
     """F = (M - V) / max(1, B), negative when demand exceeds memory, minus infinity when terminating."""
     assert freeness(1000, 400, 3) == 200
@@ -66,6 +71,14 @@ def test_dispatch_goes_to_the_freest() -> None:
     chosen = choose_instance([view("a", used=500, running=2), view("b", used=500, running=4)], Place("r", 1, 4))
     assert chosen is not None
     assert chosen.peer.name == "a"
+
+
+def test_dispatch_goes_where_the_request_fits() -> None:
+    """A busy instance that can hold the request goes before a free one that never can."""
+    free, busy = view("a"), view("b", used=900, running=9)
+    free.model = ModelInfo("m", 100, 50)
+    assert choose_instance([free, busy], Place("r", 1, 51)) is busy
+    assert choose_instance([free, busy], Place("r", 1, 50)) is free
 
 
 def test_dispatch_prefers_the_kind_that_made_the_tokens() -> None:
@@ -87,7 +100,7 @@ class Coordinator:
     """A ClusterState with two instances that have reported."""
 
     def __init__(self, num_instances: int = 2) -> None:
-        self.state = ClusterState(ClusterConfig(max_waiting_requests=2, no_instance_timeout_s=30.0, retry_s=1.0))
+        self.state = ClusterState(ClusterConfig(max_waiting_requests=2, retry_s=1.0))
         self.workers = [Peer(f"worker-{i}", 1) for i in range(num_instances)]
         for peer in self.workers:
             self.state.handle(PeerUp(peer, Role.WORKER, "k", MODEL), 0.0)
@@ -120,6 +133,15 @@ def test_report_takes_over_from_the_account() -> None:
     assert instance.freeness() == 900
 
 
+def test_what_is_under_way_counts_as_if_it_ran() -> None:
+    """Placements not yet reported add their demand to V and their number to B."""
+    coordinator = Coordinator(1)
+    coordinator.place("r1")
+    coordinator.place("r2")
+    (instance,) = coordinator.state.instances.values()
+    assert instance.freeness() == (1000 - 200) / 2
+
+
 def test_account_of_a_lost_placement_expires() -> None:
     """A placement that no report ever confirms stops counting."""
     coordinator = Coordinator(1)
@@ -140,8 +162,17 @@ def test_place_may_be_repeated() -> None:
     assert sum(len(view.under_way) for view in coordinator.state.instances.values()) == 1
 
 
-def test_requests_wait_for_an_instance_up_to_a_bound_and_a_deadline() -> None:
-    """With nobody there requests wait; they are refused past the bound, and past the deadline."""
+def test_a_request_counts_once_whatever_the_order_of_its_epochs() -> None:
+    """An instance that is given a request again, even under an older epoch, counts its demand once."""
+    coordinator = Coordinator(1)
+    for epoch in (2, 1, 3):
+        coordinator.place("r1", epoch=epoch)
+    (view,) = coordinator.state.instances.values()
+    assert view.num_blocks_under_way == 10
+
+
+def test_requests_wait_for_an_instance_up_to_a_bound() -> None:
+    """With nobody there requests wait, and past the bound they are refused; who gives up makes room."""
     coordinator = Coordinator(0)
     state = coordinator.state
     assert state.handle(Place("r1", 1, 4), 0.0, GATEWAY) == []
@@ -149,7 +180,8 @@ def test_requests_wait_for_an_instance_up_to_a_bound_and_a_deadline() -> None:
     refused = Refused("r3", 1, RefusalReason.OVERLOADED, 1.0)
     assert state.handle(Place("r3", 1, 4), 0.0, GATEWAY) == [Send(GATEWAY, refused)]
     state.handle(Unplace("r2", 1), 1.0, GATEWAY)
-    assert state.handle(Tick(), 30.0) == [Send(GATEWAY, Refused("r1", 1, RefusalReason.NO_INSTANCE, 1.0))]
+    assert list(state.waiting) == ["r1"]
+    assert state.handle(Place("r3", 1, 4), 1.0, GATEWAY) == []
 
 
 def test_waiting_requests_go_to_the_first_instance_that_reports() -> None:
@@ -181,3 +213,75 @@ def test_too_large_for_every_instance_is_refused_at_once() -> None:
     coordinator = Coordinator()
     effects = coordinator.state.handle(Place("r1", 1, 1001), 0.0, GATEWAY)
     assert effects == [Send(GATEWAY, Refused("r1", 1, RefusalReason.TOO_LARGE, 1.0))]
+
+
+def test_a_repeated_place_keeps_its_turn_and_may_avoid_another() -> None:
+    """A question asked again while it waits is answered by what it says now, and not behind those that came later."""
+    coordinator = Coordinator(1)
+    (worker,) = coordinator.workers
+    state = coordinator.state
+    assert state.handle(Place("r1", 2, 4, avoid=worker), 0.0, GATEWAY) == []
+    assert state.handle(Place("r2", 2, 4, avoid=worker), 0.0, GATEWAY) == []
+    assert list(state.waiting) == ["r1", "r2"]
+    assert state.handle(Place("r1", 2, 4, avoid=worker), 1.0, GATEWAY) == []
+    assert list(state.waiting) == ["r1", "r2"]
+    assert state.handle(Place("r2", 2, 4), 1.0, GATEWAY) == [Send(GATEWAY, Placed("r2", 2, worker))]
+    assert list(state.waiting) == ["r1"]
+
+
+def test_a_new_epoch_waits_anew() -> None:
+    """A request that asks under a newer epoch goes behind those that wait."""
+    state = Coordinator(0).state
+    state.handle(Place("r1", 1, 4), 0.0, GATEWAY)
+    state.handle(Place("r2", 1, 4), 1.0, GATEWAY)
+    state.handle(Place("r1", 2, 4), 5.0, GATEWAY)
+    assert list(state.waiting) == ["r2", "r1"]
+
+
+def test_the_deadline_is_the_earliest_and_its_tick_clears_it() -> None:
+    """Every Tick at the deadline moves it forward, until nothing is under way."""
+    coordinator = Coordinator(2)
+    state = coordinator.state
+    coordinator.place("r1", now=1.0)
+    coordinator.place("r2", now=2.0)
+    coordinator.place("r3", now=3.0)
+    coordinator.place("r1", epoch=2, now=4.0)
+    deadlines = []
+    while (deadline := state.next_deadline()) is not None:
+        deadlines.append(deadline)
+        state.handle(Tick(), deadline)
+    assert deadlines == [7.0, 8.0, 9.0]
+    assert [view.num_blocks_under_way for view in state.instances.values()] == [0, 0]
+
+
+def test_reports_of_strangers_are_counted() -> None:
+    """A load report of an instance that is not up changes nothing."""
+    coordinator = Coordinator(0)
+    assert coordinator.state.handle(report(), 0.0, Peer("worker-9", 1)) == []
+    assert coordinator.state.num_stale_messages == 1
+    assert not coordinator.state.instances
+
+
+def test_unplace_takes_a_placement_back_but_not_a_newer_one() -> None:
+    """What was placed for a client that left counts no more; an Unplace of an older epoch changes nothing."""
+    coordinator = Coordinator(1)
+    (view,) = coordinator.state.instances.values()
+    coordinator.place("r1", epoch=2)
+    coordinator.state.handle(Unplace("r1", 1), 0.0, GATEWAY)
+    assert view.num_blocks_under_way == 10
+    coordinator.state.handle(Unplace("r1", 2), 0.0, GATEWAY)
+    assert view.num_blocks_under_way == 0
+    assert not view.under_way
+    state = Coordinator(0).state
+    state.handle(Place("r1", 2, 4), 0.0, GATEWAY)
+    state.handle(Unplace("r1", 1), 0.0, GATEWAY)
+    assert list(state.waiting) == ["r1"]
+
+
+def test_ties_end_on_the_name() -> None:
+    """Of equally free instances the one with the greatest name is chosen, in whatever order they are known."""
+    views = [view("b"), view("c"), view("a")]
+    for order in (views, views[::-1]):
+        chosen = choose_instance(order, Place("r", 1, 4))
+        assert chosen is not None
+        assert chosen.peer.name == "c"

@@ -140,6 +140,15 @@ def test_stop_token_ends_the_request_but_not_before_min_tokens() -> None:
     assert instance.sent[-1] == Finished("a", 1, FinishReason.STOP, 2)
 
 
+def test_the_context_ends_the_request() -> None:
+    """Prompt and output together end at what the instance can hold, however many tokens were asked for."""
+    instance = Instance()
+    instance.start(spec("a", 30, max_tokens=100))
+    while "a" in instance.state.requests:
+        instance.done()
+    assert instance.sent[-1] == Finished("a", 1, FinishReason.LENGTH, 2)
+
+
 def test_growth_preempts_the_least_urgent_and_recomputes_it() -> None:
     """When blocks run out the last to come gives its own back, and later starts again from nothing."""
     config = replace(CONFIG, num_blocks=4, max_context_tokens=16)
@@ -168,6 +177,28 @@ def test_head_of_the_line_blocks_those_behind_it() -> None:
     assert [r.is_started for r in instance.state.requests.values()] == [True, False, False]
 
 
+def test_admission_leaves_a_block_for_each_that_runs() -> None:
+    """A newcomer waits where the next growth of those that run would preempt it again."""
+    instance = Instance()
+    instance.start(spec("a", 3))
+    instance.start(spec("b", 28))
+    instance.done()
+    assert instance.state.allocator.num_free_blocks == 7
+    assert not instance.state.requests["b"].is_started
+    instance.handle(Release("a", 1))
+    instance.done()
+    assert instance.state.requests["b"].is_started
+
+
+def test_a_batch_is_bounded_in_requests() -> None:
+    """Beyond max_batch_requests a request waits, even where blocks and tokens are left."""
+    instance = Instance(replace(CONFIG, max_batch_requests=2))
+    for name in "abc":
+        instance.start(spec(name, 2))
+    instance.done()
+    assert [r.is_started for r in instance.state.requests.values()] == [True, True, False]
+
+
 def test_release_during_a_step_drops_its_output() -> None:
     """A request released under a running iteration frees its blocks, which nobody gets before the iteration ends."""
     instance = Instance()
@@ -189,7 +220,9 @@ def test_newer_epoch_replaces_and_older_is_dropped() -> None:
     assert "a" in instance.state.requests
     instance.start(spec("a", 6), epoch=3)
     assert instance.state.requests["a"].epoch == 3
+    instance.sent.clear()
     instance.done()  # the old epoch's step
+    assert instance.sent == []
     assert instance.state.requests["a"].num_output == 0
 
 
@@ -226,6 +259,20 @@ def test_resend_repeats_what_was_lost_with_its_logprobs() -> None:
         Tokens(("a", "a"), (1, 1), (1, 2), (21, 22), (entries[1], entries[2])),
         Finished("a", 1, FinishReason.LENGTH, 3),
     ]
+
+
+def test_resend_knows_only_what_was_made_here_under_this_epoch() -> None:
+    """Tokens that came with the request are not repeated, and a Resend of another epoch changes nothing."""
+    instance = Instance()
+    instance.start(replace(spec("a", 3, top_logprobs=0), output_token_ids=(5, 6)), epoch=2)
+    entry = TokenLogprobs(-0.5, (), ())
+    instance.handle(StepDone(1, 0.0, ("a",), (2,), (7,), (entry,)))
+    instance.sent.clear()
+    instance.handle(Resend("a", 1, 0))
+    assert instance.sent == []
+    assert instance.state.num_stale_messages == 1
+    instance.handle(Resend("a", 2, 0))
+    assert instance.sent == [Tokens(("a",), (2,), (2,), (7,), (entry,))]
 
 
 def test_too_large_and_draining_are_refused() -> None:
@@ -274,6 +321,34 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
     instance.handle(Tick(), now=0.5)
     # a holds 2 blocks; b heads the line and demands 8.
     assert instance.sent == [LoadReport(1, 1, 1, 800, 200, 1000, 100, 4, 0, ("a", "b"))]
+
+
+def test_reports_end_with_the_last_listener_and_begin_again() -> None:
+    """Nobody to hear a report means no deadline; only the incarnation that went is forgotten."""
+    instance = Instance()
+    again = Peer("coordinator", 2)
+    instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
+    instance.handle(PeerUp(again, Role.COORDINATOR), now=0.2)
+    instance.handle(PeerDown(COORDINATOR), now=0.2)
+    assert instance.handle(Tick(), now=0.5) == [Send(again, LoadReport(1, 0, 0, 800, 0, 0, 100, 4, 0))]
+    instance.handle(PeerDown(again), now=0.6)
+    assert instance.handle(Tick(), now=1.0) == []
+    assert instance.state.next_deadline() is None
+    effects = instance.handle(PeerUp(again, Role.COORDINATOR), now=9.0)
+    assert [type(effect) for effect in effects] == [Send]
+    assert instance.state.next_deadline() == 9.5
+
+
+def test_a_drain_is_reported_at_once_and_arrivals_once() -> None:
+    """The coordinator hears of a drain before its next report is due, and of each arrival in one report only."""
+    instance = Instance()
+    instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
+    instance.start(spec("a", 6))
+    instance.sent.clear()
+    instance.handle(Drain(), now=0.1)
+    instance.handle(Tick(), now=0.5)
+    reports = [message for message in instance.sent if isinstance(message, LoadReport)]
+    assert [(report.draining, report.accepted) for report in reports] == [(True, ("a",)), (True, ())]
 
 
 def test_unreleased_end_is_repeated() -> None:

@@ -27,8 +27,8 @@ def test_every_core_is_a_function_of_what_it_was_told() -> None:
             world.close("r3")
             world.kill("gateway-1")
     world.settle()
-    assert sum(len(entries) for entries in world.log.values()) > 300
-    for peer, entries in world.log.items():
-        core = world.make(peer).core
-        for now, sender, message, effects in entries:
+    assert sum(len(process.log) for process in world.lives) > 300
+    for process in world.lives:
+        core = world.make(process.peer).core
+        for now, sender, message, effects in process.log:
             assert core.handle(message, now, sender) == effects

@@ -1,10 +1,13 @@
 """Scenarios of the gateway's sessions: who owns a request, and what its client gets."""
 
+from dataclasses import replace
+
 from actorserve.core.effects import Available, Deliver, End, Send
 from actorserve.core.messages import (
     Close,
     Finished,
     FinishReason,
+    LoadReport,
     ModelInfo,
     Open,
     Peer,
@@ -49,7 +52,7 @@ def start(epoch: int, output: tuple[int, ...] = ()) -> Start:
 
 def opened(*workers: Peer) -> SessionsState:
     """Sessions that know the coordinator and ``workers``, with request r placed nowhere yet."""
-    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0))
+    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
     state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for worker in workers:
         state.handle(up(worker), 0.0)
@@ -81,6 +84,46 @@ def test_gap_is_asked_for_once_a_retry() -> None:
     assert state.handle(tokens(1, 4, 9), 1.0, A) == [Send(A, Resend("r", 1, 0))]
     many = Tokens(("r", "r"), (1, 1), (0, 1), (7, 8))
     assert state.handle(many, 1.1, A) == [Deliver("r", (7, 8))]
+    assert state.handle(tokens(1, 3, 9), 1.2, A) == [Send(A, Resend("r", 1, 2))]
+
+
+def test_gap_at_the_next_owner_is_asked_for_at_once() -> None:
+    """What was asked of a dead owner does not keep the next one from being asked."""
+    state = running(A, B)
+    state.handle(tokens(1, 2, 9), 0.0, A)
+    state.handle(PeerDown(A), 0.1)
+    state.handle(Placed("r", 2, B), 0.1, COORDINATOR)
+    assert state.handle(tokens(2, 1, 8), 0.2, B) == [Send(B, Resend("r", 2, 0))]
+
+
+def test_what_the_owner_says_answers_the_start() -> None:
+    """Where Started was lost, a token or the end says as well that the request is owned, and Start is not repeated."""
+    for said in (tokens(1, 0, 7), Finished("r", 1, FinishReason.STOP, 1)):
+        state = opened(A)
+        state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
+        state.handle(said, 0.5, A)
+        assert state.handle(Tick(), 1.0) == []
+        assert state.next_deadline() is None
+
+
+def test_a_second_answer_does_not_move_a_request() -> None:
+    """A repeated question may be answered with another instance: the first answer stands."""
+    state = opened(A, B)
+    assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1))]
+    assert state.handle(Placed("r", 1, B), 0.0, COORDINATOR) == []
+    state.handle(Started("r", 1), 0.0, A)
+    assert state.handle(Placed("r", 1, B), 0.0, COORDINATOR) == []
+    assert state.sessions["r"].instance == A
+
+
+def test_a_request_may_begin_with_output() -> None:
+    """A request that is opened with tokens goes on behind them; those are not delivered again."""
+    state = opened(A)
+    state.handle(Close("r"), 0.0)
+    effects = state.handle(Open(replace(SPEC, output_token_ids=(7,))), 0.0)
+    assert effects == [Send(COORDINATOR, Place("r", 1, 4))]
+    assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1, output=(7,)))]
+    assert state.handle(tokens(1, 1, 8), 0.0, A) == [Deliver("r", (8,))]
 
 
 def test_end_comes_after_the_last_token() -> None:
@@ -104,6 +147,26 @@ def test_dead_worker_costs_an_epoch_and_no_token() -> None:
     assert state.handle(tokens(2, 1, 8), 1.0, B) == [Deliver("r", (8,))]
 
 
+def test_a_long_life_does_not_count_as_waiting() -> None:
+    """A request that fails over after minutes has all of no_instance_timeout_s to find its next owner."""
+    state = running(A)
+    state.handle(PeerDown(A), 100.0)
+    assert state.handle(Tick(), 101.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+    assert state.handle(Tick(), 130.0) == [
+        Send(COORDINATOR, Unplace("r", 2)),
+        End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0),
+    ]
+
+
+def test_half_an_answer_waits_longer_for_its_rest() -> None:
+    """A stream that has begun outlives the minutes that its only worker takes to load again."""
+    state = running(A)
+    state.handle(tokens(1, 0, 7), 0.0, A)
+    state.handle(PeerDown(A), 100.0)
+    assert state.handle(Tick(), 160.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A))]
+    assert state.handle(Tick(), 700.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)
+
+
 def test_old_epoch_is_fenced() -> None:
     """An owner that was thought dead is told to let go, and nothing of what it says counts."""
     state = running(A, B)
@@ -111,6 +174,7 @@ def test_old_epoch_is_fenced() -> None:
     state.handle(Placed("r", 2, B), 1.0, COORDINATOR)
     assert state.handle(tokens(1, 0, 99), 1.0, A) == [Send(A, Release("r", 1))]
     assert state.handle(tokens(1, 0, 99), 1.0, B) == [Send(B, Release("r", 1))]
+    assert state.handle(tokens(2, 0, 99), 1.0, A) == [Send(A, Release("r", 2))]
     assert state.handle(Finished("r", 1, FinishReason.STOP, 0), 1.0, A) == [Send(A, Release("r", 1))]
     assert state.sessions["r"].output == []
 
@@ -146,7 +210,7 @@ def test_placement_on_a_worker_not_met_yet_starts_when_it_is_met() -> None:
 
 def test_first_worker_makes_the_gateway_available_once() -> None:
     """The gateway says once that it can serve; later workers change nothing."""
-    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0))
+    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
     assert state.handle(up(A), 0.0) == [Available()]
     assert state.handle(up(B), 0.0) == []
 
@@ -155,8 +219,9 @@ def test_new_coordinator_is_asked_at_once() -> None:
     """A coordinator that comes back hears of every request that waits for a place; running ones do not notice."""
     state = opened(A)
     state.handle(PeerDown(COORDINATOR), 0.5)
+    assert state.handle(Tick(), 1.0) == []
     new = Peer("coordinator", 2)
-    assert state.handle(PeerUp(new, Role.COORDINATOR), 0.6) == [Send(new, Place("r", 1, 3))]
+    assert state.handle(PeerUp(new, Role.COORDINATOR), 1.6) == [Send(new, Place("r", 1, 3))]
     state.handle(Placed("r", 1, A), 0.6, new)
     state.handle(Started("r", 1), 0.6, A)
     assert state.handle(PeerDown(new), 0.7) == []
@@ -197,9 +262,67 @@ def test_half_an_answer_is_not_dropped_for_overload() -> None:
     assert state.handle(Tick(), 2.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A))]
 
 
+def test_half_an_answer_waits_for_an_instance_of_its_size() -> None:
+    """A request that only its dead worker could hold is not refused while that worker may come back."""
+    state = running(A)
+    state.handle(tokens(1, 0, 7), 0.0, A)
+    state.handle(PeerDown(A), 1.0)
+    assert state.handle(Refused("r", 2, RefusalReason.TOO_LARGE, 1.0), 1.0, COORDINATOR) == []
+    assert "r" in state.sessions
+
+
+def test_a_worker_met_again_is_avoided_no_more() -> None:
+    """A worker that was lost and comes up as the same incarnation may have its request back."""
+    state = running(A)
+    assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+    assert state.handle(up(A), 1.5) == [Send(COORDINATOR, Place("r", 2, 3))]
+    assert state.handle(Placed("r", 2, A), 1.5, COORDINATOR) == [Send(A, start(2))]
+
+
+def test_a_refusal_counts_only_for_the_present_question() -> None:
+    """A refusal of an older epoch, or of a request that runs, changes nothing."""
+    state = running(A, B)
+    assert state.handle(Refused("r", 1, RefusalReason.NO_INSTANCE, 1.0), 0.5, COORDINATOR) == []
+    state.handle(PeerDown(A), 1.0)
+    assert state.handle(Refused("r", 1, RefusalReason.NO_INSTANCE, 1.0), 1.0, COORDINATOR) == []
+    assert state.sessions["r"].epoch == 2
+    assert state.num_stale_messages == 2
+
+
+def test_a_client_that_leaves_while_its_request_starts_takes_it_back_everywhere() -> None:
+    """Between Start and Started both the coordinator's account and the worker are told."""
+    state = opened(A)
+    state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
+    assert state.handle(Close("r"), 0.0) == [Send(COORDINATOR, Unplace("r", 1)), Send(A, Release("r", 1))]
+
+
+def test_thousands_that_wait_cost_few_ticks() -> None:
+    """Retries that come due soon after one another go together, and each request is asked for once a retry_s."""
+    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=1e9, resume_timeout_s=1e9))
+    state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
+    for number in range(1000):
+        state.handle(Open(RequestSpec(f"r{number}", (1,), SPEC.sampling)), number / 1000)
+    num_ticks = num_places = 0
+    while (deadline := state.next_deadline()) is not None and deadline < 3.0:
+        num_ticks += 1
+        num_places += len(state.handle(Tick(), deadline))
+    assert num_ticks < 20
+    assert 2000 <= num_places < 2500
+
+
+def test_load_reports_are_of_those_that_are_up() -> None:
+    """The last report of a worker is known until the worker goes down."""
+    state = running(A)
+    report = LoadReport(1, 1, 0, 800, 100, 100, 100, 4, 0)
+    assert state.handle(report, 0.0, A) == []
+    assert state.loads == {A: report}
+    state.handle(PeerDown(A), 1.0)
+    assert state.loads == {}
+
+
 def test_nobody_to_serve_ends_in_an_error() -> None:
     """With no coordinator and no worker for no_instance_timeout_s the client gets an error, not silence."""
-    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0))
+    state = SessionsState(SessionsConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
     assert state.handle(Open(SPEC), 0.0) == []
     assert state.handle(Tick(), 1.0) == []
     assert state.handle(Tick(), 30.0) == [End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)]

@@ -1,17 +1,19 @@
 """A whole cluster in one thread: the real cores of gateways, coordinator and workers, and a network that misbehaves.
 
 Messages lie in one queue per link until somebody delivers, drops or repeats them; deaths reach each survivor when the
-test says so. After every event ``check`` holds the design's invariants.
+test says so; an engine takes its commands in the order in which they were issued, as on its thread. After every event
+``check`` holds the design's invariants.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from actorserve.core.cluster import ClusterConfig, ClusterState
-from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, Effect, End, RunStep, Send
+from actorserve.core.effects import AddToEngine, Deliver, Drained, DropFromEngine, Effect, End, RunStep, Send
 from actorserve.core.instance import InstanceConfig, InstanceState
 from actorserve.core.messages import (
     Close,
+    Drain,
     FinishReason,
     Message,
     Open,
@@ -22,7 +24,6 @@ from actorserve.core.messages import (
     Role,
     SamplingParams,
     Start,
-    StepPlan,
     Tick,
 )
 from actorserve.core.policy import FirstComeFirstServed
@@ -40,9 +41,11 @@ class Process:
     peer: Peer
     role: Role
     core: SessionsState | ClusterState | InstanceState
-    met: set[Peer] = field(default_factory=set)
+    met: dict[Peer, PeerUp] = field(default_factory=dict)
+    log: list[tuple[float, Peer | None, Message, list[Effect]]] = field(default_factory=list)
     engine: FakeEngine | None = None
-    plan: StepPlan | None = None
+    commands: deque[Effect] = field(default_factory=deque)  # for the engine; a step waits until the test finishes it
+    drained: bool = False
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Client:
 
     spec: RequestSpec
     gateway: Peer
+    expected: list[int]
     tokens: list[int] = field(default_factory=list)
     end: End | None = None
     closed: bool = False
@@ -70,7 +74,7 @@ class World:
         self.clients: dict[str, Client] = {}
         self.pending_deaths: list[tuple[Peer, Peer]] = []  # (survivor, dead)
         self.owners: dict[tuple[str, int], Peer] = {}  # of each (request, epoch) ever issued
-        self.log: dict[Peer, list[tuple[float, Peer | None, Message, list[Effect]]]] = {}
+        self.lives: list[Process] = []  # every process that ever was
         self._incarnations: Counter[str] = Counter()
         self.start(COORDINATOR)
         for i in range(num_gateways):
@@ -82,23 +86,52 @@ class World:
 
     def start(self, name: str) -> None:
         """Start a new incarnation of ``name``; everyone alive meets it (and hears of the old one's death first)."""
+        self.processes[name] = self.make(self._next_life(name))
+        self.lives.append(self.processes[name])
+        self._join(self.processes[name])
+
+    def _next_life(self, name: str) -> Peer:
         self._incarnations[name] += 1
-        process = self.make(Peer(name, self._incarnations[name]))
-        self.processes[name] = process
+        return Peer(name, self._incarnations[name])
+
+    def _join(self, process: Process) -> None:
         for survivor, dead in list(self.pending_deaths):
-            if dead.name == name:
+            if dead.name == process.peer.name:
                 self.tell_death(survivor, dead)
         for other in list(self.processes.values()):
             if other is not process:
                 self._meet(other, process)
                 self._meet(process, other)
 
+    def rejoin(self, name: str) -> None:
+        """A process was held for dead while it lived: its core loses everybody, and meets them anew as somebody new."""
+        process = self.processes[name]
+        for peer in list(process.met):
+            self._lose(process, peer)
+        was, process.peer = process.peer, self._next_life(name)
+        self._forget_links(was)
+        for client in self.clients.values():
+            client.gateway = process.peer if client.gateway == was else client.gateway
+        self.pending_deaths = [(survivor, dead) for survivor, dead in self.pending_deaths if survivor != was]
+        self.pending_deaths += [(other.peer, was) for other in self.processes.values() if was in other.met]
+        self._join(process)
+
+    def drain(self, name: str) -> None:
+        """An operator ends a worker in order: it says when nothing is left, and then leaves."""
+        self._handle(self.processes[name], Drain())
+
+    def _replace_drained(self) -> None:
+        for name, process in list(self.processes.items()):
+            if process.drained:
+                self.kill(name)
+                self.start(name)
+
     def make(self, peer: Peer) -> Process:
         """A fresh process, not yet part of the world."""
         if peer.name == COORDINATOR:
-            return Process(peer, Role.COORDINATOR, ClusterState(ClusterConfig(100, 1e9, RETRY_S)))
+            return Process(peer, Role.COORDINATOR, ClusterState(ClusterConfig(100, RETRY_S)))
         if peer.name.startswith("gateway"):
-            return Process(peer, Role.GATEWAY, SessionsState(SessionsConfig(RETRY_S, 1e9)))
+            return Process(peer, Role.GATEWAY, SessionsState(SessionsConfig(RETRY_S, 1e9, 1e9)))
         engine = FakeEngine(vocab_size=50, num_blocks=self.num_blocks, tokens_per_block=4)
         config = InstanceConfig(
             num_blocks=engine.num_blocks,
@@ -112,17 +145,29 @@ class World:
         )
         return Process(peer, Role.WORKER, InstanceState(config, FirstComeFirstServed()), engine=engine)
 
+    def meet_again(self, name: str, other: str) -> None:
+        """One process takes another for dead, and then meets the same incarnation of it, which noticed nothing."""
+        process, alive = self.processes[name], self.processes[other]
+        if alive.peer in process.met:
+            self._lose(process, alive.peer)
+            self._meet(process, alive)
+
     def _meet(self, process: Process, other: Process) -> None:
-        process.met.add(other.peer)
         model = other.engine.model if other.engine else None
         kind = other.engine.kind if other.engine else ""
-        self._handle(process, PeerUp(other.peer, other.role, kind, model))
+        process.met[other.peer] = PeerUp(other.peer, other.role, kind, model)
+        self._handle(process, process.met[other.peer])
+
+    def _lose(self, process: Process, peer: Peer) -> None:
+        """Nothing of that incarnation is heard afterwards."""
+        self.links.pop((peer, process.peer), None)
+        del process.met[peer]
+        self._handle(process, PeerDown(peer))
 
     def kill(self, name: str) -> None:
         """kill -9: what it sent and nobody read may still arrive; what was sent to it is gone."""
         dead = self.processes.pop(name)
-        for link in [link for link in self.links if link[1] == dead.peer]:
-            del self.links[link]
+        self._forget_links(dead.peer)
         self.pending_deaths += [(survivor.peer, dead.peer) for survivor in self.processes.values()]
         if dead.role is Role.GATEWAY:
             for client in self.clients.values():
@@ -132,10 +177,12 @@ class World:
         """The death watch of one survivor notices; nothing of the dead incarnation is heard afterwards."""
         self.pending_deaths.remove((survivor, dead))
         process = self.processes.get(survivor.name)
-        if process is not None and process.peer == survivor:
-            self.links.pop((dead, survivor), None)
-            process.met.discard(dead)
-            self._handle(process, PeerDown(dead))
+        if process is not None and process.peer == survivor and dead in process.met:
+            self._lose(process, dead)
+
+    def _forget_links(self, target: Peer) -> None:
+        for link in [link for link in self.links if link[1] == target]:
+            del self.links[link]
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +194,7 @@ class World:
             SamplingParams(seed=len(request_id), max_tokens=max_tokens, stop_token_ids=(7,)),
         )
         process = self.processes[gateway]
-        self.clients[request_id] = Client(spec, process.peer)
+        self.clients[request_id] = Client(spec, process.peer, self._expected(spec))
         self._handle(process, Open(spec))
 
     def close(self, request_id: str) -> None:
@@ -180,9 +227,11 @@ class World:
         """The engine of a worker completes the iteration in flight."""
         process = self.processes[name]
         assert process.engine is not None
-        assert process.plan is not None
-        plan, process.plan = process.plan, None
-        self._handle(process, process.engine.step(plan))
+        command = process.commands.popleft()
+        assert isinstance(command, RunStep)
+        done = process.engine.step(command.plan)
+        self._run_commands(process)
+        self._handle(process, done)
 
     def advance(self, seconds: float) -> None:
         """Let time pass, with every Tick that falls due."""
@@ -191,6 +240,8 @@ class World:
             deadline = process.core.next_deadline()
             if deadline is not None and deadline <= self.now:
                 self._handle(process, Tick())
+                deadline = process.core.next_deadline()
+                assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
 
     def progress(self) -> None:
         """Everything that is under way arrives, and every engine completes its iteration."""
@@ -199,10 +250,11 @@ class World:
                 self.deliver(link)
         for name in self.stepping:
             self.finish_step(name)
+        self._replace_drained()
 
     @property
     def stepping(self) -> list[str]:
-        return [name for name, process in self.processes.items() if process.plan is not None]
+        return [name for name, process in self.processes.items() if process.commands]
 
     def settle(self, rounds: int = 400) -> None:
         """No more misfortune: tell all deaths, deliver everything, run all steps, until nothing is left to do."""
@@ -218,7 +270,7 @@ class World:
 
     def _occupied(self) -> bool:
         return any(
-            process.core.requests or process.core.finished or process.plan
+            process.core.requests or process.core.finished or process.commands
             for process in self.processes.values()
             if isinstance(process.core, InstanceState)
         )
@@ -227,7 +279,7 @@ class World:
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
         effects = process.core.handle(message, self.now, sender)
-        self.log.setdefault(process.peer, []).append((self.now, sender, message, effects))
+        process.log.append((self.now, sender, message, effects))
         for effect in effects:
             self._perform(process, effect)
         self.check()
@@ -241,16 +293,13 @@ class World:
                 target = self.processes.get(to.name)
                 if target is not None and target.peer == to:
                     self.links.setdefault((process.peer, to), []).append(message)
-            case AddToEngine(request=request):
-                assert process.engine is not None
-                process.engine.add(request)
-            case DropFromEngine(request_id=request_id):
-                assert process.engine is not None
-                if process.plan is None or request_id not in process.plan.request_ids:
-                    process.engine.drop(request_id)
-            case RunStep(plan=plan):
-                assert process.plan is None, "two steps in flight"
-                process.plan = plan
+            case AddToEngine() | DropFromEngine() | RunStep():
+                assert not (isinstance(effect, RunStep) and process.commands), "two steps in flight"
+                process.commands.append(effect)
+                self._run_commands(process)
+            case Drained():
+                assert not process.drained, "drained twice"
+                process.drained = True
             case Deliver(request_id=request_id, token_ids=token_ids):
                 client = self.clients[request_id]
                 assert not client.end, "tokens after the end"
@@ -260,13 +309,42 @@ class World:
                 assert self.clients[request_id].end is None, "ended twice"
                 self.clients[request_id].end = effect
 
+    def _run_commands(self, process: Process) -> None:
+        """Let the engine take what it is told, up to the next step."""
+        assert process.engine is not None
+        while process.commands and not isinstance(process.commands[0], RunStep):
+            match process.commands.popleft():
+                case AddToEngine(request=request):
+                    process.engine.add(request)
+                case DropFromEngine(request_id=request_id):
+                    process.engine.drop(request_id)
+
+    def check_at_rest(self) -> None:
+        """Once everything has settled nothing is held for anybody, anywhere."""
+        self.advance(10 * RETRY_S)
+        for process in self.processes.values():
+            match process.core:
+                case InstanceState() as instance:
+                    assert not instance.requests
+                    assert not instance.finished
+                    assert instance.allocator.num_free_blocks == instance.config.num_blocks
+                    assert process.engine is not None
+                    assert process.engine.num_requests == 0, "the engine still holds a request"
+                case SessionsState() as sessions:
+                    assert not sessions.sessions
+                    assert sessions.next_deadline() is None
+                case ClusterState() as cluster:
+                    assert not cluster.waiting
+                    assert not any(view.under_way or view.num_blocks_under_way for view in cluster.instances.values())
+
     def check(self) -> None:
         """The invariants of design section 5 that can be seen from outside."""
         for client in self.clients.values():
-            expected = self.expected(client)
-            assert client.tokens == expected[: len(client.tokens)], "another token, or one twice, or out of order"
+            assert client.tokens == client.expected[: len(client.tokens)], (
+                "another token, or one twice, or out of order"
+            )
             if client.end and client.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert client.tokens == expected, "ended before its last token"
+                assert client.tokens == client.expected, "ended before its last token"
         for process in self.processes.values():
             if isinstance(process.core, InstanceState):
                 self._check_blocks(process.core)
@@ -276,9 +354,8 @@ class World:
         assert len(set(owned)) == len(owned), "a block with two owners"
         assert core.allocator.num_free_blocks + len(owned) == core.config.num_blocks, "a block lost"
 
-    def expected(self, client: Client) -> list[int]:
+    def _expected(self, spec: RequestSpec) -> list[int]:
         """The answer by definition of the fake engine, cut at the stop token."""
         context = self.num_blocks * 4
-        limit = min(client.spec.sampling.max_tokens, context - len(client.spec.prompt_token_ids))
-        tokens = expected_tokens(client.spec, 50, limit)
+        tokens = expected_tokens(spec, 50, min(spec.sampling.max_tokens, context - len(spec.prompt_token_ids)))
         return tokens[: tokens.index(7) + 1] if 7 in tokens else tokens

@@ -68,6 +68,13 @@ def test_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> No
     wait_until(lambda: is_idle(server), "idle again")
 
 
+def test_gateway_and_coordinator_load_no_torch(server: Server) -> None:
+    """Only workers compute: no other running process has torch or a GPU driver in its memory."""
+    for name in ("gateway-0", "coordinator"):
+        maps = Path(f"/proc/{server.pid(name)}/maps").read_text()
+        assert not [line for line in maps.splitlines() if "torch" in line or "nvidia-ml" in line]
+
+
 def test_killed_gateway_leaks_no_block(server: Server) -> None:
     """A gateway that dies frees all of its requests within the death watch's time, and the next one serves on."""
     pid = server.pid("gateway-0")

@@ -14,10 +14,12 @@ from actorserve.core import messages as m
 from actorserve.errors import ProtocolError
 from actorserve.wire.codec import LOCAL_TAGS, MAX_FRAME_BYTES, WIRE_TAGS, decode, encode
 
-_INT64 = st.integers(-(2**63), 2**63 - 1)
+_NATURAL = st.integers(0, 2**63 - 1)
+_POSITIVE = st.integers(1, 2**63 - 1)
+_SIGNED = st.integers(-(2**63), 2**63 - 1)
 _TEXT = st.text(max_size=40)
 _FINITE = st.floats(allow_nan=False, allow_infinity=False)
-_PEERS = st.builds(m.Peer, _TEXT, _INT64)
+_PEERS = st.builds(m.Peer, _TEXT, _NATURAL)
 
 
 def _tuples(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -27,21 +29,21 @@ def _tuples(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 _SAMPLING = st.builds(
     m.SamplingParams,
     seed=st.integers(0, 2**64 - 1),
-    max_tokens=_INT64,
-    min_tokens=_INT64,
+    max_tokens=_POSITIVE,
+    min_tokens=_NATURAL,
     temperature=_FINITE,
     top_p=_FINITE,
-    top_k=_INT64,
+    top_k=_NATURAL,
     min_p=_FINITE,
     presence_penalty=_FINITE,
     frequency_penalty=_FINITE,
     repetition_penalty=_FINITE,
-    logit_bias=_tuples(st.tuples(_INT64, _FINITE)),
-    stop_token_ids=_tuples(_INT64),
-    top_logprobs=_INT64,
+    logit_bias=_tuples(st.tuples(_NATURAL, _FINITE)),
+    stop_token_ids=_tuples(_NATURAL),
+    top_logprobs=st.integers(-1, 2**63 - 1),
 )
-_REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_INT64), _SAMPLING, _tuples(_INT64), _INT64)
-_MODELS = st.none() | st.builds(m.ModelInfo, _TEXT, _INT64, _INT64)
+_REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED)
+_MODELS = st.none() | st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
 
 
 @st.composite
@@ -52,7 +54,7 @@ def _logprobs(draw: st.DrawFn, rows: int) -> tuple[m.TokenLogprobs | None, ...]:
         lambda n: st.builds(
             m.TokenLogprobs,
             st.floats(allow_nan=False),
-            st.tuples(*[_INT64] * n),
+            st.tuples(*[_NATURAL] * n),
             st.tuples(*[st.floats(allow_nan=False)] * n),
         )
     )
@@ -68,33 +70,33 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 
     match draw(st.integers(0, 2)):
         case 0:
-            return m.Tokens(column(_TEXT), column(_INT64), column(_INT64), column(_INT64), draw(_logprobs(rows)))
+            return m.Tokens(column(_TEXT), column(_NATURAL), column(_NATURAL), column(_NATURAL), draw(_logprobs(rows)))
         case 1:
-            return m.Members(column(_TEXT), column(_INT64), column(st.sampled_from(m.Role)), column(_TEXT))
+            return m.Members(column(_TEXT), column(_NATURAL), column(st.sampled_from(m.Role)), column(_TEXT))
         case _:
             return m.StepDone(
-                draw(_INT64), draw(_FINITE), column(_TEXT), column(_INT64), column(_INT64), draw(_logprobs(rows))
+                draw(_NATURAL), draw(_FINITE), column(_TEXT), column(_NATURAL), column(_NATURAL), draw(_logprobs(rows))
             )
 
 
 _ROLES = st.sampled_from(m.Role)
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     _columnar(),
-    st.builds(m.Hello, _INT64, _ROLES, _TEXT, _TEXT, _MODELS, _INT64),
+    st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _TEXT, _MODELS, _NATURAL),
     st.builds(m.PeerUp, _PEERS, _ROLES, _TEXT, _MODELS),
     st.builds(m.PeerDown, _PEERS),
     st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Tick(), m.Drain()]),
-    st.builds(m.Fenced, _INT64),
-    st.builds(m.Place, _TEXT, _INT64, _INT64, _INT64, _TEXT),
-    st.builds(m.Placed, _TEXT, _INT64, _PEERS),
-    st.builds(m.Refused, _TEXT, _INT64, st.sampled_from(m.RefusalReason), _FINITE),
-    st.builds(m.Unplace, _TEXT, _INT64),
-    st.builds(m.Start, _INT64, _REQUESTS),
-    st.builds(m.Started, _TEXT, _INT64),
-    st.builds(m.Finished, _TEXT, _INT64, st.sampled_from(m.FinishReason), _INT64),
-    st.builds(m.Release, _TEXT, _INT64),
-    st.builds(m.Resend, _TEXT, _INT64, _INT64),
-    st.builds(m.LoadReport, *[_INT64] * 9, _tuples(_TEXT), st.booleans()),
+    st.builds(m.Fenced, _NATURAL),
+    st.builds(m.Place, _TEXT, _NATURAL, _NATURAL, _SIGNED, _TEXT, st.none() | _PEERS),
+    st.builds(m.Placed, _TEXT, _NATURAL, _PEERS),
+    st.builds(m.Refused, _TEXT, _NATURAL, st.sampled_from(m.RefusalReason), _FINITE),
+    st.builds(m.Unplace, _TEXT, _NATURAL),
+    st.builds(m.Start, _NATURAL, _REQUESTS),
+    st.builds(m.Started, _TEXT, _NATURAL),
+    st.builds(m.Finished, _TEXT, _NATURAL, st.sampled_from(m.FinishReason), _NATURAL),
+    st.builds(m.Release, _TEXT, _NATURAL),
+    st.builds(m.Resend, _TEXT, _NATURAL, _NATURAL),
+    st.builds(m.LoadReport, *[_NATURAL] * 6, _POSITIVE, _POSITIVE, _NATURAL, _tuples(_TEXT), st.booleans()),
     st.builds(m.Open, _REQUESTS),
     st.builds(m.Close, _TEXT),
 )
@@ -108,6 +110,23 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     assert again == message
     assert repr(again) == repr(message)
     assert encode(again) == frame
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (m.LoadReport(1, 0, 0, 0, 0, 0, 1, 0, 0), "tokens_per_block"),
+        (m.LoadReport(1, -1, 0, 0, 0, 0, 1, 1, 0), "num_running"),
+        (m.Resend("r", 1, -1), "from_position"),
+        (m.Tokens(("r",), (1,), (0,), (-1,)), "token_ids"),
+        (m.Hello(1, m.Role.WORKER, "ipc://x", "k", m.ModelInfo("m", 0, 1)), "vocab_size"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
+)
+def test_a_number_that_no_peer_can_mean_is_refused(message: m.Message, field: str) -> None:
+    """Counts and ids below zero, and sizes of zero, never reach the code that would divide or index by them."""
+    with pytest.raises(ProtocolError, match=rf"{field}.*out of range"):
+        decode(encode(message))
 
 
 def test_every_message_has_one_tag() -> None:

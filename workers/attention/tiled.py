@@ -237,24 +237,24 @@ def _probe(candidates: Sequence[int], head_dim: int, device: torch.device) -> tu
 
     shuffled = torch.randperm(num_rows, generator=generator).to(device)
 
-    def agrees(matmul: Matmul, rows: int, batch: int, reference: tuple[Tensor, ...]) -> bool:
-        orders = (
-            ((q, k, v), reference),
-            ((q[:, shuffled], k, v), tuple(part[:, shuffled] for part in reference)),
-            ((q.flip(0), k.flip(0), v.flip(0)), tuple(part.flip(0) for part in reference)),
-        )
-        return all(
-            torch.equal(one, other[:batch, :rows])
-            for (some_q, some_k, some_v), expected in orders
-            for one, other in zip(
-                tiles(matmul, some_q[:batch, :rows], some_k[:batch], some_v[:batch]), expected, strict=True
-            )
-        )
-
     for matmul in (torch.bmm, _one_by_one):
         reference = tiles(matmul, q, k, v)
+        orders = (
+            (q, k, v, reference),
+            (q[:, shuffled], k, v, tuple(part[:, shuffled] for part in reference)),
+            (q.flip(0), k.flip(0), v.flip(0), tuple(part.flip(0) for part in reference)),
+        )
         kept = tuple(
-            rows for rows in candidates if all(agrees(matmul, rows, batch, reference) for batch in _PROBE_BATCHES)
+            rows
+            for rows in candidates
+            if all(
+                torch.equal(one, other[:batch, :rows])
+                for batch in _PROBE_BATCHES
+                for some_q, some_k, some_v, expected in orders
+                for one, other in zip(
+                    tiles(matmul, some_q[:batch, :rows], some_k[:batch], some_v[:batch]), expected, strict=True
+                )
+            )
         )
         if num_rows in kept:
             return matmul, kept

@@ -1,0 +1,81 @@
+"""The engine's thread: order, results on the loop, and failures."""
+
+import asyncio
+import threading
+
+import pytest
+
+from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, RunStep
+from actorserve.core.messages import RequestSpec, SamplingParams, StepDone, StepPlan
+from workers.engine_thread import EngineThread
+from workers.fake_engine import FakeEngine, expected_tokens
+
+SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=1, max_tokens=4))
+STEP = RunStep(StepPlan(1, ("r",), (0,), ((1, 2, 3),), ((0,),), (True,)))
+
+
+class GatedEngine(FakeEngine):
+    """A fake engine whose steps wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.thread = threading.current_thread()
+        self.is_stepping = threading.Event()
+
+    def step(self, plan: StepPlan) -> StepDone:
+        self.thread = threading.current_thread()
+        self.is_stepping.set()
+        assert self.gate.wait(10)
+        return super().step(plan)
+
+
+async def test_effects_are_performed_in_order_and_the_result_comes_on_the_loop() -> None:
+    """A request may be dropped right behind its step: the step still knows it, and its result comes on the loop."""
+    engine = FakeEngine()
+    thread = EngineThread(engine)
+    results: asyncio.Queue[tuple[StepDone, int]] = asyncio.Queue()
+    thread.start(lambda done: results.put_nowait((done, threading.get_ident())))
+    for effect in (AddToEngine(SPEC), STEP, DropFromEngine("r"), AddToEngine(SPEC), STEP):
+        thread.perform(effect)
+    for _ in range(2):
+        done, ident = await asyncio.wait_for(results.get(), 10)
+        assert done.token_ids == tuple(expected_tokens(SPEC, 1000, 1))
+        assert ident == threading.get_ident()
+    thread.stop()
+
+
+async def test_a_failure_of_the_engine_comes_out() -> None:
+    """What the engine raises comes out of ``failure``, whose owner then ends the process."""
+    thread = EngineThread(FakeEngine())
+    thread.start(lambda done: None)
+    thread.perform(STEP)  # of a request that the engine does not know
+    with pytest.raises(KeyError):
+        await asyncio.wait_for(thread.failure, 10)
+
+
+async def test_what_is_not_for_an_engine_is_a_bug() -> None:
+    """An effect for somebody else comes out as TypeError."""
+    thread = EngineThread(FakeEngine())
+    thread.start(lambda done: None)
+    thread.perform(Deliver("r", (1,)))
+    with pytest.raises(TypeError):
+        await asyncio.wait_for(thread.failure, 10)
+
+
+def test_a_step_that_outlives_the_loop_ends_in_silence() -> None:
+    """A result that comes after the process has left its loop goes nowhere, and the thread ends without a word."""
+    engine = GatedEngine()
+
+    async def leave_in_mid_step() -> None:
+        thread = EngineThread(engine)
+        thread.start(lambda done: None)
+        thread.perform(AddToEngine(SPEC))
+        thread.perform(STEP)
+        thread.stop()
+        assert engine.is_stepping.wait(10)
+
+    asyncio.run(leave_in_mid_step())
+    engine.gate.set()
+    engine.thread.join(10)
+    assert not engine.thread.is_alive()
