@@ -1,5 +1,11 @@
+import signal
 import sys
 
-from actorserve.cli import main
+# Importing takes a while. A Ctrl-C in it ends the process silently, as it does a program that is just starting.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-sys.exit(main())
+from actorserve.cli import main  # noqa: E402
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main())

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actorserve import __version__, child, launch, logs
+from actorserve import __version__, logs
 from actorserve.actors.supervision import RestartLimits
-from actorserve.console import ProgressDisplay, StartDisplay, usage_text
 from actorserve.errors import ActorserveError
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
-from actorserve.processes import ChildSpec, Supervisor, listen_to_signals
+from actorserve.processes import child, launch
+from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
+from actorserve.processes.supervisor import ChildSpec, Supervisor, listen_to_signals
 from actorserve.settings import Settings, load_settings
 
 EXIT_FAILED = 1

@@ -19,8 +19,8 @@ import pytest
 from rich.console import Console
 
 from actorserve.cli import main
-from actorserve.console import ProgressDisplay, StartDisplay, usage_text
-from actorserve.status import Phase, Status
+from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
+from actorserve.processes.status import Phase, Status
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 60.0

@@ -16,21 +16,28 @@ OURS = ("actorserve", "workers", "tools", "tests")
 MAX_LINES = 500
 
 # What each part may import of ours, besides itself. The first entry that a module's name begins with counts.
-BASE = ("actorserve.errors", "actorserve.settings", "actorserve.logs", "actorserve.status", "actorserve.child")
+BASE = (
+    "actorserve.errors",
+    "actorserve.settings",
+    "actorserve.logs",
+    "actorserve.processes.status",
+    "actorserve.processes.child",
+)
 ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core": (),
     "actorserve.errors": (),
     "actorserve.logs": (),
-    "actorserve.status": (),
+    "actorserve.processes.status": (),
     "actorserve.settings": ("actorserve.errors",),
-    "actorserve.child": BASE,
+    "actorserve.processes.child": BASE,
+    "actorserve.processes": ("actorserve.actors.supervision", "actorserve.processes", *BASE),
     "actorserve.wire": ("actorserve.core", "actorserve.errors"),
     "actorserve.actors": ("actorserve.core", "actorserve.wire", *BASE),
     "actorserve.model_files": ("actorserve.errors",),
     "actorserve.http": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
     "actorserve": ("actorserve",),
     "workers": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
-    "tools": (),
+    "tools": ("actorserve", "workers"),
 }
 EVERYONE_MAY = ("actorserve",)  # the package itself, which holds the version alone
 

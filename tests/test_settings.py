@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from actorserve.child import read_settings, write_settings
 from actorserve.errors import SettingsError
+from actorserve.processes.child import read_settings, write_settings
 from actorserve.settings import Settings, load_settings
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "config" / "actorserve.toml"

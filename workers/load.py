@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from actorserve.child import Child
 from actorserve.model_files.describe import describe
+from actorserve.processes.child import Child
 from workers.engine import Engine
 from workers.fake_engine import FakeEngine
 

@@ -6,11 +6,11 @@ import contextlib
 import uvloop
 
 from actorserve.actors.process import make_node, on_termination
-from actorserve.child import Child
 from actorserve.core.effects import Drained, Effect
 from actorserve.core.instance import InstanceConfig, InstanceState
 from actorserve.core.messages import Drain, Role
 from actorserve.core.policy import FirstComeFirstServed
+from actorserve.processes.child import Child
 from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engine_thread import EngineThread

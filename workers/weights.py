@@ -144,6 +144,10 @@ class _Builder:
 
     def build(self, num_positions: int, progress: Progress) -> Llama:
         config = self._config
+        try:
+            rotary = RotaryTable(config, num_positions, self._device)
+        except (ArithmeticError, ValueError) as error:
+            raise ModelError(f"{self._path}: RoPE cannot be computed: {error}") from None
         layers = []
         for number in range(config.num_layers):
             layers.append(self._layer(f"model.layers.{number}."))
@@ -156,7 +160,7 @@ class _Builder:
             layers,
             self._read("model.norm.weight"),
             self._linear(output, None),
-            RotaryTable(config, num_positions, self._device),
+            rotary,
         )
         progress(1.0)
         return model

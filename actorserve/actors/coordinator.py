@@ -4,10 +4,10 @@ import uvloop
 
 from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.process import make_node, on_termination
-from actorserve.child import Child
 from actorserve.core.cluster import ClusterConfig, ClusterState
 from actorserve.core.effects import Effect
 from actorserve.core.messages import Role
+from actorserve.processes.child import Child
 
 
 def main(child: Child) -> None:

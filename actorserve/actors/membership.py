@@ -171,6 +171,10 @@ class Membership:
             # It has met who we were, and does not know who we are.
             self.counts["hello to our past"] += 1
             return []
+        is_coordinator = hello.role is Role.COORDINATOR
+        if is_coordinator != (sender.name == COORDINATOR_NAME):
+            self.counts["hello of a false coordinator"] += 1
+            return []
         if sender.name == me.name or not are_linked(self._hello.role, hello.role):
             self.counts["hello of nobody for us"] += 1
             return []

@@ -1,4 +1,4 @@
-"""Restarting what fails: with backoff, and not for ever. Pure; ``actorserve.processes`` lives by it."""
+"""Restarting what fails: with backoff, and not for ever. Pure; ``actorserve.processes.supervisor`` lives by it."""
 
 from collections import deque
 from dataclasses import dataclass

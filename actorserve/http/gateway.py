@@ -7,7 +7,6 @@ from pathlib import Path
 import uvloop
 
 from actorserve.actors.process import make_node, on_termination
-from actorserve.child import Child
 from actorserve.core.messages import Role
 from actorserve.core.sessions import SessionsConfig, SessionsState
 from actorserve.http.app import create_app
@@ -17,6 +16,7 @@ from actorserve.http.sessions import SessionService
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import load_tokenizer
+from actorserve.processes.child import Child
 from actorserve.settings import HttpSettings
 
 _log = logging.getLogger("actorserve.gateway")

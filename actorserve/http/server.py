@@ -11,9 +11,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import hypercorn.asyncio
+import hypercorn.asyncio.run
 import hypercorn.config
 import hypercorn.logging
 import hypercorn.protocol.h11
+from hypercorn.asyncio.tcp_server import TCPServer
+from hypercorn.events import Event, Updated
 from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
@@ -66,13 +69,14 @@ async def serve(
 ) -> None:
     """Serve ``app`` on ``listener`` (from ``bind``; closed at the end) until ``shutdown()`` returns.
 
-    Then no new connection is taken; what runs may go on for ``drain_timeout_s``, and is cancelled after that.
+    Then no new connection is taken; what runs may go on for ``drain_timeout_s``, and is cancelled after that. When this
+    is cancelled, nothing may go on.
     """
-    _speak_http1_only()
+    _adjust_hypercorn()
     config = hypercorn.config.Config()
     config.bind = [f"fd://{listener.detach()}"]
     config.backlog = BACKLOG
-    config.graceful_timeout = drain_timeout_s
+    config.graceful_timeout = 0.0
     config.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
     config.keep_alive_max_requests = 2**31
     config.h11_max_incomplete_size = MAX_HEADER_BYTES
@@ -94,34 +98,61 @@ async def serve(
     async def shut_down() -> None:
         nonlocal cut
         await shutdown()
+        config.graceful_timeout = drain_timeout_s
         cut = loop.call_later(drain_timeout_s + _CUT_AFTER_S, cut_connections)
 
     previous_handler = loop.get_exception_handler()
     loop.set_exception_handler(_log_loop_error)
+    serving = loop.create_task(hypercorn.asyncio.serve(cast(ASGIFramework, app), config, shutdown_trigger=shut_down))
     try:
-        await hypercorn.asyncio.serve(cast(ASGIFramework, app), config, shutdown_trigger=shut_down)
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        serving.cancel()
+        cut = loop.call_later(_CUT_AFTER_S, cut_connections)
+        await asyncio.wait([serving])
+        raise
     finally:
         loop.set_exception_handler(previous_handler)
         if cut is not None:
             cut.cancel()
 
 
-def _speak_http1_only() -> None:
-    """Answer an attempt at HTTP/2 as a strange HTTP/1 request.
+class _Connection(TCPServer):
+    """A connection that ends when its client has gone; hypercorn's keeps its descriptor for the keep-alive time."""
 
-    Clients of this API speak HTTP/2 over TLS or not at all, but hypercorn also lets anybody switch to it in clear text,
-    without a setting against it. There, a connection is never idle, and streams that are reset quickly end in a bug.
+    _client_is_gone = False
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        self._client_is_gone = True
+        await self.idle_task.stop()
+
+    async def protocol_send(self, event: Event) -> None:
+        if not (self._client_is_gone and isinstance(event, Updated)):
+            await super().protocol_send(event)
+
+
+async def _stay_with_http1(_: hypercorn.protocol.h11.H11Protocol, __: object) -> None:
+    """In place of switching to HTTP/2 in clear text, which anybody could ask for: that is a strange HTTP/1 request.
+
+    Clients of this API do not want it. There, a connection is never idle, and streams that are reset fast are a bug.
     """
 
-    async def stay(self: hypercorn.protocol.h11.H11Protocol, event: object) -> None:
-        pass
 
-    hypercorn.protocol.h11.H11Protocol._check_protocol = stay  # type: ignore[method-assign]
+def _adjust_hypercorn() -> None:
+    """Change what hypercorn has no settings for."""
+    for owner, name, ours in (
+        (hypercorn.asyncio.run, "TCPServer", _Connection),
+        (hypercorn.protocol.h11.H11Protocol, "_check_protocol", _stay_with_http1),
+    ):
+        setattr(owner, name, ours)
 
 
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """What the event loop reports of a connection, in one line: a client must not fill the log with tracebacks."""
     error = context.get("exception")
+    if isinstance(error, asyncio.CancelledError):
+        return
     message = " ".join(str(context.get("message", "")).split())[:500]
     _log.error("a connection met a bug: %s", describe_bug(error) if isinstance(error, BaseException) else message)
 

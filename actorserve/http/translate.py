@@ -86,7 +86,9 @@ class Translator:
         token_ids = await self._off_loop(lambda: tuple(self._tokenizer.encode(text, add_special_tokens=False)))
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        return self._question(request, model, answer_id, [token_ids], max_tokens, model.max_tokens, top_logprobs)
+        return self._question(
+            request, model, answer_id, [token_ids], max_tokens, model.max_tokens, top_logprobs, "messages"
+        )
 
     async def completion(self, request: CompletionRequest, answer_id: str) -> Question:
         """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
@@ -94,7 +96,7 @@ class Translator:
         prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
         top_logprobs = -1 if request.logprobs is None else request.logprobs
         return self._question(
-            request, model, answer_id, prompts, request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs
+            request, model, answer_id, prompts, request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs, "prompt"
         )
 
     async def _off_loop(self, read: Callable[[], T]) -> T:
@@ -112,7 +114,7 @@ class Translator:
             self._check_length([prompt], model, "prompt")
             return tuple(self._tokenizer.encode(prompt))
         if len(prompt) >= model.max_tokens:
-            raise _too_long(len(prompt), model)
+            raise _too_long(len(prompt), model, "prompt")
         _check_token_ids(prompt, model, "prompt")
         return prompt
 
@@ -130,13 +132,14 @@ class Translator:
         asked_max_tokens: int | None,
         default_max_tokens: int,
         top_logprobs: int,
+        prompt_param: str,
     ) -> Question:
         _check_token_ids(request.stop_token_ids, model, "stop_token_ids")
         _check_token_ids([token_id for token_id, _ in request.logit_bias], model, "logit_bias")
         seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
         specs: list[RequestSpec] = []
         for prompt in prompts:
-            room = _room(len(prompt), model)
+            room = _room(len(prompt), model, prompt_param)
             max_tokens = min(default_max_tokens, room) if asked_max_tokens is None else asked_max_tokens
             if max_tokens > room:
                 raise InvalidRequestError(
@@ -171,19 +174,19 @@ class Translator:
         )
 
 
-def _room(num_prompt_tokens: int, model: ModelInfo) -> int:
+def _room(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:
     """How many tokens may follow a prompt. Raises: InvalidRequestError for an empty prompt, and for one too long."""
     if num_prompt_tokens == 0:
-        raise InvalidRequestError("prompt: must have at least one token", param="prompt")
+        raise InvalidRequestError(f"{param}: must have at least one token", param=param)
     if num_prompt_tokens >= model.max_tokens:
-        raise _too_long(num_prompt_tokens, model)
+        raise _too_long(num_prompt_tokens, model, param)
     return model.max_tokens - num_prompt_tokens
 
 
-def _too_long(num_prompt_tokens: int, model: ModelInfo) -> InvalidRequestError:
+def _too_long(num_prompt_tokens: int, model: ModelInfo, param: str) -> InvalidRequestError:
     return InvalidRequestError(
         f"the prompt's {num_prompt_tokens} tokens leave no room in the context of {model.max_tokens} tokens",
-        param="prompt",
+        param=param,
         code="context_length_exceeded",
     )
 

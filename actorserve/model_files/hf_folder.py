@@ -15,6 +15,7 @@ from actorserve.model_files.values import Values, check_config, unsupported_arch
 _MAX_JSON_BYTES = 64 * 2**20
 _INDEX = "model.safetensors.index.json"
 _ROPE_TYPES = ("linear", "dynamic", "yarn", "llama3")
+_MAX_ROPE_FACTOR = 2**20
 _ROPE_NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 _PARTIAL = "partial_rotary_factor"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -130,7 +131,8 @@ def _rope(raw: Mapping[str, object], path: Path, context_length: int) -> tuple[f
         supported = ", ".join(_ROPE_TYPES)
         raise ModelError(f"{path}: RoPE scaling {str(rope_type)[:40]!r} is not supported; supported: {supported}")
     values = Values(scaling, path)
-    values.number("factor")
+    if values.number("factor") > _MAX_ROPE_FACTOR:
+        raise ModelError(f"{path}: a RoPE scaling factor above {_MAX_ROPE_FACTOR} is not supported")
     for key in _ROPE_NUMBERS:
         if values.has(key):
             values.number(key, above=-math.inf)

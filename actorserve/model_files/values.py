@@ -9,6 +9,8 @@ from actorserve.model_files.description import SUPPORTED_ARCHITECTURES, DecoderC
 
 _MAX_COUNT = 2**31 - 1
 _MAX_LAYERS = 4096
+_MAX_POSITIONS = 2**22  # what a table of each position's angles can be made for
+_MAX_VOCABULARY = 2**20  # what the sampler can sum
 
 
 class Values:
@@ -99,8 +101,13 @@ def check_config(config: DecoderConfig, path: Path) -> DecoderConfig:
     """
     if config.architecture not in SUPPORTED_ARCHITECTURES:
         raise unsupported_architecture(config.architecture, path)
-    if config.num_layers > _MAX_LAYERS:
-        raise ModelError(f"{path}: {config.num_layers} layers are more than {_MAX_LAYERS}")
+    for count, maximum, what in (
+        (config.num_layers, _MAX_LAYERS, "layers"),
+        (config.max_position_embeddings, _MAX_POSITIONS, "positions"),
+        (config.vocab_size, _MAX_VOCABULARY, "tokens in the vocabulary"),
+    ):
+        if count > maximum:
+            raise ModelError(f"{path}: {count} {what} are more than {maximum}")
     if config.num_heads % config.num_kv_heads:
         raise ModelError(f"{path}: {config.num_heads} heads do not share {config.num_kv_heads} KV heads evenly")
     if config.head_dim % 2:

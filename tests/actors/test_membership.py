@@ -201,6 +201,17 @@ def _stranger(cluster: Cluster, name: str = "worker-9") -> MemoryTransport:
     return stranger
 
 
+def test_nobody_but_the_coordinator_passes_for_it() -> None:
+    """A process of another name that says it is the coordinator is counted and not met; the real one stays."""
+    cluster = _started(C, G)
+    stranger = _stranger(cluster)
+    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of("worker-9"))
+    stranger.send(Peer(G, 1), hello)
+    cluster.settle()
+    assert cluster.processes[G].membership.counts["hello of a false coordinator"] == 1
+    assert cluster.processes[G].membership.peers == (Peer(C, 1),)
+
+
 def test_a_stranger_is_not_heard() -> None:
     """Messages of a process that never said Hello are counted, dropped and change nothing."""
     cluster = _started(C, G)

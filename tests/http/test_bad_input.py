@@ -1,13 +1,15 @@
 """Bad input: each is a 4xx in the API's shape, names its field, and reaches no worker."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
+from actorserve.http.body import MAX_WHOLE_BODIES, SMALL_BODY_BYTES
 from actorserve.settings import HttpSettings
-from tests.http.fakes import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ScriptedService, client_for
+from tests.http.fakes import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ScriptedService, client_for, says
 
 Json = dict[str, Any]
 CHAT: Json = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -159,11 +161,21 @@ async def test_prompt_over_the_context(prompt: str | list[int]) -> None:
     assert (status, error["code"]) == (400, "context_length_exceeded")
 
 
-async def test_chat_over_the_context() -> None:
-    """A conversation that leaves no room is told so."""
-    body = {"messages": [{"role": "user", "content": "a" * CONTEXT_TOKENS}]}
+@pytest.mark.parametrize(
+    ("contents", "params"),
+    [
+        (["a" * CONTEXT_TOKENS], {"prompt", "messages"}),
+        (["a" * 4_000_000], {"messages"}),
+        ([""] * (CONTEXT_TOKENS + 1), {"messages"}),
+    ],
+    ids=["too long", "far too long", "too many"],
+)
+async def test_chat_over_the_context(contents: list[str], params: set[str]) -> None:
+    """A conversation that leaves no room is told so, however it is too long."""
+    body = {"messages": [{"role": "user", "content": content} for content in contents]}
     status, error = await refused("chat/completions", json.dumps(body).encode())
     assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["param"] in params
 
 
 @pytest.mark.parametrize(
@@ -253,6 +265,37 @@ async def test_body_over_the_limit() -> None:
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
     assert service.streams == []
+
+
+async def test_large_bodies_share_their_room() -> None:
+    """While large bodies fill the room for them, another is told to come again, and a small one is answered."""
+    service = says("ok")
+    sent, go_on = asyncio.Semaphore(0), asyncio.Event()
+    small = json.dumps(COMPLETION).encode()
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield small + b" " * (2 * SMALL_BODY_BYTES - len(small))
+        sent.release()
+        await go_on.wait()
+
+    async with (
+        client_for(service, HttpSettings(max_body_bytes=2 * SMALL_BODY_BYTES)) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        headers = {"content-type": "application/json"}
+        waiting = [
+            group.create_task(client.post("/v1/completions", content=stalled(), headers=headers))
+            for _ in range(MAX_WHOLE_BODIES)
+        ]
+        for _ in waiting:
+            await sent.acquire()
+        large = await client.post("/v1/completions", content=small + b" " * SMALL_BODY_BYTES, headers=headers)
+        assert (large.status_code, large.headers["retry-after"]) == (429, "1")
+        assert (await client.post("/v1/completions", content=small, headers=headers)).status_code == 200
+        go_on.set()
+        assert {(await task).status_code for task in waiting} == {200}
+        large = await client.post("/v1/completions", content=small + b" " * SMALL_BODY_BYTES, headers=headers)
+        assert large.status_code == 200
 
 
 async def test_no_worker_yet() -> None:

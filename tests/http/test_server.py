@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +12,7 @@ import openai
 import pytest
 
 from actorserve.core.messages import FinishReason, RefusalReason
-from actorserve.http.server import AddressError, bind
+from actorserve.http.server import AddressError, bind, serve
 from actorserve.http.service import Ended
 from actorserve.settings import HttpSettings
 from tests.http.fakes import (
@@ -229,6 +230,43 @@ async def test_client_that_never_stops_sending() -> None:
         writer.close()
 
 
+async def test_connection_without_a_request_ends_with_its_client() -> None:
+    """A client that closes a kept-alive connection frees its descriptor then, not after the keep-alive time."""
+    async with serving(app_for(ScriptedService())) as (url, _):
+        num_before = len(os.listdir("/proc/self/fd"))
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(*host_port(url))
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(DEADLINE_S):
+            while len(os.listdir("/proc/self/fd")) > num_before:  # noqa: ASYNC110 - the server tells nobody
+                await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", b"404"),
+        (
+            b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings, close\r\nupgrade: h2c\r\n"
+            b"http2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
+            b"200",
+        ),
+    ],
+    ids=["prior knowledge", "upgrade"],
+)
+async def test_http2_is_not_spoken(request_bytes: bytes, status: bytes) -> None:
+    """Who asks for HTTP/2 is answered in HTTP/1.1."""
+    async with serving(app_for(ScriptedService())) as (url, _):
+        reader, writer = await asyncio.open_connection(*host_port(url))
+        writer.write(request_bytes)
+        line = await asyncio.wait_for(reader.readline(), DEADLINE_S)
+        assert line.split()[:2] == [b"HTTP/1.1", status]
+        writer.close()
+
+
 async def test_client_leaves_while_sending(caplog: pytest.LogCaptureFixture) -> None:
     """A client that leaves in the middle of its request is no error, and leaves nothing behind."""
     async with serving(app_for(ScriptedService())) as (url, _):
@@ -267,6 +305,30 @@ async def test_drain_has_an_end() -> None:
         assert stream.released.is_set()
         with pytest.raises(httpx.HTTPError):
             (await asking).raise_for_status()
+
+
+async def test_no_drain_when_cancelled(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is cancelled, as when its process fails, lets nothing go on: neither streams nor idle clients."""
+    service = ScriptedService()
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    server = asyncio.create_task(serve(app_for(service), listener, shutdown=never, drain_timeout_s=1_000.0))
+    _, idle = await asyncio.open_connection(*host_port(url))
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))
+        stream = await service.stream()
+        server.cancel()
+        await asyncio.wait_for(asyncio.wait([server]), DEADLINE_S)
+        assert server.cancelled()
+        await released(stream)
+        with pytest.raises(httpx.HTTPError):
+            (await asking).raise_for_status()
+    idle.close()
+    assert caplog.records == []
 
 
 async def test_drain_does_not_wait_for_a_stalled_client() -> None:

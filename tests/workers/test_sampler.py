@@ -203,7 +203,7 @@ def check_batches(vocab_size: int, device: str, sizes: list[int]) -> None:
         assert run(picked) == [alone[row] for row in picked]
 
 
-@pytest.mark.parametrize("vocab_size", [997, 49152, 40009])
+@pytest.mark.parametrize("vocab_size", [997, 40009])  # the larger is shared by threads, unevenly
 def test_a_row_is_the_same_bits_in_any_batch(vocab_size: int, threads: int) -> None:
     """With one thread and two, a row's token and log-probabilities are equal alone and in batches of up to 64."""
     check_batches(vocab_size, "cpu", [*range(1, 10), 15, 16, 17, 31, 33, 64] if vocab_size < 1000 else [2, 3, 64])
@@ -233,6 +233,7 @@ def test_a_token_depends_on_seed_and_position_alone() -> None:
 # --- one rule each ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("threads")
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     """Equal best logits give the lowest token id, in a small vocabulary and in one that threads share."""
     assert one([0.0, 2.0, 2.0, 1.0], temperature=0.0) == 1

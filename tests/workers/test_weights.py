@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,27 @@ def test_an_unknown_architecture_is_refused(small: Any) -> None:
     settings.write_text(json.dumps(raw))
     with pytest.raises(ModelError, match="mamba"):
         load(small.folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "scaling"),
+    [
+        ({"rope_theta": 1.0}, {"rope_type": "yarn"}),
+        ({}, {"rope_type": "yarn", "beta_fast": -1.0}),
+        ({}, {"rope_type": "yarn", "attention_factor": float("inf")}),
+        ({"head_dim": 2}, {"rope_type": "dynamic"}),
+    ],
+)
+def test_rope_that_cannot_be_computed_is_refused(
+    small: Any, changes: dict[str, Any], scaling: dict[str, object]
+) -> None:
+    """Scaling whose numbers divide by zero, or ask for a logarithm of less than nothing, is one line."""
+    description = describe(small.folder)
+    scaling = {"factor": 2.0, "original_max_position_embeddings": 64} | scaling
+    broken = replace(description.config, rope_scaling=scaling, **changes)
+    with pytest.raises(ModelError, match="RoPE cannot be computed") as caught:
+        load_llama(replace(description, config=broken), 64, torch.float32, torch.device("cpu"), lambda _: None)
+    assert "\n" not in str(caught.value)
 
 
 def test_pickles_are_never_read(small: Any, tmp_path: Path) -> None:

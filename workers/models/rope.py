@@ -19,7 +19,10 @@ class RotaryTable:
     """Cosines and sines of every position, [num_positions, 1, head_dim / 2] float32."""
 
     def __init__(self, config: DecoderConfig, num_positions: int, device: torch.device) -> None:
+        """Raises: ValueError or ArithmeticError, where the scaling's numbers make no angles."""
         frequencies, scale = rotary_frequencies(config, num_positions)
+        if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
+            raise ValueError("its angles are not finite")
         angles = (np.arange(num_positions, dtype=np.float32)[:, None, None] * frequencies).astype(np.float64)
         self._cos = torch.from_numpy((np.cos(angles) * scale).astype(np.float32)).to(device)
         self._sin = torch.from_numpy((np.sin(angles) * scale).astype(np.float32)).to(device)

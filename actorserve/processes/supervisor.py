@@ -1,7 +1,7 @@
 """The supervisor: starts the system's processes as children, watches them, restarts them, and ends them in order.
 
 Children are process groups of their own, so that a terminal's Ctrl-C reaches the supervisor alone, which then drains.
-A child tells its progress on a pipe (``actorserve.status``). One that ends before it was ever ready ends everything;
+A child tells its progress on a pipe (``processes.status``). One that ends before it was ever ready ends everything;
 one that ends later is restarted with backoff, and given up when that happens too often (``actors.supervision``).
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from actorserve.actors.supervision import GiveUp, Restart, RestartLimits, RestartPolicy
 from actorserve.errors import ActorserveError
-from actorserve.status import PARENT_PID, STATUS_FD, Phase, Status, decode_status
+from actorserve.processes.status import PARENT_PID, STATUS_FD, Phase, Status, decode_status
 
 _STOP_GRACE_S = 5.0  # for a process that has nothing to finish
 _REPORT_BYTES = 2**16  # the longest report that is read

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from actorserve import logs, status
+from actorserve import logs
 from actorserve.errors import ActorserveError, SettingsError
+from actorserve.processes.status import Reporter, attach
 from actorserve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ class Child:
     name: str
     settings: Settings
     runtime_dir: Path
-    status: status.Reporter
+    status: Reporter
     index: int = 0
     count: int = 1
 
@@ -67,7 +68,7 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
     An ActorserveError or an OSError of ``main`` is reported to the parent in one line; any other error is a bug, and
     its traceback goes to stderr.
     """
-    reporter = status.attach()
+    reporter = attach()
     parsed = _parse(program, arguments)
     logs.configure(parsed.name)
     try:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from actorserve import child
 from actorserve.errors import ActorserveError, SettingsError
-from actorserve.processes import ChildSpec
+from actorserve.processes import child
+from actorserve.processes.supervisor import ChildSpec
 from actorserve.settings import Settings, make_runtime_dir
 
 DEFAULT_CPU_WORKERS = 2

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from actorserve import launch
 from actorserve.errors import SettingsError
-from actorserve.launch import LaunchError, Placement
+from actorserve.processes import launch
+from actorserve.processes.launch import LaunchError, Placement
 from actorserve.settings import Settings, load_settings
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actorserve import status
-from actorserve.status import Phase, Reporter, Status, decode_status, encode_status
+from actorserve.processes import status
+from actorserve.processes.status import Phase, Reporter, Status, decode_status, encode_status
 
 DEADLINE_S = 20.0
 
@@ -78,7 +78,8 @@ def test_a_failure_is_told_in_one_line() -> None:
 PARENT = """
 import os, subprocess, sys
 child = subprocess.Popen(
-    [sys.executable, "-c", "from actorserve import status; status.attach(); print('up', flush=True); input()"],
+    [sys.executable, "-c",
+     "from actorserve.processes import status; status.attach(); print('up', flush=True); input()"],
     env=os.environ | {"ACTORSERVE_PARENT_PID": str(os.getpid())}, stdin=subprocess.PIPE, start_new_session=True)
 print(child.pid, flush=True)
 child.wait()

@@ -1,6 +1,6 @@
 """A child's side of the supervisor: it reports how its start goes, and dies with its parent.
 
-The parent (``actorserve.processes``) hands over a pipe's number in ``ACTORSERVE_STATUS_FD`` and its own process id in
+The parent (``processes.supervisor``) hands over a pipe's number in ``ACTORSERVE_STATUS_FD`` and its own process id in
 ``ACTORSERVE_PARENT_PID``. Without them, as under systemd, nothing is reported and nobody is followed into death.
 A report is one JSON line: ``{"status": "loading", "progress": 0.4, "text": "..."}``, ``ready`` or ``failed``.
 """

@@ -6,7 +6,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from actorserve.status import Phase, Status
+from actorserve.processes.status import Phase, Status
 
 _PLAIN_STEP = 0.25  # plain lines repeat a bar's text no more often than this
 
@@ -62,7 +62,7 @@ class ProgressDisplay:
 
 
 class StartDisplay:
-    """A supervisor's listener for a person at a terminal (``processes.Listener``)."""
+    """A supervisor's listener for a person at a terminal (``supervisor.Listener``)."""
 
     def __init__(self, display: ProgressDisplay, usage: str, out: TextIO = sys.stdout) -> None:
         self._display = display

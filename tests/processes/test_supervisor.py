@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from actorserve.actors.supervision import RestartLimits
-from actorserve.processes import ChildFailedError, ChildSpec, Supervisor, describe_exit
-from actorserve.status import Phase, Status
+from actorserve.processes.status import Phase, Status
+from actorserve.processes.supervisor import ChildFailedError, ChildSpec, Supervisor, describe_exit
 
 DEADLINE_S = 30.0
 LIMITS = RestartLimits(max_restarts=2, window_s=60.0, backoff_s=0.01, max_backoff_s=0.02)
 
 PRELUDE = """
 import os, pathlib, signal, sys
-from actorserve import status
+from actorserve.processes import status
 report = status.attach()
 here = pathlib.Path(sys.argv[1])
 name = sys.argv[2]
