@@ -25,8 +25,8 @@ from workers.weights import Progress, load_llama, weights_digest
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # One row is for machines where nothing else agrees; two take longer than four (oneDNN on Zen 4).
-_LAYER_TILES = (1, *(2**n for n in range(2, 10)))
-_HEAD_TILES = (1, *(2**n for n in range(2, 7)))  # logits are wide, and few rows want them
+_LAYER_TILES = (1, *range(4, 32, 4), *range(32, 64, 8), *range(64, 128, 32), *range(128, 513, 128))
+_HEAD_TILES = (1, *range(4, 32, 4), *range(32, 65, 8))  # logits are wide, and few rows want them
 _BASE_ROWS = {"cpu": 16, "cuda": 64}
 _OVERHEAD_ROWS = {"cpu": 8, "cuda": 128}  # rows whose computing takes as long as reading the weights
 
