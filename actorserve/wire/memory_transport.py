@@ -5,22 +5,22 @@ somebody does, and a receiver's full queue holds messages back on the sender's s
 from each other: what is sent meanwhile is lost.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 
-from actorserve.core.messages import Message, Peer
+from actorserve.core.messages import Peer
 from actorserve.errors import ActorserveError
-from actorserve.wire.transport import Framing, Inbox, TransportLimits
+from actorserve.wire.links import Link, LinkedTransport
+from actorserve.wire.transport import TransportLimits
 
 
-class _Link:
+class _Queue(Link):
     """A one-way queue from one endpoint to an address."""
 
     def __init__(self, source: str, address: str) -> None:
+        super().__init__(address)
         self.source = source
-        self.address = address
         self.frames: deque[bytes] = deque()
-        self.peers: set[Peer] = set()
 
 
 class Hub:
@@ -28,7 +28,7 @@ class Hub:
 
     def __init__(self) -> None:
         self._listeners: dict[str, MemoryTransport] = {}
-        self._links: dict[str, list[_Link]] = {}
+        self._links: dict[str, list[_Queue]] = {}
         self._cuts: set[tuple[str, str]] = set()
 
     def cut(self, one: str, other: str) -> None:
@@ -48,10 +48,10 @@ class Hub:
     def _unbind(self, address: str) -> None:
         del self._listeners[address]
 
-    def _open(self, link: _Link) -> None:
+    def _open(self, link: _Queue) -> None:
         self._links.setdefault(link.address, []).append(link)
 
-    def _shut(self, link: _Link) -> None:
+    def _shut(self, link: _Queue) -> None:
         self._links[link.address].remove(link)
         if not self._links[link.address]:
             del self._links[link.address]
@@ -62,19 +62,19 @@ class Hub:
             for link in self._links.get(address, ()):
                 self._deliver(link, listener)
 
-    def _deliver(self, link: _Link, listener: "MemoryTransport") -> None:
+    def _deliver(self, link: _Queue, listener: "MemoryTransport") -> None:
         if (link.source, link.address) in self._cuts:
             link.frames.clear()
         while link.frames and listener.has_room:
             listener.arrive(link.frames.popleft())
 
-    def _push(self, link: _Link) -> None:
+    def _push(self, link: _Queue) -> None:
         listener = self._listeners.get(link.address)
         if listener is not None:
             self._deliver(link, listener)
 
 
-class MemoryTransport:
+class MemoryTransport(LinkedTransport[_Queue]):
     """A ``Transport`` on a hub. ``address`` is any string that nobody else on the hub listens at."""
 
     def __init__(
@@ -85,74 +85,18 @@ class MemoryTransport:
         clock: Callable[[], float],
         limits: TransportLimits | None = None,
     ) -> None:
+        super().__init__(me, limits, clock)
         self._hub = hub
-        self._framing = Framing(me, limits or TransportLimits(), clock)
         self._address = address
-        self._inbox = Inbox()
-        self._links: dict[str, _Link] = {}
-        self._routes: dict[Peer, _Link] = {}
-        self._closed = False
         hub._bind(self)
-
-    @property
-    def me(self) -> Peer:
-        return self._framing.me
 
     @property
     def address(self) -> str:
         return self._address
 
     @property
-    def counts(self) -> Counter[str]:
-        return self._framing.counter.counts
-
-    @property
     def has_room(self) -> bool:
         return len(self._inbox.messages) < self._framing.limits.receive_queue
-
-    def reincarnate(self, incarnation: int) -> None:
-        self._framing.reincarnate(incarnation)
-
-    def connect(self, peer: Peer, address: str) -> bool:
-        if not address or self._closed:
-            return False
-        route = self._routes.get(peer)
-        if route is not None and route.address == address:
-            return True
-        self.disconnect(peer)
-        link = self._links.get(address)
-        if link is None:
-            link = self._links[address] = _Link(self._address, address)
-            self._hub._open(link)
-        link.peers.add(peer)
-        self._routes[peer] = link
-        return True
-
-    def disconnect(self, peer: Peer) -> None:
-        link = self._routes.pop(peer, None)
-        self._framing.forget(peer)
-        if link is None:
-            return
-        link.peers.discard(peer)
-        if not link.peers:
-            del self._links[link.address]
-            self._hub._shut(link)
-
-    def send(self, peer: Peer, message: Message) -> bool:
-        link = self._routes.get(peer)
-        if link is None:
-            self._framing.counter.drop("not connected", f"{type(message).__name__} to {peer.name} {peer.incarnation}")
-            return False
-        frame = self._framing.pack(peer, message)
-        if frame is None:
-            return False
-        if len(link.frames) >= self._framing.limits.send_queue:
-            self._framing.counter.drop("queue full", f"{type(message).__name__} to {peer.name}")
-            return False
-        link.frames.append(frame)
-        self.counts["sent"] += 1
-        self._hub._push(link)
-        return True
 
     def arrive(self, frame: bytes) -> None:
         """The hub brings a frame."""
@@ -161,19 +105,25 @@ class MemoryTransport:
             self._inbox.messages.append(unpacked)
             self._inbox.announce()
 
-    def take(self, limit: int = 256) -> list[tuple[Peer, Message]]:
-        taken = self._inbox.take(limit)
-        if taken and not self._closed:
-            self._hub._flow(self._address)
-        return taken
+    def _open(self, peer: Peer, address: str) -> _Queue | None:
+        if not address:
+            return None
+        link = _Queue(self._address, address)
+        self._hub._open(link)
+        return link
 
-    def on_arrival(self, callback: Callable[[], None]) -> None:
-        self._inbox.on_arrival(callback)
+    def _shut(self, link: _Queue) -> None:
+        self._hub._shut(link)
 
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        for peer in list(self._routes):
-            self.disconnect(peer)
+    def _put(self, link: _Queue, frame: bytes) -> bool:
+        if len(link.frames) >= self._framing.limits.send_queue:
+            return False
+        link.frames.append(frame)
+        self._hub._push(link)
+        return True
+
+    def _on_taken(self) -> None:
+        self._hub._flow(self._address)
+
+    def _release(self) -> None:
         self._hub._unbind(self._address)

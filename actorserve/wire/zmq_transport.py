@@ -5,16 +5,14 @@ the event loop, many messages a wakeup: the asyncio face of pyzmq costs a future
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 import zmq
 
-from actorserve.core.messages import Message, Peer
+from actorserve.core.messages import Peer
 from actorserve.errors import ActorserveError
-from actorserve.wire.transport import Framing, Inbox, TransportLimits
+from actorserve.wire.links import Link, LinkedTransport
+from actorserve.wire.transport import TransportLimits
 
 _READ_BATCH: Final = 256
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
@@ -24,14 +22,13 @@ _HEARTBEAT_MS: Final = 2000  # of the connection, not of the process: finds brok
 _SCHEMES: Final = ("ipc://", "tcp://")
 
 
-@dataclass(slots=True)
-class _Link:
-    address: str
-    socket: "zmq.Socket[bytes]"
-    peers: set[Peer] = field(default_factory=set)
+class _Dealer(Link):
+    def __init__(self, address: str, socket: "zmq.Socket[bytes]") -> None:
+        super().__init__(address)
+        self.socket = socket
 
 
-class ZmqTransport:
+class ZmqTransport(LinkedTransport[_Dealer]):
     """A ``Transport`` over ``ipc://`` or ``tcp://``. Made, used and closed on the thread of a running event loop.
 
     Only ``close`` may block, for at most the linger (0.2 s), while last messages leave.
@@ -42,11 +39,7 @@ class ZmqTransport:
 
     def __init__(self, me: Peer, bind: str, limits: TransportLimits | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._framing = Framing(me, limits or TransportLimits(), self._loop.time)
-        self._inbox = Inbox()
-        self._links: dict[str, _Link] = {}
-        self._routes: dict[Peer, _Link] = {}
-        self._closed = False
+        super().__init__(me, limits, self._loop.time)
         self._read_scheduled = False
         self._stalled = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -66,86 +59,40 @@ class ZmqTransport:
         self._schedule_read()
 
     @property
-    def me(self) -> Peer:
-        return self._framing.me
-
-    @property
     def address(self) -> str:
         return self._address
 
-    @property
-    def counts(self) -> Counter[str]:
-        return self._framing.counter.counts
+    def _open(self, peer: Peer, address: str) -> _Dealer | None:
+        if not address.startswith(_SCHEMES):
+            return None
+        socket = self._context.socket(zmq.DEALER)
+        self._configure(socket)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            self._framing.counter.drop("bad address", f"{peer.name}: {error.strerror}")
+            return None
+        return _Dealer(address, socket)
 
-    def reincarnate(self, incarnation: int) -> None:
-        self._framing.reincarnate(incarnation)
+    def _shut(self, link: _Dealer) -> None:
+        link.socket.close(_LINGER_MS)
 
-    def connect(self, peer: Peer, address: str) -> bool:
-        if self._closed or not address.startswith(_SCHEMES):
-            return False
-        route = self._routes.get(peer)
-        if route is not None and route.address == address:
-            return True
-        self.disconnect(peer)
-        link = self._links.get(address)
-        if link is None:
-            socket = self._context.socket(zmq.DEALER)
-            self._configure(socket)
-            try:
-                socket.connect(address)
-            except zmq.ZMQError as error:
-                socket.close(0)
-                self._framing.counter.drop("bad address", f"{peer.name}: {error.strerror}")
-                return False
-            link = self._links[address] = _Link(address, socket)
-        link.peers.add(peer)
-        self._routes[peer] = link
-        return True
-
-    def disconnect(self, peer: Peer) -> None:
-        link = self._routes.pop(peer, None)
-        self._framing.forget(peer)
-        if link is None:
-            return
-        link.peers.discard(peer)
-        if not link.peers:
-            del self._links[link.address]
-            link.socket.close(_LINGER_MS)
-
-    def send(self, peer: Peer, message: Message) -> bool:
-        link = self._routes.get(peer)
-        if link is None:
-            self._framing.counter.drop("not connected", f"{type(message).__name__} to {peer.name} {peer.incarnation}")
-            return False
-        frame = self._framing.pack(peer, message)
-        if frame is None:
-            return False
+    def _put(self, link: _Dealer, frame: bytes) -> bool:
         try:
             link.socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
-            self._framing.counter.drop("queue full", f"{type(message).__name__} to {peer.name}")
             return False
-        self.counts["sent"] += 1
         return True
 
-    def take(self, limit: int = 256) -> list[tuple[Peer, Message]]:
-        taken = self._inbox.take(limit)
-        if taken and self._stalled and not self._closed:
+    def _on_taken(self) -> None:
+        if self._stalled:
             # Reading stopped at a full inbox, and the descriptor tells of new arrivals only.
             self._stalled = False
             self._schedule_read()
-        return taken
 
-    def on_arrival(self, callback: Callable[[], None]) -> None:
-        self._inbox.on_arrival(callback)
-
-    def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+    def _release(self) -> None:
         self._loop.remove_reader(self._fd)
-        for peer in list(self._routes):
-            self.disconnect(peer)
         self._router.close(0)
         # Waits for what still leaves, at most the linger.
         self._context.term()
