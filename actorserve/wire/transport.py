@@ -6,7 +6,6 @@ for another incarnation of the receiver is dropped and counted, so what was mean
 one that took its place.
 """
 
-import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
@@ -76,16 +75,6 @@ class Transport(Protocol):
     def close(self) -> None:
         """Let go of everything. Closing again does nothing."""
         ...
-
-
-async def receive(transport: Transport) -> tuple[Peer, Message]:
-    """Wait for one message. For those who own the transport alone: it replaces the arrival callback."""
-    arrived = asyncio.Event()
-    transport.on_arrival(arrived.set)
-    while not (messages := transport.take(1)):
-        await arrived.wait()
-        arrived.clear()
-    return messages[0]
 
 
 class FrameCounter:

@@ -15,11 +15,21 @@ from actorserve.errors import ActorserveError
 from actorserve.wire.codec import encode
 from actorserve.wire.envelope import make_head
 from actorserve.wire.memory_transport import Hub, MemoryTransport
-from actorserve.wire.transport import Transport, TransportLimits, receive
+from actorserve.wire.transport import Transport, TransportLimits
 from actorserve.wire.zmq_transport import ZmqTransport
 
 _DEADLINE_S = 10.0
 _HELLO = Hello(1, Role.WORKER, "here")
+
+
+async def receive(transport: Transport) -> tuple[Peer, Message]:
+    """Wait for one message."""
+    arrived = asyncio.Event()
+    transport.on_arrival(arrived.set)
+    while not (messages := transport.take(1)):
+        await arrived.wait()
+        arrived.clear()
+    return messages[0]
 
 
 class Net:
