@@ -38,9 +38,14 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes (one per GPU; two without a GPU)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="settings; config/actorserve.toml shows them all")
     parser.add_argument("--model", metavar="NAME_OR_PATH", help="default, a GGUF file, or a Hugging Face folder")
+    parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring (auto)")
     parser.add_argument("--model-name", metavar="NAME", help="the name that clients ask for (the model's own)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="where workers compute (auto)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="numbers that workers compute with (float32)")
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "int8", "int4", "float32", "bfloat16"),
+        help="numbers that workers compute with (auto: int8 on CPUs, bfloat16 on GPUs)",
+    )
     parser.add_argument("--engine", choices=("torch", "fake"), help=argparse.SUPPRESS)
     parser.set_defaults(run=_serve)
 
@@ -58,7 +63,12 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         arguments.config,
         {
             "http": {"host": arguments.host, "port": arguments.port},
-            "model": {"path": arguments.model, "name": arguments.model_name, "dtype": arguments.dtype},
+            "model": {
+                "path": arguments.model,
+                "name": arguments.model_name,
+                "load_format": arguments.load_format,
+                "dtype": arguments.dtype,
+            },
             "workers": {"count": arguments.workers, "device": arguments.device, "engine": arguments.engine},
         },
     )
@@ -66,8 +76,11 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _bring_model(settings: Settings, display: ProgressDisplay) -> Settings:
     """Settings with the model's place on disk and its name, after it was downloaded where needed."""
-    path = locate(settings.model.path, lambda done, total: display.update("model", "downloading", done / total))
-    name = settings.model.name or describe(path).name
+    load_format = settings.model.load_format
+    path = locate(
+        settings.model.path, lambda done, total: display.update("model", "downloading", done / total), load_format
+    )
+    name = settings.model.name or describe(path, load_format).name
     return launch.replace(settings, "model", path=str(path), name=name)
 
 

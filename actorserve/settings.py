@@ -7,15 +7,16 @@ found at start. Units stand in the names.
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from actorserve.core.token_budget import MIN_PREFILL_TOKENS
 from actorserve.errors import SettingsError
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class HttpSettings(_Section):
@@ -38,7 +39,8 @@ class ModelSettings(_Section):
 
     path: str = "default"
     name: str | None = Field(None, description="the name clients ask for; else the model's own")
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: random weights, for measuring")
+    dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = "auto"
 
 
 class WorkerSettings(_Section):
@@ -48,11 +50,24 @@ class WorkerSettings(_Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: Literal["torch", "fake"] = "torch"
     threads: int | None = Field(None, ge=1, description="CPU threads per worker; default: the cores shared out")
+    memory_bytes: int | None = Field(None, ge=1, description="of a CPU worker in all; default: what is free shared out")
     kv_cache_bytes: int | None = Field(None, ge=1, description="default: from the free memory")
     tokens_per_block: int = Field(16, ge=1, le=1024)
     max_batch_requests: int = Field(64, ge=1)
     max_batch_tokens: int = Field(512, ge=1, description="prefill and decode tokens of one iteration")
+    tpot_target_s: float = Field(0.1, gt=0, description="prefills leave decodes this time for a token; inf: no target")
     max_context_tokens: int | None = Field(None, ge=2, description="default: the model's own")
+    prefix_cache: bool = Field(True, description="keep the KV of prompts for others that begin alike")
+
+    @model_validator(mode="after")
+    def _leave_room_for_prefills(self) -> Self:
+        least = self.max_batch_requests + MIN_PREFILL_TOKENS
+        if self.max_batch_tokens < least:
+            raise ValueError(
+                f"max_batch_tokens is {self.max_batch_tokens}, and must be at least max_batch_requests + "
+                f"{MIN_PREFILL_TOKENS} = {least}, so that prompts enter beside a full batch"
+            )
+        return self
 
 
 class ClusterSettings(_Section):

@@ -18,6 +18,7 @@ MAX_LINES = 500
 # What each part may import of ours, besides itself. The first entry that a module's name begins with counts.
 BASE = (
     "actorserve.errors",
+    "actorserve.host",
     "actorserve.settings",
     "actorserve.logs",
     "actorserve.processes.status",
@@ -26,9 +27,10 @@ BASE = (
 ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core": (),
     "actorserve.errors": (),
+    "actorserve.host": (),
     "actorserve.logs": (),
     "actorserve.processes.status": (),
-    "actorserve.settings": ("actorserve.errors",),
+    "actorserve.settings": ("actorserve.errors", "actorserve.core"),
     "actorserve.processes.child": BASE,
     "actorserve.processes": ("actorserve.actors.supervision", "actorserve.processes", *BASE),
     "actorserve.wire": ("actorserve.core", "actorserve.errors"),

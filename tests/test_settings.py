@@ -1,5 +1,6 @@
 """Settings: defaults, file, options, and what is told about mistakes."""
 
+import math
 import re
 import tomllib
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from actorserve.core.token_budget import MIN_PREFILL_TOKENS, TokenBudget
 from actorserve.errors import SettingsError
 from actorserve.processes.child import read_settings, write_settings
 from actorserve.settings import Settings, load_settings
@@ -51,6 +53,7 @@ def test_options_win_over_the_file(tmp_path: Path) -> None:
         ("[http]\nprot = 1\n", ("http.prot",)),
         ("[htpp]\nport = 1\n", ("htpp",)),
         ("[http]\nport = 70000\n[workers]\ncount = 0\n", ("http.port", "workers.count")),
+        ("[workers]\nmax_batch_requests = 8\nmax_batch_tokens = 23\n", ("max_batch_requests", "max_batch_tokens")),
         ("http = 3\n", ("http",)),
         ("[http\n", ("line 1",)),
     ],
@@ -67,6 +70,13 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, names: tuple[
     assert all(name in message for name in names)
 
 
+def test_a_full_batch_leaves_prefills_their_least() -> None:
+    """The smallest iteration that is accepted holds every decode and what prefills get in any case."""
+    workers = {"max_batch_requests": 8, "max_batch_tokens": 8 + MIN_PREFILL_TOKENS}
+    budget = TokenBudget(load_settings(None, {"workers": workers}).workers.tpot_target_s, workers["max_batch_tokens"])
+    assert budget.begin(8, 1000).take(100, 0) == MIN_PREFILL_TOKENS
+
+
 def test_settings_are_handed_to_children_whole(tmp_path: Path) -> None:
     """What a child reads is equal to what its parent wrote."""
     settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path)}, "workers": {"count": 3, "threads": 2}})
@@ -79,3 +89,12 @@ def test_a_child_without_settings_says_so(tmp_path: Path) -> None:
     """Settings that cannot be read are a SettingsError."""
     with pytest.raises(SettingsError, match="cannot read settings"):
         read_settings(tmp_path / "absent.json")
+
+
+def test_no_tpot_target_is_handed_to_children(tmp_path: Path) -> None:
+    """Infinity, which stands for no target, comes out of TOML and passes to a child."""
+    file = tmp_path / "settings.toml"
+    file.write_text("[workers]\ntpot_target_s = inf\n", encoding="utf-8")
+    settings = load_settings(file)
+    write_settings(settings, tmp_path / "settings.json")
+    assert read_settings(tmp_path / "settings.json").workers.tpot_target_s == math.inf

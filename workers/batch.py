@@ -35,7 +35,7 @@ class Batch:
     tokens_per_block: int
     host_query_lens: IntArray
     host_context_lens: IntArray
-    host_block_tables: IntArray
+    host_block_tables: npt.NDArray[np.int32]
 
     @property
     def num_tokens(self) -> int:
@@ -52,30 +52,33 @@ def make_batch(plan: StepPlan, tokens_per_block: int, device: torch.device) -> B
     query_lens = _lengths(plan.token_ids)
     num_blocks = _lengths(plan.block_tables)
     context_lens = starts + query_lens
-    if (query_lens == 0).any() or (num_blocks * tokens_per_block < context_lens).any():
+    if not query_lens.all() or (num_blocks * tokens_per_block < context_lens).any():
         raise ValueError(f"step {plan.step_id}: a request without tokens, or with too few blocks for them")
-    query_starts = np.concatenate(([0], np.cumsum(query_lens)))
+    query_starts = np.zeros(len(starts) + 1, np.int64)
+    query_lens.cumsum(out=query_starts[1:])
     num_tokens = int(query_starts[-1])
 
     token_ids = np.fromiter(chain.from_iterable(plan.token_ids), np.int64, num_tokens)
-    positions = np.arange(num_tokens) + np.repeat(starts - query_starts[:-1], query_lens)
-    tables = np.zeros((len(starts), int(num_blocks.max(initial=0))), np.int64)
+    rows = np.arange(len(starts)).repeat(query_lens)
+    positions = np.arange(num_tokens) + (starts - query_starts[:-1])[rows]
+    tables = np.zeros((len(starts), int(num_blocks.max(initial=0))), np.int32)
     tables[np.arange(tables.shape[1]) < num_blocks[:, None]] = np.fromiter(
-        chain.from_iterable(plan.block_tables), np.int64, int(num_blocks.sum())
+        chain.from_iterable(plan.block_tables), np.int32, int(num_blocks.sum())
     )
-    rows = np.repeat(np.arange(len(starts)), query_lens)
-    blocks, offsets = tables[rows, positions // tokens_per_block], positions % tokens_per_block
+    numbers, offsets = np.divmod(positions, tokens_per_block)
+    blocks = tables[rows, numbers].astype(np.int64)
 
-    def put(array: npt.NDArray[np.int64], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.from_numpy(array).to(device, dtype)
+    def put(array: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if device.type == "cpu" else tensor.to(device)
 
     return Batch(
         token_ids=put(token_ids),
         positions=put(positions),
         slots=put(blocks * tokens_per_block + offsets),
-        query_starts=put(query_starts, torch.int32),
-        context_lens=put(context_lens, torch.int32),
-        block_tables=put(tables, torch.int32),
+        query_starts=put(query_starts.astype(np.int32)),
+        context_lens=put(context_lens.astype(np.int32)),
+        block_tables=put(tables),
         sample_rows=put(query_starts[1:][np.array(plan.samples, bool)] - 1),
         fresh_blocks=put(blocks[offsets == 0]),
         tokens_per_block=tokens_per_block,

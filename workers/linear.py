@@ -1,4 +1,4 @@
-"""Linear layers: ``x @ weight.T + bias``, by whichever kernel of torch is fast here."""
+"""Linear layers in floats: ``x @ weight.T + bias``, by whichever kernel of torch is fast here."""
 
 import platform
 from typing import Protocol
@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 
 class Linear(Protocol):
-    """[R, in_features] -> [R, out_features]."""
+    """[R, in_features] -> [R, out_features]; ``residual``, of the result's shape, is added last."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
 
 
 class PlainLinear:
@@ -21,8 +21,9 @@ class PlainLinear:
         self._weight = weight
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y = F.linear(x, self._weight, self._bias)
+        return y if residual is None else y + residual
 
 
 class PackedLinear:
@@ -36,9 +37,9 @@ class PackedLinear:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
         self._bias = bias
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-        return y
+        return y if residual is None else y + residual
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -51,5 +52,5 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def linear_class(device: torch.device, dtype: torch.dtype) -> type[PackedLinear] | type[PlainLinear]:
-    """The kernel to use for weights on ``device``."""
+    """The kernel to use for float weights on ``device``."""
     return PackedLinear if can_pack(device, dtype) else PlainLinear

@@ -18,13 +18,17 @@ def load_engine(child: Child) -> Engine:
     """
     settings = child.settings
     workers = settings.workers
-    description = describe(Path(settings.model.path))
+    description = describe(Path(settings.model.path), settings.model.load_format)
     description = replace(description, name=settings.model.name or description.name)
     if workers.engine == "fake":
         return FakeEngine(name=description.name, vocab_size=description.config.vocab_size, step_s=_FAKE_STEP_S)
     child.status.loading("importing torch")
+    from workers import native
     from workers.torch_engine import TorchEngine
 
+    if workers.device == "cpu":
+        child.status.loading("finding the native kernels (the first start builds them)")
+        native.load()
     return TorchEngine(
         description,
         device="cpu" if workers.device == "cpu" else "cuda",
@@ -33,6 +37,8 @@ def load_engine(child: Child) -> Engine:
         tokens_per_block=workers.tokens_per_block,
         kv_cache_bytes=workers.kv_cache_bytes,
         max_context_tokens=workers.max_context_tokens,
-        num_workers_on_host=child.count,
+        max_batch_requests=workers.max_batch_requests,
+        max_batch_tokens=workers.max_batch_tokens,
+        memory_bytes=workers.memory_bytes,
         progress=lambda share: child.status.loading("loading weights", share),
     )

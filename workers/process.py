@@ -2,19 +2,23 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import uvloop
 
 from actorserve.actors.process import make_node, on_termination
 from actorserve.core.effects import Drained, Effect
 from actorserve.core.instance import InstanceConfig, InstanceState
-from actorserve.core.messages import Drain, Role
+from actorserve.core.messages import Drain, MemoryLimit, Role
 from actorserve.core.policy import FirstComeFirstServed
 from actorserve.processes.child import Child
 from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engine_thread import EngineThread
 from workers.load import load_engine
+from workers.memory import PoolWatch
+
+_MEASURE_MEMORY_S = 1.0
 
 
 def main(child: Child) -> None:
@@ -34,6 +38,8 @@ def instance_config(engine: Engine, settings: Settings) -> InstanceConfig:
         max_batch_tokens=settings.workers.max_batch_tokens,
         load_report_s=settings.cluster.load_report_s,
         retry_s=settings.cluster.retry_s,
+        tpot_target_s=settings.workers.tpot_target_s,
+        prefix_cache=settings.workers.prefix_cache,
     )
 
 
@@ -66,13 +72,32 @@ async def _run(child: Child, engine: Engine) -> None:
     async with asyncio.TaskGroup() as group:
         failing = group.create_task(_watch(thread), name="engine")
         group.create_task(node.run(), name="node")
+        watching = group.create_task(_watch_memory(child, engine, node.inject), name="memory")
         await ending.wait()
         node.inject(Drain())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(drained.wait(), settings.cluster.drain_timeout_s)
         node.stop()
         failing.cancel()
+        watching.cancel()
     thread.stop()
+
+
+async def _watch_memory(child: Child, engine: Engine, tell: Callable[[MemoryLimit], None]) -> None:
+    """Tell the core how much of the pool memory has room for, each time that this changes.
+
+    A pool on a GPU is taken whole at start, so nobody can take it away; and a fake one is small.
+    """
+    if child.settings.workers.device != "cpu" or child.settings.workers.engine == "fake":
+        return
+    watch = PoolWatch(engine.num_blocks, engine.bytes_per_block, child.count)
+    told = engine.num_blocks
+    while True:
+        num_blocks = watch.num_usable_blocks()
+        if num_blocks != told:
+            tell(MemoryLimit(num_blocks))
+            told = num_blocks
+        await asyncio.sleep(_MEASURE_MEMORY_S)
 
 
 async def _watch(thread: EngineThread) -> None:

@@ -59,6 +59,15 @@ class RowTiles:
         return tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
 
 
+class AnyRows:
+    """No tiles: for functions of which each row has the same bits whatever their number."""
+
+    sizes: tuple[int, ...] = ()
+
+    def run(self, function: RowFunction, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return function(*inputs)
+
+
 def _run_tile(
     function: RowFunction, inputs: tuple[Tensor, ...], start: int, size: int, num_rows: int
 ) -> tuple[Tensor, ...]:

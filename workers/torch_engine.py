@@ -1,34 +1,31 @@
 """The engine that computes: a decoder in torch, a paged KV pool, a sampler; on a CPU or a CUDA device."""
 
-import importlib.util
+import logging
 import time
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
-from actorserve.model_files.description import DecoderConfig, ModelDescription
-from workers.attention import Attention
-from workers.attention.tiled import TiledAttention
-from workers.attention.triton_paged import MAX_HEAD_DIM, TritonPagedAttention
+from actorserve.model_files.description import ModelDescription
+from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
+from workers.kernels import choose_kernels
 from workers.kind import kind_digest, platform_facts
-from workers.kv_cache import KVCache, bytes_per_token, default_pool_bytes
-from workers.linear import linear_class
-from workers.models.llama import Llama
-from workers.models.rope import max_positions
+from workers.kv_cache import KVCache, bytes_per_token
+from workers.memory import MemoryPlan, activation_bytes, weights_bytes
+from workers.models.decoder import Tiles
+from workers.models.load import load_model
+from workers.models.probing import probe_tiles
+from workers.models.rope import angles_follow_context, max_positions
+from workers.numerics import numerics
 from workers.sampler import Sampler
-from workers.tiles import RowTiles, probe
-from workers.weights import Progress, load_llama, weights_digest
+from workers.tiles import AnyRows
+from workers.weight_store import open_store
+from workers.weights import Progress
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# One row is for machines where nothing else agrees; two take longer than four (oneDNN on Zen 4).
-_LAYER_TILES = (1, *range(4, 32, 4), *range(32, 64, 8), *range(64, 128, 32), *range(128, 513, 128))
-_HEAD_TILES = (1, *range(4, 32, 4), *range(32, 65, 8))  # logits are wide, and few rows want them
-_BASE_ROWS = {"cpu": 16, "cuda": 64}
-_OVERHEAD_ROWS = {"cpu": 8, "cuda": 128}  # rows whose computing takes as long as reading the weights
+_log = logging.getLogger(__name__)
 
 
 def _no_progress(_: float) -> None:
@@ -43,29 +40,34 @@ class TorchEngine:
         description: ModelDescription,
         *,
         device: str = "cpu",
-        dtype: str = "float32",
+        dtype: str = "auto",
         num_threads: int = 1,
         tokens_per_block: int = 16,
         kv_cache_bytes: int | None = None,
         max_context_tokens: int | None = None,
-        num_workers_on_host: int = 1,
+        max_batch_requests: int = 64,
+        max_batch_tokens: int = 512,
+        memory_bytes: int | None = None,
         progress: Progress = _no_progress,
     ) -> None:
         """Load the weights, and find out which tile sizes keep every token's bits.
 
-        ``device``: ``cpu``, ``cuda`` or ``cuda:N``. ``dtype``: of weights and KV. ``num_threads``: of this whole
-        process, on a CPU. ``kv_cache_bytes`` and ``max_context_tokens`` default to what memory and model suggest.
+        ``device``: ``cpu``, ``cuda`` or ``cuda:N``. ``dtype``: the numeric mode (``workers.numerics``).
+        ``num_threads``: of this whole process, on a CPU. ``kv_cache_bytes`` and ``max_context_tokens`` default to what
+        memory and model suggest.
+        ``max_batch_requests`` and ``max_batch_tokens`` say how large an iteration memory must have room for, and
+        ``memory_bytes`` what this process may take in all, on a CPU; None for what is available.
         ``progress`` is told the share of loading that is done.
 
         Raises: ModelError if the model cannot be read; SettingsError if the settings do not fit it or this machine.
         """
-        if dtype not in _DTYPES:
-            raise SettingsError(f"dtype {dtype} is unknown: float32 or bfloat16")
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise SettingsError(f"device {device} was asked for, but torch finds no CUDA device")
         self._device = torch.device(device)
         self._num_threads = num_threads
         self._use_threads()
+        kernels = choose_kernels(numerics(dtype, self._device), self._device)
+        mode = kernels.numerics
         torch.set_float32_matmul_precision("highest")  # no TF32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
@@ -74,29 +76,53 @@ class TorchEngine:
         if max_context_tokens is not None and max_context_tokens > limit:
             raise SettingsError(f"max_context_tokens {max_context_tokens}: {description.name} has {limit} positions")
         num_positions = max_context_tokens or config.max_position_embeddings
+        memory = MemoryPlan(
+            self._device,
+            weights_bytes=weights_bytes(description, kernels),
+            activation_bytes=activation_bytes(config, max_batch_tokens, max_batch_requests),
+            bytes_per_token=bytes_per_token(config, mode.kv),
+            context_tokens=num_positions,
+            share_bytes=memory_bytes,
+            kv_cache_bytes=kv_cache_bytes,
+        )
+        memory.check()
         with torch.inference_mode():
-            self._model = load_llama(
-                description, num_positions, _DTYPES[dtype], self._device, lambda done: progress(0.8 * done)
-            )
-            self._attention = _attention(config, self._device)
-            self.layer_tiles, self.head_tiles = _probe_tiles(self._model, self._device, _DTYPES[dtype])
-            self._bytes_per_block = bytes_per_token(config, _DTYPES[dtype]) * tokens_per_block
-            pool_bytes = kv_cache_bytes or default_pool_bytes(self._device, num_workers_on_host)
+            with open_store(description, mode, self._device) as store:
+                self._model = load_model(description, num_positions, kernels, store, lambda done: progress(0.8 * done))
+                weights_digest = store.digest
+            self._attention = choose_attention(config, self._device, kernels.native)
+            self.layer_tiles: Tiles
+            self.head_tiles: Tiles
+            if kernels.rows_are_independent:
+                self.layer_tiles = self.head_tiles = AnyRows()
+            else:
+                self.layer_tiles, self.head_tiles = probe_tiles(self._model, self._device.type)
+            self._bytes_per_block = bytes_per_token(config, mode.kv) * tokens_per_block
+            pool_bytes = memory.pool_bytes()
             num_blocks = pool_bytes // self._bytes_per_block
             if num_blocks < 1:
                 raise SettingsError(f"a KV cache of {pool_bytes} bytes holds no block of {self._bytes_per_block}")
-            self._cache = KVCache(config, num_blocks, tokens_per_block, _DTYPES[dtype], self._device)
+            self._cache = KVCache(
+                config, num_blocks, tokens_per_block, mode.kv, self._device, self._attention.keys_transposed
+            )
+        _log.info(
+            "%s with %s; attention %s; %d threads; KV cache of %d tokens",
+            description.name,
+            kernels.describe(),
+            self._attention.name,
+            torch.get_num_threads(),
+            num_blocks * tokens_per_block,
+        )
         self._sampler = Sampler(config.vocab_size, self._device)
         self._num_prompt_tokens: dict[str, int] = {}
         max_tokens = min(num_positions, num_blocks * tokens_per_block)
         self._info = ModelInfo(description.name, config.vocab_size, max_tokens)
         self._kind = kind_digest(
             platform_facts(self._device)
+            | kernels.facts()
             | {
-                "weights": weights_digest(description),
-                "positions": num_positions if limit > config.max_position_embeddings else 0,  # they change the angles
-                "dtype": dtype,
-                "linear": linear_class(self._device, _DTYPES[dtype]).__name__,
+                "weights": weights_digest,
+                "positions": num_positions if angles_follow_context(config) else 0,
                 "tiles": (self.layer_tiles.sizes, self.head_tiles.sizes),
                 "attention": self._attention.name,
             }
@@ -162,51 +188,35 @@ class TorchEngine:
         if not plan.request_ids:
             return torch.empty((0, self._info.vocab_size), device=self._device)
         batch: Batch = make_batch(plan, self.tokens_per_block, self._device)
-        self._cache.begin(batch)
+        if self._attention.reads_whole_blocks:
+            self._cache.begin(batch)
         hidden = self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
         if not batch.sample_rows.numel():
             return torch.empty((0, self._info.vocab_size), device=self._device)
         (logits,) = self.head_tiles.run(self._model.logits, hidden.index_select(0, batch.sample_rows))
         return logits
 
+    @torch.inference_mode()
+    def prompt_logits(self, token_ids: tuple[int, ...]) -> Tensor:
+        """The logits after each token of one prompt, [len(token_ids), vocab_size] float32.
+
+        Its KV takes the pool's first blocks, whosever they are: for an engine that serves no requests.
+
+        Raises: ValueError if there is no token, or the pool is too small.
+        """
+        self._use_threads()
+        num_blocks = -(-len(token_ids) // self.tokens_per_block)
+        if num_blocks > self.num_blocks:
+            raise ValueError(f"{len(token_ids)} tokens do not fit into {self.num_blocks} blocks")
+        plan = StepPlan(0, ("prompt",), (0,), (token_ids,), (tuple(range(num_blocks)),), (False,))
+        batch = make_batch(plan, self.tokens_per_block, self._device)
+        if self._attention.reads_whole_blocks:
+            self._cache.begin(batch)
+        hidden = self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
+        (logits,) = self.head_tiles.run(self._model.logits, hidden)
+        return logits
+
     def _use_threads(self) -> None:
         """The number of threads decides bits, so it is part of the kind, and must not be left to other code."""
         if self._device.type == "cpu" and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
-
-
-def _attention(config: DecoderConfig, device: torch.device) -> Attention:
-    takes_triton = config.head_dim % 16 == 0 and config.head_dim <= MAX_HEAD_DIM
-    if device.type == "cuda" and takes_triton and importlib.util.find_spec("triton") is not None:
-        return TritonPagedAttention()
-    return TiledAttention(config.num_heads, config.num_kv_heads, config.head_dim, device)
-
-
-def _probe_tiles(model: Llama, device: torch.device, dtype: torch.dtype) -> tuple[RowTiles, RowTiles]:
-    """The layers' and the head's tiles. All layers have the same shapes, so the first one speaks for all."""
-    config = model.config
-    generator = torch.Generator().manual_seed(0)
-
-    def rows(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    def angles(num_rows: int) -> tuple[Tensor, Tensor]:
-        angle = torch.rand((num_rows, 1, config.head_dim // 2), generator=generator) * 6.3
-        return angle.cos().to(device), angle.sin().to(device)
-
-    base, overhead = _BASE_ROWS[device.type], _OVERHEAD_ROWS[device.type]
-    layer = model.layers[0]
-    kept = probe(
-        partial(model.before_attention, layer),
-        lambda num_rows: (rows(num_rows, config.hidden_size), *angles(num_rows)),
-        _LAYER_TILES,
-        base,
-    )
-    kept = probe(
-        partial(model.after_attention, layer),
-        lambda num_rows: (rows(num_rows, config.hidden_size), rows(num_rows, config.num_heads, config.head_dim)),
-        kept,
-        base,
-    )
-    head = probe(model.logits, lambda num_rows: (rows(num_rows, config.hidden_size),), _HEAD_TILES, base)
-    return RowTiles(kept, overhead), RowTiles(head, overhead)

@@ -64,6 +64,13 @@ class InstanceView:
         if placement is not None:
             self.num_blocks_under_way -= placement.num_blocks
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Whether the memory that is usable there now, all of it, holds so many tokens' KV. False before a report."""
+        if self.report is None:
+            return False
+        num_blocks = blocks_for(num_tokens, self.report.tokens_per_block)
+        return num_blocks * self.report.bytes_per_block <= self.report.kv_total_bytes
+
     def freeness(self) -> float:
         """F over what was reported and what is under way; minus infinity before the first report."""
         if self.report is None:
@@ -79,13 +86,14 @@ class InstanceView:
 def choose_instance(instances: Iterable[InstanceView], place: Place) -> InstanceView | None:
     """The freest instance that can serve the request; None where there is none now.
 
-    One of the kind that made the request's tokens so far goes before any other, so that the answer stays the same.
-    Ties end on the name.
+    One whose usable memory holds the request now goes before any that would refuse it. Among these one of the kind that
+    made the request's tokens so far goes before any other, so that the answer stays the same. Ties end on the name.
     """
     candidates = [
         view
         for view in instances
         if view.is_dispatchable and view.peer != place.avoid and place.num_tokens <= view.model.max_tokens
     ]
+    candidates = [view for view in candidates if view.has_room(place.num_tokens)] or candidates
     same_kind = [view for view in candidates if view.kind == place.kind]
     return max(same_kind or candidates, key=lambda view: (view.freeness(), view.peer.name), default=None)

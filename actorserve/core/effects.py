@@ -44,11 +44,15 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand newly made tokens, in order and each once, to the client's stream. ``logprobs`` is empty or as long."""
+    """Hand newly made tokens, in order and each once, to the client's stream. ``logprobs`` is empty or as long.
+
+    With the first of them comes how many of the prompt's tokens were found in a prefix cache.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ A request's virtual usage V, in bytes of KV:
 
 - queueing: its demand where it is the head of the line, else 0. The head of the line is the first request not yet
   started, in the order of scheduling: one big waiting request makes its instance look full, so room is made for it.
-- running: what it holds, plus its priority's headroom shared among the running requests of that priority.
+- running: what it holds, plus its priority's headroom shared among the running requests of that priority. Blocks that
+  several requests share count once in the sum, as they do in memory. Blocks that are merely cached belong to nobody.
 
 Freeness F = (M - sum of V) / B with M the KV memory in bytes and B = max(1, running requests). It estimates how many
 iterations the batch can still run (each adds one token a request) and may be negative. A terminating instance counts
@@ -12,27 +13,29 @@ as infinitely loaded.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from actorserve.core.blocks import blocks_for
 from actorserve.core.request import Request
 
 
 def virtual_usage_bytes(
     order: Sequence[Request],
-    tokens_per_block: int,
+    held_blocks: int,
+    blocks_wanted: Callable[[Request], int],
     bytes_per_block: int,
     headroom_bytes: Mapping[int, int],
 ) -> int:
-    """The sum of V over an instance's requests, given in scheduling order; ``headroom_bytes`` is by priority."""
-    running = [request for request in order if request.is_started]
-    usage = sum(len(request.blocks) for request in running) * bytes_per_block
+    """The sum of V over an instance's requests, given in scheduling order.
+
+    ``held_blocks`` is what its running requests hold together, ``blocks_wanted`` what one that waits would take beside
+    that; ``headroom_bytes`` is by priority.
+    """
+    priorities = Counter(request.spec.priority for request in order if request.is_started)
     # headroom / (number of that priority) each, over that number of requests: the headroom once a priority present.
-    usage += sum(headroom_bytes.get(priority, 0) for priority in Counter(request.spec.priority for request in running))
+    usage = sum(headroom_bytes.get(priority, 0) for priority in priorities)
     head_of_line = next((request for request in order if not request.is_started), None)
-    if head_of_line is not None:
-        usage += blocks_for(len(head_of_line.token_ids), tokens_per_block) * bytes_per_block
-    return usage
+    num_blocks = held_blocks + (0 if head_of_line is None else blocks_wanted(head_of_line))
+    return usage + num_blocks * bytes_per_block
 
 
 def freeness(memory_bytes: int, usage_bytes: int, num_running: int, *, terminating: bool = False) -> float:

@@ -1,11 +1,16 @@
 """One instance's scheduler: admission, continuous batching, preemption, and the life of each request on it.
 
-Prefill chunks and decode tokens share an iteration (bounded by ``max_batch_tokens``). A request is admitted when the
-blocks of all its tokens so far are free, and grows by a block as it decodes; when none is left, the least urgent
-started request is preempted and later recomputed. One iteration is in flight at a time.
+Prefill chunks and decode tokens share an iteration, within ``max_batch_tokens`` and what ``core.token_budget`` finds. A
+request is admitted when the blocks of all its tokens so far are free, and grows by a block as it decodes; when none is
+left, the least urgent started request is preempted and later recomputed. Blocks that an iteration filled are shared
+with requests that begin with the same tokens, and outlive their owner until their place is needed. One iteration is in
+flight at a time.
 """
 
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from actorserve.core.blocks import BlockAllocator, blocks_for
 from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, Effect, RunStep, Send
@@ -15,6 +20,7 @@ from actorserve.core.messages import (
     Drain,
     Finished,
     LoadReport,
+    MemoryLimit,
     Message,
     Peer,
     PeerDown,
@@ -32,7 +38,9 @@ from actorserve.core.messages import (
     Tokens,
 )
 from actorserve.core.policy import SchedulingPolicy
+from actorserve.core.prefix_cache import PrefixCache
 from actorserve.core.request import Request
+from actorserve.core.token_budget import IterationBudget, TokenBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,9 @@ class InstanceConfig:
     max_batch_tokens: int
     load_report_s: float
     retry_s: float
+    tpot_target_s: float = math.inf
     headroom_bytes: dict[int, int] = field(default_factory=dict)
+    prefix_cache: bool = True
 
     @property
     def max_tokens(self) -> int:
@@ -61,6 +71,7 @@ class _Step:
 
     step_id: int
     rows: list[tuple[Request, int]]  # request, tokens fed
+    budget: IterationBudget
 
 
 class InstanceState:
@@ -70,6 +81,8 @@ class InstanceState:
         self.config = config
         self.policy = policy
         self.allocator = BlockAllocator(config.num_blocks)
+        self.prefixes = PrefixCache(self.allocator, config.tokens_per_block, config.prefix_cache)
+        self.token_budget = TokenBudget(config.tpot_target_s, config.max_batch_tokens)
         self.requests: dict[str, Request] = {}  # waiting or started
         self.finished: dict[str, Request] = {}  # until their gateway releases them
         self.num_preemptions = 0
@@ -108,6 +121,8 @@ class InstanceState:
                 self._on_peer_down(peer, effects)
             case Tick():
                 self._on_tick(now, effects)
+            case MemoryLimit(num_blocks=num_blocks):
+                self.allocator.limit(num_blocks)
             case Drain():
                 self.draining = True
                 self._report_load(now, effects)
@@ -189,6 +204,7 @@ class InstanceState:
                         positions=positions,
                         token_ids=tuple(request.token_ids[start:]),
                         logprobs=tuple(logprobs) if any(logprobs) else (),
+                        num_cached_tokens=_cached_tokens(repeat(request), positions),
                     ),
                 )
             )
@@ -224,11 +240,11 @@ class InstanceState:
     def _run_next_step(self, now: float, effects: list[Effect]) -> None:
         if self._step is not None or not self.requests:
             return
-        rows = self._choose_batch(now)
+        rows, budget = self._choose_batch(now)
         if not rows:
             return
         self._num_steps += 1
-        self._step = _Step(self._num_steps, rows)
+        self._step = _Step(self._num_steps, rows, budget)
         effects.append(
             RunStep(
                 StepPlan(
@@ -244,36 +260,33 @@ class InstanceState:
             )
         )
 
-    def _choose_batch(self, now: float) -> list[tuple[Request, int]]:
-        """The next iteration's rows: every decode that finds a block, then prefills as far as the tokens go.
+    def _choose_batch(self, now: float) -> tuple[list[tuple[Request, int]], IterationBudget]:
+        """The next iteration's rows: every decode that finds a block, then prefills as far as the budget goes.
 
         Decodes come first because each costs one token and its client waits for it; prefills in scheduling order share
-        the rest. Only a started request's growth preempts; an admission never does.
+        the rest. Only a started request's growth preempts; an admission never does. A request that would not fit even
+        if all others left, because memory is short now, lets those behind it pass.
         """
         order = self.policy.order(now)
         started = [request for request in order if request.is_started]
         rows: list[tuple[Request, int]] = []
-        num_tokens = 0
         for request in list(started):
-            if not request.is_started or request.num_uncomputed > 1 or num_tokens >= self.config.max_batch_tokens:
+            if not request.is_started or request.num_uncomputed > 1 or len(rows) >= self.config.max_batch_tokens:
                 continue
             if self._grow(request, started):
                 rows.append((request, 1))
-                num_tokens += 1
+        budget = self.token_budget.begin(len(rows), sum(len(request.token_ids) for request, _ in rows))
         for request in started:
-            if request.num_uncomputed > 1 and num_tokens < self.config.max_batch_tokens:
-                chunk = min(request.num_uncomputed, self.config.max_batch_tokens - num_tokens)
-                rows.append((request, chunk))
-                num_tokens += chunk
+            if request.num_uncomputed > 1 and not budget.is_spent:
+                rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
         for request in order:
-            if request.is_started:
+            num_blocks = blocks_for(len(request.token_ids), self.config.tokens_per_block)
+            if request.is_started or num_blocks > self.allocator.num_usable_blocks:
                 continue
-            if num_tokens >= self.config.max_batch_tokens or not self._admit(request, started):
+            if budget.is_spent or not self._admit(request, started):
                 break
-            chunk = min(request.num_uncomputed, self.config.max_batch_tokens - num_tokens)
-            rows.append((request, chunk))
-            num_tokens += chunk
-        return rows
+            rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
+        return rows, budget
 
     def _grow(self, request: Request, started: list[Request]) -> bool:
         """Make room for one more token's KV, preempting from the back of ``started``.
@@ -294,18 +307,15 @@ class InstanceState:
         return True
 
     def _admit(self, request: Request, started: list[Request]) -> bool:
-        """Start a waiting request if its blocks are free, and one more for each that is started already.
+        """Start a waiting request if the blocks it needs are free, and one more for each that is started already.
 
         That reserve keeps a newcomer from being preempted, and recomputed, by the very next growth.
         """
         if len(started) >= self.config.max_batch_requests:
             return False
-        needed = blocks_for(len(request.token_ids), self.config.tokens_per_block)
-        if needed + len(started) > self.allocator.num_free_blocks:
+        if self.prefixes.num_blocks_wanted(request) + len(started) > self.allocator.num_free_blocks:
             return False
-        blocks = self.allocator.allocate(needed)
-        assert blocks is not None
-        request.blocks = blocks
+        self.prefixes.start(request)
         started.append(request)
         return True
 
@@ -314,32 +324,37 @@ class InstanceState:
         if step is None or step.step_id != done.step_id:
             raise ValueError(f"step {done.step_id} is done, but was not in flight")
         self._step = None
+        self.token_budget.observe(step.budget, done.duration_s)
         sampled = {request_id: row for row, request_id in enumerate(done.request_ids)}
         rows_of_gateway: dict[Peer, list[tuple[Request, int]]] = {}
         ended: list[Request] = []
+        max_tokens = self.config.max_tokens
         for request, num_fed in step.rows:
             if self.requests.get(request.request_id) is not request:
                 continue  # gone meanwhile, or replaced by a newer epoch, which is in no step yet
             request.num_computed += num_fed
+            self.prefixes.share_computed(request, num_fed)
             self.policy.on_service(request, done.duration_s, now)
             row = sampled.get(request.request_id)
             if row is None:
                 continue
             request.append(done.token_ids[row], done.logprobs[row] if done.logprobs else None)
             rows_of_gateway.setdefault(request.gateway, []).append((request, row))
-            if request.check_finished(self.config.max_tokens):
+            if request.check_finished(max_tokens):
                 ended.append(request)
         for gateway, rows in rows_of_gateway.items():
             logprobs = tuple(request.logprobs[-1] for request, _ in rows)
+            positions = tuple(request.num_output - 1 for request, _ in rows)
             effects.append(
                 Send(
                     gateway,
                     Tokens(
                         request_ids=tuple(request.request_id for request, _ in rows),
                         epochs=tuple(request.epoch for request, _ in rows),
-                        positions=tuple(request.num_output - 1 for request, _ in rows),
+                        positions=positions,
                         token_ids=tuple(request.token_ids[-1] for request, _ in rows),
                         logprobs=logprobs if any(logprobs) else (),
+                        num_cached_tokens=_cached_tokens((request for request, _ in rows), positions),
                     ),
                 )
             )
@@ -366,22 +381,38 @@ class InstanceState:
 
     def _load_report(self, now: float, accepted: tuple[str, ...]) -> LoadReport:
         config = self.config
+        order = self.policy.order(now)
+        num_usable = self.allocator.num_usable_blocks
+        num_used = num_usable - self.allocator.num_free_blocks
         num_running = sum(request.is_started for request in self.requests.values())
         return LoadReport(
             sequence=self._report_sequence,
             num_running=num_running,
             num_waiting=len(self.requests) - num_running,
-            kv_total_bytes=config.num_blocks * config.bytes_per_block,
-            kv_used_bytes=(config.num_blocks - self.allocator.num_free_blocks) * config.bytes_per_block,
+            kv_total_bytes=num_usable * config.bytes_per_block,
+            kv_used_bytes=num_used * config.bytes_per_block,
             virtual_usage_bytes=virtual_usage_bytes(
-                self.policy.order(now), config.tokens_per_block, config.bytes_per_block, config.headroom_bytes
+                order, num_used, self.prefixes.num_blocks_wanted, config.bytes_per_block, config.headroom_bytes
             ),
             bytes_per_block=config.bytes_per_block,
             tokens_per_block=config.tokens_per_block,
             num_preemptions=self.num_preemptions,
             accepted=accepted,
             draining=self.draining,
+            num_tokens_looked_up=self.prefixes.num_tokens_looked_up,
+            num_tokens_found=self.prefixes.num_tokens_found,
         )
+
+
+def _cached_tokens(requests: Iterable[Request], positions: Sequence[int]) -> tuple[int, ...]:
+    """The last column of ``Tokens``, for rows of these requests at these positions."""
+    if 0 not in positions:
+        return ()
+    column = tuple(
+        request.num_cached_tokens or 0 if position == 0 else 0
+        for request, position in zip(requests, positions, strict=False)
+    )
+    return column if any(column) else ()
 
 
 def _finished(request: Request) -> Send:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Peer(NamedTuple):
@@ -88,7 +88,8 @@ class RequestSpec:
     """A request, whole: enough for any worker to start it, or to carry it on from the tokens already made.
 
     Position ``i`` of ``prompt_token_ids + output_token_ids`` is absolute and the same on every worker.
-    ``output_token_ids`` is empty at first, and holds what the client already has after a failover.
+    ``output_token_ids`` is empty at first, and holds what the client already has after a failover. Requests share KV
+    only with those of the same ``cache_salt``.
     """
 
     request_id: str
@@ -96,6 +97,7 @@ class RequestSpec:
     sampling: SamplingParams
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +250,8 @@ class Tokens:
     """w -> g: one iteration's output for all of a gateway's requests, as parallel columns.
 
     ``positions`` are output positions (0 is the first generated token). ``logprobs`` is empty, or one entry a row.
+    ``num_cached_tokens`` is empty, or says at each row of position 0 how many of the prompt's tokens were found in the
+    prefix cache (0 at other rows).
     """
 
     request_ids: tuple[str, ...]
@@ -255,6 +259,7 @@ class Tokens:
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    num_cached_tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +299,8 @@ class LoadReport:
 
     ``virtual_usage_bytes`` is the sum of V over its requests (``core.freeness``). ``accepted`` names the requests that
     arrived since the previous report, so that the coordinator can drop them from its own account of what is under way.
+    ``num_tokens_looked_up`` and ``num_tokens_found`` count, over all requests ever admitted, tokens that were looked
+    up in the prefix cache, and those found there; recomputing after a preemption does not count.
     """
 
     sequence: int
@@ -307,6 +314,8 @@ class LoadReport:
     num_preemptions: int
     accepted: tuple[str, ...] = ()
     draining: bool = False
+    num_tokens_looked_up: int = 0
+    num_tokens_found: int = 0
 
 
 # --- between an instance and its engine (local) ----------------------------------------------------------------------
@@ -339,6 +348,13 @@ class StepDone:
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Local: memory has room for so many of the pool's blocks now, those that were ever written included."""
+
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,6 +404,7 @@ Message = (
     | Resend
     | LoadReport
     | StepDone
+    | MemoryLimit
     | Tick
     | Drain
     | Open

@@ -8,15 +8,22 @@ class Request:
 
     ``token_ids`` is prompt and output together; KV exists for the first ``num_computed`` of them. A request is
     *started* while it holds blocks, else it waits; a preempted one waits again with nothing computed.
+
+    ``block_names`` are those of its first full blocks (``core.prefix_cache``), as far as they were wanted yet.
+    ``num_cached_tokens`` is how many tokens it found computed when it was first admitted; None before that.
     """
 
     __slots__ = (
+        "block_names",
         "blocks",
         "epoch",
         "finish_reason",
         "gateway",
         "logprobs",
+        "num_cached_tokens",
         "num_computed",
+        "num_prompt",
+        "request_id",
         "resumed_output",
         "sampling",
         "spec",
@@ -25,24 +32,24 @@ class Request:
 
     def __init__(self, spec: RequestSpec, epoch: int, gateway: Peer) -> None:
         self.spec = spec
+        self.request_id = spec.request_id
+        self.num_prompt = len(spec.prompt_token_ids)
         self.sampling = spec.sampling
         self.epoch = epoch
         self.gateway = gateway
         self.token_ids = [*spec.prompt_token_ids, *spec.output_token_ids]
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.block_names: list[bytes] = []
+        self.num_cached_tokens: int | None = None
         # Log-probabilities of the tokens made here; those made elsewhere before are with the gateway already.
         self.resumed_output = len(spec.output_token_ids)
         self.logprobs: list[TokenLogprobs | None] = []
         self.finish_reason: FinishReason | None = None
 
     @property
-    def request_id(self) -> str:
-        return self.spec.request_id
-
-    @property
     def num_output(self) -> int:
-        return len(self.token_ids) - len(self.spec.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt
 
     @property
     def num_uncomputed(self) -> int:
@@ -60,10 +67,11 @@ class Request:
 
     def check_finished(self, max_context_tokens: int) -> FinishReason | None:
         """Set and return the reason why the tokens so far are all, or None."""
-        if self.num_output > 0:
+        num_output = self.num_output
+        if num_output > 0:
             last = self.token_ids[-1]
-            if last in self.sampling.stop_token_ids and self.num_output > self.sampling.min_tokens:
+            if last in self.sampling.stop_token_ids and num_output > self.sampling.min_tokens:
                 self.finish_reason = FinishReason.STOP
-            elif self.num_output >= self.sampling.max_tokens or len(self.token_ids) >= max_context_tokens:
+            elif num_output >= self.sampling.max_tokens or len(self.token_ids) >= max_context_tokens:
                 self.finish_reason = FinishReason.LENGTH
         return self.finish_reason

@@ -200,6 +200,7 @@ class SessionsState:
 
     def _on_tokens(self, message: Tokens, sender: Peer, now: float, effects: list[Effect]) -> None:
         fresh: dict[str, tuple[list[int], list[TokenLogprobs | None]]] = {}
+        num_cached: dict[str, int] = {}
         for row, request_id in enumerate(message.request_ids):
             session = self._current(request_id, message.epochs[row], sender, effects)
             if session is None:
@@ -213,11 +214,13 @@ class SessionsState:
                 token_ids.append(message.token_ids[row])
                 if message.logprobs:
                     logprobs.append(message.logprobs[row])
+                if message.num_cached_tokens:
+                    num_cached.setdefault(request_id, message.num_cached_tokens[row])
                 session.kind = self.workers[sender].kind
             elif position > len(session.output):
                 self._ask_resend(session, now, effects)
         for request_id, (token_ids, logprobs) in fresh.items():
-            effects.append(Deliver(request_id, tuple(token_ids), tuple(logprobs)))
+            effects.append(Deliver(request_id, tuple(token_ids), tuple(logprobs), num_cached.get(request_id, 0)))
 
     def _ask_resend(self, session: Session, now: float, effects: list[Effect]) -> None:
         """Ask for what is missing, once a ``retry_s``: every token until it comes would ask again."""

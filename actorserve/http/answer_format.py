@@ -54,12 +54,13 @@ class AnswerFormat(Protocol):
     def whole(self, choices: Sequence[WholeChoice], usage: Json) -> Json: ...
 
 
-def usage_of(num_prompt_tokens: int, num_output_tokens: int) -> Json:
-    """Tokens read and made. A prompt counts once, however many choices it has."""
+def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Json:
+    """Tokens read (of those, how many were in a prefix cache) and made. A prompt counts once for all its choices."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
     }
 
 

@@ -25,11 +25,15 @@ class AnswerToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next text of a choice, and the tokens that begin in it. ``num_tokens`` were made so far, held back or not."""
+    """The next text of a choice, and the tokens that begin in it.
+
+    ``num_tokens`` were made so far, held back or not; ``num_cached_tokens`` of the prompt's were in a prefix cache.
+    """
 
     text: str
     tokens: tuple[AnswerToken, ...]
     num_tokens: int
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Finish:
     num_tokens: int
     refusal: RefusalReason | None = None
     retry_after_s: float = 0.0
+    num_cached_tokens: int = 0
 
     @property
     def failed(self) -> bool:
@@ -62,6 +67,7 @@ class Choice:
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(stop) if stop else None
         self._num_tokens = 0
+        self._num_cached_tokens = 0
         self._num_decoded_chars = 0
         self._num_sent_chars = 0
         self._held: list[AnswerToken] = []  # their text has not been sent yet
@@ -71,12 +77,13 @@ class Choice:
         """What the client gets for the stream's next item: at most a piece, then at most the finish."""
         if isinstance(item, Ended):
             return self._end(item)
+        self._num_cached_tokens += item.num_cached_tokens
         text = ""
         for row, token_id in enumerate(item.token_ids):
             emitted, stopped = self._decode(token_id, item.logprobs[row] if item.logprobs else None)
             text += emitted
             if stopped:
-                return [*self._piece(text), self._finished(Finish(FinishReason.STOP, self._num_tokens))]
+                return [*self._piece(text), self._finish(FinishReason.STOP)]
         return self._piece(text)
 
     def _decode(self, token_id: int, logprobs: TokenLogprobs | None) -> tuple[str, bool]:
@@ -124,16 +131,15 @@ class Choice:
         if not stopped and self._stop_strings is not None:
             text += self._stop_strings.finish()
         reason = FinishReason.STOP if stopped else ended.reason
-        finish = Finish(reason, self._num_tokens, ended.refusal, ended.retry_after_s)
-        return [*self._piece(text, is_last=not stopped), self._finished(finish)]
+        return [*self._piece(text, is_last=not stopped), self._finish(reason, ended.refusal, ended.retry_after_s)]
 
-    def _finished(self, finish: Finish) -> Finish:
-        self.finish = finish
-        return finish
+    def _finish(self, reason: FinishReason, refusal: RefusalReason | None = None, retry_after_s: float = 0.0) -> Finish:
+        self.finish = Finish(reason, self._num_tokens, refusal, retry_after_s, self._num_cached_tokens)
+        return self.finish
 
     def _piece(self, text: str, is_last: bool = False) -> list[Piece | Finish]:
         """``text`` with its tokens, or nothing where there is none. The last piece takes tokens without text too."""
         self._num_sent_chars += len(text)
         num_begun = sum(1 for token in self._held if is_last or token.offset < self._num_sent_chars)
         tokens, self._held = tuple(self._held[:num_begun]), self._held[num_begun:]
-        return [Piece(text, tokens, self._num_tokens)] if text or tokens else []
+        return [Piece(text, tokens, self._num_tokens, self._num_cached_tokens)] if text or tokens else []

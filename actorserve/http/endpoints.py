@@ -130,11 +130,10 @@ class Answer:
                 source.release()
 
     def _writer(self, client: Client) -> Writer:
-        num_choices, num_prompt_tokens = len(self._question.specs), self._question.num_prompt_tokens
         if self._asked.stream:
             options = self._asked.stream_options or StreamOptions()
-            return EventWriter(client, self._format, num_choices, num_prompt_tokens, options)
-        return WholeWriter(client, self._format, num_choices, num_prompt_tokens)
+            return EventWriter(client, self._format, self._question, options)
+        return WholeWriter(client, self._format, self._question)
 
 
 def _version() -> str:

@@ -130,6 +130,7 @@ class SamplingFields(StrictFields):
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX), _null_is(0)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None  # 1 KiB on the wire, at most
 
     @model_validator(mode="after")
     def _fields_agree(self, info: ValidationInfo) -> "SamplingFields":

@@ -41,7 +41,7 @@ async def _run(child: Child) -> None:
     settings = child.settings
     listener = bind(settings.http.host, settings.http.port)
     child.status.loading("reading the tokenizer")
-    description = describe(Path(settings.model.path))
+    description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
     core = SessionsState(
         SessionsConfig(

@@ -30,6 +30,9 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(_Loads(service))
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were answered.")
+        self.prompt_tokens_cached = self._counter(
+            "vllm:prompt_tokens_cached", "Of those, the tokens that were found in a prefix cache."
+        )
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens made.")
         self.request_success = Counter(
             "vllm:request_success", "Requests that ended.", (*_LABELS, "finished_reason"), registry=self.registry
@@ -72,13 +75,14 @@ class RequestMeter:
         self._previous_s: float | None = None
         self._ended = False
 
-    def produced(self, num_tokens: int) -> None:
-        """``num_tokens`` came together just now."""
+    def produced(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """``num_tokens`` came together just now; the first of them, after a prompt of which so much was cached."""
         now = self._clock()
         metrics = self._metrics
         if self._previous_s is None:
             metrics.time_to_first_token.labels(*self._labels).observe(now - self._begun_s)
             metrics.prompt_tokens.labels(*self._labels).inc(self._num_prompt_tokens)
+            metrics.prompt_tokens_cached.labels(*self._labels).inc(num_cached_tokens)
         else:
             metrics.inter_token_latency.labels(*self._labels).observe(now - self._previous_s)
         metrics.generation_tokens.labels(*self._labels).inc(num_tokens)
@@ -110,13 +114,19 @@ class _Loads(Collector):
         waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for a place.", labels=_LABELS)
         usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.", labels=_LABELS)
         preempted = CounterMetricFamily("vllm:num_preemptions", "Requests that gave up their blocks.", labels=_LABELS)
+        queries = CounterMetricFamily(
+            "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", labels=_LABELS
+        )
+        hits = CounterMetricFamily("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", labels=_LABELS)
         for instance, load in sorted(self._service.loads().items()):
             labels = (name, instance)
             running.add_metric(labels, load.num_running)
             waiting.add_metric(labels, load.num_waiting)
             usage.add_metric(labels, load.kv_used_bytes / load.kv_total_bytes if load.kv_total_bytes > 0 else 0.0)
             preempted.add_metric(labels, load.num_preemptions)
-        yield from (running, waiting, usage, preempted)
+            queries.add_metric(labels, load.num_tokens_looked_up)
+            hits.add_metric(labels, load.num_tokens_found)
+        yield from (running, waiting, usage, preempted, queries, hits)
         yield GaugeMetricFamily("actorserve_instances", "Workers that are up.", value=self._service.num_instances)
         for counter, count in sorted(self._service.counters().items()):
             yield CounterMetricFamily(f"actorserve_{counter}", f"{counter.replace('_', ' ')}.", value=count)

@@ -89,7 +89,7 @@ async def _pump(source: Source, waiting: asyncio.Queue[ChoiceEvent]) -> None:
     choice = source.choice
     async for item in source.stream:
         if isinstance(item, Produced):
-            source.meter.produced(len(item.token_ids))
+            source.meter.produced(len(item.token_ids), item.num_cached_tokens)
         events = choice.push(item)
         if choice.finish is not None:
             source.meter.finished(choice.finish.reason)

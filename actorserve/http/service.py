@@ -16,10 +16,14 @@ from actorserve.core.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """The next tokens of a request, in order and each once. ``logprobs`` is empty or as long as ``token_ids``."""
+    """The next tokens of a request, in order and each once. ``logprobs`` is empty or as long as ``token_ids``.
+
+    ``num_cached_tokens``: with a request's first tokens, how many of its prompt's were found in a prefix cache; else 0.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

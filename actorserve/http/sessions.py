@@ -65,9 +65,10 @@ class SessionService:
     def perform(self, effect: Effect) -> None:
         """Do what the sessions want done for clients."""
         match effect:
-            case Deliver(request_id=request_id, token_ids=token_ids, logprobs=logprobs):
+            case Deliver(request_id=request_id):
                 if request_id in self._streams:
-                    self._streams[request_id].put(Produced(token_ids, logprobs))
+                    produced = Produced(effect.token_ids, effect.logprobs, effect.num_cached_tokens)
+                    self._streams[request_id].put(produced)
             case End(request_id=request_id):
                 stream = self._streams.pop(request_id, None)
                 if stream is not None:

@@ -36,6 +36,7 @@ class Question:
 
     specs: tuple[RequestSpec, ...]
     num_prompt_tokens: int  # of all prompts, each once
+    choices_per_prompt: int
 
 
 class Translator:
@@ -152,8 +153,9 @@ class Translator:
                 raise InvalidRequestError(f"min_tokens: more than the {max_tokens} of max_tokens", param="min_tokens")
             for choice in range(request.n):
                 sampling = self._sampling(request, derive_seed(seed, choice), max_tokens, top_logprobs)
-                specs.append(RequestSpec(f"{answer_id}-{len(specs)}", prompt, sampling, priority=request.priority))
-        return Question(tuple(specs), sum(map(len, prompts)))
+                request_id, salt = f"{answer_id}-{len(specs)}", request.cache_salt or ""
+                specs.append(RequestSpec(request_id, prompt, sampling, priority=request.priority, cache_salt=salt))
+        return Question(tuple(specs), sum(map(len, prompts)), request.n)
 
     def _sampling(self, request: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:
         eos = () if request.ignore_eos else self._eos_token_ids

@@ -11,6 +11,7 @@ from actorserve.http.choice import Finish, Piece
 from actorserve.http.errors import RequestFailedError, generation_failed, refused
 from actorserve.http.fields import StreamOptions
 from actorserve.http.relay import ChoiceEvent
+from actorserve.http.translate import Question
 
 
 class Client:
@@ -35,30 +36,32 @@ class Client:
 
 
 class _TokenCount:
-    """Tokens that the choices of an answer have made so far."""
+    """Tokens that the choices of an answer have made so far, and those that they found in a prefix cache."""
 
-    def __init__(self, num_choices: int, num_prompt_tokens: int) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._num_tokens = [0] * num_choices
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._num_tokens = [0] * len(question.specs)
+        self._num_cached_tokens = [0] * len(question.specs)
 
     def take(self, happened: ChoiceEvent) -> None:
         self._num_tokens[happened.index] = happened.event.num_tokens
+        self._num_cached_tokens[happened.index] = happened.event.num_cached_tokens
 
     def usage(self) -> Json:
-        return usage_of(self._num_prompt_tokens, sum(self._num_tokens))
+        # A prompt's first choice tells what was there before the question; the others find what that one computed.
+        num_cached_tokens = sum(self._num_cached_tokens[:: self._question.choices_per_prompt])
+        return usage_of(self._question.num_prompt_tokens, sum(self._num_tokens), num_cached_tokens)
 
 
 class EventWriter:
     """Writes a stream. Its status waits for the first event, so that a refusal can still be a plain HTTP error."""
 
-    def __init__(
-        self, client: Client, spelling: AnswerFormat, num_choices: int, num_prompt_tokens: int, options: StreamOptions
-    ) -> None:
+    def __init__(self, client: Client, spelling: AnswerFormat, question: Question, options: StreamOptions) -> None:
         self._client = client
         self._format = spelling
         self._options = options
-        self._count = _TokenCount(num_choices, num_prompt_tokens)
-        self._opened = [False] * num_choices
+        self._count = _TokenCount(question)
+        self._opened = [False] * len(question.specs)
         self._started = False
 
     async def write(self, events: Sequence[ChoiceEvent]) -> bool:
@@ -117,11 +120,11 @@ class EventWriter:
 class WholeWriter:
     """Collects the choices, and answers when all of them have finished, or one has failed."""
 
-    def __init__(self, client: Client, spelling: AnswerFormat, num_choices: int, num_prompt_tokens: int) -> None:
+    def __init__(self, client: Client, spelling: AnswerFormat, question: Question) -> None:
         self._client = client
         self._format = spelling
-        self._count = _TokenCount(num_choices, num_prompt_tokens)
-        self._choices = [WholeChoice() for _ in range(num_choices)]
+        self._count = _TokenCount(question)
+        self._choices = [WholeChoice() for _ in question.specs]
 
     async def write(self, events: Sequence[ChoiceEvent]) -> bool:
         failure = _failure_in(events)

@@ -2,14 +2,19 @@
 
 from pathlib import Path
 
-from actorserve.model_files.description import ModelDescription
+from actorserve.errors import ModelError
+from actorserve.model_files.description import LoadFormat, ModelDescription
 from actorserve.model_files.gguf_file import describe_gguf
 from actorserve.model_files.hf_folder import describe_folder
 
 
-def describe(path: Path) -> ModelDescription:
+def describe(path: Path, load_format: LoadFormat = "auto") -> ModelDescription:
     """What the GGUF file or Hugging Face folder at ``path`` holds; reads headers, not weights.
 
     Raises: ModelError, in one line that a user can act on.
     """
-    return describe_folder(path) if path.is_dir() else describe_gguf(path)
+    if path.is_dir():
+        return describe_folder(path, dummy=load_format == "dummy")
+    if load_format == "dummy":
+        raise ModelError(f"{path}: load_format 'dummy' wants a folder with a config.json")
+    return describe_gguf(path)

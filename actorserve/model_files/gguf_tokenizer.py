@@ -24,7 +24,21 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-_PRE_NAMES = ("default", "gpt-2", "smollm", "qwen2", *_LLAMA3_NAMES)
+# Words that end where a capital follows small letters.
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{end}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{end}}"
+_CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TEKKEN_SPLIT = rf"{_CASED.replace('{end}', '')}|\p{{N}}|{_CASED_REST}"
+_GPT4O_SPLIT = rf"{_CASED.replace('{end}', _CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{_CASED_REST}"
+_SPLITS = {
+    "qwen2": _QWEN2_SPLIT,  # Qwen 2 and 3
+    "tekken": _TEKKEN_SPLIT,  # Mistral since Nemo
+    "gpt-4o": _GPT4O_SPLIT,  # Phi-4-mini
+    "dbrx": _LLAMA3_SPLIT,  # Phi-4
+    **dict.fromkeys(_LLAMA3_NAMES, _LLAMA3_SPLIT),
+}
+_WHOLE_TOKENS_FIRST = ("tekken", *_LLAMA3_NAMES)  # and their prompts begin with bos
+_PRE_NAMES = ("default", "gpt-2", "smollm", *_SPLITS)
 
 
 def build_tokenizer(description: ModelDescription) -> Tokenizer:
@@ -37,16 +51,20 @@ def build_tokenizer(description: ModelDescription) -> Tokenizer:
     model = values.text("model")
     if model == "gpt2":
         tokenizer = _byte_level(values, tokens, description.path)
-        adds_bos = values.text("pre", "default") in _LLAMA3_NAMES
+        adds_bos = values.text("pre", "default") in _WHOLE_TOKENS_FIRST
     elif model == "llama":
         tokenizer = _sentencepiece(values, tokens, types, description.path)
         adds_bos = True
     else:
-        raise ModelError(f"{description.path}: tokenizer {model[:40]!r} is not supported; supported: gpt2, llama")
+        raise _unsupported(description.path, "tokenizer", model, ("gpt2", "llama"))
+    # SentencePiece looks for user-defined pieces, such as Gemma's runs of spaces, where spaces are spelt as in pieces.
+    # With a space before each text that cannot be told to the library, which would put one before each piece too.
+    spelt = model == "llama" and not values.flag("add_space_prefix", True)
     for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         added = [token for token, its_kind in zip(tokens, types, strict=True) if its_kind == kind]
         if added:
-            tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
+            normalized = spelt and not special
+            tokenizer.add_tokens([AddedToken(token, normalized=normalized, special=special) for token in added])
     if description.bos_token_id is not None and values.flag("add_bos_token", adds_bos):
         # Named "bos" here, for its own text may hold what the template language reads as its own.
         bos = {"id": "bos", "ids": [description.bos_token_id], "tokens": [tokens[description.bos_token_id]]}
@@ -54,6 +72,11 @@ def build_tokenizer(description: ModelDescription) -> Tokenizer:
             single=["bos", "$A"], pair=["bos", "$A", "bos", "$B"], special_tokens=[bos]
         )
     return tokenizer
+
+
+def _unsupported(path: Path, what: str, name: str, supported: Sequence[str]) -> ModelError:
+    shown = ", ".join(supported)
+    return ModelError(f"{path}: {what} {name[:40]!r} is not supported; supported: {shown}, or a Hugging Face folder")
 
 
 def _tokens(values: Values, path: Path) -> list[str]:
@@ -69,8 +92,7 @@ def _tokens(values: Values, path: Path) -> list[str]:
 def _byte_level(values: Values, tokens: Sequence[str], path: Path) -> Tokenizer:
     pre = values.text("pre", "default")
     if pre not in _PRE_NAMES:
-        supported = ", ".join(_PRE_NAMES)
-        raise ModelError(f"{path}: pre-tokenizer {pre[:40]!r} is not supported; supported: {supported}")
+        raise _unsupported(path, "pre-tokenizer", pre, _PRE_NAMES)
     vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
     merges: list[tuple[str, str]] = []
     for merge in values.texts("merges"):
@@ -78,14 +100,12 @@ def _byte_level(values: Values, tokens: Sequence[str], path: Path) -> Tokenizer:
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
             raise ModelError(f"{path}: a merge of the tokenizer names no token: {merge[:40]!r}")
         merges.append((left, right))
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _LLAMA3_NAMES))
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_TOKENS_FIRST))
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    if pre in _LLAMA3_NAMES:
-        split = pre_tokenizers.Split(Regex(_LLAMA3_SPLIT), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
-    elif pre == "qwen2":
+    if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-        split = pre_tokenizers.Split(Regex(_QWEN2_SPLIT), "isolated")
+    if pre in _SPLITS:
+        split = pre_tokenizers.Split(Regex(_SPLITS[pre]), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
     elif pre == "smollm":
         digits = pre_tokenizers.Digits(individual_digits=True)

@@ -4,12 +4,15 @@ from pathlib import Path
 
 from actorserve.errors import ModelError
 from actorserve.model_files.default_model import Progress, default_model
+from actorserve.model_files.description import LoadFormat
 
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
-def locate(name_or_path: str, progress: Progress | None = None) -> Path:
+def locate(name_or_path: str, progress: Progress | None = None, load_format: LoadFormat = "auto") -> Path:
     """The GGUF file or the folder to serve from; ``default`` fetches the default model when it is not yet here.
+
+    A ``dummy`` needs no weights.
 
     Raises: ModelError, when there is nothing, or nothing that is safe to read: pickled weights can run code.
     """
@@ -17,13 +20,13 @@ def locate(name_or_path: str, progress: Progress | None = None) -> Path:
         return default_model(progress)
     path = Path(name_or_path).expanduser()
     try:
-        return _checked(path)
+        return _checked(path, needs_weights=load_format != "dummy")
     except (OSError, ValueError) as error:  # a name too long, a forbidden folder, a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"cannot look at model {str(path)[:200]!r}: {reason}") from None
 
 
-def _checked(path: Path) -> Path:
+def _checked(path: Path, *, needs_weights: bool) -> Path:
     if not path.exists():
         raise ModelError(f"model {str(path)!r} does not exist; give a GGUF file, a Hugging Face folder, or 'default'")
     if path.is_file():
@@ -37,7 +40,7 @@ def _checked(path: Path) -> Path:
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: there is no config.json; give a Hugging Face folder or a GGUF file")
     names = [entry.suffix.lower() for entry in path.iterdir()]
-    if ".safetensors" not in names:
+    if needs_weights and ".safetensors" not in names:
         if _PICKLE_SUFFIXES.intersection(names):
             raise ModelError(f"{path}: only pickled weights, which can run code; convert them to safetensors")
         raise ModelError(f"{path}: there are no safetensors files")

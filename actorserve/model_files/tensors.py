@@ -1,55 +1,147 @@
-"""The tensors that a decoder is made of: their names in both formats, and their shapes."""
+"""The tensors that a decoder is made of, by their names in the model, and checking a file's against them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 from actorserve.errors import ModelError
-from actorserve.model_files.description import DecoderConfig
+from actorserve.model_files.description import DecoderConfig, TensorSpec
+
+Shape = tuple[int, ...]
 
 
-class TensorSpec(NamedTuple):
-    """One weight: its name in a Hugging Face folder and in a GGUF file, and its row-major shape."""
+def decoder_tensors(config: DecoderConfig) -> dict[str, Shape]:
+    """Name -> shape of all weights of a decoder of this shape.
 
-    hf_name: str
-    gguf_name: str
-    shape: tuple[int, ...]
-
-
-def decoder_tensors(config: DecoderConfig) -> list[TensorSpec]:
-    """All tensors that a decoder of this shape needs; linear weights are ``[out_features, in_features]``."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    specs = [
-        TensorSpec("model.embed_tokens.weight", "token_embd.weight", (config.vocab_size, hidden)),
-        TensorSpec("model.norm.weight", "output_norm.weight", (hidden,)),
-    ]
+    Names are those of transformers' class for the architecture before any fusing (Mixtral's are Qwen3-MoE's): each
+    projection and each expert is a tensor of its own, and linear weights are ``[out_features, in_features]``.
+    """
+    tensors = _opt(config) if config.architecture == "opt" else _llama_like(config)
     if not config.tie_word_embeddings:
-        specs.append(TensorSpec("lm_head.weight", "output.weight", (config.vocab_size, hidden)))
-    linears = (
-        ("self_attn.q_proj", "attn_q", query, hidden, config.attention_bias),
-        ("self_attn.k_proj", "attn_k", keys, hidden, config.attention_bias),
-        ("self_attn.v_proj", "attn_v", keys, hidden, config.attention_bias),
-        ("self_attn.o_proj", "attn_output", hidden, query, config.attention_bias),
-        ("mlp.gate_proj", "ffn_gate", inner, hidden, config.mlp_bias),
-        ("mlp.up_proj", "ffn_up", inner, hidden, config.mlp_bias),
-        ("mlp.down_proj", "ffn_down", hidden, inner, config.mlp_bias),
-    )
-    for layer in range(config.num_layers):
-        hf, gguf = f"model.layers.{layer}.", f"blk.{layer}."
-        specs.append(TensorSpec(f"{hf}input_layernorm.weight", f"{gguf}attn_norm.weight", (hidden,)))
-        specs.append(TensorSpec(f"{hf}post_attention_layernorm.weight", f"{gguf}ffn_norm.weight", (hidden,)))
-        for hf_name, gguf_name, rows, columns, biased in linears:
-            specs.append(TensorSpec(f"{hf}{hf_name}.weight", f"{gguf}{gguf_name}.weight", (rows, columns)))
-            if biased:
-                specs.append(TensorSpec(f"{hf}{hf_name}.bias", f"{gguf}{gguf_name}.bias", (rows,)))
-    return specs
+        tensors["lm_head.weight"] = (config.vocab_size, config.hidden_size)
+    return tensors
 
 
-def check_tensors(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    """Raises: ModelError, naming the first tensor that is missing or has another shape than the config says."""
-    for name, shape in expected.items():
+def check_tensors(
+    specs: Iterable[TensorSpec], found: Mapping[str, Shape], path: Path, is_harmless: Callable[[str], bool]
+) -> None:
+    """``found`` is what the file holds: all that ``specs`` are stored in, and beyond that what ``is_harmless``.
+
+    Raises: ModelError, naming the first tensor that is missing, has another shape than the config says, or is unknown.
+    """
+    stored = {spec.stored_name: spec.stored_shape for spec in specs}
+    for name, shape in stored.items():
         if name not in found:
             raise ModelError(f"{path}: tensor {name} is missing")
         if found[name] != shape:
             raise ModelError(f"{path}: tensor {name} has shape {found[name]}, where the config says {shape}")
+    for name in found:
+        if name not in stored and not is_harmless(name):
+            raise ModelError(f"{path}: tensor {name[:80]} is not one of the model's")
+
+
+def part_rotary_rows(config: DecoderConfig) -> tuple[int, ...]:
+    """TensorSpec's ``head_rows`` where RoPE turns a part of each head, stored as that part's halves and then the rest.
+
+    Empty where it turns whole heads, or none. Any order will do, as long as queries and keys have the same: theirs are
+    the only weights that see it.
+    """
+    half, turned = config.rotary_dim // 2, config.rotary_dim
+    if turned in (0, config.head_dim):
+        return ()
+    middle = turned + config.head_dim // 2 - half
+    return (*range(half), *range(turned, middle), *range(half, turned), *range(middle, config.head_dim))
+
+
+def part_of(spec: TensorSpec, whole: str, rows: Mapping[str, int]) -> TensorSpec:
+    """``spec``, where it is one of several tensors that are stored as one called ``whole``, one after the other.
+
+    ``rows`` maps the projections in it, such as ``q_proj``, to how many rows each has, in order.
+    """
+    projection = spec.name.split(".")[-2]
+    if projection not in rows:
+        return spec
+    *prefix, _, kind = spec.stored_name.split(".")  # such as model.layers.0.self_attn, q_proj, weight
+    return spec._replace(
+        stored_name=".".join([*prefix, whole, kind]),
+        stored_shape=(sum(rows.values()), *spec.shape[1:]),
+        first_row=sum(rows[name] for name in takewhile(lambda name: name != projection, rows)),
+    )
+
+
+def qkv_rows(config: DecoderConfig) -> dict[str, int]:
+    """How many rows query, keys and values have, for ``part_of``."""
+    keys = config.num_kv_heads * config.head_dim
+    return {"q_proj": config.num_heads * config.head_dim, "k_proj": keys, "v_proj": keys}
+
+
+def gate_up_rows(config: DecoderConfig) -> dict[str, int]:
+    """How many rows gate and up have, for ``part_of``."""
+    return {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
+
+
+def _linear(name: str, rows: int, columns: int, biased: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if biased else {})
+
+
+def _attention(config: DecoderConfig, prefix: str, output_name: str) -> dict[str, Shape]:
+    hidden, biased = config.hidden_size, config.qkv_bias
+    query, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    tensors = (
+        _linear(f"{prefix}q_proj", query, hidden, biased)
+        | _linear(f"{prefix}k_proj", keys, hidden, biased)
+        | _linear(f"{prefix}v_proj", keys, hidden, biased)
+        | _linear(f"{prefix}{output_name}", hidden, query, config.attention_out_bias)
+    )
+    if config.qk_norm:
+        tensors |= {f"{prefix}q_norm.weight": (config.head_dim,), f"{prefix}k_norm.weight": (config.head_dim,)}
+    return tensors
+
+
+def _gated_mlp(prefix: str, hidden: int, inner: int, biased: bool) -> dict[str, Shape]:
+    return (
+        _linear(f"{prefix}gate_proj", inner, hidden, biased)
+        | _linear(f"{prefix}up_proj", inner, hidden, biased)
+        | _linear(f"{prefix}down_proj", hidden, inner, biased)
+    )
+
+
+def _llama_like(config: DecoderConfig) -> dict[str, Shape]:
+    hidden = config.hidden_size
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if config.architecture == "gemma3":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    tensors: dict[str, Shape] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        tensors |= {f"{prefix}{norm}.weight": (hidden,) for norm in norms}
+        tensors |= _attention(config, f"{prefix}self_attn.", "o_proj")
+        if not config.num_experts:
+            tensors |= _gated_mlp(f"{prefix}mlp.", hidden, config.intermediate_size, config.mlp_bias)
+            continue
+        tensors[f"{prefix}mlp.gate.weight"] = (config.num_experts, hidden)
+        for expert in range(config.num_experts):
+            tensors |= _gated_mlp(f"{prefix}mlp.experts.{expert}.", hidden, config.expert_intermediate_size, False)
+    return tensors
+
+
+def _opt(config: DecoderConfig) -> dict[str, Shape]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    tensors: dict[str, Shape] = {
+        "model.decoder.embed_tokens.weight": (config.vocab_size, hidden),
+        # The first two rows belong to no position.
+        "model.decoder.embed_positions.weight": (config.max_position_embeddings + 2, hidden),
+        "model.decoder.final_layer_norm.weight": (hidden,),
+        "model.decoder.final_layer_norm.bias": (hidden,),
+    }
+    for layer in range(config.num_layers):
+        prefix = f"model.decoder.layers.{layer}."
+        for norm in ("self_attn_layer_norm", "final_layer_norm"):
+            tensors |= {f"{prefix}{norm}.weight": (hidden,), f"{prefix}{norm}.bias": (hidden,)}
+        tensors |= _attention(config, f"{prefix}self_attn.", "out_proj")
+        tensors |= _linear(f"{prefix}fc1", inner, hidden, config.mlp_bias)
+        tensors |= _linear(f"{prefix}fc2", hidden, inner, config.mlp_bias)
+    return tensors

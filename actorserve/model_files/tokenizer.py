@@ -97,6 +97,8 @@ def load_tokenizer(description: ModelDescription) -> Tokenizer:
         backend, path = build_tokenizer(description), description.path
     else:
         path = description.path / "tokenizer.json"
+        if not path.is_file():
+            raise ModelError(f"{path} does not exist, and text cannot be served without a tokenizer")
         backend = _read_backend(path)
     if backend.get_vocab_size(with_added_tokens=True) == 0:
         raise ModelError(f"{path}: the vocabulary is empty")

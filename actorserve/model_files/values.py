@@ -1,15 +1,18 @@
 """Typed, bounded reading of a model's own metadata, which is untrusted: a wrong value is one line, never a crash."""
 
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from actorserve.errors import ModelError
-from actorserve.model_files.description import SUPPORTED_ARCHITECTURES, DecoderConfig
+from actorserve.model_files.description import DecoderConfig
 
 _MAX_COUNT = 2**31 - 1
-_MAX_LAYERS = 4096
+MAX_LAYERS = 4096
 _MAX_POSITIONS = 2**22  # what a table of each position's angles can be made for
+_MAX_EXPERTS = 2**16  # over all layers
 _MAX_VOCABULARY = 2**20  # what the sampler can sum
 
 
@@ -77,9 +80,41 @@ class Values:
     def numbers(self, key: str) -> list[float]:
         """Finite numbers. Raises: ModelError."""
         value = self._get(key, None)
-        if not isinstance(value, list) or not all(isinstance(v, int | float) and math.isfinite(v) for v in value):
+        if not isinstance(value, list) or not all(
+            isinstance(v, int | float) and abs(v) <= sys.float_info.max for v in value
+        ):
             raise self._wrong(key, "a list of numbers", value)
         return value
+
+    def mapping(self, key: str, default: Mapping[str, object] | None = None) -> Mapping[str, object]:
+        """Raises: ModelError."""
+        value = self._get(key, default)
+        if not isinstance(value, Mapping):
+            raise self._wrong(key, "an object", value)
+        return value
+
+    def of(self, values: Mapping[str, object]) -> "Values":
+        """Other values of the same file."""
+        return Values(values, self._path)
+
+    def with_defaults(self, defaults: Mapping[str, object]) -> "Values":
+        """The same values, and these where a key is absent."""
+        return Values(
+            {**defaults, **{key: value for key, value in self._values.items() if value is not None}}, self._path
+        )
+
+    def is_null(self, key: str) -> bool:
+        """Whether the key is there and holds None, where None and being absent mean different things."""
+        return self._prefix + key in self._values and not self.has(key)
+
+    def error(self, problem: str) -> ModelError:
+        """An error of this file."""
+        return ModelError(f"{self._path}: {problem}")
+
+    def unsupported(self, key: str, value: object, supported: Iterable[object] = ()) -> ModelError:
+        """The error for a value that the engine cannot compute with."""
+        shown = ", ".join(map(str, supported))
+        return self.error(f"{key} {value!r:.60} is not supported" + (f"; supported: {shown}" if shown else ""))
 
     def _get(self, key: str, default: object) -> object:
         value = self._values.get(self._prefix + key)
@@ -95,14 +130,12 @@ class Values:
 
 
 def check_config(config: DecoderConfig, path: Path) -> DecoderConfig:
-    """``config`` itself, when its numbers fit together.
+    """``config``, when its numbers fit together, without windows as long as its context.
 
-    Raises: ModelError, naming the architecture or the numbers at fault.
+    Raises: ModelError, naming the numbers at fault.
     """
-    if config.architecture not in SUPPORTED_ARCHITECTURES:
-        raise unsupported_architecture(config.architecture, path)
     for count, maximum, what in (
-        (config.num_layers, _MAX_LAYERS, "layers"),
+        (config.num_layers * config.num_experts, _MAX_EXPERTS, "experts"),
         (config.max_position_embeddings, _MAX_POSITIONS, "positions"),
         (config.vocab_size, _MAX_VOCABULARY, "tokens in the vocabulary"),
     ):
@@ -112,10 +145,22 @@ def check_config(config: DecoderConfig, path: Path) -> DecoderConfig:
         raise ModelError(f"{path}: {config.num_heads} heads do not share {config.num_kv_heads} KV heads evenly")
     if config.head_dim % 2:
         raise ModelError(f"{path}: head size {config.head_dim} is odd, and RoPE turns pairs")
+    if config.rotary_dim % 2 or config.rotary_dim > config.head_dim:
+        raise ModelError(f"{path}: RoPE cannot turn {config.rotary_dim} of a head's {config.head_dim} dimensions")
+    if config.rotary_dim < config.head_dim and config.qk_norm:
+        raise ModelError(f"{path}: RoPE over a part of each head is not supported with norms of query and keys")
+    if config.experts_per_token > config.num_experts:
+        raise ModelError(f"{path}: {config.experts_per_token} experts per token are more than {config.num_experts}")
+    # A window that no context fills is none, where layers do not differ by it in more. Only ``dynamic`` scaling serves
+    # more than max_position_embeddings.
+    is_dynamic = config.rope_scaling is not None and config.rope_scaling["rope_type"] == "dynamic"
+    if config.local_rope_theta is None and not is_dynamic:
+        windows = tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)
+        config = replace(config, windows=windows)
     return config
 
 
-def unsupported_architecture(architecture: str, path: Path) -> ModelError:
+def unsupported_architecture(architecture: str, supported: Iterable[str], path: Path) -> ModelError:
     """The error for a model that the engine cannot compute."""
-    supported = ", ".join(SUPPORTED_ARCHITECTURES)
-    return ModelError(f"{path}: architecture {architecture[:60]!r} is not supported; supported: {supported}")
+    shown = ", ".join(supported)
+    return ModelError(f"{path}: architecture {architecture[:60]!r} is not supported; supported: {shown}")

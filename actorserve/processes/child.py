@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 class Child:
     """What a child process is given: ``index`` of ``count`` processes of its role, named ``name``.
 
-    ``settings`` are resolved: model path, device, threads, number of workers and port are no longer open.
+    ``settings`` are resolved: model path, device, threads, memory, number of workers and port are no longer open.
     """
 
     name: str

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actorserve.errors import ActorserveError, SettingsError
+from actorserve.host import available_memory_bytes, usable_cores
 from actorserve.processes import child
 from actorserve.processes.supervisor import ChildSpec
 from actorserve.settings import Settings, make_runtime_dir
@@ -106,16 +107,19 @@ def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> 
 
 
 def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
-    """Settings in which device, count and threads are no longer open, and where each worker runs."""
+    """Settings in which device, count, threads and memory are no longer open, and where each worker runs."""
     asks_driver = settings.workers.device != "cpu" and settings.workers.engine != "fake"
     gpus = find_gpus() if asks_driver else ()
-    placement = place_workers(settings, gpus, len(os.sched_getaffinity(0)))
+    placement = place_workers(settings, gpus, usable_cores())
+    # Shared out here, once, before any worker has started: later nobody could tell what the others will take.
+    memory_bytes = available_memory_bytes() // placement.num_workers
     resolved = replace(
         settings,
         "workers",
         count=placement.num_workers,
         device="cuda" if placement.selectors else "cpu",
         threads=placement.threads_per_worker,
+        memory_bytes=settings.workers.memory_bytes or max(1, memory_bytes),  # nothing is not everything
     )
     return resolved, placement
 

@@ -49,6 +49,7 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     132: m.Drain,
     133: m.Open,
     134: m.Close,
+    135: m.MemoryLimit,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)
@@ -63,7 +64,9 @@ _RULES: Final[dict[type, Rules]] = {
         columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
     ),
     m.Members: Rules(columns=("names", "incarnations", "roles", "addresses")),
-    m.Tokens: Rules(columns=("request_ids", "epochs", "positions", "token_ids"), optional_columns=("logprobs",)),
+    m.Tokens: Rules(
+        columns=("request_ids", "epochs", "positions", "token_ids"), optional_columns=("logprobs", "num_cached_tokens")
+    ),
     m.StepDone: Rules(columns=("request_ids", "positions", "token_ids"), optional_columns=("logprobs",)),
 }
 

@@ -1,5 +1,8 @@
 """Freeness and dispatch: the definitions of Llumnix's Algorithm 1, and the dispatcher's own account."""
 
+from dataclasses import replace
+
+from actorserve.core.blocks import blocks_for
 from actorserve.core.cluster import ClusterConfig, ClusterState
 from actorserve.core.dispatch import InstanceView, choose_instance
 from actorserve.core.effects import Send
@@ -33,6 +36,11 @@ def request(num_tokens: int, blocks: int, priority: int = 0) -> Request:
     return made
 
 
+def wanted(request: Request) -> int:
+    """Blocks of four tokens, of which nothing is cached."""
+    return blocks_for(len(request.token_ids), 4)
+
+
 def report(sequence: int = 0, used: int = 0, running: int = 0, **fields: object) -> LoadReport:
     return LoadReport(sequence, running, 0, 1000, used, used, 10, 4, 0, **fields)  # type: ignore[arg-type]
 
@@ -44,18 +52,18 @@ def view(name: str, kind: str = "k", **fields: int) -> InstanceView:
 def test_virtual_usage_counts_held_blocks_and_the_head_of_the_line() -> None:
     """Running requests count what they hold; of those waiting, only the first in order counts, with its demand."""
     order = [request(8, 2), request(9, 0), request(100, 0), request(4, 1)]
-    assert virtual_usage_bytes(order, 4, 10, {}) == (2 + 1) * 10 + 3 * 10
+    assert virtual_usage_bytes(order, 3, wanted, 10, {}) == 3 * 10 + 3 * 10
 
 
 def test_headroom_is_shared_by_the_requests_of_a_priority() -> None:
     """Each running request of a priority adds headroom over their number: in sum, the headroom once."""
     order = [request(4, 1, priority=1), request(4, 1, priority=1), request(4, 1)]
-    assert virtual_usage_bytes(order, 4, 10, {1: 500}) == 30 + 500
+    assert virtual_usage_bytes(order, 3, wanted, 10, {1: 500}) == 30 + 500
 
 
 def test_a_waiting_request_has_no_headroom() -> None:
     """Headroom is for those that run: one that waits counts at most its demand."""
-    assert virtual_usage_bytes([request(4, 1), request(4, 0, priority=1)], 4, 10, {1: 500}) == 10 + 10
+    assert virtual_usage_bytes([request(4, 1), request(4, 0, priority=1)], 1, wanted, 10, {1: 500}) == 10 + 10
 
 
 def test_freeness_is_what_is_left_a_running_request() -> None:
@@ -79,6 +87,16 @@ def test_dispatch_goes_where_the_request_fits() -> None:
     free.model = ModelInfo("m", 100, 50)
     assert choose_instance([free, busy], Place("r", 1, 51)) is busy
     assert choose_instance([free, busy], Place("r", 1, 50)) is free
+
+
+def test_dispatch_goes_where_memory_is_not_short() -> None:
+    """An instance whose usable memory cannot hold the request comes last, however idle, but is better than none."""
+    short, busy = view("a"), view("b", kind="y", used=990, running=9)
+    short.report = replace(report(), kv_total_bytes=500)
+    assert choose_instance([short, busy], Place("r", 1, 201)) is busy
+    assert choose_instance([short, busy], Place("r", 2, 201, kind="k")) is busy
+    assert choose_instance([short, busy], Place("r", 1, 200)) is short
+    assert choose_instance([short], Place("r", 1, 201)) is short
 
 
 def test_dispatch_prefers_the_kind_that_made_the_tokens() -> None:

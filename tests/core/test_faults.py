@@ -4,13 +4,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actorserve.core.instance import InstanceState
 from actorserve.core.messages import FinishReason, Peer
 from tests.core.world import COORDINATOR, World
 
 GATEWAYS = ("gateway-0", "gateway-1")
 WORKERS = ("worker-0", "worker-1")
 NAMES = (COORDINATOR, *WORKERS, *GATEWAYS)
-PROMPTS = st.lists(st.integers(0, 49), min_size=1, max_size=20).map(tuple)
+STEMS = tuple((first, *range(11, 26)) for first in (1, 2))
+"""What prompts begin with, so that requests share blocks; after its first block one stem goes on as the other."""
+PROMPTS = st.builds(
+    lambda stem, num_shared, rest: (*stem[:num_shared], *rest),
+    st.sampled_from(STEMS),
+    st.integers(0, len(STEMS[0])),
+    st.lists(st.integers(0, 49), min_size=1, max_size=8),
+)
 
 
 class ClusterMachine(RuleBasedStateMachine):
@@ -37,7 +45,8 @@ class ClusterMachine(RuleBasedStateMachine):
         gateways = [name for name in GATEWAYS if name in self.world.processes]
         for prompt in prompts if gateways else ():
             self.num_opened += 1
-            self.world.open(f"r{self.num_opened}", prompt, max_tokens, data.draw(st.sampled_from(gateways)))
+            gateway, salt = data.draw(st.sampled_from(gateways)), data.draw(st.sampled_from(["", "", "tenant"]))
+            self.world.open(f"r{self.num_opened}", prompt, max_tokens, gateway, salt)
 
     @rule(rounds=st.integers(1, 6))
     def progress(self, rounds: int) -> None:
@@ -92,9 +101,11 @@ class ClusterMachine(RuleBasedStateMachine):
     def tell_death(self, data: st.DataObject) -> None:
         self.world.tell_death(*data.draw(st.sampled_from(sorted(self.world.pending_deaths))))
 
-    @rule(worker=st.sampled_from(WORKERS), data=st.data(), how=st.sampled_from(["drain", "suspect", "rejoin"]))
+    @rule(
+        worker=st.sampled_from(WORKERS), data=st.data(), how=st.sampled_from(["drain", "suspect", "rejoin", "memory"])
+    )
     def unsettle(self, worker: str, data: st.DataObject, how: str) -> None:
-        """A worker is told to end, or somebody is wrongly taken for dead: what was owned before must be fenced."""
+        """A worker is told to end, or has its memory taken; or somebody is wrongly taken for dead, and then fenced."""
         if how == "rejoin":
             name = data.draw(st.sampled_from(NAMES))
             if name in self.world.processes:
@@ -102,6 +113,8 @@ class ClusterMachine(RuleBasedStateMachine):
         elif worker in self.world.processes:
             if how == "drain":
                 self.world.drain(worker)
+            elif how == "memory":
+                self.world.limit_memory(worker, data.draw(st.integers(0, self.world.num_blocks)))
             else:
                 name = data.draw(st.sampled_from((COORDINATOR, *GATEWAYS)))
                 if name in self.world.processes:
@@ -116,6 +129,8 @@ class ClusterMachine(RuleBasedStateMachine):
         for name in NAMES:
             if name not in world.processes:
                 world.start(name)
+        for name in WORKERS:
+            world.limit_memory(name, world.num_blocks)
         world.settle()
         for client in world.clients.values():
             if not client.closed:
@@ -127,6 +142,21 @@ class ClusterMachine(RuleBasedStateMachine):
 
 TestCluster = ClusterMachine.TestCase
 TestCluster.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_what_a_dead_worker_shared_is_shared_at_the_next() -> None:
+    """Requests that begin alike share blocks wherever they run, also those that go on elsewhere after a death."""
+    world = World(num_workers=2, num_blocks=24)
+    for number in range(8):
+        world.open(f"r{number}", (*STEMS[0], number), 12)
+        world.progress()
+    world.kill("worker-0")
+    world.settle()
+    assert all(client.tokens == client.expected for client in world.clients.values())
+    survivor = world.processes["worker-1"].core
+    assert isinstance(survivor, InstanceState)
+    assert survivor.prefixes.num_tokens_found >= 7 * len(STEMS[0])
+    world.check_at_rest()
 
 
 def test_a_fenced_gateway_gets_its_only_worker_back() -> None:

@@ -333,3 +333,11 @@ def test_logprobs_stay_with_their_tokens() -> None:
     state = running(A)
     entry = TokenLogprobs(-0.1, (), ())
     assert state.handle(tokens(1, 0, 7, (entry,)), 0.0, A) == [Deliver("r", (7,), (entry,))]
+
+
+def test_cached_tokens_come_with_the_first_token() -> None:
+    """What the owner found in its prefix cache is told once, with output position 0, whatever the row it lies in."""
+    state = running(A)
+    rows = Tokens(("x", "r", "r"), (1, 1, 1), (0, 0, 1), (7, 8, 9), (), (5, 2, 0))
+    assert state.handle(rows, 1.0, A)[-1] == Deliver("r", (8, 9), (), 2)
+    assert state.handle(tokens(1, 2, 7), 1.0, A) == [Deliver("r", (7,))]

@@ -15,6 +15,7 @@ from actorserve.core.messages import (
     Close,
     Drain,
     FinishReason,
+    MemoryLimit,
     Message,
     Open,
     Peer,
@@ -116,6 +117,10 @@ class World:
         self.pending_deaths += [(other.peer, was) for other in self.processes.values() if was in other.met]
         self._join(process)
 
+    def limit_memory(self, name: str, num_blocks: int) -> None:
+        """Others take a worker's memory, or give it back: so many blocks of the pool have room."""
+        self._handle(self.processes[name], MemoryLimit(num_blocks))
+
     def drain(self, name: str) -> None:
         """An operator ends a worker in order: it says when nothing is left, and then leaves."""
         self._handle(self.processes[name], Drain())
@@ -186,12 +191,20 @@ class World:
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
-    def open(self, request_id: str, prompt: tuple[int, ...], max_tokens: int, gateway: str = "gateway-0") -> None:
+    def open(
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        gateway: str = "gateway-0",
+        cache_salt: str = "",
+    ) -> None:
         """A client asks for ``max_tokens`` tokens; token 7 ends the answer."""
         spec = RequestSpec(
             request_id,
             prompt,
             SamplingParams(seed=len(request_id), max_tokens=max_tokens, stop_token_ids=(7,)),
+            cache_salt=cache_salt,
         )
         process = self.processes[gateway]
         self.clients[request_id] = Client(spec, process.peer, self._expected(spec))
@@ -256,7 +269,7 @@ class World:
     def stepping(self) -> list[str]:
         return [name for name, process in self.processes.items() if process.commands]
 
-    def settle(self, rounds: int = 400) -> None:
+    def settle(self, rounds: int = 2000) -> None:
         """No more misfortune: tell all deaths, deliver everything, run all steps, until nothing is left to do."""
         for _ in range(rounds):
             for survivor, dead in list(self.pending_deaths):
@@ -327,7 +340,7 @@ class World:
                 case InstanceState() as instance:
                     assert not instance.requests
                     assert not instance.finished
-                    assert instance.allocator.num_free_blocks == instance.config.num_blocks
+                    assert instance.allocator.num_free_blocks == instance.allocator.num_usable_blocks
                     assert process.engine is not None
                     assert process.engine.num_requests == 0, "the engine still holds a request"
                 case SessionsState() as sessions:
@@ -350,9 +363,21 @@ class World:
                 self._check_blocks(process.core)
 
     def _check_blocks(self, core: InstanceState) -> None:
-        owned = [block for request in core.requests.values() for block in request.blocks]
-        assert len(set(owned)) == len(owned), "a block with two owners"
-        assert core.allocator.num_free_blocks + len(owned) == core.config.num_blocks, "a block lost"
+        tokens_per_block = core.config.tokens_per_block
+        holds: dict[int, tuple[str, list[int]]] = {}  # of each owned block: the salt and the tokens up to its end
+        for request in core.requests.values():
+            num_full = request.num_computed // tokens_per_block
+            assert len(set(request.blocks)) == len(request.blocks), "a block twice in one request"
+            for index, block in enumerate(request.blocks):
+                content = (request.spec.cache_salt, request.token_ids[: (index + 1) * tokens_per_block])
+                if block in holds:
+                    assert index < num_full, "a block with a second owner who still writes it"
+                    assert holds[block] == content, "a block with two owners of different content"
+                elif index < num_full:
+                    holds[block] = content
+                else:
+                    holds[block] = (request.request_id, [])  # equal to nobody's
+        assert core.allocator.num_free_blocks + len(holds) == core.allocator.num_usable_blocks, "a block lost"
 
     def _expected(self, spec: RequestSpec) -> list[int]:
         """The answer by definition of the fake engine, cut at the stop token."""

@@ -259,7 +259,7 @@ def test_early_ctrl_c_prints_no_traceback(tmp_path: Path, default_model_path: Pa
     maps = Path(f"/proc/{server.process.pid}/maps")
 
     def has_come_so_far() -> bool:
-        return "pydantic_core" in maps.read_text() if moment == "importing" else "worker-0" in server.log.read_text()
+        return "pydantic_core" in maps.read_text() if moment == "importing" else "coordinator" in server.log.read_text()
 
     wait_until(has_come_so_far, moment)
     server.process.send_signal(signal.SIGINT)

@@ -18,20 +18,27 @@ from tests.e2e.server import Server, replay, running, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 NUM_STREAMS = 16
-MAX_TOKENS = 16
+MAX_TOKENS = 32
 TOKENS_PER_BLOCK = 16
 NUM_BLOCKS = 256
 MAX_BATCH_REQUESTS = 4
-MAX_BATCH_TOKENS = 16
+MAX_BATCH_TOKENS = 20
+TPOT_TARGET_S = 0.1
 VICTIM = "worker-0"
 CONFIG = f"""
 [cluster]
+[model]
+# The slowest, so that a worker can be met in the middle of its work.
+dtype = "float32"
 [workers]
 count = 2
 tokens_per_block = {TOKENS_PER_BLOCK}
 kv_cache_bytes = {{kv_cache_bytes}}
 max_batch_requests = {MAX_BATCH_REQUESTS}
 max_batch_tokens = {MAX_BATCH_TOKENS}
+# So that prompts that were asked before are prefilled again.
+prefix_cache = false
+tpot_target_s = {TPOT_TARGET_S}
 [supervision]
 max_restarts = 1000
 max_backoff_s = 0.2
@@ -111,6 +118,8 @@ def victims_state(server: Server, bytes_per_block: int) -> InstanceState:
         max_batch_tokens=MAX_BATCH_TOKENS,
         load_report_s=0.2,
         retry_s=1.0,
+        tpot_target_s=TPOT_TARGET_S,
+        prefix_cache=False,
     )
     return replay(server.journal(VICTIM), InstanceState(config, FirstComeFirstServed()))
 

@@ -46,6 +46,18 @@ def worker_state(server: Server) -> InstanceState:
     return replay(server.journal("worker-0"), InstanceState(config, FirstComeFirstServed()))
 
 
+def test_a_prompt_asked_again_is_cached(server: Server) -> None:
+    """The second time a prompt's full blocks are found: usage and metrics tell it, the answer is the same."""
+    body = {"model": server.model, "prompt": list(range(100, 140)), "max_tokens": 20, "temperature": 0, "seed": 1}
+    asked = [body, body, body | {"cache_salt": "tenant"}]
+    answers = [httpx.post(f"{server.url}/v1/completions", json=each, timeout=60).json() for each in asked]
+    cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
+    assert cached == [0, 32, 0]
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+    assert server.metric("vllm:prompt_tokens_cached_total") == 32
+    wait_until(lambda: server.metric("vllm:prefix_cache_hits_total") == 32, "the worker's report has come")
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
 def test_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> None:
     """When a client hangs up, its request is released, and its blocks are free before another iteration ends."""
@@ -111,7 +123,7 @@ def test_new_coordinator_learns_everything_again(server: Server) -> None:
 
 def test_ctrl_c_drains_and_ends_with_zero(tmp_path: Path, default_model_path: Path) -> None:
     """Ctrl-C lets the running answer end, ends every child, and exits with 0."""
-    config = CONFIG.replace('engine = "fake"', 'engine = "fake"\nmax_batch_tokens = 64')
+    config = CONFIG.replace('engine = "fake"', 'engine = "fake"\nmax_batch_tokens = 80')
     with running(tmp_path, config, "--model", str(default_model_path)) as server:
         server.wait_workers(1)
         children = [server.pid(name) for name in ("coordinator", "gateway-0", "worker-0")]

@@ -60,13 +60,13 @@ DESCRIPTION = ModelDescription(
         num_heads=1,
         num_kv_heads=1,
         head_dim=8,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
         rope_theta=1e4,
-        rope_scaling=None,
+        rotary_dim=8,
+        windows=(0,),
+        query_scale=8**-0.5,
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=True,
-        attention_bias=False,
-        mlp_bias=False,
     ),
     weight_files=(),
     eos_token_ids=(END,),
@@ -100,6 +100,8 @@ def load(num_running: int = 1) -> LoadReport:
         bytes_per_block=1,
         tokens_per_block=16,
         num_preemptions=3,
+        num_tokens_looked_up=50,
+        num_tokens_found=20,
     )
 
 

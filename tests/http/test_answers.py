@@ -1,13 +1,14 @@
 """Answers, whole and streamed, as clients of this API read them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from actorserve.core.messages import FinishReason, ModelInfo, RefusalReason, RequestSpec
 from actorserve.core.rng import derive_seed
-from actorserve.http.service import Ended
+from actorserve.http.service import Ended, Produced
 from tests.http.fakes import (
     CONTEXT_TOKENS,
     END,
@@ -65,6 +66,7 @@ async def test_chat() -> None:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": 9,
         "total_tokens": num_prompt_tokens + 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -94,7 +96,12 @@ async def test_stream_with_usage() -> None:
     last = events[-2]
     assert isinstance(last, dict)
     assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": 2, "completion_tokens": 6, "total_tokens": 8}
+    assert last["usage"] == {
+        "prompt_tokens": 2,
+        "completion_tokens": 6,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert all(isinstance(event, dict) and event["usage"] is None for event in events[:-2])
 
 
@@ -104,6 +111,36 @@ async def test_stream_with_usage_in_every_chunk() -> None:
     events = await stream(says("abc"), "completions", prompt="xy", stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events if isinstance(event, dict)]
     assert counts == [1, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("wanted", [{}, {"stop": "z"}, {"stop": "bc"}])
+async def test_usage_tells_what_was_cached(wanted: Json) -> None:
+    """Usage has the prompts' cached tokens, of each prompt as its first choice found them, however an answer ends."""
+
+    def script(spec: RequestSpec) -> list[Produced | Ended]:
+        first, *rest = one_by_one("abcd")
+        assert isinstance(first, Produced)
+        return [replace(first, num_cached_tokens=10 ** int(spec.request_id[-1])), *rest]
+
+    fields = {"prompt": ["pq", "qr"], "n": 2} | wanted
+    answer = await ask(ScriptedService(script), "completions", **fields)
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 101}
+    options = {"include_usage": True}
+    *_, last, _ = await stream(ScriptedService(script), "completions", **fields, stream_options=options)
+    assert isinstance(last, dict)
+    assert last["usage"] == answer["usage"]
+
+
+@pytest.mark.parametrize(
+    ("route", "asked"), [("completions", {"prompt": "x"}), ("chat/completions", {"messages": MESSAGES})]
+)
+async def test_the_cache_salt_reaches_the_worker(route: str, asked: Json) -> None:
+    """Each choice's request has its client's salt, and none where the client gave none."""
+    service = says("a")
+    await ask(service, route, **asked, n=2, cache_salt="tenant-1")
+    await ask(service, route, **asked, cache_salt=None)
+    await ask(service, route, **asked)
+    assert [spec.cache_salt for spec in service.specs] == ["tenant-1", "tenant-1", "", ""]
 
 
 async def test_completion_stream() -> None:

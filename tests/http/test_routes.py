@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -121,7 +122,9 @@ class TickingClock:
 
 async def test_metrics() -> None:
     """Loads, tokens, endings and latencies are there under the names that dashboards know."""
-    service = ScriptedService(lambda _: [produced("ab"), produced("cd"), Ended(FinishReason.STOP)])
+    service = ScriptedService(
+        lambda _: [replace(produced("ab"), num_cached_tokens=2), produced("cd"), Ended(FinishReason.STOP)]
+    )
     app = create_app(service, TOKENIZER, None, DESCRIPTION, HttpSettings(), clock=TickingClock())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         await client.post("/v1/completions", json={"prompt": "xyz"})
@@ -134,7 +137,10 @@ async def test_metrics() -> None:
     assert float(lines[f"vllm:num_requests_waiting{worker}"]) == 2
     assert float(lines[f"vllm:kv_cache_usage_perc{worker}"]) == 0.25
     assert float(lines[f"vllm:num_preemptions_total{worker}"]) == 3
+    assert float(lines[f"vllm:prefix_cache_queries_total{worker}"]) == 50
+    assert float(lines[f"vllm:prefix_cache_hits_total{worker}"]) == 20
     assert float(lines[f"vllm:prompt_tokens_total{gateway}"]) == 3
+    assert float(lines[f"vllm:prompt_tokens_cached_total{gateway}"]) == 2
     assert float(lines[f"vllm:generation_tokens_total{gateway}"]) == 4
     success = f'{{engine="gateway",finished_reason="stop",model_name="{MODEL}"}}'
     assert float(lines[f"vllm:request_success_total{success}"]) == 1

@@ -37,10 +37,10 @@ async def test_stream_gives_tokens_and_ends() -> None:
     """Tokens come in order, then the end, and the core is told nothing more of it."""
     gateway = Gateway()
     stream = gateway.service.submit(spec("a"))
-    gateway.service.perform(Deliver("a", (5, 6)))
+    gateway.service.perform(Deliver("a", (5, 6), num_cached_tokens=3))
     gateway.service.perform(Deliver("a", (7,)))
     gateway.service.perform(End("a", FinishReason.STOP))
-    assert [item async for item in stream] == [Produced((5, 6)), Produced((7,)), Ended(FinishReason.STOP)]
+    assert [item async for item in stream] == [Produced((5, 6), (), 3), Produced((7,)), Ended(FinishReason.STOP)]
     stream.release()
     assert gateway.injected == [Open(spec("a"))]
 

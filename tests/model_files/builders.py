@@ -1,13 +1,16 @@
 """Small model files for tests: a GGUF writer (the gguf package's) and a Hugging Face folder."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf.quants import quant_shape_to_byte_shape
 from safetensors.numpy import save_file
 
 from actorserve.model_files.description import DecoderConfig
+from actorserve.model_files.gguf_tensors import stored_tensors as gguf_tensors
 from actorserve.model_files.tensors import decoder_tensors
 
 SENTENCEPIECE_TOKENS = (
@@ -48,13 +51,13 @@ def tiny_config(**changes: object) -> DecoderConfig:
         "num_heads": 2,
         "num_kv_heads": 1,
         "head_dim": 4,
-        "rms_norm_eps": 1e-5,
+        "norm_eps": 1e-5,
         "rope_theta": 10000.0,
-        "rope_scaling": None,
+        "rotary_dim": 4,
         "max_position_embeddings": 64,
         "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
+        "windows": (0, 0),
+        "query_scale": 0.5,
     }
     return DecoderConfig(**(values | changes))  # type: ignore[arg-type]
 
@@ -64,39 +67,58 @@ def write_gguf(
     config: DecoderConfig | None = None,
     *,
     architecture: str = "llama",
-    rope_factors: list[float] | None = None,
-    rope_scaling: tuple[str, float, int] | None = None,
-    eot_token_id: int | None = None,
+    metadata: Mapping[str, int | float | str] | None = None,
+    factors: Mapping[str, list[float]] | None = None,
+    extra_tensor: str = "",
     without_tensor: str = "",
+    num_parts: int = 1,
+    gate_type: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> Path:
-    """A whole GGUF file with a SentencePiece vocabulary; weights are zeros."""
+    """A whole GGUF file with a SentencePiece vocabulary; weights are zeros.
+
+    ``metadata`` is beyond what every file has, without the architecture's name. ``factors`` are tensors of one
+    dimension. ``gate_type`` is the type of blk.0.ffn_gate.weight.
+    """
     config = config or tiny_config()
     writer = GGUFWriter(path, architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
-    if rope_scaling is not None:
-        writer.add_string(f"{architecture}.rope.scaling.type", rope_scaling[0])
-        writer.add_float32(f"{architecture}.rope.scaling.factor", rope_scaling[1])
-        writer.add_uint32(f"{architecture}.rope.scaling.original_context_length", rope_scaling[2])
+    values: dict[str, int | float | str] = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.dimension_count": config.rotary_dim,
+        "rope.freq_base": config.rope_theta,
+    }
+    for key, value in (values | dict(metadata or {})).items():
+        kind = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}[type(value)]
+        writer.add_key_value(f"{architecture}.{key}", value, kind)
+    writer.add_uint16("split.count", num_parts)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(SENTENCEPIECE_TOKENS)
     writer.add_token_scores([float(len(token)) for token in SENTENCEPIECE_TOKENS])
     writer.add_token_types(SENTENCEPIECE_TYPES)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    if eot_token_id is not None:
-        writer.add_eot_token_id(eot_token_id)
-    for spec in decoder_tensors(config):
-        if spec.gguf_name != without_tensor:
-            writer.add_tensor(spec.gguf_name, np.zeros(spec.shape, np.float32))
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
+    writer.add_eot_token_id(7)
+    stored = ("blk.0.attn_qkv.weight",) if architecture == "phi3" else ()
+    shapes = {spec.stored_name: spec.stored_shape for spec in gguf_tensors(config, architecture, stored)}
+    for name, shape in shapes.items():
+        if name == "blk.0.ffn_gate.weight" and gate_type != GGMLQuantizationType.F32:
+            # Rows of blocks, as many as the shape says.
+            writer.add_tensor(
+                name, np.zeros(quant_shape_to_byte_shape(shape, gate_type), np.uint8), raw_dtype=gate_type
+            )
+        elif name != without_tensor:
+            writer.add_tensor(name, np.zeros(shape, np.float32))
+    if extra_tensor:
+        writer.add_tensor(extra_tensor, np.zeros(4, np.float32))
+    for name, numbers in (factors or {}).items():
+        writer.add_tensor(name, np.array(numbers, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -121,11 +143,16 @@ TINY_HF_CONFIG: dict[str, object] = {
 }
 
 
-def write_folder(folder: Path, changes: dict[str, object] | None = None, tokenizer: str = "{}") -> Path:
+def write_folder(
+    folder: Path,
+    changes: dict[str, object] | None = None,
+    tokenizer: str = "{}",
+    extra_tensors: Mapping[str, "np.ndarray"] | None = None,
+) -> Path:
     """A whole Hugging Face folder with zeros for weights; ``changes`` go over TINY_HF_CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY_HF_CONFIG | (changes or {})), encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
-    tensors = {spec.hf_name: np.zeros(spec.shape, np.float32) for spec in decoder_tensors(tiny_config())}
-    save_file(tensors, folder / "model.safetensors")
+    tensors = {name: np.zeros(shape, np.float32) for name, shape in decoder_tensors(tiny_config()).items()}
+    save_file(tensors | dict(extra_tensors or {}), folder / "model.safetensors")
     return folder

@@ -31,26 +31,31 @@ def test_the_default_models_header_gives_its_published_shape(default_description
 
 def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     """What the gguf package writes is described with the same numbers."""
-    description = describe(write_gguf(tmp_path / "tiny-Q4_K_M.gguf", eot_token_id=7))
-    assert description.config == tiny_config(rms_norm_eps=description.config.rms_norm_eps)
-    assert description.config.rms_norm_eps == pytest.approx(1e-5)
+    description = describe(write_gguf(tmp_path / "tiny-Q4_K_M.gguf"))
+    assert description.config == tiny_config(norm_eps=description.config.norm_eps)
+    assert description.config.norm_eps == pytest.approx(1e-5)
     assert description.name == "tiny"
     assert (description.bos_token_id, description.eos_token_ids) == (1, (2, 7))
 
 
 def test_a_tensors_bytes_lie_where_the_reader_says(tmp_path: Path) -> None:
     """A tensor's offset and length cut exactly its values out of the file."""
-    path = write_gguf(tmp_path / "tiny.gguf", rope_factors=[1.0, 8.0])
+    path = write_gguf(tmp_path / "tiny.gguf", factors={"rope_freqs.weight": [1.0, 8.0]})
     tensor = read_gguf(path).tensors["rope_freqs.weight"]
     data = path.read_bytes()[tensor.offset : tensor.offset + tensor.num_bytes]
     assert struct.unpack("<2f", data) == (1.0, 8.0)
 
 
+def scaling(rope_type: str, factor: float, original: int) -> dict[str, str | float | int]:
+    prefix = "rope.scaling."
+    return {f"{prefix}type": rope_type, f"{prefix}factor": factor, f"{prefix}original_context_length": original}
+
+
 def test_rope_factors_and_scalings_are_described(tmp_path: Path) -> None:
     """Llama 3's written-out factors, linear and YaRN scaling all reach the config."""
-    factors = describe(write_gguf(tmp_path / "a.gguf", rope_factors=[1.0, 8.0])).config.rope_scaling
-    linear = describe(write_gguf(tmp_path / "b.gguf", rope_scaling=("linear", 2.0, 32))).config.rope_scaling
-    yarn = describe(write_gguf(tmp_path / "c.gguf", rope_scaling=("yarn", 4.0, 16))).config.rope_scaling
+    factors = describe(write_gguf(tmp_path / "a.gguf", factors={"rope_freqs.weight": [1.0, 8.0]})).config.rope_scaling
+    linear = describe(write_gguf(tmp_path / "b.gguf", metadata=scaling("linear", 2.0, 32))).config.rope_scaling
+    yarn = describe(write_gguf(tmp_path / "c.gguf", metadata=scaling("yarn", 4.0, 16))).config.rope_scaling
     assert factors == {"rope_type": "factors", "factors": (1.0, 8.0)}
     assert linear == {"rope_type": "linear", "factor": 2.0}
     assert yarn == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}

@@ -74,12 +74,12 @@ def test_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
     ("changes", "problem"),
     [
         ({"model_type": "gpt_neox"}, "architecture 'gpt_neox' is not supported; supported: llama"),
-        ({"model_type": "mistral", "sliding_window": 32}, "sliding window"),
+        ({"model_type": "llama4"}, "architecture 'llama4' is not supported; supported: llama, mistral, qwen2"),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": -8}, "hidden_size must be from 1"),
         ({"hidden_size": "8"}, "hidden_size must be an integer"),
-        ({"num_hidden_layers": 10**9}, "layers are more than"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be from 1 to 4096"),
         ({"max_position_embeddings": 2**31 - 1}, "positions are more than"),
         ({"vocab_size": 2**21}, "tokens in the vocabulary are more than"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\.\S+ is missing"),
@@ -93,8 +93,8 @@ def test_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
         ({"rope_scaling": 7}, "rope_scaling must be an object"),
         ({"rope_theta": float("nan")}, "rope_theta must be finite"),
         ({"eos_token_id": 10**6}, "eos_token_id is not a token"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized"),
-        ({"hidden_act": "gelu"}, "'gelu' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config 'gptq' is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
     ],
 )
 def test_a_wrong_config_is_one_line(tmp_path: Path, changes: dict[str, object], problem: str) -> None:

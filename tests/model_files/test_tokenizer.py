@@ -15,7 +15,7 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.gguf_tokenizer import build_tokenizer
 from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer
-from tests.model_files.builders import SENTENCEPIECE_TOKENS, write_folder, write_gguf
+from tests.model_files.builders import SENTENCEPIECE_TOKENS, SENTENCEPIECE_TYPES, write_folder, write_gguf
 
 _TEXTS = [
     "",
@@ -176,15 +176,55 @@ def _byte_level(sentencepiece: ModelDescription, **changes: object) -> Tokenizer
         ("qwen2", ["1", "2", "3", "1", "2", "Ġa"]),
         ("gpt-2", ["123", "12", "Ġa"]),
         ("smollm", ["1", "2", "3", "1", "2", "Ġa"]),
+        ("dbrx", ["123", "12", "Ġa"]),
+        ("gpt-4o", ["123", "12", "Ġa"]),
+        ("tekken", ["<|begin|>", "1", "2", "3", "1", "2", "Ġa"]),
     ],
 )
 def test_each_pre_tokenizer_splits_digits_its_own_way(
     sentencepiece: ModelDescription, pre: str, expected: list[str]
 ) -> None:
-    """Llama 3 groups three digits, Qwen2 and SmolLM take one, GPT-2 takes all; only Llama 3 begins with bos."""
+    """Some group three digits, some take one, GPT-2 takes all; only Llama 3's and Mistral's begin with bos."""
     tokens: Any = _BYTE_LEVEL["tokenizer.ggml.tokens"]
     ids = _byte_level(sentencepiece, pre=pre).encode("12312 a")
     assert [tokens[token_id] for token_id in ids] == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("qwen2", ["aB", "'s", "ab"]),
+        ("gpt-4o", ["a", "B's", "ab"]),
+        ("tekken", ["a", "B", "'s", "ab"]),
+    ],
+)
+def test_each_pre_tokenizer_splits_words_its_own_way(
+    sentencepiece: ModelDescription, pre: str, expected: list[str]
+) -> None:
+    """GPT-4o and Mistral part words at capitals, and only GPT-4o keeps a contraction with its word."""
+    tokens = [*"aBbs'", "aB", "ab", "B'", "B's", "'s"]
+    merges = ["a B", "a b", "B '", "B' s", "' s"]
+    changes = {"tokens": tokens, "token_type": [1] * len(tokens), "merges": merges, "add_bos_token": False}
+    ids = _byte_level(sentencepiece, pre=pre, **changes).encode("aB'sab")
+    assert [tokens[token_id] for token_id in ids] == expected
+
+
+def test_user_defined_pieces_go_first_in_gemmas_vocabulary(sentencepiece: ModelDescription) -> None:
+    """Without a space before each text, runs of spaces and line ends are the pieces that the vocabulary has."""
+    tokens = [*SENTENCEPIECE_TOKENS, "▁▁", "▁▁▁", "\n\n"]
+    metadata = {
+        **sentencepiece.tokenizer_metadata,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [*SENTENCEPIECE_TYPES, 4, 4, 4],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    tokenizer = load_tokenizer(replace(sentencepiece, tokenizer_metadata=metadata))
+    text = "h   h\n\n  h"
+    ids = tokenizer.encode(text)
+    assert [tokens[token_id] for token_id in ids] == ["h", "▁▁▁", "h", "\n\n", "▁▁", "h"]
+    assert tokenizer.decode(ids) == text
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,15 @@ def test_children_get_their_names_and_devices(tmp_path: Path) -> None:
     assert all(spec.environment["OMP_NUM_THREADS"] == "4" for spec in specs[2:])
     (worker,) = launch.child_specs(Placement(1, (), 4), tmp_path / "s.json", tmp_path)[2:]
     assert worker.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get what control groups leave of cores and memory in equal parts, unless settings say otherwise."""
+    monkeypatch.setattr(launch, "usable_cores", lambda: 4)
+    monkeypatch.setattr(launch, "available_memory_bytes", lambda: 9000)
+    settings, placement = launch.resolve_workers(workers(device="cpu"))
+    assert (placement.num_workers, settings.workers.threads, settings.workers.memory_bytes) == (2, 2, 4500)
+    settings, _ = launch.resolve_workers(workers(device="cpu", count=3, memory_bytes=77))
+    assert (settings.workers.threads, settings.workers.memory_bytes) == (1, 77)
+    monkeypatch.setattr(launch, "available_memory_bytes", lambda: 0)
+    assert launch.resolve_workers(workers(device="cpu"))[0].workers.memory_bytes == 1  # not None, which is no limit

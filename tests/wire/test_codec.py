@@ -42,7 +42,7 @@ _SAMPLING = st.builds(
     stop_token_ids=_tuples(_NATURAL),
     top_logprobs=st.integers(-1, 2**63 - 1),
 )
-_REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED)
+_REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED, _TEXT)
 _MODELS = st.none() | st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
 
 
@@ -70,7 +70,9 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 
     match draw(st.integers(0, 2)):
         case 0:
-            return m.Tokens(column(_TEXT), column(_NATURAL), column(_NATURAL), column(_NATURAL), draw(_logprobs(rows)))
+            numbers = column(_NATURAL), column(_NATURAL), column(_NATURAL)
+            cached = column(_NATURAL) if draw(st.booleans()) else ()
+            return m.Tokens(column(_TEXT), *numbers, draw(_logprobs(rows)), cached)
         case 1:
             return m.Members(column(_TEXT), column(_NATURAL), column(st.sampled_from(m.Role)), column(_TEXT))
         case _:
@@ -87,6 +89,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.PeerDown, _PEERS),
     st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Tick(), m.Drain()]),
     st.builds(m.Fenced, _NATURAL),
+    st.builds(m.MemoryLimit, _NATURAL),
     st.builds(m.Place, _TEXT, _NATURAL, _NATURAL, _SIGNED, _TEXT, st.none() | _PEERS),
     st.builds(m.Placed, _TEXT, _NATURAL, _PEERS),
     st.builds(m.Refused, _TEXT, _NATURAL, st.sampled_from(m.RefusalReason), _FINITE),
@@ -211,16 +214,18 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ([22, ["a", "b"], [1, 1], [0, 7], [5], []], "columns"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None]], "columns"),
-        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], []], "epochs"),
-        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], []], "epochs"),
-        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], []], "range"),
-        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], []], "request_ids"),
-        ([22, "ab", [1, 1], [0, 7], [5, 6], []], "request_ids"),
-        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]]], "logprobs"),
-        ([22, ["a"], [1], [0], [5]], "fields"),
-        ([22, ["a"], [1], [0], [5], [], 0], "fields"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5], [], []], "columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None], []], "columns"),
+        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], [], []], "range"),
+        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], [], []], "request_ids"),
+        ([22, "ab", [1, 1], [0, 7], [5, 6], [], []], "request_ids"),
+        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]], []], "logprobs"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4]], "num_cached_tokens: columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4, -1]], "num_cached_tokens"),
+        ([22, ["a"], [1], [0], [5], []], "fields"),
+        ([22, ["a"], [1], [0], [5], [], [], 0], "fields"),
         ([2, ["a"], [1], ["emperor"], ["x"]], "Role"),
         ([21, "a", True], "epoch"),
         ([21, "a" * 2000, 1], "bounds"),
@@ -241,7 +246,7 @@ def test_wrong_fields_are_named(values: Any, problem: str) -> None:
 
 def test_a_valid_frame_passes_where_its_neighbours_fail() -> None:
     """The frame from which the wrong ones above are made is itself accepted."""
-    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], []])) == _TOKENS
+    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], []])) == _TOKENS
 
 
 def test_too_large_a_frame_is_refused_unread() -> None:

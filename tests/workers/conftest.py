@@ -26,6 +26,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep the weights that engines prepare here out of the user's cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workers.prepared.cache_folder", lambda: folder)
+        yield folder / "prepared"
+
+
 @dataclass(frozen=True)
 class SmallModel:
     """A random Llama: transformers' own, as the reference, and the folder that it was saved in."""

@@ -1,6 +1,4 @@
-"""A plan becomes the tensors that it says, and the KV pool is sized by what there is."""
-
-from pathlib import Path
+"""A plan becomes the tensors that it says."""
 
 import torch
 from hypothesis import given
@@ -8,7 +6,6 @@ from hypothesis import strategies as st
 
 from actorserve.core.messages import StepPlan
 from workers.batch import make_batch
-from workers.kv_cache import available_memory_bytes, default_pool_bytes
 
 CPU = torch.device("cpu")
 
@@ -42,25 +39,3 @@ def test_a_batch_says_what_its_plan_says(tokens_per_block: int, rows: list[tuple
     assert batch.sample_rows.tolist() == [end for end, sample in zip(ends, samples, strict=True) if sample]
     assert [tuple(row[: len(table)]) for row, table in zip(batch.block_tables.tolist(), tables, strict=True)] == tables
     assert (batch.num_tokens, batch.num_requests) == (len(places), len(rows))
-
-
-def write(root: Path, name: str, text: str) -> None:
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_text(text)
-
-
-def test_available_memory_respects_the_control_group(tmp_path: Path) -> None:
-    """Available memory is the kernel's figure, or what the control group leaves, whichever is less."""
-    write(tmp_path, "proc/meminfo", "MemTotal: 64 kB\nMemAvailable:  8000 kB\n")
-    assert available_memory_bytes(tmp_path) == 8000 * 1024
-    write(tmp_path, "sys/fs/cgroup/memory.max", "max\n")
-    write(tmp_path, "sys/fs/cgroup/memory.current", "100\n")
-    assert available_memory_bytes(tmp_path) == 8000 * 1024
-    write(tmp_path, "sys/fs/cgroup/memory.max", "5000\n")
-    assert available_memory_bytes(tmp_path) == 4900
-
-
-def test_workers_of_a_host_share_its_memory() -> None:
-    """A CPU worker's pool shrinks with the number of workers, and is never over 2 GiB."""
-    assert 0 < default_pool_bytes(CPU, 1) <= 2 * 2**30
-    assert default_pool_bytes(CPU, 1000) < available_memory_bytes() / 1000

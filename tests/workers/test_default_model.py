@@ -34,7 +34,7 @@ def engine_of(default_model_path: Path) -> EngineOf:
     def get(tokens_per_block: int) -> TorchEngine:
         if tokens_per_block not in engines:
             engines[tokens_per_block] = TorchEngine(
-                description, tokens_per_block=tokens_per_block, kv_cache_bytes=KV_BYTES
+                description, dtype="float32", tokens_per_block=tokens_per_block, kv_cache_bytes=KV_BYTES
             )
         return engines[tokens_per_block]
 

@@ -1,6 +1,7 @@
 """The engine keeps its promises: the reference's numbers, and the same bits in any company."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ import torch
 
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import SettingsError
+from workers import kernels
+from workers.kernels import Kernels
 from workers.kind import kind_digest, platform_facts
+from workers.numerics import numerics
 from workers.torch_engine import TorchEngine
 
 KV_BYTES = 4 * 2**20
@@ -50,7 +54,7 @@ def sequence(length: int, vocab_size: int, seed: int = 0) -> tuple[int, ...]:
 def test_logits_are_the_references(make_model: Any, make_schedule: Any, changes: dict[str, Any]) -> None:
     """Logits of prefill and of step-by-step decode lie within 1e-3 of transformers', for every variant of the model."""
     model = make_model(**changes)
-    engine = TorchEngine(model.description, kv_cache_bytes=KV_BYTES)
+    engine = TorchEngine(model.description, dtype="float32", kv_cache_bytes=KV_BYTES)
     tokens = sequence(150, 211)
     with torch.no_grad():
         expected = model.reference(torch.tensor([tokens])).logits[0]
@@ -85,6 +89,9 @@ def test_bfloat16_is_near_float32(make_model: Any) -> None:
         ("float32", 1, (64,), {"num_key_value_heads": 6}),
         ("bfloat16", 1, (1, 16), {"attention_bias": True, "mlp_bias": True}),
         ("bfloat16", 2, (16,), {"hidden_size": 36}),
+        ("int8", 1, (5, 16, 128), {}),
+        ("int8", 2, (24,), {"intermediate_size": 1003, "attention_bias": True}),
+        ("int4", 2, (16,), {"num_key_value_heads": 6}),
     ],
 )
 def test_logits_have_the_same_bits_in_any_company(
@@ -122,9 +129,10 @@ def test_logits_have_the_same_bits_in_any_company(
     assert num_preemptions > 0
 
 
-def test_a_broken_neighbour_does_no_harm(make_model: Any) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_broken_neighbour_does_no_harm(make_model: Any, dtype: str) -> None:
     """NaN left in the pool by a former owner of blocks does not reach the next owner."""
-    engine = TorchEngine(make_model().description, kv_cache_bytes=KV_BYTES)
+    engine = TorchEngine(make_model().description, dtype=dtype, kv_cache_bytes=KV_BYTES)
     plan = StepPlan(0, ("a",), (0,), (sequence(70, 211),), ((3, 1, 4, 5, 9),), (True,))
     clean = engine.logits(plan)
     with torch.inference_mode():
@@ -179,13 +187,13 @@ def test_the_platform_tells_threads_and_cpu() -> None:
 def test_sizes_follow_the_settings(make_model: Any) -> None:
     """The pool has as many whole blocks as its bytes hold, and a request may have what pool and model allow."""
     description = make_model().description
-    engine = TorchEngine(description, kv_cache_bytes=1_000_000, tokens_per_block=16)
+    engine = TorchEngine(description, dtype="float32", kv_cache_bytes=1_000_000, tokens_per_block=16)
     bytes_per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head_dim, float32
     assert engine.bytes_per_block == 16 * bytes_per_token
     assert engine.num_blocks == 1_000_000 // (16 * bytes_per_token)
     assert engine.model.max_tokens == 512
     assert engine.model.vocab_size == 211
-    assert TorchEngine(description, kv_cache_bytes=engine.bytes_per_block * 3).model.max_tokens == 48
+    assert TorchEngine(description, dtype="float32", kv_cache_bytes=engine.bytes_per_block * 3).model.max_tokens == 48
     assert TorchEngine(description, kv_cache_bytes=KV_BYTES, max_context_tokens=100).model.max_tokens == 100
 
 
@@ -235,3 +243,13 @@ def test_a_gpu_keeps_the_promise_too(make_model: Any, make_schedule: Any, dtype:
             with torch.no_grad():
                 expected = model.reference(torch.tensor([tokens])).logits[0, -1]
             assert (alone[name, len(tokens) - 1].cpu() - expected).abs().max() < 1e-3
+
+
+def test_every_number_of_a_mode_and_our_code_are_in_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode of the same name with another output layer is another kind, and so is another version of our code."""
+    cpu = torch.device("cpu")
+    mode = numerics("int8", cpu)
+    before = kind_digest(Kernels(mode, cpu, native=False).facts())
+    assert kind_digest(Kernels(replace(mode, head_bits=None), cpu, native=False).facts()) != before
+    monkeypatch.setattr(kernels, "_code_digest", lambda: "another")
+    assert kind_digest(Kernels(mode, cpu, native=False).facts()) != before

@@ -6,16 +6,17 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from actorserve.core.messages import StepPlan
 from actorserve.errors import SettingsError
+from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
 from workers.attention.triton_paged import TritonPagedAttention
+from workers.batch import make_batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -32,105 +33,11 @@ def on_cuda(function: object) -> object:
     return pytest.mark.gpu(skip(function))
 
 
-@dataclass(frozen=True)
-class Batch:
-    query_starts: Tensor
-    context_lens: Tensor
-    block_tables: Tensor
-    tokens_per_block: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """A whole context: query [n, num_heads, head_dim], key and value [num_kv_heads, n, head_dim]."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-
-    @property
-    def num_tokens(self) -> int:
-        return self.query.shape[0]
-
-
-def make_request(
-    num_tokens: int,
-    num_kv_heads: int,
-    group_heads: int,
-    head_dim: int,
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-) -> Request:
-    generator = torch.Generator().manual_seed(seed)
-    query = torch.randn(num_tokens, num_kv_heads * group_heads, head_dim, generator=generator)
-    key, value = torch.randn(2, num_kv_heads, num_tokens, head_dim, generator=generator)
-    return Request(*(tensor.to(device, dtype) for tensor in (2 * query, key, value)))
-
-
-def dense(request: Request) -> Tensor:
-    """Causal attention in float64, written plainly."""
-    query, key, value = request.query.double(), request.key.double(), request.value.double()
-    group_heads = query.shape[1] // key.shape[0]
-    key, value = key.repeat_interleave(group_heads, 0), value.repeat_interleave(group_heads, 0)
-    scores = torch.einsum("qhd,hkd->hqk", query, key) / query.shape[-1] ** 0.5
-    later = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
-    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(later, float("-inf")).softmax(-1), value)
-
-
-def attend(requests: Sequence[Request], chunks: Sequence[tuple[int, int]], tokens_per_block: int, seed: int) -> Tensor:
-    """One step: of each request its tokens ``start`` to ``end``, from scattered blocks with NaN beside them."""
-    device, dtype = requests[0].query.device, requests[0].query.dtype
-    needed = [-(-end // tokens_per_block) for _, end in chunks]
-    free = list(range(sum(needed) + 3))
-    random.Random(seed).shuffle(free)
-    num_kv_heads, _, head_dim = requests[0].key.shape
-    # As in the engine: keys and values are views into one pool.
-    pool = torch.full((2, num_kv_heads, len(free) * tokens_per_block, head_dim), torch.nan, dtype=dtype, device=device)
-    tables = torch.zeros(len(requests), max(needed), dtype=torch.int32)
-    starts = [0]
-    for row, (request, (start, end)) in enumerate(zip(requests, chunks, strict=True)):
-        blocks = [free.pop() for _ in range(needed[row])]
-        tables[row, : len(blocks)] = torch.tensor(blocks)
-        slots = [blocks[p // tokens_per_block] * tokens_per_block + p % tokens_per_block for p in range(end)]
-        pool[0][:, slots], pool[1][:, slots] = request.key[:, :end], request.value[:, :end]
-        starts.append(starts[-1] + end - start)
-    batch = Batch(
-        torch.tensor(starts, dtype=torch.int32, device=device),
-        torch.tensor([end for _, end in chunks], dtype=torch.int32, device=device),
-        tables.to(device),
-        tokens_per_block,
-    )
-    query = torch.cat([request.query[start:end] for request, (start, end) in zip(requests, chunks, strict=True)])
-    return TritonPagedAttention()(query, pool[0], pool[1], batch)
-
-
-def in_chunks(request: Request, sizes: Iterator[int], tokens_per_block: int) -> Tensor:
-    """The whole context, one chunk a step."""
-    parts, start = [], 0
-    while start < request.num_tokens:
-        end = min(start + next(sizes), request.num_tokens)
-        parts.append(attend([request], [(start, end)], tokens_per_block, seed=end))
-        start = end
-    return torch.cat(parts)
-
-
-def forever(size: int) -> Iterator[int]:
-    while True:
-        yield size
-
-
-def at_random(seed: int) -> Iterator[int]:
-    source = random.Random(seed)
-    while True:
-        yield source.choice((1, 2, 7, 16, 33))
-
-
 @pytest.mark.skipif(HAS_TRITON, reason="triton is installed")
 def test_without_triton_the_backend_says_what_is_missing() -> None:
     """Where triton is missing, the module is importable and making the backend names the package."""
     with pytest.raises(SettingsError, match="triton"):
-        TritonPagedAttention()
+        TritonPagedAttention(1.0)
 
 
 @needs_triton
@@ -155,7 +62,7 @@ def test_interpreted_equals_dense(num_kv_heads: int, group_heads: int, head_dim:
     lengths = (1, 40, 33, 70)
     requests = [make_request(n, num_kv_heads, group_heads, head_dim, seed=n) for n in lengths]
     chunks = [(0, 1), (7, 40), (32, 33), (0, 70)]
-    out = attend(requests, chunks, tokens_per_block, seed=1)
+    out = attend(TritonPagedAttention(head_dim**-0.5), requests, chunks, tokens_per_block, seed=1)
     wanted = torch.cat([dense(r)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
     torch.testing.assert_close(out.double(), wanted, rtol=0, atol=5e-6)
 
@@ -165,11 +72,24 @@ def test_interpreted_equals_dense(num_kv_heads: int, group_heads: int, head_dim:
 def test_interpreted_bits_do_not_depend_on_chunks_or_blocks(num_kv_heads: int, group_heads: int, head_dim: int) -> None:
     """Prefill at once, random chunks and token-by-token decode, at any block size, give equal bits."""
     request = make_request(67, num_kv_heads, group_heads, head_dim, seed=5)
-    whole = in_chunks(request, forever(67), 16)
-    assert torch.equal(in_chunks(request, forever(1), 16), whole)
-    assert torch.equal(in_chunks(request, forever(1), 3), whole)
-    assert torch.equal(in_chunks(request, at_random(1), 64), whole)
-    assert torch.equal(in_chunks(request, at_random(2), 1), whole)
+    backend = TritonPagedAttention(head_dim**-0.5)
+    whole = in_chunks(backend, request, forever(67), 16)
+    assert torch.equal(in_chunks(backend, request, forever(1), 16), whole)
+    assert torch.equal(in_chunks(backend, request, forever(1), 3), whole)
+    assert torch.equal(in_chunks(backend, request, at_random(1), 64), whole)
+    assert torch.equal(in_chunks(backend, request, at_random(2), 1), whole)
+
+
+@interpreted
+@pytest.mark.parametrize("window", [1, 20, 64])
+def test_interpreted_window(window: int) -> None:
+    """With a window, a token sees that many keys and no more, and its bits do not depend on chunks."""
+    request = make_request(90, 2, 3, 32, seed=7)
+    backend = TritonPagedAttention(0.3)
+    whole = in_chunks(backend, request, forever(90), 16, window)
+    torch.testing.assert_close(whole.double(), dense(request, window, scale=0.3), rtol=0, atol=5e-6)
+    assert torch.equal(in_chunks(backend, request, forever(1), 16, window), whole)
+    assert torch.equal(in_chunks(backend, request, at_random(1), 3, window), whole)
 
 
 @interpreted
@@ -177,9 +97,10 @@ def test_interpreted_bits_do_not_depend_on_batch_mates() -> None:
     """A chunk's result is equal bits alone and at any place in a batch."""
     requests = [make_request(n, 2, 3, 64, seed=n) for n in (50, 1, 64, 31)]
     chunks = [(20, 50), (0, 1), (63, 64), (0, 31)]
-    alone = [attend([r], [chunk], 16, seed=3) for r, chunk in zip(requests, chunks, strict=True)]
+    backend = TritonPagedAttention(64**-0.5)
+    alone = [attend(backend, [r], [chunk], 16, seed=3) for r, chunk in zip(requests, chunks, strict=True)]
     for order in ((0, 1, 2, 3), (3, 1, 0, 2), (2, 0), (1, 3)):
-        out = attend([requests[i] for i in order], [chunks[i] for i in order], 16, seed=4)
+        out = attend(backend, [requests[i] for i in order], [chunks[i] for i in order], 16, seed=4)
         assert torch.equal(out, torch.cat([alone[i] for i in order]))
 
 
@@ -225,9 +146,9 @@ def test_compiles_for_cuda(dtype: str, capability: int, tmp_path: Path, monkeypa
 )
 def test_refuses_what_the_kernel_does_not_take(query: Tensor, keys: Tensor, message: str) -> None:
     """Shapes, strides and types that the kernel does not take raise a ValueError that says which."""
-    nothing = torch.zeros(2, dtype=torch.int32)
+    batch = make_batch(StepPlan(0, ("a",), (0,), ((1, 2),), ((0,),), (False,)), 16, torch.device("cpu"))
     with pytest.raises(ValueError, match=message):
-        TritonPagedAttention()(query, keys, keys, Batch(nothing, nothing[:1], nothing.view(1, 2), 16))
+        TritonPagedAttention(1.0)(query, keys, keys, batch)
 
 
 @on_cuda
@@ -241,9 +162,9 @@ def test_cuda_equals_dense(
 ) -> None:
     """On CUDA a mixed step gives what dense float64 attention gives, within the type's rounding."""
     lengths = (1, 40, 333, 700)
-    requests = [make_request(n, num_kv_heads, group_heads, head_dim, n, dtype, "cuda") for n in lengths]
+    requests = [make_request(n, num_kv_heads, group_heads, head_dim, n, dtype, device="cuda") for n in lengths]
     chunks = [(0, 1), (7, 40), (332, 333), (100, 700)]
-    out = attend(requests, chunks, tokens_per_block, seed=1)
+    out = attend(TritonPagedAttention(head_dim**-0.5), requests, chunks, tokens_per_block, seed=1)
     wanted = torch.cat([dense(r)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
     torch.testing.assert_close(out.double(), wanted, rtol=tolerance, atol=tolerance)
 
@@ -255,12 +176,13 @@ def test_cuda_bits_do_not_depend_on_chunks_or_blocks(
     num_kv_heads: int, group_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     """On CUDA prefill at once, random chunks and decode, at any block size, give equal bits."""
-    request = make_request(300, num_kv_heads, group_heads, head_dim, 5, dtype, "cuda")
-    whole = in_chunks(request, forever(300), 16)
-    assert torch.equal(in_chunks(request, forever(1), 16), whole)
-    assert torch.equal(in_chunks(request, at_random(1), 64), whole)
-    assert torch.equal(in_chunks(request, at_random(2), 1), whole)
-    assert torch.equal(in_chunks(request, at_random(3), 7), whole)
+    request = make_request(300, num_kv_heads, group_heads, head_dim, 5, dtype, device="cuda")
+    backend = TritonPagedAttention(head_dim**-0.5)
+    whole = in_chunks(backend, request, forever(300), 16)
+    assert torch.equal(in_chunks(backend, request, forever(1), 16), whole)
+    assert torch.equal(in_chunks(backend, request, at_random(1), 64), whole)
+    assert torch.equal(in_chunks(backend, request, at_random(2), 1), whole)
+    assert torch.equal(in_chunks(backend, request, at_random(3), 7), whole)
 
 
 @on_cuda
@@ -268,10 +190,11 @@ def test_cuda_bits_do_not_depend_on_chunks_or_blocks(
 def test_cuda_bits_do_not_depend_on_batch_mates(dtype: torch.dtype) -> None:
     """On CUDA a chunk's result is equal bits alone and at any place in batches of up to 32."""
     source = random.Random(9)
-    requests = [make_request(source.randint(1, 400), 2, 3, 64, seed, dtype, "cuda") for seed in range(32)]
+    requests = [make_request(source.randint(1, 400), 2, 3, 64, seed, dtype, device="cuda") for seed in range(32)]
     chunks = [(source.choice((0, r.num_tokens // 2, r.num_tokens - 1)), r.num_tokens) for r in requests]
-    alone = [attend([r], [chunk], 16, seed=3) for r, chunk in zip(requests, chunks, strict=True)]
+    backend = TritonPagedAttention(64**-0.5)
+    alone = [attend(backend, [r], [chunk], 16, seed=3) for r, chunk in zip(requests, chunks, strict=True)]
     for size in (2, 3, 16, 32):
         order = source.sample(range(32), size)
-        out = attend([requests[i] for i in order], [chunks[i] for i in order], 16, seed=size)
+        out = attend(backend, [requests[i] for i in order], [chunks[i] for i in order], 16, seed=size)
         assert torch.equal(out, torch.cat([alone[i] for i in order]))

@@ -1,7 +1,9 @@
 """Weights are read from every format to the same numbers, and what cannot be read is one line that says so."""
 
 import json
+import re
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +12,25 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
 from actorserve.core.messages import StepPlan
 from actorserve.errors import ModelError
 from actorserve.model_files.describe import describe
-from actorserve.model_files.tensors import decoder_tensors
+from actorserve.model_files.description import ModelDescription, TensorSpec
+from actorserve.model_files.gguf_reader import read_gguf
+from tests.workers.small_models import ARCHITECTURES, save_model, write_gguf
+from workers.kernels import Kernels
+from workers.models.load import load_model
+from workers.numerics import numerics
 from workers.torch_engine import TorchEngine
-from workers.weights import load_llama, weights_digest
+from workers.weight_sources import DummySource, GgufSource, weights_digest
+from workers.weight_store import FromFiles
 
 PLAN = StepPlan(0, ("a",), (0,), (tuple(range(40, 140)),), (tuple(range(7)),), (True,))
+CPU = torch.device("cpu")
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -31,64 +42,21 @@ LLAMA3 = {
 
 
 def logits_of(path: Path) -> torch.Tensor:
-    return TorchEngine(describe(path), kv_cache_bytes=2**20).logits(PLAN)
+    return TorchEngine(describe(path), dtype="float32", kv_cache_bytes=2**20).logits(PLAN)
 
 
-def load(path: Path, folder: Path | None = None) -> None:
-    """Load what lies at ``path``, as the description of ``folder`` says."""
-    load_llama(describe(folder or path), 64, torch.float32, torch.device("cpu"), lambda _: None)
+def load_described(description: ModelDescription) -> None:
+    kernels = Kernels(numerics("float32", CPU), CPU, native=False)
+    load_model(description, 64, kernels, FromFiles(description), lambda _: None)
 
 
-def pairs(weight: np.ndarray, num_heads: int) -> np.ndarray:
-    """A head's rows in a GGUF file's order: those that are turned together are neighbours."""
-    return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
-
-
-def write_gguf(model: Any, path: Path, rope_factors: list[float] | None = None) -> None:
-    """Write transformers' model as a GGUF file, with an invented vocabulary."""
-    settings, state = model.config, model.state_dict()
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_context_length(settings.max_position_embeddings)
-    writer.add_embedding_length(settings.hidden_size)
-    writer.add_block_count(settings.num_hidden_layers)
-    writer.add_feed_forward_length(settings.intermediate_size)
-    writer.add_head_count(settings.num_attention_heads)
-    writer.add_head_count_kv(settings.num_key_value_heads)
-    writer.add_key_length(settings.head_dim)
-    writer.add_value_length(settings.head_dim)
-    writer.add_rope_dimension_count(settings.head_dim)
-    writer.add_rope_freq_base(settings.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(settings.rms_norm_eps)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([f"t{n}" for n in range(settings.vocab_size)])
-    writer.add_token_types([1] * settings.vocab_size)
-    writer.add_token_merges(["t 0"])
-    writer.add_eos_token_id(0)
-    heads = {"q_proj": settings.num_attention_heads, "k_proj": settings.num_key_value_heads}
-    names = {spec.hf_name: spec.gguf_name for spec in decoder_tensors(describe_config(model))}
-    for name, gguf_name in names.items():
-        array = state[name].numpy()
-        for projection, num_heads in heads.items():
-            if f".{projection}." in name:
-                array = pairs(array, num_heads)
-        writer.add_tensor(gguf_name, np.ascontiguousarray(array))
-    if rope_factors is not None:
-        writer.add_tensor("rope_freqs.weight", np.array(rope_factors, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def describe_config(model: Any) -> Any:
-    return describe(Path(model.config._name_or_path)).config
+def load(path: Path) -> None:
+    load_described(describe(path))
 
 
 @pytest.fixture
 def small(make_model: Any) -> Any:
-    made = make_model(attention_bias=True, mlp_bias=True)
-    made.reference.config._name_or_path = str(made.folder)
-    return made
+    return make_model(attention_bias=True, mlp_bias=True)
 
 
 def test_sharded_files_are_one_model(make_model: Any) -> None:
@@ -98,47 +66,124 @@ def test_sharded_files_are_one_model(make_model: Any) -> None:
     assert torch.equal(logits_of(shards.folder), logits_of(make_model().folder))
 
 
-def test_gguf_and_folder_are_one_model(small: Any, tmp_path: Path) -> None:
+def test_gguf_and_folder_are_one_model(tmp_path: Path) -> None:
     """The same weights give the same bits from a GGUF file, whose heads are ordered otherwise, and from a folder."""
-    write_gguf(small.reference, tmp_path / "small.gguf")
-    assert torch.equal(logits_of(tmp_path / "small.gguf"), logits_of(small.folder))
+    save_model(tmp_path, "llama", rms_norm_eps=2**-20, attention_bias=True)
+    path = write_gguf(tmp_path, tmp_path / "small.gguf")
+    assert torch.equal(logits_of(path), logits_of(tmp_path))
 
 
-def test_gguf_rope_factors_are_llama3s_scaling(make_model: Any, tmp_path: Path) -> None:
+def test_gguf_rope_factors_are_llama3s_scaling(tmp_path: Path) -> None:
     """A GGUF file's RoPE factors give what the folder's llama3 scaling gives, up to rounding."""
-    model = make_model(head_dim=32, rope_parameters=LLAMA3)
-    model.reference.config._name_or_path = str(model.folder)
-    scaled = model.reference.model.rotary_emb.inv_freq
+    model = save_model(tmp_path, "llama", rope_parameters=LLAMA3)
     plain = 1.0 / 1e4 ** (torch.arange(0, 32, 2) / 32)
-    write_gguf(model.reference, tmp_path / "small.gguf", (plain / scaled).tolist())
-    assert (logits_of(tmp_path / "small.gguf") - logits_of(model.folder)).abs().max() < 1e-4
+    factors = {"rope_freqs.weight": (plain / model.reference.model.rotary_emb.inv_freq).tolist()}
+    path = write_gguf(tmp_path, tmp_path / "small.gguf", factors=factors)
+    assert (logits_of(path) - logits_of(tmp_path)).abs().max() < 1e-4
 
 
-def test_quantized_tensors_are_dequantized(small: Any, tmp_path: Path) -> None:
-    """A Q8_0 tensor is read as the gguf package dequantizes it."""
-    from gguf.quants import dequantize, quantize
+KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
-    from workers.weights import GgufSource
 
-    weight = torch.randn(64, 96).numpy()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_a_gguf_tensor_is_read(tmp_path: Path, kind: str) -> None:
+    """A few rows of one of several stacked matrices are what the gguf package makes of the whole, for every type."""
+    stored_as = GGMLQuantizationType[kind]
+    _, bytes_per_block = GGML_QUANT_SIZES[stored_as]
+    blocks = 3 * 6 * 512 // GGML_QUANT_SIZES[stored_as][0]
+    small_bytes = np.random.default_rng(0).integers(0, 64, blocks * bytes_per_block, np.uint8)  # scales are finite
     path = tmp_path / "one.gguf"
     writer = gguf.GGUFWriter(str(path), "llama")
-    packed = quantize(weight, gguf.GGMLQuantizationType.Q8_0)
-    writer.add_tensor("token_embd.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("stack", small_bytes.reshape(3, 6, -1), raw_dtype=stored_as)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = GgufSource(path, describe(small.folder).config).read("model.embed_tokens.weight")
-    assert torch.equal(found, torch.from_numpy(dequantize(packed, gguf.GGMLQuantizationType.Q8_0)))
-    assert (found - torch.from_numpy(weight)).abs().max() < 0.05
+    with ExitStack() as stack:
+        source = GgufSource(path, stack)
+        found = source.read(TensorSpec("part", (3, 512), "stack", (3, 6, 512), first_row=2, expert=1))
+        with pytest.raises(ModelError, match="stack"):
+            source.read(TensorSpec("part", (3, 512), "stack", (3, 6, 256)))
+    expected = dequantize(small_bytes, stored_as).reshape(3, 6, 512)[1, 2:5]
+    assert torch.equal(found.float(), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+def test_numbers_that_are_none_are_named(small: Any, value: float, name: str) -> None:
+    """One NaN or infinity among a tensor's numbers is refused with the tensor's name, in every type."""
+    file = small.folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[name].view(-1)[3] = value
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        save_file({key: tensor.to(dtype) for key, tensor in tensors.items()}, file, metadata={"format": "pt"})
+        with pytest.raises(ModelError, match=re.escape(f"tensor {name} holds NaN or infinity")):
+            load(small.folder)
+
+
+@pytest.mark.parametrize("scale", [b"\x00\x7c", b"\x00\x7e"])
+def test_a_damaged_scale_is_named(tmp_path: Path, scale: bytes) -> None:
+    """A quantized block whose scale is infinite or NaN is refused with its tensor's name."""
+    save_model(tmp_path, "llama")
+    path = write_gguf(tmp_path, tmp_path / "small.gguf", GGMLQuantizationType.Q8_0)
+    data = bytearray(path.read_bytes())
+    place = read_gguf(path).tensors["blk.1.ffn_down.weight"].offset
+    data[place : place + 2] = scale
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"tensor blk\.1\.ffn_down\.weight holds NaN or infinity"):
+        load(path)
+
+
+def test_large_numbers_are_numbers(small: Any) -> None:
+    """Weights whose sum is beyond float32 are finite all the same."""
+    file = small.folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"].fill_(3e38)
+    save_file(tensors, file, metadata={"format": "pt"})
+    load(small.folder)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj", "lm_head"])
+def test_numbers_too_large_to_be_rotated_are_named(small: Any, name: str) -> None:
+    """Weights whose sums overflow on their way to integers are refused in one line with the tensor's name."""
+    file = small.folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[f"{name}.weight"][0].fill_(3e38)
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=re.escape(f"tensor {name}.weight cannot be held in 8 bits")) as caught:
+        TorchEngine(describe(small.folder), dtype="int8", kv_cache_bytes=2**20)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_dummy_weights_make_any_model(tmp_path: Path, architecture: str) -> None:
+    """Of a folder without weights, random ones make a decoder with sane logits, the same every time."""
+    save_model(tmp_path, architecture)
+    (tmp_path / "model.safetensors").unlink()
+    first, again = (
+        TorchEngine(describe(tmp_path, "dummy"), dtype="float32", kv_cache_bytes=2**21).logits(PLAN) for _ in range(2)
+    )
+    assert torch.equal(first, again)
+    assert 0.1 < first.std() < 10
+
+
+def test_dummy_weights_have_a_sane_scale() -> None:
+    """A dummy linear layer keeps its input's variance, rows differ, and gains lie about one however they are stored."""
+    source = DummySource()
+    weight = source.read(TensorSpec("a.weight", (3000, 2048), "", ()))
+    assert abs(weight.std() * 2048**0.5 - 1) < 0.01
+    assert not torch.equal(weight[0], weight[2048])
+    assert not torch.equal(weight, source.read(TensorSpec("b.weight", (3000, 2048), "", ())))
+    for addend in (0.0, 1.0):
+        gains = source.read(TensorSpec("a_norm.weight", (2048,), "", (), addend=addend)) + addend
+        assert 0.9 < gains.min() <= gains.max() < 1.1
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
 def test_a_truncated_gguf_file_is_refused(small: Any, tmp_path: Path, share: float) -> None:
     """A GGUF file that ends early is one line with its name, wherever it ends."""
     path = tmp_path / "small.gguf"
-    write_gguf(small.reference, path)
+    write_gguf(small.folder, path)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(ModelError, match=r"small\.gguf") as caught:
@@ -157,7 +202,7 @@ def test_a_truncated_safetensors_file_is_refused(small: Any, share: float) -> No
         load(small.folder)
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelError, match=r"model\.safetensors"):
-        load_llama(description, 64, torch.float32, torch.device("cpu"), lambda _: None)
+        load_described(description)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -171,9 +216,7 @@ def test_missing_and_misshapen_tensors_are_named(small: Any, late: bool) -> None
     for bad in ({}, {name: weight[:, :-1].contiguous()}):
         save_file(tensors | bad, file, metadata={"format": "pt"})
         with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj"):
-            load_llama(
-                description if late else describe(small.folder), 64, torch.float32, torch.device("cpu"), lambda _: None
-            )
+            load_described(description if late else describe(small.folder))
     save_file(tensors | {name: weight.to(torch.int32)}, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj"):
         load(small.folder)
@@ -194,7 +237,7 @@ def test_an_unknown_architecture_is_refused(small: Any) -> None:
         ({"rope_theta": 1.0}, {"rope_type": "yarn"}),
         ({}, {"rope_type": "yarn", "beta_fast": -1.0}),
         ({}, {"rope_type": "yarn", "attention_factor": float("inf")}),
-        ({"head_dim": 2}, {"rope_type": "dynamic"}),
+        ({"rotary_dim": 2}, {"rope_type": "dynamic"}),
     ],
 )
 def test_rope_that_cannot_be_computed_is_refused(
@@ -205,7 +248,7 @@ def test_rope_that_cannot_be_computed_is_refused(
     scaling = {"factor": 2.0, "original_max_position_embeddings": 64} | scaling
     broken = replace(description.config, rope_scaling=scaling, **changes)
     with pytest.raises(ModelError, match="RoPE cannot be computed") as caught:
-        load_llama(replace(description, config=broken), 64, torch.float32, torch.device("cpu"), lambda _: None)
+        load_described(replace(description, config=broken))
     assert "\n" not in str(caught.value)
 
 

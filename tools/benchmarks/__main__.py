@@ -1,43 +1,93 @@
 """``tools/bench``: measurements, one subcommand each."""
 
 import argparse
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tools.benchmarks import serve
+from tools.benchmarks import engine, peers, perplexity, serve, start, versus
 from tools.benchmarks.errors import BenchError
 
 EXIT_UNUSABLE = 2  # nothing was measured
 
 
-def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+def _no_arguments(_: argparse.ArgumentParser) -> None:
+    pass
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    serve.add_arguments(parser)
+    versus.add_arguments(parser)
+
+
+def _run_serve(arguments: argparse.Namespace) -> int:
+    return versus.run(arguments) if arguments.peer else serve.run(arguments)
+
+
+def _one_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="default", help="default, a GGUF file, or a Hugging Face folder")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="CPU threads (1, as in each of two workers on two cores)"
-    )
-    parser.add_argument("--rounds", type=int, default=7, help="of each shape; medians are shown")
+    parser.add_argument("--threads", type=int, help="CPU threads (all cores)")
+    parser.add_argument("--rounds", type=int, default=7, help="of each shape; medians are shown (%(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
-def _run_engine(arguments: argparse.Namespace) -> int:
-    from tools.benchmarks import engine  # brings torch, which the others do without
+def _step_arguments(parser: argparse.ArgumentParser) -> None:
+    _one_engine_arguments(parser)
+    parser.add_argument("--dtype", default="int8", help="of the engine (%(default)s)")
+    parser.add_argument("--batches", type=engine.counts, default=(1, 16), metavar="N,N", help="requests of decodes")
+    parser.add_argument("--context", type=int, default=512, help="tokens before each decode (%(default)s)")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill (%(default)s)")
 
-    return engine.run(arguments)
+
+def _tiles_arguments(parser: argparse.ArgumentParser) -> None:
+    _one_engine_arguments(parser)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="the modes with tiles")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+
+
+def _run_step(arguments: argparse.Namespace) -> int:
+    from tools.benchmarks import step  # brings torch, which the others do without
+
+    return step.run(arguments)
+
+
+def _run_tiles(arguments: argparse.Namespace) -> int:
+    from tools.benchmarks import tiles  # brings torch, as above
+
+    return tiles.run(arguments)
+
+
+Add = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], int]
+COMMANDS: dict[str, tuple[str, Add, Run]] = {
+    "serve": (
+        "latencies and throughput of a running server, or of ours beside llama-server",
+        _serve_arguments,
+        _run_serve,
+    ),
+    "engine": (
+        "tokens/s and memory of the engine, beside llama.cpp and transformers",
+        engine.add_arguments,
+        engine.run,
+    ),
+    "start": ("from start to the first token, beside import torch", start.add_arguments, start.run),
+    "perplexity": ("accuracy of each numeric mode", perplexity.add_arguments, perplexity.run),
+    "step": ("where the time of one iteration goes", _step_arguments, _run_step),
+    "tiles": ("what equal bits cost in the float modes", _tiles_arguments, _run_tiles),
+    "peers": ("build llama.cpp, which others are compared with", _no_arguments, peers.run),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/bench", description="Measure a running server, or its parts.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    serve_parser = commands.add_parser("serve", help="latencies and throughput of a running server")
-    serve.add_arguments(serve_parser)
-    serve_parser.set_defaults(run=serve.run)
-    engine_parser = commands.add_parser("engine", help="iterations of the engine alone, with and without row tiles")
-    _add_engine_arguments(engine_parser)
-    engine_parser.set_defaults(run=_run_engine)
+    for name, (text, add_arguments, run) in COMMANDS.items():
+        command = commands.add_parser(name, help=text)
+        add_arguments(command)
+        command.set_defaults(run=run)
     parsed = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes that a measurement started end with it
     try:
         return int(parsed.run(parsed))
     except BenchError as error:

@@ -1,146 +1,241 @@
-"""``tools/bench engine``: iterations of the engine alone, and what its promise of equal bits costs.
-
-Row tiles (``workers.tiles``) keep a token's bits from following its batch. Here every iteration is also timed without
-them, in turn with the real one: all rows in one call, whatever bits that gives.
-"""
+"""``tools/bench engine``: the engine alone, beside llama.cpp and transformers, in turns and in one run."""
 
 import argparse
-import json
 import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress
 from rich.table import Table
-from torch import Tensor
 
-from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import ActorserveError
-from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
+from tools.benchmarks import formats, peers
+from tools.benchmarks.contenders.protocol import Room, Shape
 from tools.benchmarks.errors import BenchError
-from tools.benchmarks.machine import this_machine
-from workers.tiles import RowFunction, RowTiles
-from workers.torch_engine import TorchEngine
+from tools.benchmarks.machine import Machine, machine_line, this_machine
+from tools.benchmarks.report import write_json
+from tools.benchmarks.rivals import Entry, Rival
 
-CONTEXT_TOKENS = 150
-DECODE_REQUESTS = (1, 4, 8, 16, 17, 32)
-PREFILL_TOKENS = (128, 512)
+OURS = "actorserve"
+LLAMA = "llama.cpp"
+TRANSFORMERS = "transformers"
+_CONTENDERS = "tools.benchmarks.contenders"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Medians of one shape. ``cost`` is the time with tiles over that without."""
+class Result:
+    """One engine's figures: tokens per second of each shape (by its name), and the most memory that it held."""
 
-    shape: str
-    tokens: int
-    step_s: float
-    untiled_step_s: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.step_s
-
-    @property
-    def cost(self) -> float:
-        return self.step_s / self.untiled_step_s
+    name: str
+    tokens_per_s: dict[str, float]
+    peak_memory_bytes: int
 
 
-class Untiled(RowTiles):
-    """All rows at once, whatever their number."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_contender_arguments(parser)
+    parser.add_argument("--prompts", type=counts, default=(128, 512, 2048), metavar="N,N", help="tokens of prefills")
+    parser.add_argument("--batches", type=counts, default=(1, 4, 8, 16, 32), metavar="N,N", help="requests of decodes")
+    parser.add_argument("--context", type=int, default=512, help="tokens before each decode (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="everyone takes a turn in each; medians are shown")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
-    def __init__(self) -> None:
-        super().__init__((1,), 0)
 
-    def run(self, function: RowFunction, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return function(*inputs)
-
-
-def _plan(step_id: int, num_requests: int, start: int, num_tokens: int, tokens_per_block: int) -> StepPlan:
-    blocks = -(-(start + num_tokens) // tokens_per_block)
-    return StepPlan(
-        step_id=step_id,
-        request_ids=tuple(f"r{i}" for i in range(num_requests)),
-        starts=(start,) * num_requests,
-        token_ids=(tuple(range(100, 100 + num_tokens)),) * num_requests,
-        block_tables=tuple(tuple(range(i * blocks, (i + 1) * blocks)) for i in range(num_requests)),
-        samples=(True,) * num_requests,
+def add_contender_arguments(parser: argparse.ArgumentParser) -> None:
+    """Who takes part, and with what model and threads."""
+    parser.add_argument("--model", default="default", help="default, a GGUF file, or a Hugging Face folder")
+    parser.add_argument(
+        "--dtypes", type=_names, default=("int8", "int4", "float32"), metavar="A,B", help="of ours (int8,int4,float32)"
     )
+    parser.add_argument(
+        "--formats", type=_names, default=formats.FORMATS, metavar="A,B", help="of llama.cpp, beside the file's own"
+    )
+    parser.add_argument("--only-ours", action="store_true", help="measure no peers")
+    parser.add_argument("--threads", type=int, help="CPU threads of each contender (all cores)")
 
 
-def _measure(engine: TorchEngine, shape: str, plan: StepPlan, rounds: int) -> Row:
-    tiles = engine.layer_tiles, engine.head_tiles
-    untiled = Untiled(), Untiled()
-    times: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(rounds + 1):
-        for tiled in (True, False) if number % 2 else (False, True):
-            engine.layer_tiles, engine.head_tiles = tiles if tiled else untiled
-            began = time.perf_counter()
-            engine.step(plan)
-            if number > 0:  # the first round warms up
-                times[tiled].append(time.perf_counter() - began)
-    engine.layer_tiles, engine.head_tiles = tiles
-    tokens = sum(len(ids) for ids in plan.token_ids)
-    return Row(shape, tokens, statistics.median(times[True]), statistics.median(times[False]))
+def counts(text: str) -> tuple[int, ...]:
+    values = tuple(int(each) for each in text.split(","))
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError("must be numbers of at least 1, with commas between them")
+    return values
 
 
-def measure(engine: TorchEngine, rounds: int, console: Console) -> list[Row]:
-    """All shapes: decode steps at a context of 150 tokens, and prefills of one prompt."""
-    for i in range(max(DECODE_REQUESTS)):
-        prompt = tuple(range(100, 100 + CONTEXT_TOKENS))
-        engine.add(RequestSpec(f"r{i}", prompt, SamplingParams(seed=0, max_tokens=1000, temperature=0.0)))
-    plans = [(f"decode {n}", _plan(n, n, CONTEXT_TOKENS, 1, engine.tokens_per_block)) for n in DECODE_REQUESTS] + [
-        (f"prefill {n}", _plan(n, 1, 0, n, engine.tokens_per_block)) for n in PREFILL_TOKENS
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+def entries(arguments: argparse.Namespace, console: Console) -> list[Entry]:
+    """Everyone who takes part; a peer that cannot is left out, with a line that says so. Raises: BenchError."""
+    try:
+        model = locate(arguments.model)
+    except ActorserveError as error:
+        raise BenchError(str(error)) from None
+    chosen = [
+        Entry(f"{OURS} {dtype}", "", f"{_CONTENDERS}.ours", {"model": str(model), "dtype": dtype})
+        for dtype in arguments.dtypes
     ]
-    for _, plan in plans[: len(DECODE_REQUESTS)]:
-        # What a decode step attends to must have been written.
-        engine.step(_plan(0, len(plan.request_ids), 0, CONTEXT_TOKENS + 1, engine.tokens_per_block))
+    if arguments.only_ours:
+        return chosen
+    return chosen + _llama_entries(model, arguments.formats, console) + _transformers_entries(model, console)
+
+
+def _llama_entries(model: Path, wanted: Sequence[str], console: Console) -> list[Entry]:
+    built = peers.find_peers()
+    if built is None:
+        console.print(f"without {LLAMA}: {peers.ADVICE}")
+        return []
+    if model.is_dir():
+        console.print(f"without {LLAMA}: it reads GGUF files, and {model} is none", soft_wrap=True)
+        return []
+    files = {"same file": model} | {name: formats.converted(model, name, built) for name in wanted}
     return [
-        _measure(engine, shape, plan, rounds)
-        for shape, plan in track(plans, "measuring", console=console, transient=True)
+        Entry(
+            f"{LLAMA} {name}",
+            f"flash attention {'on' if flash_attention else 'off'}",
+            f"{_CONTENDERS}.llama",
+            {"model": str(file), "flash_attention": flash_attention},
+            built.python,
+            built.environment,
+        )
+        for name, file in files.items()
+        for flash_attention in (False, True)
     ]
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
-    table = Table("iteration", "ms", "tokens/s", "ms without tiles", "cost of equal bits")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        table.add_row(
-            row.shape,
-            f"{row.step_s * 1e3:.1f}",
-            f"{row.tokens_per_s:.0f}",
-            f"{row.untiled_step_s * 1e3:.1f}",
-            f"{row.cost:.2f}x",
-        )
+def _transformers_entries(model: Path, console: Console) -> list[Entry]:
+    return [Entry(f"{TRANSFORMERS} float32", "", f"{_CONTENDERS}.hugging_face", {"model": str(model)})]
+
+
+def shapes(prompts: Sequence[int], batches: Sequence[int]) -> list[Shape]:
+    return [Shape("prefill", size) for size in prompts] + [Shape("decode", size) for size in batches]
+
+
+def measure(
+    rivals: Sequence[Rival], shapes: Sequence[Shape], rounds: int, on_done: Callable[[], None] = lambda: None
+) -> list[Result]:
+    """Every shape ``rounds`` times with everyone, in turns that begin with another one each time.
+
+    Of an engine's settings, each shape shows the better median. Raises: BenchError.
+    """
+    for shape in (min(shapes, key=lambda each: each.num_tokens), *shapes[-1:]):  # warm up
+        for rival in rivals:
+            rival.measure(shape)
+    times: dict[tuple[str, str], list[float]] = {
+        (rival.entry.label, shape.name): [] for rival in rivals for shape in shapes
+    }
+    for number in range(rounds):
+        for shape in shapes:
+            first = number % len(rivals)
+            for rival in (*rivals[first:], *rivals[:first]):
+                times[rival.entry.label, shape.name].append(rival.measure(shape))
+                on_done()
+    results: dict[str, Result] = {}
+    for rival in rivals:
+        speeds = {
+            shape.name: shape.num_tokens / statistics.median(times[rival.entry.label, shape.name]) for shape in shapes
+        }
+        result = Result(rival.entry.name, speeds, rival.peak_memory_bytes())
+        known = results.get(result.name)
+        results[result.name] = result if known is None else _better(known, result)
+    return list(results.values())
+
+
+def _better(a: Result, b: Result) -> Result:
+    speeds = {name: max(speed, b.tokens_per_s[name]) for name, speed in a.tokens_per_s.items()}
+    return Result(a.name, speeds, min(a.peak_memory_bytes, b.peak_memory_bytes))
+
+
+def ratios(results: Sequence[Result], shape: str) -> dict[str, dict[str, float]]:
+    """For each of ours: its speed over llama.cpp's on the same file, and over llama.cpp's best format."""
+    llama = {each.name: each.tokens_per_s[shape] for each in results if each.name.startswith(LLAMA)}
+    if not llama:
+        return {}
+    return {
+        each.name: {
+            "same_file": each.tokens_per_s[shape] / llama[f"{LLAMA} same file"],
+            "best": each.tokens_per_s[shape] / max(llama.values()),
+        }
+        for each in results
+        if each.name.startswith(OURS)
+    }
+
+
+def show(results: Sequence[Result], shapes: Sequence[Shape], console: Console) -> None:
+    """Tokens per second of everyone; then the ratios of ours to llama.cpp."""
+    table = Table("tokens/s", *(shape.name for shape in shapes), "peak MiB")
+    compared = Table("times llama.cpp: same file / best", *(shape.name for shape in shapes))
+    for each in (table, compared):
+        for column in each.columns[1:]:
+            column.justify = "right"
+    for result in results:
+        speeds = [f"{result.tokens_per_s[shape.name]:.0f}" for shape in shapes]
+        table.add_row(result.name, *speeds, f"{result.peak_memory_bytes / 2**20:.0f}")
+    found = {shape.name: ratios(results, shape.name) for shape in shapes}
+    for result in results:
+        cells = [found[shape.name].get(result.name) for shape in shapes]
+        if all(cells):
+            texts = [f"{cell['same_file']:.2f} / {cell['best']:.2f}" for cell in cells if cell]
+            compared.add_row(result.name, *texts)
     console.print(table)
+    if compared.row_count:
+        console.print(compared)
+
+
+def as_json(results: Sequence[Result], shapes: Sequence[Shape], machine: Machine, room: Room) -> dict[str, Any]:
+    return {
+        "machine": asdict(machine),
+        "room": asdict(room),
+        "results": [asdict(result) for result in results],
+        "ratios": {shape.name: ratios(results, shape.name) for shape in shapes},
+    }
+
+
+def make_room(arguments: argparse.Namespace, machine: Machine, wanted: Sequence[Shape]) -> Room:
+    decodes = [shape for shape in wanted if shape.phase == "decode"]
+    return Room(
+        num_threads=arguments.threads or machine.cores,
+        context_tokens=arguments.context,
+        max_batch=max((shape.size for shape in decodes), default=1),
+        max_prompt_tokens=max(arguments.prompts, default=1),
+        max_steps=max((shape.steps for shape in decodes), default=1),
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report. Raises: BenchError."""
     console = Console()
-    try:
-        description = describe(locate(arguments.model))
-        engine = TorchEngine(
-            description,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            num_threads=arguments.threads,
-            kv_cache_bytes=2**30,
-        )
-    except ActorserveError as error:
-        raise BenchError(str(error)) from None
     machine = this_machine()
-    rows = measure(engine, arguments.rounds, console)
-    title = f"{description.name}, {arguments.dtype}, {arguments.threads} thread(s) of {machine.cores} on {machine.cpu}"
-    console.print(f"{title} ({', '.join(machine.isa)})", markup=False, highlight=False, soft_wrap=True)
-    show(rows, console)
+    wanted = shapes(arguments.prompts, arguments.batches)
+    room = make_room(arguments, machine, wanted)
+    with ExitStack() as processes, Progress(console=console, transient=True) as progress:
+        loading = progress.add_task("loading models", total=None)
+        rivals = []
+        for entry in entries(arguments, console):
+            rival = processes.enter_context(Rival(entry, room))
+            try:
+                rival.wait_ready()  # one after another, for they have the same cores
+            except BenchError as error:
+                if entry.name.startswith(OURS):
+                    raise
+                console.print(f"without {error}", markup=False, highlight=False, soft_wrap=True)
+                continue
+            rivals.append(rival)
+        progress.update(loading, completed=1, total=1)
+        bar = progress.add_task("measuring", total=len(rivals) * len(wanted) * arguments.rounds)
+        results = measure(rivals, wanted, arguments.rounds, lambda: progress.advance(bar))
+    console.print(
+        f"{arguments.model}, {room.num_threads} threads, {room.context_tokens} tokens of context before a decode; "
+        f"{machine_line(machine)}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+    show(results, wanted, console)
     if arguments.json is not None:
-        figures = {"machine": asdict(machine), "rows": [asdict(row) | {"cost": row.cost} for row in rows]}
-        try:
-            arguments.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise BenchError(f"cannot write {arguments.json}: {error.strerror}") from None
+        write_json(as_json(results, wanted, machine, room), arguments.json)
     return 0

@@ -33,3 +33,9 @@ def this_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
     except OSError:
         name, isa = "", ()
     return Machine(name or platform.processor() or platform.machine(), len(os.sched_getaffinity(0)), isa)
+
+
+def machine_line(machine: Machine) -> str:
+    """The machine for a person, in one line."""
+    isa = f" ({', '.join(machine.isa)})" if machine.isa else ""
+    return f"{machine.cpu}, {machine.cores} cores{isa}"

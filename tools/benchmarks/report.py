@@ -1,12 +1,15 @@
 """A report for a person, and the same as JSON."""
 
+import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tools.benchmarks.machine import Machine
+from tools.benchmarks.errors import BenchError
+from tools.benchmarks.machine import Machine, machine_line
 from tools.benchmarks.statistics import PERCENTILES, Report
 
 _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
@@ -26,10 +29,8 @@ def as_json(report: Report, machine: Machine, workload: dict[str, Any]) -> dict[
 
 def show(report: Report, machine: Machine, workload: dict[str, Any], console: Console) -> None:
     """Print for a person."""
-    isa = f" ({', '.join(machine.isa)})" if machine.isa else ""
     console.print(f"{workload['model']} at {workload['url']}", markup=False, highlight=False, soft_wrap=True)
-    client = f"client's CPU: {machine.cpu}, {machine.cores} cores{isa}"
-    console.print(client, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"client's CPU: {machine_line(machine)}", markup=False, highlight=False, soft_wrap=True)
     ended = f"{report.num_completed} of {report.num_requests} requests completed in {report.duration_s:.1f} s"
     unfinished = f", {report.num_unfinished} were still running" if report.num_unfinished else ""
     console.print(ended + unfinished, highlight=False, soft_wrap=True)
@@ -49,3 +50,11 @@ def show(report: Report, machine: Machine, workload: dict[str, Any], console: Co
     )
     for kind, count in report.errors.items():
         console.print(f"error: {count} x {kind}", markup=False, highlight=False, soft_wrap=True)
+
+
+def write_json(figures: dict[str, Any], file: Path) -> None:
+    """Raises: BenchError."""
+    try:
+        file.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"cannot write {file}: {error.strerror}") from None

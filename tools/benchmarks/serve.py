@@ -2,11 +2,11 @@
 
 import argparse
 import asyncio
-import json
 import random
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from tools.benchmarks.client import measure, served_model
 from tools.benchmarks.drive import Drive, Job, until_stopped
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import this_machine
-from tools.benchmarks.report import as_json, show
-from tools.benchmarks.statistics import Outcome, make_report
+from tools.benchmarks.report import as_json, show, write_json
+from tools.benchmarks.statistics import Outcome, Report, make_report
 from tools.benchmarks.workload import Arrival, prompt_text, prompt_token_ids, read_trace, replayed, synthetic
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -125,7 +125,17 @@ def make_jobs(arrivals: Sequence[Arrival], arguments: argparse.Namespace, model:
     ]
 
 
-async def _measure(arguments: argparse.Namespace, console: Console) -> int:
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """``stopped``: by Ctrl-C, so that the report is of a part."""
+
+    model: str
+    report: Report
+    stopped: bool
+
+
+async def measure_once(arguments: argparse.Namespace, console: Console) -> Measured:
+    """Drive the workload once. Raises: BenchError."""
     arrivals = make_arrivals(arguments)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     timeout = httpx.Timeout(arguments.timeout, connect=10.0)
@@ -144,24 +154,7 @@ async def _measure(arguments: argparse.Namespace, console: Console) -> int:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)  # from here on there is what to print
         outcomes, stopped = await _drive(client, path, jobs, arguments.concurrency, stop, console)
-    workload = {
-        **{name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()},
-        "model": model,
-        "interrupted": stopped,
-    }
-    workload.pop("run", None)
-    report = make_report(outcomes, time.perf_counter())
-    machine = this_machine()
-    show(report, machine, workload, console)
-    if arguments.json is not None:
-        text = json.dumps(as_json(report, machine, workload), indent=2) + "\n"
-        try:
-            arguments.json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise BenchError(f"cannot write {arguments.json}: {error.strerror}") from None
-    if stopped:
-        return EXIT_INTERRUPTED
-    return EXIT_ERRORS if report.errors else 0
+    return Measured(model, make_report(outcomes, time.perf_counter()), stopped)
 
 
 async def _drive(
@@ -202,4 +195,18 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises: BenchError.
     """
-    return asyncio.run(_measure(arguments, Console()))
+    console = Console()
+    measured = asyncio.run(measure_once(arguments, console))
+    workload = {
+        **{name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()},
+        "model": measured.model,
+        "interrupted": measured.stopped,
+    }
+    workload.pop("run", None)
+    machine = this_machine()
+    show(measured.report, machine, workload, console)
+    if arguments.json is not None:
+        write_json(as_json(measured.report, machine, workload), arguments.json)
+    if measured.stopped:
+        return EXIT_INTERRUPTED
+    return EXIT_ERRORS if measured.report.errors else 0

@@ -18,8 +18,20 @@ class Attention(Protocol):
         """The backend and every constant that decides its bits; part of the worker's kind."""
         ...
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> Tensor:
+    @property
+    def reads_whole_blocks(self) -> bool:
+        """Whether numbers behind a request's last token are read, with weight 0: then they must be finite, and blocks
+        are to be cleared as they are taken."""
+        ...
+
+    @property
+    def keys_transposed(self) -> bool:
+        """How the pool is to hold keys: plainly, or as ``workers.kv_cache.transposed`` says."""
+        ...
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int | None = None) -> Tensor:
         """``query``: [T, num_heads, head_dim]; ``keys``, ``values``: [num_kv_heads, num_slots, head_dim], one layer's
-        pool, in which this step's tokens are written already. Gives [T, num_heads, head_dim] of the query's dtype.
+        pool, in which this step's tokens are written already (keys may be transposed). With a ``window`` (at least 1) a
+        token at position p sees the keys from p - window + 1 to p. Gives [T, num_heads, head_dim] of the query's dtype.
         """
         ...

@@ -37,10 +37,15 @@ class _Unit:
     first_token: int
     first_position: int
     num_queries: int
+    window: int | None
+
+    @property
+    def first_tile(self) -> int:
+        return 0 if self.window is None else max(0, self.first_position - self.window + 1) // KEYS_PER_TILE
 
     @property
     def num_tiles(self) -> int:
-        return -(-(self.first_position + self.num_queries) // KEYS_PER_TILE)
+        return -(-(self.first_position + self.num_queries) // KEYS_PER_TILE) - self.first_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +57,28 @@ class _Group:
     query_tokens: Tensor  # [U * queries_per_unit] rows of the query tensor; missing ones repeat the first
     output_tokens: Tensor  # the same, but missing ones point behind the last token
     tile_units: Tensor  # [N] whose tile it is
-    units_per_step: tuple[int, ...]  # how many units have a tile 0, a tile 1, ...: a prefix, for the longest come first
+    units_per_step: tuple[int, ...]  # how many have a first tile, a second, ...: a prefix, for the longest come first
     gathered: Tensor  # [num_kv_heads * N * stretches a tile]: where the tiles' keys lie in the pool
     bias: Tensor  # [N, num_rows, KEYS_PER_TILE] 0 or -inf
 
 
 class TiledAttention:
-    """The backend for CPUs, and for GPUs without Triton."""
+    """The backend for CPUs without native kernels, and for GPUs without Triton."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> None:
+    reads_whole_blocks = True
+    keys_transposed = False
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device, scale: float) -> None:
+        """``scale``: what scores are multiplied with.
+
+        Raises: ValueError if this machine's products depend on where in a tile a row stands.
+        """
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
         self._heads_per_group = num_heads // num_kv_heads
         self._head_dim = head_dim
         self._device = device
+        self._scale = scale
         queries = [2**n for n in range(int(math.log2(_MAX_QUERIES_PER_UNIT)) + 1)]
         candidates = sorted({n * self._heads_per_group for n in queries} | {2**n for n in range(9)})
         self._matmul, sizes = _probe(candidates, head_dim, device)
@@ -77,19 +90,24 @@ class TiledAttention:
         self._max_queries = max(self._rows_by_queries)
         batched = "batched" if self._matmul is torch.bmm else "single"
         self._name = f"tiled keys={KEYS_PER_TILE} rows={tuple(self._rows_by_queries.items())} {batched}"
-        self._planned: tuple[Batch, list[_Group]] | None = None
+        self._planned: tuple[Batch, dict[int | None, list[_Group]]] | None = None  # by window
 
     @property
     def name(self) -> str:
         return self._name
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int | None = None) -> Tensor:
+        if keys.shape != values.shape:
+            raise ValueError(f"tiled attention takes keys as plain as values: {keys.shape}, {values.shape}")
         if self._planned is None or self._planned[0] is not batch:
-            self._planned = batch, self._plan(batch, keys.shape[1])
-        scaled = query.float() * self._head_dim**-0.5
+            self._planned = batch, {}
+        groups = self._planned[1].get(window)
+        if groups is None:
+            groups = self._planned[1][window] = self._plan(batch, keys.shape[1], window)
+        scaled = query.float() * self._scale
         output = torch.empty((len(query) + 1, self._num_heads * self._head_dim), device=query.device)
         stretch = math.gcd(batch.tokens_per_block, KEYS_PER_TILE) * self._head_dim
-        for group in self._planned[1]:
+        for group in groups:
             result = self._attend(group, scaled, keys.view(-1, stretch), values.view(-1, stretch))
             output.index_copy_(0, group.output_tokens, result)
         return output[:-1].view(query.shape).to(query.dtype)
@@ -116,7 +134,7 @@ class TiledAttention:
         result = result.reshape(kv_heads, num_units, group.queries_per_unit, heads, dim)
         return result.permute(1, 2, 0, 3, 4).reshape(-1, self._num_heads * dim)
 
-    def _plan(self, batch: Batch, num_slots: int) -> list[_Group]:
+    def _plan(self, batch: Batch, num_slots: int, window: int | None) -> list[_Group]:
         by_size: dict[int, list[_Unit]] = {}
         first_token = 0
         for request, (num_queries, context) in enumerate(
@@ -124,18 +142,20 @@ class TiledAttention:
         ):
             for start in range(0, num_queries, self._max_queries):
                 count = min(self._max_queries, num_queries - start)
-                unit = _Unit(request, first_token + start, context - num_queries + start, count)
+                unit = _Unit(request, first_token + start, context - num_queries + start, count, window)
                 by_size.setdefault(min(n for n in self._rows_by_queries if n >= count), []).append(unit)
             first_token += num_queries
         groups = []
         for size, units in by_size.items():
             units.sort(key=lambda unit: -unit.num_tiles)
             max_tiles = _MAX_GROUP_SCORES // (self._num_kv_heads * self._rows_by_queries[size] * KEYS_PER_TILE)
-            groups += [self._group(size, part, batch, num_slots) for part in _split(units, max_tiles)]
+            groups += [self._group(size, part, batch, num_slots, window) for part in _split(units, max_tiles)]
         return groups
 
-    def _group(self, queries_per_unit: int, units: Sequence[_Unit], batch: Batch, num_slots: int) -> _Group:
-        """``units``: longest first, so that those with a tile k are the first ones."""
+    def _group(
+        self, queries_per_unit: int, units: Sequence[_Unit], batch: Batch, num_slots: int, window: int | None
+    ) -> _Group:
+        """``units``: longest first, so that those with a k-th tile are the first ones."""
         num_tiles = np.array([unit.num_tiles for unit in units])
         counts = np.array([unit.num_queries for unit in units])
         first_tokens = np.array([unit.first_token for unit in units])
@@ -143,7 +163,8 @@ class TiledAttention:
         requests = np.array([unit.request for unit in units])
         units_per_step = tuple(int((num_tiles > step).sum()) for step in range(num_tiles[0]))
         tile_units = np.concatenate([np.arange(count) for count in units_per_step])
-        tile_numbers = np.repeat(np.arange(len(units_per_step)), units_per_step)
+        first_tiles = np.array([unit.first_tile for unit in units])
+        tile_numbers = first_tiles[tile_units] + np.repeat(np.arange(len(units_per_step)), units_per_step)
 
         offsets = np.arange(queries_per_unit)
         present = offsets < counts[:, None]
@@ -153,7 +174,10 @@ class TiledAttention:
         row_offsets = np.minimum(np.arange(num_rows) // self._heads_per_group, queries_per_unit - 1)
         row_positions = first_positions[:, None] + row_offsets
         key_positions = tile_numbers[:, None] * KEYS_PER_TILE + np.arange(KEYS_PER_TILE)
-        visible = key_positions[:, None, :] <= row_positions[tile_units][:, :, None]
+        last_seen = row_positions[tile_units][:, :, None]
+        visible = key_positions[:, None, :] <= last_seen
+        if window is not None:
+            visible &= key_positions[:, None, :] > last_seen - window
 
         put = self._put
         return _Group(
@@ -176,7 +200,7 @@ class TiledAttention:
         stretch = math.gcd(tokens_per_block, KEYS_PER_TILE)
         positions = key_positions[:, ::stretch]
         positions = np.where(positions < batch.host_context_lens[requests][:, None], positions, 0)
-        blocks = batch.host_block_tables[requests[:, None], positions // tokens_per_block]
+        blocks = batch.host_block_tables[requests[:, None], positions // tokens_per_block].astype(np.int64)
         places = (blocks * tokens_per_block + positions % tokens_per_block) // stretch
         stretches_per_head = num_slots // stretch
         return (np.arange(self._num_kv_heads)[:, None, None] * stretches_per_head + places).ravel()

@@ -16,6 +16,7 @@ def _paged_attention(
     tokens_per_block: tl.tensor,
     table_stride: tl.tensor,
     scale: tl.tensor,
+    window: tl.tensor,
     query_token_stride: tl.tensor,
     query_head_stride: tl.tensor,
     key_head_stride: tl.tensor,
@@ -62,7 +63,8 @@ def _paged_attention(
         token = first + rows // group_heads
         head = (kv_head * group_heads + rows % group_heads).to(tl.int64)
         row_exists = (token < num_queries) & (rows < tile_queries * group_heads)
-        position = context_len - num_queries + token
+        end = tl.minimum(context_len, context_len - num_queries + first + tile_queries)
+        position = tl.minimum(context_len - num_queries + token, end - 1)  # padding sees a key too
         at = (query_start + token).to(tl.int64)
 
         query_at = (at * query_token_stride + head * query_head_stride)[:, None] + dims[None, :]
@@ -75,8 +77,8 @@ def _paged_attention(
         key_base = keys + kv_head.to(tl.int64) * key_head_stride
         value_base = values + kv_head.to(tl.int64) * value_head_stride
         table = block_tables + request * table_stride
-        end = tl.minimum(context_len, context_len - num_queries + first + tile_queries)
-        for start in range(0, end, tile_keys):
+        begin = tl.maximum(context_len - num_queries + first - window + 1, 0) // tile_keys * tile_keys
+        for start in range(begin, end, tile_keys):
             key_position = start + tl.arange(0, tile_keys)
             key_exists = key_position < end
             block = tl.load(table + key_position // tokens_per_block, mask=key_exists, other=0)
@@ -89,11 +91,13 @@ def _paged_attention(
             )
             scores = tl.dot(tile_query, key, input_precision="ieee") * scale
             visible = (key_position[None, :] <= position[:, None]) & key_exists[None, :]
+            visible = visible & (key_position[None, :] > position[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
 
-            new_best = tl.maximum(best, tl.max(scores, 1))  # finite from the first tile on: every row sees key 0
-            keep = tl.exp(best - new_best)
-            weights = tl.exp(scores - new_best[:, None])
+            new_best = tl.maximum(best, tl.max(scores, 1))
+            subtracted = tl.where(new_best == float("-inf"), 0.0, new_best)  # of rows that have seen no key yet
+            keep = tl.exp(best - subtracted)
+            weights = tl.exp(scores - subtracted[:, None])
             total = total * keep + tl.sum(weights, 1)
             value = tl.load(
                 value_base + (slot * value_slot_stride)[:, None] + dims[None, :],
@@ -109,6 +113,6 @@ def _paged_attention(
 
 # What changes from step to step is not specialised on, so that every batch and block size runs the same machine code.
 paged_attention = triton.jit(
-    do_not_specialize=["num_requests", "tokens_per_block", "table_stride"],
+    do_not_specialize=["num_requests", "tokens_per_block", "table_stride", "window"],
     do_not_specialize_on_alignment=["query_starts", "context_lens", "block_tables"],
 )(_paged_attention)

@@ -7,7 +7,6 @@ ascending order would keep the promise too, if prefill rounds in just the same p
 """
 
 import importlib
-import math
 import os
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from torch import Tensor
 from actorserve.errors import SettingsError
 
 MAX_HEAD_DIM = 256
+_NO_WINDOW = 2**30  # more than any context has, and far from where int32 ends
 
 # (rows at least, keys, head_dim above which keys are halved). IEEE float32 goes without tensor cores, where larger
 # tiles would only spill registers.
@@ -53,8 +53,12 @@ class TritonPagedAttention:
     and softmax, and weights rounded to bfloat16.
     """
 
-    def __init__(self) -> None:
-        """Raises: SettingsError if Triton cannot be imported."""
+    reads_whole_blocks = False
+    keys_transposed = False
+
+    def __init__(self, scale: float) -> None:
+        """``scale``: what scores are multiplied with. Raises: SettingsError if Triton cannot be imported."""
+        self._scale = scale
         try:
             self._kernel: Any = importlib.import_module("workers.attention.triton_kernel").paged_attention
         except ImportError as error:
@@ -64,11 +68,14 @@ class TritonPagedAttention:
         self.name = f"triton-paged triton={version('triton')} {tiles}"
         self._interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch) -> Tensor:
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, window: int | None = None
+    ) -> Tensor:
         """Causal attention of this step's tokens over their requests' contexts.
 
         ``query``: [T, num_heads, head_dim]; ``keys``, ``values``: [num_kv_heads, num_slots, head_dim], already with
-        this step's tokens; any strides but in the last dimension. Scores are scaled by head_dim ** -0.5.
+        this step's tokens; any strides but in the last dimension. With a ``window`` a token at position p sees the keys
+        from p - window + 1 to p.
 
         Returns: [T, num_heads, head_dim] in the query's dtype. Raises: ValueError for shapes, types or devices that
         the kernel does not take.
@@ -93,7 +100,8 @@ class TritonPagedAttention:
             num_requests,
             batch.tokens_per_block,
             batch.block_tables.stride(0),
-            1.0 / math.sqrt(head_dim),
+            self._scale,
+            _NO_WINDOW if window is None else min(window, _NO_WINDOW),
             query.stride(0),
             query.stride(1),
             keys.stride(0),

@@ -1,95 +1,65 @@
-"""The Llama family's decoder (Touvron et al., 2023): RMSNorm, rotary embedding, grouped-query attention, SwiGLU."""
+"""The Llama family (Touvron et al., 2023): RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+Mistral and SmolLM2 differ from it in numbers alone, Qwen2 in having biases, Phi-3 in what its files fuse.
+"""
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from actorserve.model_files.description import DecoderConfig
-from workers.attention import Attention
-from workers.batch import Batch
-from workers.kv_cache import KVCache
-from workers.linear import Linear
-from workers.models.rope import RotaryTable, rotate
-from workers.tiles import RowTiles
-
-_SERIAL_ELEMENTS = 32768  # torch computes fewer on one thread
+from workers.models.blocks import GatedMlp, Heads
+from workers.models.decoder import Decoder, Layer, Tiles
+from workers.models.random_rows import RandomRows, RowProbe
+from workers.weights import Weights
 
 
-@dataclass(frozen=True, slots=True)
+class LlamaAttention:
+    """What becomes of tokens before and after they attend."""
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        self._norm = weights.rms_norm(f"{prefix}input_layernorm")
+        self._heads = Heads(weights, f"{prefix}self_attn.")
+        self._rotate = weights.row_ops.rotate
+        self._out = weights.linear(f"{prefix}self_attn.o_proj")
+
+    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+        query, keys, values = self._heads(self._norm(x))
+        return self._rotate(query, cos, sin), self._rotate(keys, cos, sin), values
+
+    def after(self, x: Tensor, attended: Tensor) -> Tensor:
+        return self._out(attended.flatten(1), residual=x)
+
+
 class LlamaLayer:
-    attention_norm: Tensor  # [hidden]
-    qkv: Linear  # hidden -> (num_heads + 2 * num_kv_heads) * head_dim
-    attention_out: Linear  # num_heads * head_dim -> hidden
-    mlp_norm: Tensor  # [hidden]
-    gate_up: Linear  # hidden -> 2 * intermediate
-    down: Linear  # intermediate -> hidden
+    """Attention, then the MLP, each added to what came in."""
+
+    def __init__(self, weights: Weights, prefix: str, attention: LlamaAttention) -> None:
+        self._attention = attention
+        self._mlp_norm = weights.rms_norm(f"{prefix}post_attention_layernorm")
+        self._mlp = GatedMlp(weights, f"{prefix}mlp.")
+        self.before_attention = attention.before
+
+    def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
+        return tiles.run(self._after, x, attended)[0]
+
+    def row_functions(self, rows: RandomRows) -> list[RowProbe]:
+        return [(self.before_attention, rows.before_attention), (self._after, rows.after_attention)]
+
+    def _after(self, x: Tensor, attended: Tensor) -> tuple[Tensor]:
+        x = self._attention.after(x, attended)
+        return (self._mlp(self._mlp_norm(x), residual=x),)
 
 
-class Llama:
-    """The decoder. R rows are any tokens: every method but ``forward`` treats each row alone."""
+class Llama(Decoder):
+    """The decoder; others that differ in their layers alone are made of it."""
 
-    def __init__(
-        self,
-        config: DecoderConfig,
-        embedding: Tensor,
-        layers: Sequence[LlamaLayer],
-        final_norm: Tensor,
-        output: Linear,
-        rotary: RotaryTable,
-    ) -> None:
-        self.config = config
-        self.layers = tuple(layers)
-        self._embedding = embedding
-        self._final_norm = final_norm
-        self._output = output
-        self._rotary = rotary
+    def __init__(self, weights: Weights, num_positions: int) -> None:
+        num_layers = weights.config.num_layers
+        super().__init__(
+            weights,
+            embedding="model.embed_tokens",
+            layers=[self.make_layer(weights, f"model.layers.{number}.") for number in range(num_layers)],
+            rotary_of_layer=[weights.rotary(num_positions)] * num_layers,
+            final_norm=weights.rms_norm("model.norm"),
+        )
 
-    def forward(self, batch: Batch, cache: KVCache, attention: Attention, tiles: RowTiles) -> Tensor:
-        """Hidden states of the batch's tokens, [T, hidden]; their keys and values are left in the cache."""
-        x = self._embedding.index_select(0, batch.token_ids)
-        cos, sin = self._rotary(batch.positions)
-        for number, layer in enumerate(self.layers):
-            query, keys, values = tiles.run(partial(self.before_attention, layer), x, cos, sin)
-            cache.write(number, batch, keys, values)
-            attended = attention(query, *cache.layers[number], batch)
-            (x,) = tiles.run(partial(self.after_attention, layer), x, attended)
-        return x
-
-    def before_attention(self, layer: LlamaLayer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """[R, hidden] -> query [R, num_heads, head_dim], keys and values [R, num_kv_heads, head_dim]."""
-        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
-        qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), -1, self.config.head_dim)
-        rotated = rotate(qkv[:, : num_heads + num_kv_heads], cos, sin)
-        return rotated[:, :num_heads], rotated[:, num_heads:], qkv[:, num_heads + num_kv_heads :]
-
-    def after_attention(self, layer: LlamaLayer, x: Tensor, attended: Tensor) -> tuple[Tensor]:
-        """[R, hidden] and [R, num_heads, head_dim] -> [R, hidden]."""
-        x = x + layer.attention_out(attended.flatten(1))
-        return (x + layer.down(swiglu(layer.gate_up(self._norm(x, layer.mlp_norm)))),)
-
-    def logits(self, x: Tensor) -> tuple[Tensor]:
-        """[R, hidden] -> [R, vocab_size] float32."""
-        return (self._output(self._norm(x, self._final_norm)).float(),)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
-
-
-def swiglu(gate_up: Tensor) -> Tensor:
-    """[R, 2 * intermediate] -> [R, intermediate]: silu(gate) * up. May overwrite its input.
-
-    torch's vector loop rounds the last few elements of a thread's share in another way than the others. So a share is
-    made of whole rows here, and each of them has the same tail.
-    """
-    gate, up = gate_up.chunk(2, dim=-1)
-    num_rows, width = gate.shape
-    if gate.device.type != "cpu" or torch.get_num_threads() == 1 or num_rows == 1:
-        return F.silu(gate) * up
-    step = max(1, _SERIAL_ELEMENTS // width)
-    for start in range(0, num_rows, step):
-        F.silu(gate[start : start + step], inplace=True)
-    return gate * up
+    def make_layer(self, weights: Weights, prefix: str) -> Layer:
+        return LlamaLayer(weights, prefix, LlamaAttention(weights, prefix))

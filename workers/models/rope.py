@@ -4,6 +4,7 @@ Angles are made on the host once, in numpy, so that they depend on nothing but t
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,28 +15,33 @@ from actorserve.model_files.description import DecoderConfig
 
 Floats = npt.NDArray[np.float32]
 
+_POSITIONS_AT_A_TIME = 4096  # of a table that is being made: a few megabytes in float64
+
 
 class RotaryTable:
-    """Cosines and sines of every position, [num_positions, 1, head_dim / 2] float32."""
+    """Cosines and sines of every position, [num_positions, 1, head_dim / 2] float32.
+
+    Where the config's ``rotary_dim`` is less than its ``head_dim``, the pairs from ``rotary_dim / 2`` on do not turn:
+    their cosines are one and their sines zero.
+    """
 
     def __init__(self, config: DecoderConfig, num_positions: int, device: torch.device) -> None:
         """Raises: ValueError or ArithmeticError, where the scaling's numbers make no angles."""
         frequencies, scale = rotary_frequencies(config, num_positions)
         if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
             raise ValueError("its angles are not finite")
-        angles = (np.arange(num_positions, dtype=np.float32)[:, None, None] * frequencies).astype(np.float64)
-        self._cos = torch.from_numpy((np.cos(angles) * scale).astype(np.float32)).to(device)
-        self._sin = torch.from_numpy((np.sin(angles) * scale).astype(np.float32)).to(device)
+        positions = np.arange(num_positions, dtype=np.float32)[:, None, None]
+        shape = (num_positions, 1, config.head_dim // 2)
+        self._cos, self._sin = torch.ones(shape, device=device), torch.zeros(shape, device=device)
+        for first in range(0, num_positions, _POSITIONS_AT_A_TIME):
+            some = slice(first, first + _POSITIONS_AT_A_TIME)
+            angles = (positions[some] * frequencies).astype(np.float64)
+            self._cos[some, :, : len(frequencies)] = torch.from_numpy((np.cos(angles) * scale).astype(np.float32))
+            self._sin[some, :, : len(frequencies)] = torch.from_numpy((np.sin(angles) * scale).astype(np.float32))
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] int64 -> cosines and sines, each [T, 1, head_dim / 2]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (x[i], x[i + head_dim / 2]) of [T, heads, head_dim] by its angle; computed in float32."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def max_positions(config: DecoderConfig) -> int:
@@ -46,14 +52,31 @@ def max_positions(config: DecoderConfig) -> int:
     return config.max_position_embeddings
 
 
+def local_rotary(config: DecoderConfig) -> DecoderConfig:
+    """``config`` as RotaryTable wants it for the layers that turn by ``local_rope_theta``: no scaling holds for them.
+
+    Raises: ValueError, where it has none.
+    """
+    if config.local_rope_theta is None:
+        raise ValueError("there is no base of its own for layers with a window")
+    return replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+
+
+def angles_follow_context(config: DecoderConfig) -> bool:
+    """Whether a token's angles depend on ``num_positions``, the longest context that is served, so that workers with
+    another one are of another kind.
+    """
+    return config.rope_scaling is not None and config.rope_scaling["rope_type"] in ("dynamic", "longrope")
+
+
 def rotary_frequencies(config: DecoderConfig, num_positions: int) -> tuple[Floats, float]:
-    """Angle per position of each of the head_dim / 2 pairs, and what cosines and sines are multiplied with."""
+    """Angle per position of each of the rotary_dim / 2 pairs, and what cosines and sines are multiplied with."""
     scaling = config.rope_scaling or {"rope_type": "none"}
     match scaling["rope_type"]:
         case "none":
-            return _frequencies(config.rope_theta, config.head_dim), 1.0
+            return _frequencies(config.rope_theta, config.rotary_dim), 1.0
         case "linear":
-            return _frequencies(config.rope_theta, config.head_dim) / np.float32(_number(scaling, "factor")), 1.0
+            return _frequencies(config.rope_theta, config.rotary_dim) / np.float32(_number(scaling, "factor")), 1.0
         case "dynamic":
             return _dynamic(config, scaling, num_positions), 1.0
         case "llama3":
@@ -62,7 +85,9 @@ def rotary_frequencies(config: DecoderConfig, num_positions: int) -> tuple[Float
             return _yarn(config, scaling)
         case "factors":
             factors = np.array(scaling["factors"], np.float32)
-            return _frequencies(config.rope_theta, config.head_dim) / factors, 1.0
+            return _frequencies(config.rope_theta, config.rotary_dim) / factors, 1.0
+        case "longrope":
+            return _longrope(config, scaling, num_positions)
         case other:
             raise ValueError(f"unknown RoPE scaling {other}")
 
@@ -90,12 +115,25 @@ def _dynamic(config: DecoderConfig, scaling: dict[str, object], num_positions: i
     """
     factor, trained = _number(scaling, "factor"), config.max_position_embeddings
     stretched = factor * max(num_positions, trained) / trained - (factor - 1)
-    return _frequencies(config.rope_theta * stretched ** (config.head_dim / (config.head_dim - 2)), config.head_dim)
+    return _frequencies(
+        config.rope_theta * stretched ** (config.rotary_dim / (config.rotary_dim - 2)), config.rotary_dim
+    )
+
+
+def _longrope(config: DecoderConfig, scaling: dict[str, object], num_positions: int) -> tuple[Floats, float]:
+    """LongRoPE (Ding et al., 2024, section 3.3): factors that were searched for, one set for long contexts.
+
+    The usual implementation takes the long ones once a text has outgrown the trained context, with keys in the cache
+    that were turned by the short ones. Ours takes those of the longest context that is served, for every text.
+    """
+    trained = _number(scaling, "original_max_position_embeddings")
+    factors = np.array(scaling["long_factor" if num_positions > trained else "short_factor"], np.float32)
+    return _frequencies(config.rope_theta, config.rotary_dim) / factors, _number(scaling, "attention_factor")
 
 
 def _llama3(config: DecoderConfig, scaling: dict[str, object]) -> Floats:
     """Llama 3.1: divide long wavelengths by ``factor``, leave short ones, and blend between them."""
-    frequencies = _frequencies(config.rope_theta, config.head_dim)
+    frequencies = _frequencies(config.rope_theta, config.rotary_dim)
     factor, trained = _number(scaling, "factor"), _number(scaling, "original_max_position_embeddings")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
     turns = trained * frequencies.astype(np.float64) / (2 * math.pi)  # within the trained context
@@ -106,7 +144,7 @@ def _llama3(config: DecoderConfig, scaling: dict[str, object]) -> Floats:
 
 def _yarn(config: DecoderConfig, scaling: dict[str, object]) -> tuple[Floats, float]:
     """YaRN (Peng et al., 2023, sections 3.2 and 3.4): blend by pair index, and raise the attention's temperature."""
-    dim, theta = config.head_dim, config.rope_theta
+    dim, theta = config.rotary_dim, config.rope_theta
     trained = _number(scaling, "original_max_position_embeddings")
     factor = _number(scaling, "factor", config.max_position_embeddings / trained)
 

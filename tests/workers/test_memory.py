@@ -1,0 +1,182 @@
+"""Memory: what an engine needs is held against what there is, and the pool is sized by what is left."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from actorserve.errors import SettingsError
+from actorserve.host import ResidentMemory, resident_memory
+from actorserve.model_files.description import ModelDescription, TensorSpec
+from workers import memory, native
+from workers.kernels import Kernels
+from workers.linear import PackedLinear, PlainLinear
+from workers.memory import MemoryPlan, PoolWatch, weights_bytes
+from workers.numerics import numerics
+
+CPU = torch.device("cpu")
+GIB = 2**30
+NEEDS: dict[str, Any] = {
+    "weights_bytes": 2 * GIB,
+    "activation_bytes": GIB,
+    "bytes_per_token": 2**19,  # 2048 tokens of it are a GiB
+    "context_tokens": 8192,
+}
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What the host has available, and how much of it this process has: change it to change the host."""
+    figures = {"available": 16 * GIB, "total": 2 * GIB, "private": 2 * GIB}
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda *_: figures["available"])
+    monkeypatch.setattr(memory, "resident_memory", lambda *_: ResidentMemory(figures["total"], figures["private"]))
+    return figures
+
+
+def test_the_pool_is_half_of_what_is_left(host: dict[str, int]) -> None:
+    """Of a share, what this process has taken and what computing needs go first; without one, what is free counts."""
+    host |= {"total": 0, "private": 0}
+    plan, unlimited = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB), MemoryPlan(CPU, **NEEDS)
+    plan.check()
+    host |= {"total": 2 * GIB, "private": 2 * GIB, "available": 14 * GIB}
+    assert plan.pool_bytes() == 5 * GIB // 2
+    assert unlimited.pool_bytes() == 13 * GIB // 2
+
+
+def test_a_share_does_not_shrink_by_what_siblings_touched(host: dict[str, int]) -> None:
+    """A worker that starts again beside one that has filled its pool gets the pool that it had."""
+    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB)
+    first = plan.pool_bytes()
+    host["available"] = 5 * GIB
+    plan.check()
+    assert plan.pool_bytes() == first
+
+
+@pytest.mark.parametrize("share", [8 * GIB, None])
+def test_a_start_that_maps_its_weights_gets_the_same_pool(host: dict[str, int], share: int | None) -> None:
+    """Weights that are mapped and not read yet leave the pool no larger than weights that were made just now."""
+    pools = []
+    for resident, written in ((3 * GIB, 2 * GIB), (GIB // 4, 0)):  # made from mapped files; mapped and little read
+        host |= {"total": GIB // 2, "private": GIB // 4, "available": 16 * GIB}
+        plan = MemoryPlan(CPU, **NEEDS, share_bytes=share)
+        host["total"] += resident
+        host["private"] += written
+        host["available"] -= resident
+        pools.append(plan.pool_bytes())
+    limit = share or 16 * GIB + GIB // 2
+    assert pools == [(limit - GIB // 2 - 2 * GIB - GIB) // 2] * 2
+
+
+def described(*, tied: bool) -> ModelDescription:
+    """A table of 1000 numbers, an output layer of as many or none, and a layer of 160."""
+    shapes = {"model.embed_tokens": (100, 10), "model.layers.0.mlp.up_proj": (16, 10)}
+    if not tied:
+        shapes["lm_head"] = (100, 10)
+    tensors = tuple(TensorSpec(f"{name}.weight", shape, name, shape) for name, shape in shapes.items())
+    return cast(ModelDescription, SimpleNamespace(tensors=tensors, config=SimpleNamespace(tie_word_embeddings=tied)))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "has_native", "isa", "expected_bytes"),
+    [
+        ("int8", True, "avx2", 2 * 1000 + 1000 + 160),
+        ("int4", True, "avx2", 2 * 1000 + 1000 + 90),
+        ("int4", False, "avx512_vnni", 2 * 1000 + 2 * 1000 + 90 + 160),
+        ("int8", False, "avx2", 2 * 1000 + 5 * 1000 + 5 * 160),
+        ("int8", False, "", 2 * 1000 + 5 * 1000 + 5 * 160),
+    ],
+)
+def test_weights_are_counted_as_they_are_held(
+    monkeypatch: pytest.MonkeyPatch, mode: str, has_native: bool, isa: str, expected_bytes: int, tied: bool
+) -> None:
+    """The table counts in its own dtype, the output in its own bits also where tied, and unpacked copies as well."""
+    monkeypatch.setattr(native, "isa", lambda: isa)
+    kernels = Kernels(numerics(mode, CPU), CPU, native=has_native)
+    assert weights_bytes(described(tied=tied), kernels) == expected_bytes
+
+
+def test_float_weights_are_counted_as_they_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tied table is there once where the layer takes it as it is, and twice where the layer packs it."""
+    kernels = Kernels(numerics("float32", CPU), CPU, native=True)
+    for layer, copies in ((PackedLinear, 2), (PlainLinear, 1)):
+        monkeypatch.setattr(memory, "linear_class", lambda *_, layer=layer: layer)
+        assert weights_bytes(described(tied=True), kernels) == 4 * (copies * 1000 + 160)
+
+
+def test_a_fixed_pool_is_taken_as_it_is(host: dict[str, int]) -> None:
+    """workers.kv_cache_bytes decides, as long as it fits the share."""
+    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, kv_cache_bytes=3 * GIB)
+    plan.check()
+    assert plan.pool_bytes() == 3 * GIB
+    with pytest.raises(SettingsError, match=r"KV cache 6\.00 GiB.* there are 8\.00 GiB; .*workers\.kv_cache_bytes"):
+        MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, kv_cache_bytes=6 * GIB).check()
+
+
+@pytest.mark.parametrize(("share", "available"), [(3 * GIB, 16 * GIB), (8 * GIB, 3 * GIB)])
+def test_too_little_memory_is_told_before_loading(host: dict[str, int], share: int, available: int) -> None:
+    """One line says what is needed, for what, what there is, and which settings to change."""
+    host["available"] = available
+    with pytest.raises(SettingsError) as caught:
+        MemoryPlan(CPU, **NEEDS, share_bytes=share).check()
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("4.00 GiB are needed", "weights 2.00 GiB", "at least 1.00 GiB", "there are 3.00 GiB", "model.dtype"):
+        assert part in message
+
+
+def test_too_little_memory_is_told_after_loading(host: dict[str, int]) -> None:
+    """Weights that turned out larger than told leave no pool, and that is said."""
+    host |= {"total": GIB // 2, "private": GIB // 2}
+    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB)
+    host |= {"total": 7 * GIB, "private": 7 * GIB}
+    with pytest.raises(SettingsError, match=r"0\.00 GiB are left.* 2\.00 GiB are needed; .*workers\.memory_bytes"):
+        plan.pool_bytes()
+
+
+def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int]) -> None:
+    """Usable is what was written already, and our part of what is available beyond the reserve."""
+    watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=2)  # the reserve is 512 MiB
+    assert watch.num_usable_blocks() == 100
+    host["private"] += 40 * 2**26
+    host["available"] = GIB // 2 + 20 * 2**26
+    assert watch.num_usable_blocks() == 40 + 10
+    host["available"] = 0
+    assert watch.num_usable_blocks() == 40
+    host["available"] = 16 * GIB
+    assert watch.num_usable_blocks() == 100
+
+
+def test_a_small_host_keeps_a_small_reserve(host: dict[str, int]) -> None:
+    """The reserve is an eighth of what there was at first where that is less."""
+    host["available"] = GIB
+    watch = PoolWatch(num_blocks=100, bytes_per_block=2**24, num_workers_on_host=1)
+    assert watch.num_usable_blocks() == 7 * GIB // 8 // 2**24
+
+
+def test_pages_become_resident_as_they_are_written() -> None:
+    """A pool that is only reserved counts for nothing; what was written of it counts as this process's own.
+
+    In a process of its own: an allocator that has freed much before may hand out pages that are resident already.
+    """
+    program = (
+        "import torch; from workers.memory import resident_memory\n"
+        "torch.ones(1)\n"
+        "pool = torch.empty(2**28, dtype=torch.int8); before = resident_memory().private_bytes\n"
+        "pool[: 2**25] = 1; print((resident_memory().private_bytes - before) >> 20)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 28 <= int(done.stdout) <= 48
+
+
+def test_the_host_is_read_from_its_files(tmp_path: Path) -> None:
+    """A watch reads the tree that it is given."""
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1024 kB\n")
+    (tmp_path / "proc" / "self" / "statm").write_text("10 5 2 0 0 0 0\n")
+    watch = PoolWatch(num_blocks=1000, bytes_per_block=1024, num_workers_on_host=1, root=tmp_path)
+    assert watch.num_usable_blocks() == 1024 - 128

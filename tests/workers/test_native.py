@@ -1,0 +1,109 @@
+"""The native kernels are built once a machine, and are optional: without them there is a reason, never a failure."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from actorserve.model_files.default_model import cache_folder
+from workers import native
+from workers.native import build
+
+SAY = "from workers import native; print(native.load(), native.describe())"
+
+
+def say(cache: Path, **environment: str) -> str:
+    """What a fresh process finds."""
+    done = subprocess.run(
+        [sys.executable, "-c", SAY],
+        env={**os.environ, "ACTORSERVE_CACHE": str(cache), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    return done.stdout.strip()
+
+
+def test_without_a_compiler_there_is_a_reason(tmp_path: Path) -> None:
+    """A machine without a C++ compiler is told which program is missing."""
+    assert native.isa(), "the tests' machines have AVX2"
+    assert say(tmp_path, CXX="no-such-compiler").startswith("False")
+    assert "no C++ compiler no-such-compiler" in say(tmp_path, CXX="no-such-compiler")
+
+
+def test_a_failing_compiler_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
+    """What the compiler says is told in one line, and no unfinished library stays behind."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$1" in -*version) exec g++ "$1";; esac\n'
+        'echo "rows.cpp:1: error: out of patience" >&2\nexit 1\n'
+    )
+    compiler.chmod(0o755)
+    assert "error: out of patience" in say(tmp_path / "cache", CXX=str(compiler))
+    assert [file.name for file in (tmp_path / "cache" / "native").iterdir()] == ["build.lock"]
+
+
+def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
+    """Where nothing can be kept, the folder at fault is named."""
+    (tmp_path / "file").write_text("")
+    assert str(tmp_path / "file" / "native") in say(tmp_path / "file")
+
+
+def test_a_cpu_without_avx2_uses_torch(tmp_path: Path) -> None:
+    """On a CPU that the kernels are not made for, nothing is built."""
+    assert "AVX2" in say(tmp_path, ATEN_CPU_CAPABILITY="default")
+    assert not (tmp_path / "native").exists()
+
+
+@pytest.mark.skipif(not native.load(), reason=native.describe())
+@pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.6, 0.999])
+def test_a_damaged_library_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """A library that ends early, which would kill who loads it, is replaced; left-overs and old ones go as well."""
+    whole = (cache_folder() / "native" / f"{native.digest()}.so").read_bytes()
+    folder = tmp_path / "native"
+    (folder / "build-killed").mkdir(parents=True)
+    (folder / f"{native.digest()}.so").write_bytes(whole[: int(len(whole) * share)])
+    for name, days in (("old", 31), ("recent", 29)):
+        (folder / f"{name}.so").write_text("")
+        then = time.time() - days * 24 * 3600
+        os.utime(folder / f"{name}.so", (then, then))
+    monkeypatch.setattr(native, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(native, "_build", lambda file: file.write_bytes(whole))
+    file = native._library()
+    assert file.read_bytes() == whole
+    assert sorted(found.name for found in folder.iterdir()) == sorted(["build.lock", "recent.so", file.name])
+    monkeypatch.setattr(native, "_build", None)
+    assert native._library() == file
+
+
+def test_a_library_that_cannot_be_loaded_is_a_reason(tmp_path: Path) -> None:
+    """A library that looks whole and is none is told, and the worker goes on without it."""
+    folder = tmp_path / "native"
+    folder.mkdir()
+    (folder / f"{native.digest()}.so").write_bytes(b"\x7fELF".ljust(64, b"\0"))
+    assert say(tmp_path).startswith("False")
+    assert "cannot be loaded" in say(tmp_path)
+
+
+def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut leaves no library without its bytes."""
+    done: list[str] = []
+
+    def compile_nothing(*, name: str, build_directory: str, **_: object) -> None:
+        (Path(build_directory) / f"{name}.so").write_text("")
+
+    monkeypatch.setattr(build, "load", compile_nothing)
+    monkeypatch.setattr("os.fsync", lambda _: done.append("fsync"))
+    monkeypatch.setattr("os.replace", lambda *_: done.append("replace"))
+    build.build(tmp_path / "library.so")
+    assert done == ["fsync", "replace"]
+
+
+@pytest.mark.skipif(not native.load(), reason=native.describe())
+def test_it_says_what_it_found() -> None:
+    """The description names the instruction set."""
+    assert native.isa() in native.describe()

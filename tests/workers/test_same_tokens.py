@@ -1,0 +1,238 @@
+"""The same tokens: whatever the scheduler does with a request, it gets bit for bit what it gets alone."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, RunStep, Send
+from actorserve.core.instance import InstanceConfig, InstanceState
+from actorserve.core.messages import (
+    Finished,
+    FinishReason,
+    Message,
+    Peer,
+    Release,
+    RequestSpec,
+    SamplingParams,
+    Start,
+    TokenLogprobs,
+    Tokens,
+)
+from actorserve.core.policy import FirstComeFirstServed
+from workers.engine import Engine
+from workers.torch_engine import TorchEngine
+
+GATEWAY = Peer("gateway-0", 1)
+VOCAB_SIZE = 211
+TOKENS_PER_BLOCK = 8
+MAX_STEPS = 5000  # far more than any workload takes
+STEMS = tuple((*[first] * TOKENS_PER_BLOCK, *range(50, 90)) for first in (1, 2))
+"""What prompts begin with, so that requests share blocks; after its first block one stem goes on as the other."""
+
+Answer = list[tuple[int, TokenLogprobs | None]]
+
+
+@dataclass(frozen=True)
+class Client:
+    """Asks at the given iteration, and leaves after so many iterations more, if not served by then."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    cache_salt: str
+    asks_at_step: int
+    patience_steps: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Clients, and how the instance that serves them is cut: its pool, its iterations, and how long they take."""
+
+    clients: tuple[Client, ...]
+    num_spare_blocks: int
+    max_batch_tokens: int
+    tpot_target_s: float
+    durations_s: tuple[float, ...]
+
+    @property
+    def specs(self) -> list[RequestSpec]:
+        return [
+            RequestSpec(f"r{index}", client.prompt, client.sampling, cache_salt=client.cache_salt)
+            for index, client in enumerate(self.clients)
+        ]
+
+    @property
+    def num_blocks(self) -> int:
+        """Room for the largest request alone, and a little more: others are preempted, and cached blocks evicted."""
+        most = max(len(client.prompt) + client.sampling.max_tokens for client in self.clients)
+        return -(-most // TOKENS_PER_BLOCK) + self.num_spare_blocks
+
+
+PROMPTS = st.builds(
+    lambda stem, num_shared, rest: (*stem[:num_shared], *rest),
+    st.sampled_from(STEMS),
+    st.sampled_from([0, TOKENS_PER_BLOCK, 20, 5 * TOKENS_PER_BLOCK, len(STEMS[0])]),
+    st.sampled_from([(7,), (7,) * TOKENS_PER_BLOCK])
+    | st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20).map(tuple),
+)
+SAMPLINGS = st.builds(
+    SamplingParams,
+    seed=st.integers(0, 3),
+    max_tokens=st.sampled_from([1, 8, 30]),
+    temperature=st.sampled_from([0.0, 1.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.5]),
+    top_logprobs=st.just(2),
+)
+CLIENTS = st.builds(
+    Client,
+    PROMPTS,
+    SAMPLINGS,
+    st.sampled_from(["", "", "tenant"]),
+    st.integers(0, 12),
+    st.sampled_from([*[10**6] * 5, 3]),
+)
+WORKLOADS = st.builds(
+    Workload,
+    st.lists(CLIENTS, min_size=4, max_size=10).map(tuple),
+    num_spare_blocks=st.integers(0, 6),
+    max_batch_tokens=st.sampled_from([3, 16, 50, 200]),
+    tpot_target_s=st.sampled_from([0.01, float("inf")]),
+    durations_s=st.lists(st.floats(1e-4, 0.1), min_size=1, max_size=8).map(tuple),
+)
+
+
+BUSY = Workload(
+    tuple(
+        Client(
+            (*STEMS[number % 2][: 8 * (1 + number % 3)], *range(number)),
+            SamplingParams(seed=number, max_tokens=20, temperature=number % 2, top_logprobs=2),
+            cache_salt="",
+            asks_at_step=number,
+            patience_steps=3 if number == 4 else 10**6,
+        )
+        for number in range(10)
+    ),
+    num_spare_blocks=4,
+    max_batch_tokens=16,
+    tpot_target_s=float("inf"),
+    durations_s=(0.01,),
+)
+"""One in which everything happens that a workload can have."""
+
+
+class Instance:
+    """An InstanceState and a real engine, one iteration at a time."""
+
+    def __init__(self, config: InstanceConfig, engine: Engine) -> None:
+        self.state = InstanceState(config, FirstComeFirstServed())
+        self.answers: dict[str, Answer] = {}
+        self.ended: set[str] = set()
+        self._engine = engine
+        self._commands: deque[Effect] = deque()
+
+    def tell(self, message: Message) -> None:
+        for effect in self.state.handle(message, 0.0, GATEWAY):
+            match effect:
+                case Send(message=Tokens() as tokens):
+                    logprobs = tokens.logprobs or (None,) * len(tokens.request_ids)
+                    rows = zip(tokens.request_ids, tokens.token_ids, logprobs, strict=True)
+                    for request_id, token_id, logprob in rows:
+                        self.answers.setdefault(request_id, []).append((token_id, logprob))
+                case Send(message=Finished(request_id=request_id, reason=reason)):
+                    assert reason is FinishReason.LENGTH
+                    self.ended.add(request_id)
+                case AddToEngine() | DropFromEngine() | RunStep():
+                    self._commands.append(effect)
+
+    def step(self, duration_s: float) -> None:
+        """Run what the engine was told, up to the end of the iteration in flight, which takes so long."""
+        while self._commands:
+            match self._commands.popleft():
+                case AddToEngine(request=request):
+                    self._engine.add(request)
+                case DropFromEngine(request_id=request_id):
+                    self._engine.drop(request_id)
+                case RunStep(plan=plan):
+                    self.tell(replace(self._engine.step(plan), duration_s=duration_s))
+                    return
+
+
+def config(engine: Engine, **changes: Any) -> InstanceConfig:
+    usual = InstanceConfig(
+        num_blocks=engine.num_blocks,
+        tokens_per_block=engine.tokens_per_block,
+        bytes_per_block=engine.bytes_per_block,
+        max_context_tokens=engine.model.max_tokens,
+        max_batch_requests=8,
+        max_batch_tokens=512,
+        load_report_s=1.0,
+        retry_s=1.0,
+        prefix_cache=False,
+    )
+    return replace(usual, **changes)
+
+
+def answer_alone(engine: Engine, spec: RequestSpec) -> Answer:
+    """What a request gets with nobody else there, its prompt fed at once, and nothing cached."""
+    instance = Instance(config(engine), engine)
+    instance.tell(Start(1, spec))
+    while spec.request_id not in instance.ended:
+        instance.step(0.01)
+    return instance.answers[spec.request_id]
+
+
+def play(engine: Engine, workload: Workload, seen: Counter[str]) -> Instance:
+    """Serve the workload, and count in ``seen`` what happened on the way."""
+    sizes = {name: getattr(workload, name) for name in ("num_blocks", "max_batch_tokens", "tpot_target_s")}
+    instance = Instance(config(engine, prefix_cache=True, **sizes), engine)
+    left: set[str] = set()
+    step = 0
+    while step <= max(client.asks_at_step for client in workload.clients) or instance.state.requests:
+        for client, spec in zip(workload.clients, workload.specs, strict=True):
+            if client.asks_at_step == step:
+                instance.tell(Start(1, spec))
+            if client.asks_at_step + client.patience_steps == step and spec.request_id not in instance.ended:
+                instance.tell(Release(spec.request_id, 1))
+                left.add(spec.request_id)
+        instance.step(workload.durations_s[step % len(workload.durations_s)])
+        step += 1
+        assert step < MAX_STEPS, "nothing goes on any more"
+    assert instance.ended | left == {spec.request_id for spec in workload.specs}
+    assert instance.state.allocator.num_free_blocks == workload.num_blocks
+    seen["preemptions"] += instance.state.num_preemptions
+    seen["tokens found"] += instance.state.prefixes.num_tokens_found
+    seen["left"] += len(left)
+    return instance
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_whatever_the_scheduler_does(make_model: Any, dtype: str) -> None:
+    """Tokens and log-probabilities are those of the request alone, in any arrivals, chunks, preemptions and hits."""
+    engine = TorchEngine(
+        make_model(vocab_size=VOCAB_SIZE).description,
+        dtype=dtype,
+        tokens_per_block=TOKENS_PER_BLOCK,
+        kv_cache_bytes=4 * 2**20,
+    )
+    alone: dict[RequestSpec, Answer] = {}
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @example(BUSY)
+    @given(WORKLOADS)
+    def same(workload: Workload) -> None:
+        instance = play(engine, workload, seen)
+        for spec in workload.specs:
+            key = replace(spec, request_id="alone", cache_salt="")
+            if key not in alone:
+                alone[key] = answer_alone(engine, key)
+            answer = instance.answers.get(spec.request_id, [])
+            assert answer == alone[key][: len(answer)]
+            if spec.request_id in instance.ended:
+                assert len(answer) == spec.sampling.max_tokens
+
+    same()
+    assert all(seen[what] > 0 for what in ("preemptions", "tokens found", "left")), seen

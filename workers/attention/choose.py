@@ -1,0 +1,27 @@
+"""Which attention backend a model gets on a device."""
+
+import importlib.util
+
+import torch
+
+from actorserve.model_files.description import DecoderConfig
+from workers.attention import native as native_backend
+from workers.attention import triton_paged
+from workers.attention.base import Attention
+from workers.attention.native import NativePagedAttention
+from workers.attention.tiled import TiledAttention
+from workers.attention.triton_paged import TritonPagedAttention
+
+
+def choose_attention(config: DecoderConfig, device: torch.device, native: bool) -> Attention:
+    """``native``: whether the native kernels are loaded and to be used on this CPU.
+
+    Raises: ValueError if torch's own products depend on where in a tile a row stands, and no other backend is there.
+    """
+    if device.type == "cuda":
+        fits = config.head_dim % 16 == 0 and config.head_dim <= triton_paged.MAX_HEAD_DIM
+        if fits and importlib.util.find_spec("triton") is not None:
+            return TritonPagedAttention(config.query_scale)
+    elif native and config.head_dim % 2 == 0 and config.head_dim <= native_backend.MAX_HEAD_DIM:
+        return NativePagedAttention(config.query_scale)
+    return TiledAttention(config.num_heads, config.num_kv_heads, config.head_dim, device, config.query_scale)

@@ -1,0 +1,203 @@
+"""How much memory an engine may take: the KV pool's size at start, and how much of it may be used while it runs.
+
+On a CPU the pool is reserved whole but becomes resident only as blocks are first written. So what the host has
+available does not show what a sibling will take, and each worker is given its share of what was free before any of
+them started (``workers.memory_bytes``). A worker that starts again gets the same share.
+"""
+
+import math
+from pathlib import Path
+
+import pynvml
+import torch
+
+from actorserve.errors import SettingsError
+from actorserve.host import ROOT, available_memory_bytes, resident_memory
+from actorserve.model_files.description import DecoderConfig, ModelDescription
+from workers import native
+from workers.devices import usable_devices
+from workers.kernels import Kernels
+from workers.linear import PackedLinear, linear_class
+
+_CPU_POOL_SHARE = 0.5  # of what is left beside weights and activations; the rest is for page cache and everybody else
+_CUDA_POOL_SHARE = 0.9  # the rest is for the allocator's fragments and the kernels' own memory
+_MIN_POOL_TOKENS = 2048  # with less there is no serving; a model of shorter context needs no more than that
+_MAX_RUNNING_RESERVE_BYTES = 512 * 2**20
+
+
+def weights_bytes(description: ModelDescription, kernels: Kernels) -> int:
+    """What the weights take at least in the kernels' form, known before any is read.
+
+    A table of tokens that makes logits as well is there twice: as rows to look up, and as a layer.
+    """
+    mode = kernels.numerics
+    total = 0.0
+    for tensor in description.tensors:
+        count = math.prod(tensor.shape)
+        if tensor.name.endswith("embed_tokens.weight"):
+            total += mode.embedding.itemsize * count
+            if description.config.tie_word_embeddings and _copies_shared_table(kernels):
+                total += _bytes_per_weight(mode.head_bits, kernels) * count
+        else:
+            bits = mode.head_bits if tensor.name == "lm_head.weight" else mode.weight_bits
+            total += _bytes_per_weight(bits, kernels) * count
+    return int(total)
+
+
+def activation_bytes(config: DecoderConfig, max_batch_tokens: int, max_batch_requests: int) -> int:
+    """What one iteration takes beside weights and KV, roughly: a layer's inputs, and the rows of logits.
+
+    Counted in float32, with twice the width of each for temporaries, and six copies of the logits in the sampler.
+    """
+    attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    experts = config.experts_per_token * config.expert_intermediate_size
+    row = 4 * config.hidden_size + 2 * attention + 4 * max(config.intermediate_size, experts)
+    return 4 * (2 * max_batch_tokens * row + 6 * max_batch_requests * config.vocab_size)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of ``device`` that nobody has taken: NVML's figure for a GPU, the host's and its groups' for a CPU."""
+    if device.type != "cuda":
+        return available_memory_bytes()
+    torch.cuda.empty_cache()  # what loading the weights left with torch's allocator is ours to take again
+    devices = usable_devices()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(devices[device.index or 0].selector)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).free)
+    except (pynvml.NVMLError, IndexError):
+        return torch.cuda.mem_get_info(device)[0]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+class MemoryPlan:
+    """What one engine needs, held against what there is, and the size of its KV pool; to be made before loading.
+
+    ``share_bytes`` is what this process may take in all on a CPU (None: all that is available now);
+    ``kv_cache_bytes`` fixes the pool's size. ``bytes_per_token`` is of KV.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        weights_bytes: int,
+        activation_bytes: int,
+        bytes_per_token: int,
+        context_tokens: int,
+        share_bytes: int | None = None,
+        kv_cache_bytes: int | None = None,
+    ) -> None:
+        self._device = device
+        self._weights_bytes = weights_bytes
+        self._activation_bytes = activation_bytes
+        self._least_pool_bytes = min(_MIN_POOL_TOKENS, context_tokens) * bytes_per_token
+        self._share_bytes = share_bytes
+        self._kv_cache_bytes = kv_cache_bytes
+        self._at_first = resident_memory()
+
+    def check(self) -> None:
+        """To be asked before the weights are loaded.
+
+        Raises: SettingsError where weights, activations and a small pool, or the pool that settings fix, do not fit.
+        """
+        free = free_bytes(self._device)
+        share = free if self._share_bytes is None or self._device.type == "cuda" else self._share_bytes
+        # What is free now counts for what is taken at once; a pool that settings fix may fill later, so it is held
+        # against the share alone: a worker that starts again while memory is short begins, and admits less.
+        fixed = self._kv_cache_bytes
+        if fixed is not None:
+            self._require(fixed, share, "")
+        self._require(min(self._least_pool_bytes, fixed or self._least_pool_bytes), min(free, share), "at least ")
+
+    def pool_bytes(self) -> int:
+        """The size of the KV pool; to be asked once the weights are loaded.
+
+        Raises: SettingsError where no useful pool is left.
+        """
+        if self._kv_cache_bytes is not None:
+            return self._kv_cache_bytes
+        if self._device.type == "cuda":
+            left, share = free_bytes(self._device) - self._activation_bytes, _CUDA_POOL_SHARE
+        else:
+            now = resident_memory()
+            # Mapped weights become resident only as they are read, and pages of the files that weights were made from
+            # go as they are not read any more: neither may change the pool from one start to the next.
+            written = now.private_bytes - self._at_first.private_bytes
+            taken = self._at_first.total_bytes + max(written, self._weights_bytes)
+            limit = free_bytes(self._device) + now.total_bytes if self._share_bytes is None else self._share_bytes
+            left, share = limit - taken - self._activation_bytes, _CPU_POOL_SHARE
+        pool = int(share * left)
+        if pool < self._least_pool_bytes:
+            raise SettingsError(
+                f"too little memory on {self._device} for a KV cache: {_gib(max(0, left))} are left beside the rest, "
+                f"and {_gib(int(self._least_pool_bytes / share))} are needed; {self._advice()}"
+            )
+        return pool
+
+    def _require(self, pool_bytes: int, available_bytes: int, least: str) -> None:
+        needed = self._weights_bytes + self._activation_bytes + pool_bytes
+        if needed > available_bytes:
+            raise SettingsError(
+                f"too little memory on {self._device}: {_gib(needed)} are needed (weights {_gib(self._weights_bytes)}, "
+                f"KV cache {least}{_gib(pool_bytes)}, activations {_gib(self._activation_bytes)}), and there are "
+                f"{_gib(available_bytes)}; {self._advice()}"
+            )
+
+    def _advice(self) -> str:
+        settings = ["model.dtype (fewer bits)", "workers.max_batch_tokens"]
+        if self._device.type == "cpu":
+            settings.append("workers.count (fewer)")
+        if self._share_bytes is not None and self._device.type == "cpu":
+            settings.append("workers.memory_bytes")
+        if self._kv_cache_bytes is not None:
+            settings.append("workers.kv_cache_bytes")
+        return f"change {', '.join(settings[:-1])} or {settings[-1]}"
+
+
+class PoolWatch:
+    """Measures how many blocks of a pool in host memory have room, while other processes take and give memory.
+
+    What this process has written since the pool was reserved is taken to be the pool's. Of what is available beyond a
+    reserve (an eighth of what there was at first, 512 MiB at most) each of the host's workers counts on its part, so
+    that all of them together can use what each was told.
+    """
+
+    def __init__(self, num_blocks: int, bytes_per_block: int, num_workers_on_host: int, root: Path = ROOT) -> None:
+        self._num_blocks = num_blocks
+        self._bytes_per_block = bytes_per_block
+        self._num_workers = num_workers_on_host
+        self._root = root
+        self._reserve_bytes = min(_MAX_RUNNING_RESERVE_BYTES, available_memory_bytes(root) // 8)
+        self._private_bytes = resident_memory(root).private_bytes
+
+    def num_usable_blocks(self) -> int:
+        """Blocks that are resident already or that memory has room for now, out of the whole pool."""
+        written = resident_memory(self._root).private_bytes - self._private_bytes
+        spare = max(0, available_memory_bytes(self._root) - self._reserve_bytes)
+        usable = (max(0, written) + spare // self._num_workers) // self._bytes_per_block
+        return min(self._num_blocks, usable)
+
+
+def _copies_shared_table(kernels: Kernels) -> bool:
+    """Whether a layer that is made of the table's numbers has them in a form of its own."""
+    mode = kernels.numerics
+    return mode.head_bits is not None or linear_class(kernels.device, mode.activations) is PackedLinear
+
+
+def _bytes_per_weight(bits: int | None, kernels: Kernels) -> float:
+    """``bits``: of a quantized layer's weights; None for floats as activations."""
+    if bits is None:
+        return kernels.numerics.activations.itemsize
+    packed = 1.0 if bits == 8 else 0.5 + 1 / 16  # 16 weights of 4 bits share a byte
+    if kernels.native:
+        return packed
+    return packed + (1 if native.isa() == "avx512_vnni" else 4)  # torch's own product has them beside, unpacked
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,94 @@
+"""What all decoders have in common: tokens are looked up, pass layer after layer, and the last norm makes logits."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from workers.attention import Attention
+from workers.batch import Batch
+from workers.kv_cache import KVCache
+from workers.models.random_rows import RandomRows, RowProbe
+from workers.models.rope import RotaryTable
+from workers.tiles import RowFunction
+from workers.weights import Norm, Weights
+
+
+class Tiles(Protocol):
+    """Runs token-wise functions in such pieces that a row's bits do not follow the number of rows."""
+
+    def run(self, function: RowFunction, *inputs: Tensor) -> tuple[Tensor, ...]: ...
+
+
+class Layer(Protocol):
+    """One layer. R rows are any tokens, T are all of a step."""
+
+    @property
+    def before_attention(self) -> RowFunction:
+        """[R, hidden] and the positions' cosines and sines, [R, 1, head_dim / 2] each (none where nothing turns)
+        -> query [R, num_heads, head_dim], keys and values [R, num_kv_heads, head_dim].
+        """
+        ...
+
+    def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
+        """[T, hidden] and [T, num_heads, head_dim] -> [T, hidden]."""
+        ...
+
+    def row_functions(self, rows: RandomRows) -> list[RowProbe]:
+        """All that the layer runs in tiles."""
+        ...
+
+
+class Decoder:
+    """Embedding, layers, norm and output. The models say of what the layers are made."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        embedding: str,
+        layers: Sequence[Layer],
+        rotary_of_layer: Sequence[RotaryTable],
+        final_norm: Norm,
+    ) -> None:
+        """``embedding``: its name. ``rotary_of_layer``: one for each layer, or none where nothing turns."""
+        self.config = weights.config
+        self.layers = tuple(layers)
+        self._dtype = weights.dtype
+        self._embedding, self._output = weights.embedding_and_output(embedding, "lm_head")
+        self._rotary_of_layer = tuple(rotary_of_layer)
+        self._windows = tuple(window or None for window in self.config.windows)
+        self._final_norm = final_norm
+        self._random_rows = RandomRows(self.config, weights.device, weights.dtype)
+
+    def forward(self, batch: Batch, cache: KVCache, attention: Attention, tiles: Tiles) -> Tensor:
+        """Hidden states of the batch's tokens, [T, hidden]; their keys and values are left in the cache."""
+        x = self.embed(batch)
+        angles = self._angles(batch.positions)
+        for number, (layer, window) in enumerate(zip(self.layers, self._windows, strict=True)):
+            query, keys, values = tiles.run(layer.before_attention, x, *angles[number])
+            cache.write(number, batch, keys, values)
+            attended = attention(query, *cache.layers[number], batch, window)
+            x = layer.after_attention(x, attended, tiles)
+        return x
+
+    def embed(self, batch: Batch) -> Tensor:
+        """What goes into the first layer, [T, hidden]."""
+        return self._embedding.index_select(0, batch.token_ids).to(self._dtype)
+
+    def logits(self, x: Tensor) -> tuple[Tensor]:
+        """[R, hidden] -> [R, vocab_size] float32; a token-wise function, too."""
+        return (self._output(self._final_norm(x)).float(),)
+
+    def row_functions(self) -> list[RowProbe]:
+        """All that ``forward`` runs in tiles. All layers have the same shapes, so the first one speaks for all."""
+        return self.layers[0].row_functions(self._random_rows)
+
+    def head_function(self) -> RowProbe:
+        return self.logits, self._random_rows.hidden
+
+    def _angles(self, positions: Tensor) -> list[tuple[Tensor, ...]]:
+        """Each layer's cosines and sines."""
+        if not self._rotary_of_layer:
+            return [()] * len(self.layers)
+        angles = {rotary: rotary(positions) for rotary in dict.fromkeys(self._rotary_of_layer)}
+        return [angles[rotary] for rotary in self._rotary_of_layer]

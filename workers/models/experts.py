@@ -1,0 +1,64 @@
+"""A mixture of experts (Shazeer et al., 2017; Fedus et al., "Switch Transformers", 2022): a few MLPs for each token.
+
+Rows go to their experts sorted, so that each expert computes all of its rows at once; the results come back to each
+row in the order of its experts' rank, whatever else is in the batch.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from workers.models.blocks import GatedMlp
+from workers.models.decoder import Tiles
+from workers.models.random_rows import RandomRows, RowProbe
+from workers.tiles import RowTiles, probe
+from workers.weights import Weights
+
+_ROUTER_TILES, _ROUTER_BASE_ROWS, _ROUTER_OVERHEAD_ROWS = (1, 16, 64), 16, 4
+
+
+class Experts:
+    """The router and the experts of one layer."""
+
+    def __init__(self, weights: Weights, prefix: str) -> None:
+        config = weights.config
+        self._num_experts = config.num_experts
+        self._experts_per_token = config.experts_per_token
+        self._normalize = config.normalize_expert_weights
+        self._router = weights.matrix(f"{prefix}gate")  # [num_experts, hidden]
+        self._softmax = weights.row_ops.softmax
+        self._mlps = [GatedMlp(weights, f"{prefix}experts.{number}.") for number in range(config.num_experts)]
+        # The router computes in float32 in every numeric mode, so the tiles of the layers are not made for it.
+        rows = RandomRows(config, weights.device, weights.dtype)
+        sizes = probe(self._choose, rows.hidden, _ROUTER_TILES, _ROUTER_BASE_ROWS)
+        self._router_tiles = RowTiles(sizes, _ROUTER_OVERHEAD_ROWS)
+
+    def __call__(self, x: Tensor, residual: Tensor, tiles: Tiles) -> Tensor:
+        """[T, hidden] and [T, hidden], to which the experts' results are added -> [T, hidden]."""
+        shares, experts = self._router_tiles.run(self._choose, x)
+        by_expert = experts.flatten().argsort(stable=True)  # places: row * experts_per_token + rank
+        counts = experts.flatten().bincount(minlength=self._num_experts).tolist()
+        results = x.new_empty((by_expert.shape[0], x.shape[1]))
+        first = 0
+        for mlp, count in zip(self._mlps, counts, strict=True):
+            if count:
+                places = by_expert[first : first + count]
+                rows = x.index_select(0, places // self._experts_per_token)
+                results.index_copy_(0, places, tiles.run(mlp.rows, rows)[0])
+                first += count
+        weighted = results.view(len(x), self._experts_per_token, -1) * shares.to(x.dtype).unsqueeze(-1)
+        for rank in range(self._experts_per_token):
+            residual = residual + weighted[:, rank]
+        return residual
+
+    def row_functions(self, rows: RandomRows) -> list[RowProbe]:
+        return [(self._mlps[0].rows, rows.hidden)]
+
+    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[R, hidden] -> each row's best experts, best first and the lower of equals first: their shares of the result
+        (float32) and their numbers, [R, experts_per_token].
+        """
+        shares, experts = self._softmax(F.linear(x.float(), self._router)).sort(dim=-1, descending=True, stable=True)
+        shares, experts = shares[:, : self._experts_per_token], experts[:, : self._experts_per_token]
+        if self._normalize:
+            shares = shares / shares.sum(dim=-1, keepdim=True)
+        return shares, experts

@@ -1,0 +1,39 @@
+"""Mixtral (Jiang et al., 2024): Llama's attention, and a mixture of experts for an MLP."""
+
+from torch import Tensor
+
+from workers.models.decoder import Layer, Tiles
+from workers.models.experts import Experts
+from workers.models.llama import Llama, LlamaAttention
+from workers.models.random_rows import RandomRows, RowProbe
+from workers.weights import Weights
+
+
+class ExpertLayer:
+    """Attention, then the experts, each added to what came in."""
+
+    def __init__(self, weights: Weights, prefix: str, attention: LlamaAttention) -> None:
+        self._attention = attention
+        self._mlp_norm = weights.rms_norm(f"{prefix}post_attention_layernorm")
+        self._experts = Experts(weights, f"{prefix}mlp.")
+        self.before_attention = attention.before
+
+    def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
+        x, normed = tiles.run(self._after, x, attended)
+        return self._experts(normed, x, tiles)
+
+    def row_functions(self, rows: RandomRows) -> list[RowProbe]:
+        return [
+            (self.before_attention, rows.before_attention),
+            (self._after, rows.after_attention),
+            *self._experts.row_functions(rows),
+        ]
+
+    def _after(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        x = self._attention.after(x, attended)
+        return x, self._mlp_norm(x)
+
+
+class Mixtral(Llama):
+    def make_layer(self, weights: Weights, prefix: str) -> Layer:
+        return ExpertLayer(weights, prefix, LlamaAttention(weights, prefix))

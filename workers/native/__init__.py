@@ -1,0 +1,169 @@
+"""Native kernels for CPUs: a small C++ extension, built once per machine and kept in the user's cache folder.
+
+It is optional. Without a compiler, or on another CPU than x86-64 with AVX2, everything works on torch's own kernels,
+slower. `load` finds the built library or builds it; then ``torch.ops.actorserve`` holds its operators.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from actorserve.model_files.default_model import cache_folder
+
+_FOLDER = Path(__file__).parent
+_BUILD_TIMEOUT_S = 600.0
+_MAX_REASON_CHARS = 300
+_UNUSED_DAYS = 30
+_COMMON_FLAGS = ("-O3", "-std=c++20", "-fopenmp", "-ffp-contract=off")
+_AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+_FLAGS = {
+    "avx512_vnni": (*_AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    "avx2": _AVX2_FLAGS,
+}
+
+
+class NativeUnavailableError(Exception):
+    """Why there are no native kernels here, in one line."""
+
+
+def load() -> bool:
+    """Whether the native kernels can be used; builds them first where this machine has not done so (a minute, once)."""
+    return _load() == ""
+
+
+def describe() -> str:
+    """What `load` found, in one line for a person."""
+    reason = _load()
+    if reason:
+        return f"torch's own kernels, which are slower: {reason}"
+    return f"native kernels for {isa()}"
+
+
+def isa() -> str:
+    """``avx512_vnni``, ``avx2``, or "" for CPUs that the kernels are not made for.
+
+    ``ATEN_CPU_CAPABILITY`` lowers it, as it does torch's own.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ""
+    match torch.backends.cpu.get_cpu_capability():
+        case "AVX512":
+            return "avx512_vnni" if "avx512_vnni" in _cpu_flags() else "avx2"
+        case "AVX2":
+            return "avx2"
+        case _:
+            return ""
+
+
+@cache
+def digest() -> str:
+    """Of everything that the library is made from: names its file, and is part of a worker's kind."""
+    hashed = hashlib.sha256(f"{torch.__version__} {isa()} {flags()}".encode())
+    for file in sources(".cpp", ".h"):
+        hashed.update(file.name.encode() + file.read_bytes())
+    return hashed.hexdigest()[:24]
+
+
+def flags() -> tuple[str, ...]:
+    """The compiler's, for this machine's `isa`."""
+    return _COMMON_FLAGS + _FLAGS[isa()]
+
+
+def sources(*suffixes: str) -> list[Path]:
+    return sorted(file for file in _FOLDER.iterdir() if file.suffix in suffixes)
+
+
+@cache
+def _load() -> str:
+    try:
+        torch.ops.load_library(str(_library()))  # type: ignore[no-untyped-call]
+    except NativeUnavailableError as error:
+        return str(error)
+    except OSError as error:
+        return f"the built library cannot be loaded: {error}"
+    return ""
+
+
+def _library() -> Path:
+    """The built library's file. Raises: NativeUnavailableError."""
+    if not isa():
+        raise NativeUnavailableError("they are made for x86-64 CPUs with AVX2")
+    folder = cache_folder() / "native"
+    file = folder / f"{digest()}.so"
+    if _is_whole(file):
+        return file
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise NativeUnavailableError(f"there is no C++ compiler {compiler}; install g++")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "build.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # workers start at once; one builds
+            if not _is_whole(file):
+                file.unlink(missing_ok=True)
+                _remove_unused(folder)
+                _build(file)
+    except OSError as error:
+        raise NativeUnavailableError(f"they cannot be built into {folder}: {error.strerror or error}") from None
+    return file
+
+
+def _is_whole(file: Path) -> bool:
+    """Whether it is there and goes on to the section headers, at an ELF file's end: loading a shorter one is SIGBUS."""
+    try:
+        with file.open("rb") as opened:
+            header = opened.read(64).ljust(64, b"\0")
+        size = file.stat().st_size
+    except OSError:
+        return False
+    headers_place, bytes_per_header, num_headers = struct.unpack_from("<40xQ10xHH", header)
+    return header.startswith(b"\x7fELF") and headers_place + bytes_per_header * num_headers <= size
+
+
+def _remove_unused(folder: Path) -> None:
+    """What a killed build left, and libraries of other versions that were built over a month ago."""
+    for left_over in folder.glob("build-*/"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    oldest = time.time() - _UNUSED_DAYS * 24 * 3600
+    for file in folder.glob("*.so"):
+        if file.stat().st_mtime < oldest:
+            file.unlink(missing_ok=True)
+
+
+def _build(file: Path) -> None:
+    """In a process of its own: the build tools load much, and would load the unfinished library."""
+    safe_path = ("-P",) if sys.flags.safe_path else ()
+    command = [sys.executable, *safe_path, "-m", "workers.native.build", str(file)]
+    # The build tool lies beside our Python, which need not be on the path.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    environment = {**os.environ, "PATH": path}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NativeUnavailableError(f"the compiler took longer than {_BUILD_TIMEOUT_S:.0f} s") from None
+    if done.returncode != 0 or not file.is_file():
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        reason = next((line for line in lines if "error: " in line), lines[-1] if lines else "it says nothing")
+        raise NativeUnavailableError(f"they cannot be built: {reason[:_MAX_REASON_CHARS]}")
+
+
+def _cpu_flags() -> frozenset[str]:
+    """As Linux tells them; nothing elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())

@@ -1,0 +1,179 @@
+// The two products that attention is made of, a few rows at a time, with keys and values taken from the pool as they
+// lie there, float32 or bfloat16.
+//
+// Both know numbers by 32 bit words: a float, or two bfloat16 of neighbouring dimensions, which a shift and a mask make
+// floats. Keys lie with a block's tokens side by side for each word (`KVCache`), so a vector has one dimension of as
+// many keys, and a step over the dimensions serves them all. Values lie token by token.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "attention_simd.h"
+
+namespace actorserve::attention {
+
+constexpr int64_t kTileVectors = 4;
+constexpr int64_t kTileKeys = kTileVectors * kLanes;
+constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kBlockRows = kLanes == 16 ? 8 : 6;  // as many as the registers hold the sums of
+
+// bfloat16 is taken as uint16_t: its bits.
+template <typename T>
+constexpr int64_t kNumbersPerWord = sizeof(uint32_t) / sizeof(T);
+
+// How many vectors beside each other: enough independent sums to hide the latency of adding to one.
+template <int Rows>
+constexpr int kVectors = Rows <= (kLanes == 16 ? 5 : 2) ? 4 : 2;
+
+// A tile's keys: where each vector of them has its first word, and how many numbers further the next word is. And where
+// the next tile's are: blocks lie anywhere in memory, so the processor cannot guess what to fetch, and is told a line
+// with each word. (Asking for a whole tile at once stalls, for only so many requests can be under way.)
+template <typename T>
+struct TileKeys {
+  std::array<const T*, kTileVectors> vectors, next_vectors;
+  int64_t stride;
+};
+
+// scores [Rows, Vectors vectors] = query [Rows, head_dim] keys, from vector `first` on. Each is one chain of fused
+// multiply-adds in the order of dimensions.
+template <int Rows, int Vectors, typename T>
+inline void score_block(const float* query, int64_t head_dim, const TileKeys<T>& keys, int64_t first, float* scores,
+                        int64_t scores_stride) {
+  Floats sums[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) sums[r][v] = all(0.0f);
+  }
+  const T *vectors[Vectors], *next_vectors[Vectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < Vectors; ++v) {
+    vectors[v] = keys.vectors[static_cast<size_t>(first + v)];
+    next_vectors[v] = keys.next_vectors[static_cast<size_t>(first + v)];
+  }
+  const auto add_dimension = [&](int64_t d, const Floats(&numbers)[Vectors]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      const Floats number = all(query[r * head_dim + d]);
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) sums[r][v] = multiply_add(number, numbers[v], sums[r][v]);
+    }
+  };
+  for (int64_t d = 0, at = 0; d < head_dim; d += kNumbersPerWord<T>, at += keys.stride) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) fetch_line(next_vectors[v] + at);
+    Floats numbers[Vectors];
+    if constexpr (kNumbersPerWord<T> == 1) {
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) numbers[v] = load(vectors[v] + at);
+      add_dimension(d, numbers);
+    } else {
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) numbers[v] = low_half(load_words(vectors[v] + at));
+      add_dimension(d, numbers);
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) numbers[v] = high_half(load_words(vectors[v] + at));
+      add_dimension(d + 1, numbers);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) store(scores + r * scores_stride + (first + v) * kLanes, sums[r][v]);
+  }
+}
+
+// All vectors of a tile.
+template <int Rows, typename T>
+inline void score_tile(const float* query, int64_t head_dim, const TileKeys<T>& keys, float* scores,
+                       int64_t scores_stride) {
+  for (int64_t first = 0; first < kTileVectors; first += kVectors<Rows>) {
+    score_block<Rows, kVectors<Rows>>(query, head_dim, keys, first, scores, scores_stride);
+  }
+}
+
+// Weighted values are summed two vectors a pair, whose numbers lie as a pair of vectors is had from words: of
+// bfloat16, first the even dimensions, then the odd ones.
+inline void load_pair(const float* from, Floats& first, Floats& second) {
+  first = load(from);
+  second = load(from + kLanes);
+}
+inline void load_pair(const uint16_t* from, Floats& first, Floats& second) {
+  const Words words = load_words(from);
+  first = low_half(words);
+  second = high_half(words);
+}
+
+// Where the sum of a dimension is.
+template <typename T>
+inline int64_t place_of(int64_t d) {
+  constexpr int64_t per_word = kNumbersPerWord<T>;
+  const int64_t in_pair = d % (2 * kLanes);
+  return per_word == 1 ? d : d - in_pair + in_pair % per_word * kLanes + in_pair / per_word;
+}
+
+// sums [Rows, Vectors vectors] += weights [Rows, count] values [count], from number `offset` of each on. Each sum is
+// one chain of fused multiply-adds in the order of the values.
+template <int Rows, int Vectors, typename T>
+inline void gather_block(const float* weights, int64_t weights_stride, const T* const* values, int64_t offset,
+                         int64_t count, float* sums, int64_t sums_stride) {
+  Floats out[Rows][Vectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) out[r][v] = load(sums + r * sums_stride + offset + v * kLanes);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    Floats numbers[Vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; v += 2) load_pair(values[k] + offset + v * kLanes, numbers[v], numbers[v + 1]);
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+      const Floats weight = all(weights[r * weights_stride + k]);
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) out[r][v] = multiply_add(weight, numbers[v], out[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) store(sums + r * sums_stride + offset + v * kLanes, out[r][v]);
+  }
+}
+
+// All dimensions.
+template <int Rows, typename T>
+inline void gather_rows(const float* weights, int64_t weights_stride, const T* const* values, int64_t padded_dim,
+                        int64_t count, float* sums, int64_t sums_stride) {
+  int64_t d = 0;
+  if constexpr (kVectors<Rows> == 4) {
+    for (; d + 4 * kLanes <= padded_dim; d += 4 * kLanes) {
+      gather_block<Rows, 4>(weights, weights_stride, values, d, count, sums, sums_stride);
+    }
+  }
+  for (; d < padded_dim; d += 2 * kLanes) {
+    gather_block<Rows, 2>(weights, weights_stride, values, d, count, sums, sums_stride);
+  }
+}
+
+// The products for 1 to kBlockRows rows.
+template <typename T>
+struct Products {
+  using Score = void (*)(const float*, int64_t, const TileKeys<T>&, float*, int64_t);
+  using Gather = void (*)(const float*, int64_t, const T* const*, int64_t, int64_t, float*, int64_t);
+  template <int... Rows>
+  static constexpr auto scores_of(std::integer_sequence<int, Rows...>) {
+    return std::array<Score, sizeof...(Rows)>{score_tile<Rows + 1, T>...};
+  }
+  template <int... Rows>
+  static constexpr auto gathers_of(std::integer_sequence<int, Rows...>) {
+    return std::array<Gather, sizeof...(Rows)>{gather_rows<Rows + 1, T>...};
+  }
+  static constexpr auto score = scores_of(std::make_integer_sequence<int, kBlockRows>());
+  static constexpr auto gather = gathers_of(std::make_integer_sequence<int, kBlockRows>());
+};
+
+}  // namespace actorserve::attention

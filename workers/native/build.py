@@ -1,0 +1,36 @@
+"""Builds the native kernels into the file that is named: ``python -m workers.native.build FILE``."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from torch.utils.cpp_extension import load
+
+from workers.native import flags, sources
+
+_NAME = "actorserve_native"
+
+
+def build(file: Path) -> None:
+    """Compile, load once to see that it loads, and put the library into place whole.
+
+    Raises: RuntimeError with the compiler's words; OSError for a full or unwritable folder.
+    """
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix="build-") as folder:
+        # The OpenMP runtime is torch's own, found when the library is loaded: a second one would fight it for cores.
+        load(
+            name=_NAME,
+            sources=[str(source) for source in sources(".cpp")],
+            extra_cflags=list(flags()),
+            build_directory=folder,
+            is_python_module=False,
+        )
+        built = Path(folder) / f"{_NAME}.so"
+        with built.open("rb") as opened:
+            os.fsync(opened.fileno())  # else a power cut may leave the name without the bytes
+        os.replace(built, file)
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))

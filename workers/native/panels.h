@@ -1,0 +1,43 @@
+// How quantized weights lie in memory; the same for every instruction set. workers/quantized_linear.py packs them.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace actorserve {
+namespace {  // of the one file that includes this: nothing here is exported
+
+constexpr int kPanelColumns = 16;
+constexpr int kStepBytes = 4 * kPanelColumns;                  // int8: four inputs of a panel's columns
+constexpr int kGroupInputs = 16;                               // int4: inputs that share a group scale
+constexpr int kGroupBytes = kPanelColumns * kGroupInputs / 2;  // of nibbles
+
+constexpr int64_t kSliceInputs = 64;
+
+// Quantized rows are in tiles, which meet a panel together: [in_features / 64 slices][rows of the tile][64 inputs].
+// So a tile is read from its start to its end, and its rows' distances are known to the compiler.
+constexpr int64_t input_offset(int64_t num_rows, int64_t input) {
+  return input / kSliceInputs * num_rows * kSliceInputs + input % kSliceInputs;
+}
+
+// Panels follow one another in memory. Where few rows pass by, as fast as weights arrive, the next ones go to the first
+// cache. Where many do, to the second: in the first they would wait for long, in the rows' way.
+template <int kRows>
+void prefetch_weights(const uint8_t* in_use) {
+  constexpr int64_t kBytesAhead = 8192;
+  _mm_prefetch(reinterpret_cast<const char*>(in_use) + kBytesAhead, kRows < 4 ? _MM_HINT_T0 : _MM_HINT_T1);
+}
+
+// One panel. int8: [in_features / 4 steps][16 columns][4 inputs] signed bytes.
+// int4: [in_features / 8][16 columns][4 inputs] bytes, each the signed nibbles of inputs i (lower) and i + 4 (upper) of
+// its eight; group_scales is [in_features / 16 groups][16 columns] signed bytes.
+struct Panel {
+  const uint8_t* weights;
+  const int8_t* group_scales;  // null: int8
+  int64_t num_steps;
+  int64_t num_groups;
+};
+
+}  // namespace
+}  // namespace actorserve

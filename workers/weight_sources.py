@@ -1,0 +1,172 @@
+"""Where weights come from: safetensors files, a GGUF file, or nowhere (random numbers of a sane size)."""
+
+import hashlib
+import math
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from actorserve.errors import ModelError
+from actorserve.model_files.description import ModelDescription, TensorSpec
+from actorserve.model_files.gguf_reader import GgufTensor, read_gguf
+from actorserve.model_files.gguf_tensors import TYPES
+
+_FLOATS = {
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+_DEQUANTIZED_BYTES = 2**16  # at a time: what is made on the way stays in the cache
+_RANDOM_NUMBERS = 2**20 + 1  # an odd number, so that the rows of a weight are not all alike
+
+
+class WeightSource(Protocol):
+    def read(self, spec: TensorSpec) -> Tensor:
+        """The part of a stored tensor that ``spec`` tells, on the CPU, in whatever type the file has (floats, where it
+        is quantized); as stored, but for its place: ``head_rows`` and ``addend`` are still to be done.
+
+        Raises: ModelError, in one line that names the file and the tensor.
+        """
+        ...
+
+
+class SafetensorsSource:
+    """One or several safetensors files, mapped into memory."""
+
+    def __init__(self, files: Iterable[Path], stack: ExitStack) -> None:
+        """The files stay open as long as ``stack``. Raises: ModelError."""
+        self._places: dict[str, tuple[Path, Any]] = {}
+        for file in files:
+            try:
+                opened = stack.enter_context(safe_open(file, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"cannot read {file}: {error}") from None
+            self._places |= dict.fromkeys(opened.keys(), (file, opened))
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        name = spec.stored_name
+        if name not in self._places:
+            raise ModelError(f"tensor {name} is missing")
+        file, opened = self._places[name]
+        try:
+            stored = opened.get_slice(name)
+            _check_shape(spec, tuple(stored.get_shape()), file)
+            rows = slice(spec.first_row, spec.first_row + spec.shape[0])
+            tensor: Tensor = stored[rows] if spec.expert is None else stored[spec.expert, rows]
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"cannot read tensor {name} from {file}: {error}") from None
+        return tensor
+
+
+class GgufSource:
+    """A GGUF file; quantized tensors are dequantized to float32."""
+
+    def __init__(self, file: Path, stack: ExitStack) -> None:
+        """Raises: ModelError."""
+        self._file = file
+        self._tensors = read_gguf(file).tensors
+        self._threads = stack.enter_context(ThreadPoolExecutor(torch.get_num_threads()))
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        entry = self._tensors.get(spec.stored_name)
+        if entry is None:
+            raise ModelError(f"{self._file}: tensor {spec.stored_name} is missing")
+        _check_shape(spec, entry.shape, self._file)
+        if entry.type not in TYPES or (len(entry.shape) == 1 and entry.type not in _FLOATS):
+            raise ModelError(f"{self._file}: tensor {entry.name} has type {entry.type.name}, which is not supported")
+        raw = self._bytes(entry, spec)
+        if entry.type in _FLOATS:
+            return torch.from_numpy(raw).view(_FLOATS[entry.type]).view(spec.shape)
+        return torch.from_numpy(self._dequantized(raw, entry.type)).view(spec.shape)
+
+    def _bytes(self, entry: GgufTensor, spec: TensorSpec) -> np.ndarray:
+        """The wanted rows' bytes; a row is a whole number of blocks."""
+        num_rows = math.prod(entry.shape[:-1]) if len(entry.shape) > 1 else entry.shape[0]
+        bytes_per_row = entry.num_bytes // num_rows
+        rows_per_expert = num_rows if spec.expert is None else num_rows // entry.shape[0]
+        first_row = (spec.expert or 0) * rows_per_expert + spec.first_row
+        num_bytes = spec.shape[0] * bytes_per_row
+        try:
+            raw = np.fromfile(self._file, np.uint8, num_bytes, offset=entry.offset + first_row * bytes_per_row)
+        except OSError as error:
+            raise ModelError(f"cannot read {self._file}: {error.strerror}") from None
+        if len(raw) < num_bytes:
+            raise ModelError(f"{self._file}: truncated within tensor {entry.name}")
+        return raw
+
+    def _dequantized(self, raw: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+        """A tensor's blocks as float32 numbers, in order.
+
+        Blocks do not know of rows, so the package gets as many at a time as are fast. It computes in numpy, which
+        leaves other threads alone.
+        """
+        numbers_per_block, bytes_per_block = GGML_QUANT_SIZES[kind]
+        step = max(1, _DEQUANTIZED_BYTES // bytes_per_block)
+        blocks = raw.reshape(-1, bytes_per_block)
+        numbers = np.empty((len(blocks), numbers_per_block), np.float32)
+
+        def fill(start: int) -> None:
+            part = blocks[start : start + step].reshape(-1)
+            with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is found in the numbers
+                numbers[start : start + step] = dequantize(part, kind).reshape(-1, numbers_per_block)
+
+        for _ in self._threads.map(fill, range(0, len(blocks), step)):
+            pass
+        return numbers
+
+
+class DummySource:
+    """Random weights for a model of any shape, the same every time: to measure with, where no file is at hand.
+
+    Gains are near one, biases near zero, and a linear layer keeps its input's size.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = torch.randn(_RANDOM_NUMBERS, generator=torch.Generator().manual_seed(0))
+
+    def read(self, spec: TensorSpec) -> Tensor:
+        numbers = self._random(spec).view(spec.shape)
+        if len(spec.shape) > 1:
+            return numbers.mul_(spec.shape[-1] ** -0.5)
+        is_gain = spec.name.endswith("norm.weight")
+        return numbers.mul_(0.02).add_(1.0 - spec.addend if is_gain else 0.0)
+
+    def _random(self, spec: TensorSpec) -> Tensor:
+        """Numbers from a common store, from a place that the name tells: drawing each would take ten times as long."""
+        numbers = torch.empty(math.prod(spec.shape))
+        first, place = 0, zlib.crc32(spec.name.encode()) % _RANDOM_NUMBERS
+        while first < len(numbers):
+            part = self._numbers[place : place + len(numbers) - first]
+            numbers[first : first + len(part)] = part
+            first, place = first + len(part), 0
+        return numbers
+
+
+def _check_shape(spec: TensorSpec, found: tuple[int, ...], file: Path) -> None:
+    if found != spec.stored_shape:
+        raise ModelError(f"{file}: tensor {spec.stored_name} has shape {found}, not {spec.stored_shape}")
+
+
+def weights_digest(description: ModelDescription) -> str:
+    """SHA-256 of all weight files' bytes and the config (1.5 GB/s where the CPU has SHA instructions).
+
+    Raises: ModelError if a file cannot be read.
+    """
+    digest = hashlib.sha256(repr(description.config).encode())
+    for path in description.weight_files:
+        try:
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from None
+    return digest.hexdigest()
