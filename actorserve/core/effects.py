@@ -43,6 +43,27 @@ class RunStep:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Copy blocks of KV to the host's pool, block by block in order; answered by a CopyDone.
+
+    It goes beside the iterations: no step writes these blocks before it is done, and none reads the host's.
+    """
+
+    copy_id: int
+    device_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """The way back; no step touches these device blocks before it is done."""
+
+    copy_id: int
+    host_blocks: tuple[int, ...]
+    device_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Hand newly made tokens, in order and each once, to the client's stream. ``logprobs`` is empty or as long.
 
@@ -75,4 +96,4 @@ class Available:
     """A gateway has met its first worker: requests can be served. Once."""
 
 
-Effect = Available | Drained | Send | AddToEngine | DropFromEngine | RunStep | Deliver | End
+Effect = Available | Drained | Send | AddToEngine | DropFromEngine | RunStep | SwapOut | SwapIn | Deliver | End

@@ -163,7 +163,7 @@ class InstanceState:
             self._finish(request, now, effects)
             return
         self.requests[spec.request_id] = request
-        self.policy.add(request, now)
+        self.policy.add(request, now, attained=message.attained)
         effects.append(AddToEngine(spec))
 
     def _refusal(self, request: Request) -> RefusalReason | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Peer(NamedTuple):
@@ -109,6 +109,31 @@ class ModelInfo:
     max_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a worker is, as far as the coordinator's queue needs it: points of its profile's prefill curve (tokens,
+    seconds; ``core.profile``), and the shortest iteration, which is the first quantum.
+    """
+
+    prefill_tokens: tuple[int, ...]
+    prefill_s: tuple[float, ...]
+    min_iteration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attained:
+    """What a request had from a multi-level feedback queue so far, in durations: whoever receives it derives the level.
+
+    ``service_s`` in all; ``quantum_s`` of the level that it was on (0: it is new, and joins by its prefill time) and
+    what it used of that; ``waited_s`` since it last ran, or since it came.
+    """
+
+    service_s: float = 0.0
+    quantum_s: float = 0.0
+    quantum_used_s: float = 0.0
+    waited_s: float = 0.0
+
+
 # --- membership ------------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +142,7 @@ class Hello:
     """Any -> any, first on every link: who I am, where to reach me, what I serve.
 
     ``kind`` names the bits a worker makes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
-    give the same tokens. Empty for gateways and the coordinator, as is ``model``.
+    give the same tokens. Empty for gateways and the coordinator, as are ``model`` and ``speed``.
     """
 
     protocol_version: int
@@ -126,6 +151,7 @@ class Hello:
     kind: str = ""
     model: ModelInfo | None = None
     answers: int = 0  # the receiver's incarnation that asked; 0 asks for an answer
+    speed: Speed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +177,7 @@ class PeerUp:
     role: Role
     kind: str = ""
     model: ModelInfo | None = None
+    speed: Speed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +228,12 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """c -> g: start it there."""
+    """c -> g: start it there. ``waited_s`` is how long it waited in the cluster's queue."""
 
     request_id: str
     epoch: int
     instance: Peer
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +263,7 @@ class Start:
 
     epoch: int
     request: RequestSpec
+    attained: Attained = Attained()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +330,11 @@ class LoadReport:
     arrived since the previous report, so that the coordinator can drop them from its own account of what is under way.
     ``num_tokens_looked_up`` and ``num_tokens_found`` count, over all requests ever admitted, tokens that were looked
     up in the prefix cache, and those found there; recomputing after a preemption does not count.
+
+    ``kv_*`` is the device's pool, ``host_*`` the one that KV is swapped to. ``kv_needed_bytes`` is the whole KV of all
+    started requests, wherever it lies. ``num_swapped`` requests lie on the host now; ``num_swap_outs`` and
+    ``swapped_bytes`` (both ways) were in all, and requests were due for the batch but still being copied for
+    ``swap_blocked_s`` in all.
     """
 
     sequence: int
@@ -316,6 +350,13 @@ class LoadReport:
     draining: bool = False
     num_tokens_looked_up: int = 0
     num_tokens_found: int = 0
+    host_total_bytes: int = 0
+    host_used_bytes: int = 0
+    kv_needed_bytes: int = 0
+    num_swapped: int = 0
+    num_swap_outs: int = 0
+    swapped_bytes: int = 0
+    swap_blocked_s: float = 0.0
 
 
 # --- between an instance and its engine (local) ----------------------------------------------------------------------
@@ -348,6 +389,14 @@ class StepDone:
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDone:
+    """Local: the engine finished the copy ``copy_id`` between device and host."""
+
+    copy_id: int
+    duration_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +453,7 @@ Message = (
     | Resend
     | LoadReport
     | StepDone
+    | CopyDone
     | MemoryLimit
     | Tick
     | Drain

@@ -3,34 +3,60 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from actorserve.core.messages import Attained
 from actorserve.core.request import Request
+
+NEWCOMER = Attained()
 
 
 class SchedulingPolicy(Protocol):
     """Orders the requests of one instance, most urgent first. Deterministic in its calls.
 
-    The instance walks ``order`` at each iteration: it batches from the front, and preempts from the back when blocks
-    run out. The order inside equal urgency is stable.
+    The instance walks ``order`` at each iteration: it batches from the front, and takes memory from the back where it
+    runs out. A request may take memory only from those behind it, so a policy that runs to completion keeps each that
+    has started before all that wait. The order inside equal urgency is stable.
     """
 
-    def add(self, request: Request, now: float) -> None: ...
+    @property
+    def reserves_output(self) -> bool:
+        """Whether a request starts only where its whole output, up to ``max_tokens``, has room as well."""
+        ...
+
+    def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
+        """A request comes; so many tokens of its prompt need not be computed."""
+        ...
 
     def remove(self, request: Request) -> None: ...
 
     def on_service(self, request: Request, service_s: float, now: float) -> None:
-        """``request`` took part in an iteration and was served for ``service_s``."""
+        """``request`` took part in an iteration, and was served for ``service_s``: what the profile says of its own
+        prefill chunk, or of one iteration of the batch's decodes without the prefills. Its tokens count already.
+        """
+        ...
+
+    def attained(self, request: Request, now: float) -> Attained:
+        """What travels with the request to another instance."""
         ...
 
     def order(self, now: float) -> Sequence[Request]: ...
+
+    def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
+        """The estimated time to the next scheduling of each in ``order`` (FastServe, section 4.2: ENST)."""
+        ...
+
+    def next_change_s(self, now: float) -> float | None:
+        """When the order changes next by time alone; None for never."""
+        ...
 
 
 class FirstComeFirstServed:
     """Arrival order, run to completion."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reserves_output: bool = False) -> None:
+        self.reserves_output = reserves_output
         self._requests: dict[Request, None] = {}
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         self._requests[request] = None
 
     def remove(self, request: Request) -> None:
@@ -39,5 +65,15 @@ class FirstComeFirstServed:
     def on_service(self, request: Request, service_s: float, now: float) -> None:
         """Service does not count here."""
 
+    def attained(self, request: Request, now: float) -> Attained:
+        return NEWCOMER
+
     def order(self, now: float) -> Sequence[Request]:
         return list(self._requests)
+
+    def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
+        """Only the order counts."""
+        return [float(index) for index in range(len(order))]
+
+    def next_change_s(self, now: float) -> float | None:
+        return None

@@ -50,6 +50,7 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     133: m.Open,
     134: m.Close,
     135: m.MemoryLimit,
+    136: m.CopyDone,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)
@@ -59,6 +60,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.RequestSpec: Rules(bounds={"priority": _SIGNED}),
     m.Place: Rules(bounds={"priority": _SIGNED}),
     m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),
+    m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
     m.LoadReport: Rules(bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE}),
     m.TokenLogprobs: Rules(
         columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
@@ -70,7 +72,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.StepDone: Rules(columns=("request_ids", "positions", "token_ids"), optional_columns=("logprobs",)),
 }
 
-_NESTED: Final = (m.SamplingParams, m.TokenLogprobs, m.RequestSpec, m.ModelInfo)
+_NESTED: Final = (m.SamplingParams, m.TokenLogprobs, m.RequestSpec, m.ModelInfo, m.Speed, m.Attained)
 
 _SCHEMA: Final = Schema(_RULES)
 _CHECKERS: Final = {tag: (cls, _SCHEMA.record(cls)) for tag, cls in (WIRE_TAGS | LOCAL_TAGS).items()}

@@ -231,7 +231,7 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
         ([21, "a" * 2000, 1], "bounds"),
         ([12, "a", 1, "overloaded", float("nan")], "retry_after_s"),
         ([12, "a", 1, "overloaded", float("inf")], "finite"),
-        ([11, "a", 1, ["w", 1, 2]], "instance"),
+        ([11, "a", 1, ["w", 1, 2], 0.0], "instance"),
         ([True, "a"], "no tag"),
         ([99], "99"),
         (5, "no tag"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actorserve.errors import SettingsError
-from actorserve.host import ResidentMemory, resident_memory
+from actorserve.host import ResidentMemory
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from workers import memory, native
 from workers.kernels import Kernels
