@@ -13,6 +13,18 @@ class ModelError(ActorserveError):
     """A model cannot be found, read or served: truncated, unknown architecture, unsafe format."""
 
 
+class ProfileError(ActorserveError):
+    """A profile cannot be read, is wrong in itself, or is another model's."""
+
+
+class WorkloadError(ActorserveError):
+    """A workload cannot be made: a trace's row is damaged, or a distribution is none."""
+
+
+class SimulationError(ActorserveError):
+    """A simulation's configuration is wrong: a key is missing, unknown, or out of range."""
+
+
 class ProtocolError(ActorserveError):
     """A frame that no well-behaved peer sends. Counted and dropped, never a crash."""
 

@@ -7,7 +7,7 @@ found at start. Units stand in the names.
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -52,12 +52,20 @@ class WorkerSettings(_Section):
     threads: int | None = Field(None, ge=1, description="CPU threads per worker; default: the cores shared out")
     memory_bytes: int | None = Field(None, ge=1, description="of a CPU worker in all; default: what is free shared out")
     kv_cache_bytes: int | None = Field(None, ge=1, description="default: from the free memory")
+    host_kv_bytes: int | None = Field(None, ge=0, description="that KV is swapped to; 0: none")
     tokens_per_block: int = Field(16, ge=1, le=1024)
     max_batch_requests: int = Field(64, ge=1)
     max_batch_tokens: int = Field(512, ge=1, description="prefill and decode tokens of one iteration")
     tpot_target_s: float = Field(0.1, gt=0, description="prefills leave decodes this time for a token; inf: no target")
     max_context_tokens: int | None = Field(None, ge=2, description="default: the model's own")
     prefix_cache: bool = Field(True, description="keep the KV of prompts for others that begin alike")
+    policy: Literal["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt"] = "skip_join_mlfq"
+    promote_after_s: float = Field(0.3, gt=0, description="a request that waited so long comes first; inf: never")
+    promote_after_by_priority_s: dict[int, Annotated[float, Field(gt=0)]] = Field({}, description="where it differs")
+    min_share: float = Field(0.1, ge=0, lt=1, description="that requests of lower priority keep of the computing")
+    swap: Literal["proactive", "reactive", "recompute"] = "proactive"
+    max_waiting_requests: int = Field(64, ge=1, description="placed here and not begun; more wait in the cluster")
+    profile: Path | None = Field(None, description="default: measured at the first start, and kept in the cache")
 
     @model_validator(mode="after")
     def _leave_room_for_prefills(self) -> Self:

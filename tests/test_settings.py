@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from actorserve.core.step_times import StepTimes
 from actorserve.core.token_budget import MIN_PREFILL_TOKENS, TokenBudget
 from actorserve.errors import SettingsError
 from actorserve.processes.child import read_settings, write_settings
 from actorserve.settings import Settings, load_settings
+from tests.core.driver import PROFILE
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "config" / "actorserve.toml"
 
@@ -73,7 +75,8 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, names: tuple[
 def test_a_full_batch_leaves_prefills_their_least() -> None:
     """The smallest iteration that is accepted holds every decode and what prefills get in any case."""
     workers = {"max_batch_requests": 8, "max_batch_tokens": 8 + MIN_PREFILL_TOKENS}
-    budget = TokenBudget(load_settings(None, {"workers": workers}).workers.tpot_target_s, workers["max_batch_tokens"])
+    target_s = load_settings(None, {"workers": workers}).workers.tpot_target_s
+    budget = TokenBudget(target_s, workers["max_batch_tokens"], StepTimes(PROFILE))
     assert budget.begin(8, 1000).take(100, 0) == MIN_PREFILL_TOKENS
 
 

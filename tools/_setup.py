@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = "runtime"
 TEST = "test"
-COMMANDS = {"serve": RUNTIME, "test": TEST, "check": TEST, "bench": TEST}
+COMMANDS = {"serve": RUNTIME, "test": TEST, "check": TEST, "bench": TEST, "simulate": TEST, "profile": RUNTIME}
 
 
 class SetupError(Exception):
@@ -194,6 +194,10 @@ def main(arguments: Sequence[str]) -> int:
             os.execv(python, [python, "-P", "-m", "actorserve", "serve", *rest])
         if name == "bench":
             os.execv(python, [python, "-P", "-m", "tools.benchmarks", *rest])
+        if name == "profile":
+            os.execv(python, [python, "-P", "-m", "tools.profiling", *rest])
+        if name == "simulate":
+            os.execv(python, [python, "-P", "-m", "tools.simulation", *rest])
         if name == "test":
             rest = absolute_paths(rest, ROOT)
         os.chdir(ROOT)

@@ -1,10 +1,13 @@
 """The engine protocol: what computes tokens, as the worker process sees it.
 
-An engine is synchronous and runs on one thread of its own. Its calls come in the order in which the instance's core
-issued them; a request is added before its first step and dropped after its last. The engine holds the KV pool; which
-block belongs to whom is decided by the core and stated in every plan.
+An engine is synchronous and runs on two threads: ``add``, ``drop`` and ``step`` on one, ``copy_out`` and ``copy_in`` on
+another, beside the steps. On each thread calls come in the order in which the instance's core issued them; a request is
+added before its first step and dropped after its last, and no step touches a block while it is copied. The engine holds
+the KV pool, and a pool on the host that KV is swapped to; which block belongs to whom is decided by the core and stated
+in every plan and copy.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
@@ -36,6 +39,16 @@ class Engine(Protocol):
         """KV bytes of one block over all layers."""
         ...
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks in the pool on the host; 0 where nothing is swapped."""
+        ...
+
+    @property
+    def num_written_host_blocks(self) -> int:
+        """Of these, blocks that were ever written. May be asked on any thread."""
+        ...
+
     def add(self, request: RequestSpec) -> None:
         """Make ready for the request's steps (its sampling state)."""
         ...
@@ -50,3 +63,28 @@ class Engine(Protocol):
         Raises: whatever the device raises; the worker process then ends, and its requests go on elsewhere.
         """
         ...
+
+    def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy blocks of the KV pool to the host, the first to the first and so on; returns once they are there.
+
+        Raises: ValueError as ``check_copy`` does; whatever the device raises, as with ``step``.
+        """
+        ...
+
+    def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
+        """The way back; a step that begins after it has returned finds them. Raises: as ``copy_out``."""
+        ...
+
+
+def check_copy(device_blocks: Sequence[int], num_blocks: int, host_blocks: Sequence[int], num_host_blocks: int) -> None:
+    """Hold a copy against the pools' sizes.
+
+    Raises: ValueError where it names a block that is not there, or one twice, or more blocks here than there.
+    """
+    if len(device_blocks) != len(host_blocks):
+        raise ValueError(f"a copy of {len(device_blocks)} blocks on the device and {len(host_blocks)} on the host")
+    for where, blocks, count in (("device", device_blocks, num_blocks), ("host", host_blocks, num_host_blocks)):
+        if any(not 0 <= block < count for block in blocks):
+            raise ValueError(f"a copy of {where} blocks {sorted(blocks)}, and there are {count} blocks")
+        if len(set(blocks)) != len(blocks):
+            raise ValueError(f"a copy names a {where} block twice: {sorted(blocks)}")

@@ -2,13 +2,17 @@
 
 It keeps a real KV pool of one integer a slot: each token's entry is a hash chained through the entry before it, read
 back through the block table. A token sampled from it depends on every token before, so a block that was overwritten,
-freed too early or listed in the wrong order changes the answer.
+freed too early or listed in the wrong order changes the answer; so does one that was swapped to the wrong place.
 """
 
 import hashlib
 import time
+from collections.abc import Sequence
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
+from workers.engine import check_copy
+
+BYTES_PER_TOKEN = 8  # of KV, as it tells
 
 
 def _mix(*values: int) -> int:
@@ -30,7 +34,9 @@ def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> l
 
 
 class FakeEngine:
-    """Implements ``workers.engine.Engine``. ``step_s`` is how long an iteration takes (0: as fast as it can)."""
+    """Implements ``workers.engine.Engine``. ``step_s`` and ``copy_s`` are how long an iteration and a copy of any size
+    take (0: as fast as they can).
+    """
 
     def __init__(
         self,
@@ -40,20 +46,29 @@ class FakeEngine:
         max_context_tokens: int = 4096,
         step_s: float = 0.0,
         name: str = "fake",
+        num_host_blocks: int = 0,
+        copy_s: float = 0.0,
     ) -> None:
         self.model = ModelInfo(name, vocab_size, min(max_context_tokens, num_blocks * tokens_per_block))
         self.kind = f"fake-{vocab_size}"
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
-        self.bytes_per_block = 8 * tokens_per_block
+        self.bytes_per_block = BYTES_PER_TOKEN * tokens_per_block
+        self.num_host_blocks = num_host_blocks
         self._kv = [0] * (num_blocks * tokens_per_block)
+        self._host_kv: dict[int, list[int]] = {}  # by block: those that were written
         self._requests: dict[str, RequestSpec] = {}
         self._step_s = step_s
+        self._copy_s = copy_s
 
     @property
     def num_requests(self) -> int:
         """Requests that were added and not dropped."""
         return len(self._requests)
+
+    @property
+    def num_written_host_blocks(self) -> int:
+        return len(self._host_kv)
 
     def add(self, request: RequestSpec) -> None:
         self._requests[request.request_id] = request
@@ -88,6 +103,25 @@ class FakeEngine:
             token_ids=tuple(token_ids),
             logprobs=tuple(logprobs) if any(logprobs) else (),
         )
+
+    def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        self._begin_copy(device_blocks, host_blocks)
+        for device, host in zip(device_blocks, host_blocks, strict=True):
+            self._host_kv[host] = self._kv[self._slots(device)]
+
+    def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
+        self._begin_copy(device_blocks, host_blocks)
+        nothing = [0] * self.tokens_per_block
+        for device, host in zip(device_blocks, host_blocks, strict=True):
+            self._kv[self._slots(device)] = self._host_kv.get(host, nothing)
+
+    def _begin_copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        check_copy(device_blocks, self.num_blocks, host_blocks, self.num_host_blocks)
+        if self._copy_s:
+            time.sleep(self._copy_s)
+
+    def _slots(self, block: int) -> slice:
+        return slice(block * self.tokens_per_block, (block + 1) * self.tokens_per_block)
 
     def _feed(self, plan: StepPlan, row: int) -> int:
         """Write a chunk's KV entries; returns the last one."""

@@ -38,6 +38,15 @@ class KVCache:
         )
         """Each layer's keys and values, [num_kv_heads, num_slots, head_dim], or keys as `transposed` gives them."""
 
+    @property
+    def blocks(self) -> Tensor:
+        """The pool's bytes by block, [num_blocks, pieces, bytes of a piece]: a block lies in a piece for each layer,
+        keys or values, and head. Whole blocks are copied so, however keys lie in them.
+        """
+        layers, both, kv_heads, _, head_dim = self.pool.shape
+        pieces = self.pool.view(layers * both * kv_heads, self.num_blocks, self.tokens_per_block * head_dim)
+        return pieces.view(torch.uint8).transpose(0, 1)
+
     def begin(self, batch: Batch) -> None:
         """Clear the blocks that get their first token now: for attention that reads whole blocks.
 

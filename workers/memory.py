@@ -3,6 +3,10 @@
 On a CPU the pool is reserved whole but becomes resident only as blocks are first written. So what the host has
 available does not show what a sibling will take, and each worker is given its share of what was free before any of
 them started (``workers.memory_bytes``). A worker that starts again gets the same share.
+
+The pool that KV is swapped to lies in the host's memory always. For a GPU it is as large as the GPU's pool where the
+host has that to spare. On a CPU there is none unless the settings say so: the same memory does more as KV cache, from
+which nothing need be swapped.
 """
 
 import math
@@ -17,10 +21,12 @@ from actorserve.model_files.description import DecoderConfig, ModelDescription
 from workers import native
 from workers.devices import usable_devices
 from workers.kernels import Kernels
+from workers.kv_swap import STAGING_BYTES
 from workers.linear import PackedLinear, linear_class
 
 _CPU_POOL_SHARE = 0.5  # of what is left beside weights and activations; the rest is for page cache and everybody else
 _CUDA_POOL_SHARE = 0.9  # the rest is for the allocator's fragments and the kernels' own memory
+_HOST_POOL_SHARE = 0.5  # of a GPU worker's share of the host's memory, which loads weights too
 _MIN_POOL_TOKENS = 2048  # with less there is no serving; a model of shorter context needs no more than that
 _MAX_RUNNING_RESERVE_BYTES = 512 * 2**20
 
@@ -75,10 +81,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 class MemoryPlan:
-    """What one engine needs, held against what there is, and the size of its KV pool; to be made before loading.
+    """What one engine needs, held against what there is, and the sizes of its KV pools; to be made before loading.
 
-    ``share_bytes`` is what this process may take in all on a CPU (None: all that is available now);
-    ``kv_cache_bytes`` fixes the pool's size. ``bytes_per_token`` is of KV.
+    ``share_bytes`` is what this process may take in all of the host's memory (None: all that is available now);
+    ``kv_cache_bytes`` and ``host_kv_bytes`` fix the sizes of the pool and of the one that KV is swapped to.
+    ``bytes_per_token`` is of KV.
     """
 
     def __init__(
@@ -91,6 +98,7 @@ class MemoryPlan:
         context_tokens: int,
         share_bytes: int | None = None,
         kv_cache_bytes: int | None = None,
+        host_kv_bytes: int | None = None,
     ) -> None:
         self._device = device
         self._weights_bytes = weights_bytes
@@ -98,21 +106,27 @@ class MemoryPlan:
         self._least_pool_bytes = min(_MIN_POOL_TOKENS, context_tokens) * bytes_per_token
         self._share_bytes = share_bytes
         self._kv_cache_bytes = kv_cache_bytes
+        self._host_kv_bytes = host_kv_bytes
         self._at_first = resident_memory()
 
     def check(self) -> None:
         """To be asked before the weights are loaded.
 
-        Raises: SettingsError where weights, activations and a small pool, or the pool that settings fix, do not fit.
+        Raises: SettingsError where weights, activations and a small pool, or the pools that settings fix, do not fit.
         """
         free = free_bytes(self._device)
         share = free if self._share_bytes is None or self._device.type == "cuda" else self._share_bytes
         # What is free now counts for what is taken at once; a pool that settings fix may fill later, so it is held
         # against the share alone: a worker that starts again while memory is short begins, and admits less.
-        fixed = self._kv_cache_bytes
-        if fixed is not None:
-            self._require(fixed, share, "")
-        self._require(min(self._least_pool_bytes, fixed or self._least_pool_bytes), min(free, share), "at least ")
+        fixed, swapped = self._kv_cache_bytes, 0
+        if self._device.type == "cuda":
+            self._check_host()
+        else:
+            swapped = self._host_kv_bytes or 0
+        least = min(self._least_pool_bytes, fixed or self._least_pool_bytes)
+        if fixed is not None or swapped:
+            self._require(fixed or least, share, "" if fixed else "at least ", swapped)
+        self._require(least, min(free, share), "at least ")
 
     def pool_bytes(self) -> int:
         """The size of the KV pool; to be asked once the weights are loaded.
@@ -122,7 +136,8 @@ class MemoryPlan:
         if self._kv_cache_bytes is not None:
             return self._kv_cache_bytes
         if self._device.type == "cuda":
-            left, share = free_bytes(self._device) - self._activation_bytes, _CUDA_POOL_SHARE
+            staging = 0 if self._host_kv_bytes == 0 else STAGING_BYTES
+            left, share = free_bytes(self._device) - self._activation_bytes - staging, _CUDA_POOL_SHARE
         else:
             now = resident_memory()
             # Mapped weights become resident only as they are read, and pages of the files that weights were made from
@@ -130,7 +145,8 @@ class MemoryPlan:
             written = now.private_bytes - self._at_first.private_bytes
             taken = self._at_first.total_bytes + max(written, self._weights_bytes)
             limit = free_bytes(self._device) + now.total_bytes if self._share_bytes is None else self._share_bytes
-            left, share = limit - taken - self._activation_bytes, _CPU_POOL_SHARE
+            left = limit - taken - self._activation_bytes - (self._host_kv_bytes or 0)
+            share = _CPU_POOL_SHARE
         pool = int(share * left)
         if pool < self._least_pool_bytes:
             raise SettingsError(
@@ -139,13 +155,35 @@ class MemoryPlan:
             )
         return pool
 
-    def _require(self, pool_bytes: int, available_bytes: int, least: str) -> None:
-        needed = self._weights_bytes + self._activation_bytes + pool_bytes
+    def host_pool_bytes(self, pool_bytes: int) -> int:
+        """The size of the pool that KV is swapped to, beside a KV pool of so many bytes; 0 for none."""
+        if self._host_kv_bytes is not None:
+            return self._host_kv_bytes
+        if self._device.type != "cuda":
+            return 0
+        return min(pool_bytes, int(_HOST_POOL_SHARE * self._host_share_bytes()))
+
+    def _host_share_bytes(self) -> int:
+        """What a worker on a GPU may take of the host's memory now."""
+        available = available_memory_bytes()
+        return available if self._share_bytes is None else min(available, self._share_bytes)
+
+    def _check_host(self) -> None:
+        wanted, share = self._host_kv_bytes or 0, self._host_share_bytes()
+        if wanted > share:
+            raise SettingsError(
+                f"too little memory on the host: {_gib(wanted)} are asked for to swap to, and there are {_gib(share)} "
+                f"for this worker; change workers.host_kv_bytes or workers.count (fewer)"
+            )
+
+    def _require(self, pool_bytes: int, available_bytes: int, least: str, swapped_bytes: int = 0) -> None:
+        needed = self._weights_bytes + self._activation_bytes + pool_bytes + swapped_bytes
         if needed > available_bytes:
+            swapped = f"KV swapped {_gib(swapped_bytes)}, " if swapped_bytes else ""
             raise SettingsError(
                 f"too little memory on {self._device}: {_gib(needed)} are needed (weights {_gib(self._weights_bytes)}, "
-                f"KV cache {least}{_gib(pool_bytes)}, activations {_gib(self._activation_bytes)}), and there are "
-                f"{_gib(available_bytes)}; {self._advice()}"
+                f"KV cache {least}{_gib(pool_bytes)}, {swapped}activations {_gib(self._activation_bytes)}), and there "
+                f"are {_gib(available_bytes)}; {self._advice()}"
             )
 
     def _advice(self) -> str:
@@ -156,30 +194,47 @@ class MemoryPlan:
             settings.append("workers.memory_bytes")
         if self._kv_cache_bytes is not None:
             settings.append("workers.kv_cache_bytes")
+        if self._host_kv_bytes and self._device.type == "cpu":
+            settings.append("workers.host_kv_bytes")
         return f"change {', '.join(settings[:-1])} or {settings[-1]}"
 
 
 class PoolWatch:
     """Measures how many blocks of a pool in host memory have room, while other processes take and give memory.
 
-    What this process has written since the pool was reserved is taken to be the pool's. Of what is available beyond a
-    reserve (an eighth of what there was at first, 512 MiB at most) each of the host's workers counts on its part, so
-    that all of them together can use what each was told.
+    What this process has written since the pool was reserved is taken to be the pool's, and ``num_host_blocks`` more
+    that KV is swapped to. Of what is available beyond a reserve (an eighth of what there was at first, 512 MiB at most)
+    each of the host's workers counts on its part, so that all of them together can use what each was told. That part
+    goes first to the blocks that may yet be swapped to, whose number nobody limits later.
     """
 
-    def __init__(self, num_blocks: int, bytes_per_block: int, num_workers_on_host: int, root: Path = ROOT) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        bytes_per_block: int,
+        num_workers_on_host: int,
+        root: Path = ROOT,
+        *,
+        num_host_blocks: int = 0,
+    ) -> None:
         self._num_blocks = num_blocks
+        self._num_host_blocks = num_host_blocks
         self._bytes_per_block = bytes_per_block
         self._num_workers = num_workers_on_host
         self._root = root
         self._reserve_bytes = min(_MAX_RUNNING_RESERVE_BYTES, available_memory_bytes(root) // 8)
         self._private_bytes = resident_memory(root).private_bytes
 
-    def num_usable_blocks(self) -> int:
-        """Blocks that are resident already or that memory has room for now, out of the whole pool."""
+    def num_usable_blocks(self, num_written_host_blocks: int = 0) -> int:
+        """Blocks that are resident already or that memory has room for now, out of the whole pool.
+
+        ``num_written_host_blocks``: of those that KV is swapped to, how many were ever written.
+        """
         written = resident_memory(self._root).private_bytes - self._private_bytes
-        spare = max(0, available_memory_bytes(self._root) - self._reserve_bytes)
-        usable = (max(0, written) + spare // self._num_workers) // self._bytes_per_block
+        written -= num_written_host_blocks * self._bytes_per_block
+        spare = max(0, available_memory_bytes(self._root) - self._reserve_bytes) // self._num_workers
+        spare -= (self._num_host_blocks - num_written_host_blocks) * self._bytes_per_block
+        usable = (max(0, written) + max(0, spare)) // self._bytes_per_block
         return min(self._num_blocks, usable)
 
 

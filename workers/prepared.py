@@ -2,8 +2,9 @@
 
 Quantizing a model takes longer than everything else at start, and gives the same bits each time. The first start keeps
 what it made; later ones map the file, which also lets all workers of a host share one copy in memory. A file is found
-by what it was made from: the weight files' places, sizes and times, the numeric mode, and the code that prepares.
-Nothing depends on it: where it cannot be kept or is damaged, weights are prepared as at the first start.
+by what it was made from: the weight files' places, sizes and times, the numeric mode, the code that prepares, and the
+CPU's instruction set. Nothing depends on it: where it cannot be kept or is damaged, weights are prepared as at the
+first start.
 """
 
 import fcntl
@@ -48,7 +49,9 @@ def prepared_file(description: ModelDescription, mode: str) -> Path:
 
     Raises: OSError, if a weight file cannot be looked at.
     """
-    made_of = (mode, description.config, description.format, description.tensors, torch.__version__)
+    # int4 chooses each group's scale by sums of errors, which torch adds up in an order of each instruction set.
+    code = (torch.__version__, torch.backends.cpu.get_cpu_capability())
+    made_of = (mode, description.config, description.format, description.tensors, code)
     hashed = hashlib.sha256(repr(made_of).encode())
     for pattern in _CODE:
         for file in sorted(Path(__file__).parent.glob(pattern)):

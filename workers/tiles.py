@@ -2,7 +2,8 @@
 
 A float GEMM may sum in another order for another number of rows, and vector loops may round otherwise in their tails.
 So every token-wise function runs over tiles of fixed numbers of rows, and `probe` finds out, on the real functions and
-this very machine, which sizes agree bit for bit in every row.
+this very machine, which sizes agree bit for bit in every row. What rounding to bfloat16 would hide, it finds on the
+real kernels with sums that cancel (``workers.models.probing``).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 RowFunction = Callable[..., tuple[Tensor, ...]]
 """Takes tensors of R rows (dimension 0) and gives tensors of R rows; each row is a function of its row alone."""
 
-_NUM_PROBE_ROWS = 16  # at least; a difference shows in thousands of numbers a row, or not at all
+_NUM_PROBE_ROWS = 16  # at least
 
 
 class RowTiles:
@@ -89,6 +90,9 @@ def probe(
     ``make_inputs(n)`` gives n rows of random inputs. The base is ``base``, or the next smaller candidate that does not
     itself depend on where in a tile a row stands; one row alone never does. Each size is tried with the rows in
     order and shuffled, and as neighbouring slices of one buffer, which is how tiles are cut.
+
+    Few rows are compared, so the function must be one whose results show any difference in many of their numbers. Sums
+    that are rounded to bfloat16 do not (``workers.linear.cancelling_linear``).
     """
     num_rows = max(_NUM_PROBE_ROWS, *candidates)
     inputs = make_inputs(num_rows)

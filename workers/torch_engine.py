@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from workers.batch import Batch, make_batch
 from workers.kernels import choose_kernels
 from workers.kind import kind_digest, platform_facts
 from workers.kv_cache import KVCache, bytes_per_token
+from workers.kv_swap import HostPool
 from workers.memory import MemoryPlan, activation_bytes, weights_bytes
 from workers.models.decoder import Tiles
 from workers.models.load import load_model
@@ -44,6 +46,7 @@ class TorchEngine:
         num_threads: int = 1,
         tokens_per_block: int = 16,
         kv_cache_bytes: int | None = None,
+        host_kv_bytes: int | None = None,
         max_context_tokens: int | None = None,
         max_batch_requests: int = 64,
         max_batch_tokens: int = 512,
@@ -53,8 +56,8 @@ class TorchEngine:
         """Load the weights, and find out which tile sizes keep every token's bits.
 
         ``device``: ``cpu``, ``cuda`` or ``cuda:N``. ``dtype``: the numeric mode (``workers.numerics``).
-        ``num_threads``: of this whole process, on a CPU. ``kv_cache_bytes`` and ``max_context_tokens`` default to what
-        memory and model suggest.
+        ``num_threads``: of this whole process, on a CPU. ``kv_cache_bytes``, ``host_kv_bytes`` (of the pool that KV is
+        swapped to; 0 for none) and ``max_context_tokens`` default to what memory and model suggest.
         ``max_batch_requests`` and ``max_batch_tokens`` say how large an iteration memory must have room for, and
         ``memory_bytes`` what this process may take in all, on a CPU; None for what is available.
         ``progress`` is told the share of loading that is done.
@@ -84,6 +87,7 @@ class TorchEngine:
             context_tokens=num_positions,
             share_bytes=memory_bytes,
             kv_cache_bytes=kv_cache_bytes,
+            host_kv_bytes=host_kv_bytes,
         )
         memory.check()
         with torch.inference_mode():
@@ -105,13 +109,15 @@ class TorchEngine:
             self._cache = KVCache(
                 config, num_blocks, tokens_per_block, mode.kv, self._device, self._attention.keys_transposed
             )
+            self._host_pool = HostPool(self._cache, memory.host_pool_bytes(pool_bytes) // self._bytes_per_block)
         _log.info(
-            "%s with %s; attention %s; %d threads; KV cache of %d tokens",
+            "%s with %s; attention %s; %d threads; KV cache of %d tokens, and %d on the host",
             description.name,
             kernels.describe(),
             self._attention.name,
             torch.get_num_threads(),
             num_blocks * tokens_per_block,
+            self.num_host_blocks * tokens_per_block,
         )
         self._sampler = Sampler(config.vocab_size, self._device)
         self._num_prompt_tokens: dict[str, int] = {}
@@ -149,6 +155,14 @@ class TorchEngine:
     def bytes_per_block(self) -> int:
         return self._bytes_per_block
 
+    @property
+    def num_host_blocks(self) -> int:
+        return self._host_pool.num_blocks
+
+    @property
+    def num_written_host_blocks(self) -> int:
+        return self._host_pool.num_written_blocks
+
     def add(self, request: RequestSpec) -> None:
         self._num_prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         self._sampler.add(request)
@@ -178,19 +192,21 @@ class TorchEngine:
             logprobs=sampled.logprobs if any(entry is not None for entry in sampled.logprobs) else (),
         )
 
+    def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        self._host_pool.copy_out(device_blocks, host_blocks)
+
+    def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
+        self._host_pool.copy_in(host_blocks, device_blocks)
+
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the plan without sampling: the sampling rows' logits, [rows, vocab_size] float32, in the plan's order.
 
         Raises: ValueError if the plan is not consistent.
         """
-        self._use_threads()
         if not plan.request_ids:
             return torch.empty((0, self._info.vocab_size), device=self._device)
-        batch: Batch = make_batch(plan, self.tokens_per_block, self._device)
-        if self._attention.reads_whole_blocks:
-            self._cache.begin(batch)
-        hidden = self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
+        batch, hidden = self._forward(plan)
         if not batch.sample_rows.numel():
             return torch.empty((0, self._info.vocab_size), device=self._device)
         (logits,) = self.head_tiles.run(self._model.logits, hidden.index_select(0, batch.sample_rows))
@@ -204,17 +220,22 @@ class TorchEngine:
 
         Raises: ValueError if there is no token, or the pool is too small.
         """
-        self._use_threads()
         num_blocks = -(-len(token_ids) // self.tokens_per_block)
         if num_blocks > self.num_blocks:
             raise ValueError(f"{len(token_ids)} tokens do not fit into {self.num_blocks} blocks")
-        plan = StepPlan(0, ("prompt",), (0,), (token_ids,), (tuple(range(num_blocks)),), (False,))
+        _, hidden = self._forward(StepPlan(0, ("prompt",), (0,), (token_ids,), (tuple(range(num_blocks)),), (False,)))
+        (logits,) = self.head_tiles.run(self._model.logits, hidden)
+        return logits
+
+    def _forward(self, plan: StepPlan) -> tuple[Batch, Tensor]:
+        """The plan as tensors, and each of its tokens' hidden state, [T, hidden_size]."""
+        self._use_threads()
         batch = make_batch(plan, self.tokens_per_block, self._device)
         if self._attention.reads_whole_blocks:
             self._cache.begin(batch)
         hidden = self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
-        (logits,) = self.head_tiles.run(self._model.logits, hidden)
-        return logits
+        self._host_pool.after_forward()
+        return batch, hidden
 
     def _use_threads(self) -> None:
         """The number of threads decides bits, so it is part of the kind, and must not be left to other code."""

@@ -16,14 +16,17 @@ def main(child: Child) -> None:
 
 
 async def _run(child: Child) -> None:
-    settings = child.settings.cluster
-    core = ClusterState(
-        ClusterConfig(
-            max_waiting_requests=settings.max_waiting_requests,
-            retry_s=settings.retry_s,
-        )
+    settings, workers = child.settings.cluster, child.settings.workers
+    config = ClusterConfig(
+        max_waiting_requests=settings.max_waiting_requests,
+        retry_s=settings.retry_s,
+        max_queue_per_instance=workers.max_waiting_requests,
+        promote_after_s=workers.promote_after_s,
+        promote_after_s_of=workers.promote_after_by_priority_s,
+        min_share=workers.min_share,
     )
-    node = make_node(COORDINATOR_NAME, Role.COORDINATOR, core, _perform, settings, child.runtime_dir)
+    core = ClusterState(config)
+    node = make_node(COORDINATOR_NAME, Role.COORDINATOR, core, _perform, settings, child.runtime_dir, origin=config)
     on_termination(node.stop)
     child.status.ready()
     await node.run()

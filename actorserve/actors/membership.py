@@ -214,7 +214,7 @@ class Membership:
         self._hellos[sender] = hello
         self._names.add(sender.name)
         self._answered_at.setdefault(sender, now)
-        changes.append(PeerUp(sender, hello.role, hello.kind, hello.model))
+        changes.append(PeerUp(sender, hello.role, hello.kind, hello.model, hello.speed))
         self._tell_members()
         return changes
 

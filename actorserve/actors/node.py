@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol
 
@@ -65,7 +65,8 @@ class Node:
     """One process of the cluster. Owns its transport, and closes it when ``run`` ends.
 
     ``clock`` is the loop's (``loop.time``) under ``run``. ``perform`` takes every effect that is not a Send. ``record``
-    gets each input of the core before the core sees it, so that a log shows what a crash was made of.
+    gets each input of the core before the core sees it, so that a log shows what a crash was made of, and
+    ``record_effects`` what the core had done for it, before any of that is done.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Node:
         perform: Callable[[Effect], None],
         clock: Callable[[], float],
         record: Callable[[Entry], None] | None = None,
+        record_effects: Callable[[Sequence[Effect]], None] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._transport = transport
@@ -84,6 +86,7 @@ class Node:
         self._perform = perform
         self._clock = clock
         self._record = record
+        self._record_effects = record_effects
         self._local: deque[Message] = deque()
         self._wake: Callable[[], None] | None = None
         self._is_stopping = False
@@ -188,7 +191,10 @@ class Node:
             return
         if self._record is not None:
             self._record(Entry(now, sender, message))
-        for effect in self._core.handle(message, now, sender=sender):
+        effects = self._core.handle(message, now, sender=sender)
+        if self._record_effects is not None:
+            self._record_effects(effects)
+        for effect in effects:
             if type(effect) is Send:
                 self._send(effect)
             else:

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -10,9 +11,11 @@ from actorserve.actors.death_watch import WatchTimes
 from actorserve.actors.membership import COORDINATOR_NAME, Membership
 from actorserve.actors.node import Core, Node, fresh_incarnation
 from actorserve.core.effects import Effect
-from actorserve.core.messages import PROTOCOL_VERSION, Hello, ModelInfo, Peer, Role
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, ModelInfo, Peer, Role, Speed
+from actorserve.core.origin import Origin
 from actorserve.settings import ClusterSettings
-from actorserve.wire.journal import Entry, write_entry
+from actorserve.wire.journal import write_effects, write_entry, write_origin
+from actorserve.wire.origins import origin_text
 from actorserve.wire.zmq_transport import ZmqTransport
 
 
@@ -31,8 +34,12 @@ def make_node(
     *,
     kind: str = "",
     model: ModelInfo | None = None,
+    speed: Speed | None = None,
+    origin: Origin | None = None,
 ) -> Node:
     """The node of this process. Call it on the running event loop, once what the process needs is loaded.
+
+    ``origin`` is what ``core`` was made from, for the journal.
 
     Raises: ActorserveError where its address cannot be bound; OSError where the journal cannot be written.
     """
@@ -40,24 +47,23 @@ def make_node(
     transport = ZmqTransport(me, address_of(name, runtime_dir))
     membership = Membership(
         transport,
-        Hello(PROTOCOL_VERSION, role, transport.address, kind, model),
+        Hello(PROTOCOL_VERSION, role, transport.address, kind, model, speed=speed),
         address_of(COORDINATOR_NAME, runtime_dir),
         WatchTimes(settings.heartbeat_s, settings.death_after_s),
     )
-    record = None
+    record, record_effects = None, None
     if settings.journal_dir is not None:
-        record = _recorder(open_journal(settings.journal_dir, me))
-    return Node(transport, membership, core, perform, asyncio.get_running_loop().time, record)
+        journal = open_journal(settings.journal_dir, me)
+        if origin is not None:
+            write_origin(journal, origin_text(origin))
+        record, record_effects = partial(write_entry, journal), partial(write_effects, journal)
+    return Node(transport, membership, core, perform, asyncio.get_running_loop().time, record, record_effects)
 
 
 def open_journal(folder: Path, me: Peer) -> BinaryIO:
     """A fresh journal of this incarnation, unbuffered: after a kill it holds all that the core was told."""
     folder.mkdir(parents=True, exist_ok=True)
     return (folder / f"{me.name}-{me.incarnation}.journal").open("wb", buffering=0)
-
-
-def _recorder(file: BinaryIO) -> Callable[[Entry], None]:
-    return lambda entry: write_entry(file, entry)
 
 
 def on_termination(callback: Callable[[], None]) -> None:

@@ -57,11 +57,6 @@ class BlockAllocator:
     def _num_untouched(self) -> int:
         return max(0, self._limit - self._num_touched)
 
-    @property
-    def num_cached_blocks(self) -> int:
-        """Free blocks whose content can still be had."""
-        return len(self._cached)
-
     def find(self, names: Sequence[bytes]) -> CachedPrefix:
         """How many blocks at the beginning of this chain lie in the pool. Takes none of them."""
         num_blocks = bisect_left(names, True, key=lambda name: name not in self._block_of)
@@ -99,6 +94,10 @@ class BlockAllocator:
             self._own(shared)
             self.free([block])
         return shared
+
+    def num_freed_by(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks are free once one owner has given them up."""
+        return sum(self._num_owners[block] == 1 for block in blocks)
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give up one ownership of each block of a chain.

@@ -1,13 +1,19 @@
 """The coordinator's state: the instances, and the requests that wait for one.
 
-Soft: whatever it holds, workers and gateways tell it again after a restart. A request is dispatched at once where some
-instance can take it, else it waits here, first come first served, up to a bound and a deadline.
+Soft: whatever it holds, workers and gateways tell it again after a restart.
+
+Requests are bound late. While some instance can admit a request, it goes at once to the freest that can
+(``core.dispatch``); else it waits here in a skip-join queue (``core.waiting_line``), up to a bound; how long, its
+gateway decides. Whenever room may have come, those who wait get it in their order, and one that fits nowhere now lets
+those behind it pass. Short ones could so take for ever what comes free. Therefore a request that would be passed after
+it has waited for its promotion has an instance kept for it, the one with the most room of those that could hold it:
+nobody else is sent there, so its room grows until the request fits, there or anywhere else.
 """
 
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from actorserve.core.dispatch import InstanceView, choose_instance
+from actorserve.core.dispatch import Fleet, InstanceView
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
     LOCAL,
@@ -20,27 +26,35 @@ from actorserve.core.messages import (
     RefusalReason,
     Refused,
     Role,
+    Speed,
     Tick,
     Unplace,
 )
+from actorserve.core.mlfq import PROMOTE_AFTER_S
+from actorserve.core.policies import MIN_SHARE
+from actorserve.core.profile import Curve
+from actorserve.core.waiting_line import MAX_RETRY_AFTER_S, Waiting, WaitingLine
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """``placement_ttl_s`` bounds how long a placement counts that no report confirms: its gateway may have died."""
+    """``max_waiting_requests`` may wait here, and ``max_queue_per_instance`` at each instance, beside those it runs.
+
+    ``promote_after_s_of`` is by priority, for classes that wait for their promotion longer or shorter than
+    ``promote_after_s``. ``placement_ttl_s`` bounds how long a placement counts that no report confirms: its gateway may
+    have died.
+    """
 
     max_waiting_requests: int
     retry_s: float
+    max_queue_per_instance: int = 64
+    promote_after_s: float = PROMOTE_AFTER_S
+    promote_after_s_of: Mapping[int, float] = field(default_factory=dict)
+    min_share: float = MIN_SHARE
 
     @property
     def placement_ttl_s(self) -> float:
         return 5 * self.retry_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    gateway: Peer
-    place: Place
 
 
 class ClusterState:
@@ -48,9 +62,22 @@ class ClusterState:
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
-        self.instances: dict[Peer, InstanceView] = {}
-        self.waiting: dict[str, _Waiting] = {}  # by request id, in order of arrival
+        self.fleet = Fleet(config.max_queue_per_instance, config.placement_ttl_s)
+        self.line = WaitingLine(
+            lambda priority: config.promote_after_s_of.get(priority, config.promote_after_s), config.min_share
+        )
         self.num_stale_messages = 0
+        self._speeds: dict[Peer, tuple[float, Curve]] = {}  # first quantum, prefill time by tokens
+        self._fastest: tuple[float, Curve] | None = None
+
+    @property
+    def instances(self) -> Mapping[Peer, InstanceView]:
+        return self.fleet.views
+
+    @property
+    def waiting(self) -> Mapping[str, Waiting]:
+        """Who waits for an instance, by request id."""
+        return self.line.waiting
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         """Take one message (local ones have no sender), and return what is to be done, in order."""
@@ -60,89 +87,153 @@ class ClusterState:
             case Place():
                 self._on_place(message, sender, now, effects)
             case LoadReport() if sender in self.instances:
-                self.instances[sender].on_report(message)
-                self._dispatch_waiting(now, effects)
+                self.fleet.on_report(sender, message)
             case Unplace(request_id=request_id, epoch=epoch):
-                self._forget(request_id, epoch)
-            case PeerUp(peer=peer, role=Role.WORKER, kind=kind, model=model) if model is not None:
-                self.instances[peer] = InstanceView(peer, kind, model)
+                self._forget(request_id, epoch, now)
+            case PeerUp(peer=peer, role=Role.WORKER, kind=kind, model=model, speed=speed) if model is not None:
+                self.fleet.add(InstanceView(peer, kind, model))
+                self._learn_speed(peer, speed)
             case PeerUp():
                 pass  # gateways make themselves known by what they ask
             case PeerDown(peer=peer):
-                self._on_peer_down(peer)
+                self._on_peer_down(peer, now)
             case Tick():
-                self._expire(now)
+                self.fleet.expire(now)
             case _:
                 self.num_stale_messages += 1
+        self._dispatch_waiting(now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
-        # All placements count equally long: of each instance's the first expires first.
-        firsts = (placement for view in self.instances.values() for placement in islice(view.under_way.values(), 1))
-        return min((placement.expires_s for placement in firsts), default=None)
+        return self.fleet.next_expiry_s()
+
+    # --- requests come and go ----------------------------------------------------------------------------------------
 
     def _on_place(self, place: Place, gateway: Peer, now: float, effects: list[Effect]) -> None:
-        for view in self.instances.values():
-            known = view.under_way.get(place.request_id)
-            if known is not None and known.placed.epoch == place.epoch:
-                effects.append(Send(gateway, known.placed))  # asked again: the answer may have been lost
-                return
+        placement = self.fleet.placement(place.request_id)
         waiting = self.waiting.get(place.request_id)
-        if waiting is not None and waiting.place.epoch == place.epoch:
-            # Asked again: it keeps its turn, though what it avoids may have changed.
-            waiting = replace(waiting, place=place)
+        known_epoch = placement.placed.epoch if placement else waiting.place.epoch if waiting else 0
+        if place.epoch < known_epoch:
+            self.num_stale_messages += 1
+        elif placement is not None and place.epoch == known_epoch:
+            effects.append(Send(gateway, placement.placed))  # asked again: the answer may have been lost
+        elif waiting is not None and place.epoch == known_epoch:
+            if place.avoid != waiting.place.avoid:
+                # Asked again: it keeps its turn, though it may go elsewhere now.
+                self.fleet.release(place.request_id)
+                self.line.avoid(place.request_id, place.avoid)
         else:
-            self._forget(place.request_id, place.epoch)
-            refusal = self._refusal(place)
-            if refusal is not None:
-                effects.append(Send(gateway, Refused(place.request_id, place.epoch, refusal, self.config.retry_s)))
-                return
-            waiting = _Waiting(gateway, place)
-        self.waiting[place.request_id] = waiting
-        # Nothing can overtake: whoever waits already found no instance, and none has changed since.
-        self._dispatch(waiting, now, effects)
+            self._forget(place.request_id, place.epoch, now)
+            self._dispatch_waiting(now, effects)  # what that may have freed is for those who wait already
+            self._take(Waiting(gateway, place, now), now, effects)
 
-    def _refusal(self, place: Place) -> RefusalReason | None:
-        sizes = [view.model.max_tokens for view in self.instances.values()]
-        if sizes and place.num_tokens > max(sizes):
-            return RefusalReason.TOO_LARGE
-        if len(self.waiting) >= self.config.max_waiting_requests:
-            return RefusalReason.OVERLOADED
-        return None
+    def _take(self, waiting: Waiting, now: float, effects: list[Effect]) -> None:
+        """Dispatch a new request, have it wait, or refuse it.
 
-    def _dispatch_waiting(self, now: float, effects: list[Effect]) -> None:
-        """An instance has reported: give it what it can take, in the order of arrival."""
-        for waiting in list(self.waiting.values()):
-            self._dispatch(waiting, now, effects)
+        It overtakes nobody: for whoever waits there is no room now, or what there is is kept for others.
+        """
+        place, gateway = waiting.place, waiting.gateway
+        if self.fleet.largest_tokens is not None and place.num_tokens > self.fleet.largest_tokens:
+            self._refuse(waiting, RefusalReason.TOO_LARGE, self.config.retry_s, effects)
+        elif (view := self.fleet.choose(place)) is not None:
+            effects.append(Send(gateway, self.fleet.place(view, gateway, place, now)))
+        elif len(self.line) >= self.config.max_waiting_requests:
+            retry_after_s = min(max(self.config.retry_s, self.line.drain_s(now)), MAX_RETRY_AFTER_S)
+            self._refuse(waiting, RefusalReason.OVERLOADED, retry_after_s, effects)
+        else:
+            first_priority = self.line.first_priority
+            self.line.join(waiting, self._num_quanta(place.num_tokens), now)
+            if self.line.first_priority != first_priority:
+                for keeper in self.fleet.keepers:
+                    if not self.line.leads(keeper, now):
+                        self.fleet.release(keeper)  # the more urgent class goes first
 
-    def _dispatch(self, waiting: _Waiting, now: float, effects: list[Effect]) -> None:
-        """Place a request that waits where it goes best; where it goes nowhere yet, it stays."""
-        view = choose_instance(self.instances.values(), waiting.place)
-        if view is not None:
-            del self.waiting[waiting.place.request_id]
-            placed = view.place(waiting.gateway, waiting.place, now + self.config.placement_ttl_s)
-            effects.append(Send(waiting.gateway, placed))
+    def _refuse(self, waiting: Waiting, reason: RefusalReason, retry_after_s: float, effects: list[Effect]) -> None:
+        refused = Refused(waiting.place.request_id, waiting.place.epoch, reason, retry_after_s)
+        effects.append(Send(waiting.gateway, refused))
 
-    def _on_peer_down(self, peer: Peer) -> None:
-        self.instances.pop(peer, None)
-        for request_id in [r for r, waiting in self.waiting.items() if waiting.gateway == peer]:
-            del self.waiting[request_id]
-        for view in self.instances.values():
-            for request_id in [r for r, placement in view.under_way.items() if placement.gateway == peer]:
-                view.forget(request_id)
-
-    def _expire(self, now: float) -> None:
-        for view in self.instances.values():
-            for request_id in [r for r, placement in view.under_way.items() if now >= placement.expires_s]:
-                view.forget(request_id)
-
-    def _forget(self, request_id: str, epoch: int) -> None:
+    def _forget(self, request_id: str, epoch: int, now: float) -> None:
         """Drop what is held for this request at this or an older epoch."""
         waiting = self.waiting.get(request_id)
         if waiting is not None and waiting.place.epoch <= epoch:
-            del self.waiting[request_id]
-        for view in self.instances.values():
-            placement = view.under_way.get(request_id)
-            if placement is not None and placement.placed.epoch <= epoch:
-                view.forget(request_id)
+            self._remove_waiting(request_id, now)
+        self.fleet.forget(request_id, epoch)
+
+    def _remove_waiting(self, request_id: str, now: float) -> None:
+        self.line.remove(request_id, now)
+        self.fleet.release(request_id)
+
+    def _on_peer_down(self, peer: Peer, now: float) -> None:
+        self.fleet.remove(peer)
+        if self._speeds.pop(peer, None) is not None:
+            self._find_fastest()
+        for request_id in [r for r, waiting in self.waiting.items() if waiting.gateway == peer]:
+            self._remove_waiting(request_id, now)
+        self.fleet.forget_gateway(peer)
+
+    # --- who waits is dispatched -------------------------------------------------------------------------------------
+
+    def _dispatch_waiting(self, now: float, effects: list[Effect]) -> None:
+        """Give what room there is to those who wait, in their order.
+
+        This costs nothing while even the shortest of them fits nowhere. Else it looks at few before somebody fits: at
+        those whose promotion is not due yet, and at those that instances are kept for.
+        """
+        while self._is_room() and self._go_through_line(now, effects):
+            pass
+
+    def _go_through_line(self, now: float, effects: list[Effect]) -> bool:
+        """From the front, until there is no room. True where that has to begin anew: the order or what is kept changed.
+
+        Instances are kept for those who would be passed though they have waited long enough.
+        """
+        for request_id in self.line.order(now):
+            waiting = self.waiting[request_id]
+            is_kept_for = self.fleet.is_kept_for(request_id)
+            view = self.fleet.choose(waiting.place)
+            if view is not None:
+                self.line.dispatch(request_id, now)
+                placed = self.fleet.place(view, waiting.gateway, waiting.place, now, now - waiting.since_s)
+                effects.append(Send(waiting.gateway, placed))
+                if is_kept_for or self.line.num_classes > 1:
+                    return True
+            elif not is_kept_for and self.line.is_overdue(request_id, now) and self.line.leads(request_id, now):
+                self.fleet.keep_for(waiting.place)
+            else:
+                continue
+            if not self._is_room():
+                break
+        return False
+
+    def _is_room(self) -> bool:
+        """Whether there is room for the shortest of those who wait."""
+        shortest_tokens = self.line.shortest_tokens()
+        return shortest_tokens is not None and shortest_tokens <= self.fleet.room_tokens
+
+    # --- how long a prefill takes ------------------------------------------------------------------------------------
+
+    def _learn_speed(self, peer: Peer, speed: Speed | None) -> None:
+        """A speed that makes no sense is none."""
+        if speed is None:
+            return
+        try:
+            self._speeds[peer] = speed.min_iteration_s, Curve(speed.prefill_tokens, speed.prefill_s)
+        except ValueError:
+            self.num_stale_messages += 1
+        self._find_fastest()
+
+    def _find_fastest(self) -> None:
+        quanta = ((quantum_s, peer) for peer, (quantum_s, _) in self._speeds.items() if quantum_s > 0.0)
+        fastest = min(quanta, default=None)
+        self._fastest = None if fastest is None else self._speeds[fastest[1]]
+
+    def _num_quanta(self, num_tokens: int) -> float:
+        """A request's prefill in first quanta, on the fastest instance; 0 while none has said how fast it is.
+
+        The first quantum is the shortest iteration of that instance.
+        """
+        if self._fastest is None:
+            return 0.0
+        quantum_s, prefill_s = self._fastest
+        return prefill_s(num_tokens) / quantum_s

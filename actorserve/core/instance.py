@@ -1,22 +1,23 @@
-"""One instance's scheduler: admission, continuous batching, preemption, and the life of each request on it.
+"""One instance's scheduler: the life of each request on it, and what its engine does next.
 
-Prefill chunks and decode tokens share an iteration, within ``max_batch_tokens`` and what ``core.token_budget`` finds. A
-request is admitted when the blocks of all its tokens so far are free, and grows by a block as it decodes; when none is
-left, the least urgent started request is preempted and later recomputed. Blocks that an iteration filled are shared
-with requests that begin with the same tokens, and outlive their owner until their place is needed. One iteration is in
-flight at a time.
+A request that comes is queued by the policy (``core.mlfq``); ``core.batching`` chooses each iteration's requests anew,
+and moves KV between device and host (``core.swapping``). Blocks that an iteration filled are shared with requests that
+begin with the same tokens, and outlive their owner until their place is needed. One iteration is in flight at a time,
+and copies go beside it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from actorserve.core.blocks import BlockAllocator, blocks_for
+from actorserve.core.batching import Batch, Batcher
 from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, Effect, RunStep, Send
 from actorserve.core.freeness import virtual_usage_bytes
+from actorserve.core.kv_memory import KVMemory
 from actorserve.core.messages import (
     LOCAL,
+    CopyDone,
     Drain,
     Finished,
     LoadReport,
@@ -38,9 +39,10 @@ from actorserve.core.messages import (
     Tokens,
 )
 from actorserve.core.policy import SchedulingPolicy
-from actorserve.core.prefix_cache import PrefixCache
 from actorserve.core.request import Request
-from actorserve.core.token_budget import IterationBudget, TokenBudget
+from actorserve.core.step_times import StepTimes
+from actorserve.core.swapping import SwapMode
+from actorserve.core.token_budget import TokenBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class InstanceConfig:
     tpot_target_s: float = math.inf
     headroom_bytes: dict[int, int] = field(default_factory=dict)
     prefix_cache: bool = True
+    num_host_blocks: int = 0
+    swap_mode: SwapMode = SwapMode.PROACTIVE
 
     @property
     def max_tokens(self) -> int:
@@ -70,22 +74,38 @@ class _Step:
     """The iteration in flight."""
 
     step_id: int
-    rows: list[tuple[Request, int]]  # request, tokens fed
-    budget: IterationBudget
+    batch: Batch
+    starts: list[int]  # of each row: the tokens computed before
 
 
 class InstanceState:
     """The pure state machine of one instance. ``handle`` never blocks and never fails on what a peer sends."""
 
-    def __init__(self, config: InstanceConfig, policy: SchedulingPolicy) -> None:
+    def __init__(self, config: InstanceConfig, policy: SchedulingPolicy, times: StepTimes) -> None:
+        """``times`` are the policy's, too."""
         self.config = config
         self.policy = policy
-        self.allocator = BlockAllocator(config.num_blocks)
-        self.prefixes = PrefixCache(self.allocator, config.tokens_per_block, config.prefix_cache)
-        self.token_budget = TokenBudget(config.tpot_target_s, config.max_batch_tokens)
+        self.times = times
+        self.memory = KVMemory(
+            config.num_blocks,
+            config.num_host_blocks,
+            config.tokens_per_block,
+            config.bytes_per_block,
+            prefix_cache=config.prefix_cache,
+        )
+        self.token_budget = TokenBudget(config.tpot_target_s, config.max_batch_tokens, times)
+        self.batcher = Batcher(
+            self.memory,
+            policy,
+            times,
+            self.token_budget,
+            mode=config.swap_mode,
+            max_batch_requests=config.max_batch_requests,
+            max_batch_tokens=config.max_batch_tokens,
+            max_tokens=config.max_tokens,
+        )
         self.requests: dict[str, Request] = {}  # waiting or started
-        self.finished: dict[str, Request] = {}  # until their gateway releases them
-        self.num_preemptions = 0
+        self.ended: dict[str, Request] = {}  # finished or given back, until their gateway releases them
         self.num_stale_messages = 0
         self.draining = False
         self._said_drained = False
@@ -114,22 +134,24 @@ class InstanceState:
                 self._on_resend(message, effects)
             case PeerUp(peer=peer, role=Role.GATEWAY | Role.COORDINATOR):
                 self._listeners[peer.name] = peer
-                effects.append(Send(peer, self._load_report(now, ())))
+                effects.append(Send(peer, self._load_report(())))
                 if self._next_report_s is None:
                     self._next_report_s = now + self.config.load_report_s
             case PeerDown(peer=peer):
                 self._on_peer_down(peer, effects)
             case Tick():
                 self._on_tick(now, effects)
+            case CopyDone(copy_id=copy_id, duration_s=duration_s):
+                self.times.observe_swap(self.memory.on_copy_done(copy_id), duration_s)
             case MemoryLimit(num_blocks=num_blocks):
-                self.allocator.limit(num_blocks)
+                self.memory.device.limit(num_blocks)
             case Drain():
                 self.draining = True
                 self._report_load(now, effects)
             case _:
                 self.num_stale_messages += 1
         self._run_next_step(now, effects)
-        if self.draining and not self._said_drained and not self.requests and not self.finished:
+        if self.draining and not self._said_drained and not self.requests and not self.ended:
             self._said_drained = True
             effects.append(Drained())
         return effects
@@ -142,10 +164,12 @@ class InstanceState:
 
     def _on_start(self, message: Start, gateway: Peer, now: float, effects: list[Effect]) -> None:
         spec, epoch = message.request, message.epoch
-        present = self.requests.get(spec.request_id) or self.finished.get(spec.request_id)
+        present = self.requests.get(spec.request_id) or self.ended.get(spec.request_id)
         if present is not None and present.epoch >= epoch:
             if present.epoch == epoch:
                 effects.append(Send(gateway, Started(spec.request_id, epoch)))
+                if spec.request_id in self.ended:
+                    effects.append(self._last_word(present))
             else:
                 self.num_stale_messages += 1
             return
@@ -160,10 +184,11 @@ class InstanceState:
         effects.append(Send(gateway, Started(spec.request_id, epoch)))
         if request.check_finished(self.config.max_tokens):
             # Its last owner died between the last token and saying so.
-            self._finish(request, now, effects)
+            self._end(request, now, effects)
             return
         self.requests[spec.request_id] = request
-        self.policy.add(request, now, attained=message.attained)
+        self.policy.add(request, now, self.memory.prefixes.num_cached_tokens(request), message.attained)
+        self.batcher.on_arrival(request, now)
         effects.append(AddToEngine(spec))
 
     def _refusal(self, request: Request) -> RefusalReason | None:
@@ -174,19 +199,19 @@ class InstanceState:
         return None
 
     def _on_release(self, message: Release, effects: list[Effect]) -> None:
-        request = self.requests.get(message.request_id) or self.finished.get(message.request_id)
+        request = self.requests.get(message.request_id) or self.ended.get(message.request_id)
         if request is not None and request.epoch <= message.epoch:
             self._remove(request, effects)
 
     def _on_peer_down(self, peer: Peer, effects: list[Effect]) -> None:
         if self._listeners.get(peer.name) == peer:
             del self._listeners[peer.name]
-        for request in [*self.requests.values(), *self.finished.values()]:
+        for request in [*self.requests.values(), *self.ended.values()]:
             if request.gateway == peer:
                 self._remove(request, effects)
 
     def _on_resend(self, message: Resend, effects: list[Effect]) -> None:
-        request = self.requests.get(message.request_id) or self.finished.get(message.request_id)
+        request = self.requests.get(message.request_id) or self.ended.get(message.request_id)
         if request is None or request.epoch != message.epoch:
             self.num_stale_messages += 1
             return
@@ -208,8 +233,8 @@ class InstanceState:
                     ),
                 )
             )
-        if request.finish_reason is not None:
-            effects.append(_finished(request))
+        if message.request_id in self.ended:
+            effects.append(self._last_word(request))
 
     def _remove(self, request: Request, effects: list[Effect]) -> None:
         """Forget a request, in whatever state it is.
@@ -217,40 +242,54 @@ class InstanceState:
         Its blocks are free at once, also under an iteration that still writes them: blocks are handed out only when
         the next iteration is planned, and that is after this one is done.
         """
-        if self.finished.get(request.request_id) is request:
-            del self.finished[request.request_id]
+        if self.ended.get(request.request_id) is request:
+            del self.ended[request.request_id]
             return
         del self.requests[request.request_id]
         self._leave(request, effects)
 
     def _leave(self, request: Request, effects: list[Effect]) -> None:
         self.policy.remove(request)
-        self.allocator.free(request.blocks)
-        request.blocks = []
+        self.memory.drop(request)
         effects.append(DropFromEngine(request.request_id))
 
-    def _finish(self, request: Request, now: float, effects: list[Effect]) -> None:
-        self.finished[request.request_id] = request
-        effects.append(_finished(request))
+    def _end(self, request: Request, now: float, effects: list[Effect]) -> None:
+        """It is finished, or has no room here; that is said again and again until its gateway releases it."""
+        self.ended[request.request_id] = request
+        effects.append(self._last_word(request))
         if self._next_retry_s is None:
             self._next_retry_s = now + self.config.retry_s
+
+    def _last_word(self, request: Request) -> Send:
+        request_id, epoch, reason = request.request_id, request.epoch, request.finish_reason
+        if reason is None:
+            return Send(request.gateway, Refused(request_id, epoch, RefusalReason.OVERLOADED, self.config.retry_s))
+        return Send(request.gateway, Finished(request_id, epoch, reason, request.num_output))
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
     def _run_next_step(self, now: float, effects: list[Effect]) -> None:
         if self._step is not None or not self.requests:
             return
-        rows, budget = self._choose_batch(now)
-        if not rows:
-            return
+        batch, refused = self.batcher.plan(now, effects)
+        for request in refused:
+            del self.requests[request.request_id]
+            self._leave(request, effects)
+            self._end(request, now, effects)
+        if batch.rows:
+            self._begin_step(batch, effects)
+
+    def _begin_step(self, batch: Batch, effects: list[Effect]) -> None:
+        rows = batch.rows
         self._num_steps += 1
-        self._step = _Step(self._num_steps, rows, budget)
+        starts = [request.num_computed for request, _ in rows]
+        self._step = _Step(self._num_steps, batch, starts)
         effects.append(
             RunStep(
                 StepPlan(
                     step_id=self._num_steps,
                     request_ids=tuple(request.request_id for request, _ in rows),
-                    starts=tuple(request.num_computed for request, _ in rows),
+                    starts=tuple(starts),
                     token_ids=tuple(
                         tuple(request.token_ids[request.num_computed : request.num_computed + n]) for request, n in rows
                     ),
@@ -260,85 +299,34 @@ class InstanceState:
             )
         )
 
-    def _choose_batch(self, now: float) -> tuple[list[tuple[Request, int]], IterationBudget]:
-        """The next iteration's rows: every decode that finds a block, then prefills as far as the budget goes.
-
-        Decodes come first because each costs one token and its client waits for it; prefills in scheduling order share
-        the rest. Only a started request's growth preempts; an admission never does. A request that would not fit even
-        if all others left, because memory is short now, lets those behind it pass.
-        """
-        order = self.policy.order(now)
-        started = [request for request in order if request.is_started]
-        rows: list[tuple[Request, int]] = []
-        for request in list(started):
-            if not request.is_started or request.num_uncomputed > 1 or len(rows) >= self.config.max_batch_tokens:
-                continue
-            if self._grow(request, started):
-                rows.append((request, 1))
-        budget = self.token_budget.begin(len(rows), sum(len(request.token_ids) for request, _ in rows))
-        for request in started:
-            if request.num_uncomputed > 1 and not budget.is_spent:
-                rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
-        for request in order:
-            num_blocks = blocks_for(len(request.token_ids), self.config.tokens_per_block)
-            if request.is_started or num_blocks > self.allocator.num_usable_blocks:
-                continue
-            if budget.is_spent or not self._admit(request, started):
-                break
-            rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
-        return rows, budget
-
-    def _grow(self, request: Request, started: list[Request]) -> bool:
-        """Make room for one more token's KV, preempting from the back of ``started``.
-
-        False if ``request`` was at the back itself, and is preempted.
-        """
-        if blocks_for(len(request.token_ids), self.config.tokens_per_block) <= len(request.blocks):
-            return True
-        while (blocks := self.allocator.allocate(1)) is None:
-            victim = started.pop()
-            self.allocator.free(victim.blocks)
-            victim.blocks = []
-            victim.num_computed = 0
-            self.num_preemptions += 1
-            if victim is request:
-                return False
-        request.blocks += blocks
-        return True
-
-    def _admit(self, request: Request, started: list[Request]) -> bool:
-        """Start a waiting request if the blocks it needs are free, and one more for each that is started already.
-
-        That reserve keeps a newcomer from being preempted, and recomputed, by the very next growth.
-        """
-        if len(started) >= self.config.max_batch_requests:
-            return False
-        if self.prefixes.num_blocks_wanted(request) + len(started) > self.allocator.num_free_blocks:
-            return False
-        self.prefixes.start(request)
-        started.append(request)
-        return True
-
     def _on_step_done(self, done: StepDone, now: float, effects: list[Effect]) -> None:
         step = self._step
         if step is None or step.step_id != done.step_id:
             raise ValueError(f"step {done.step_id} is done, but was not in flight")
         self._step = None
-        self.token_budget.observe(step.budget, done.duration_s)
+        batch = step.batch
+        assert batch.budget is not None
+        self.token_budget.observe(batch.budget, done.duration_s)
+        planned = batch.budget.iteration
+        decode_s = self.times.decode_s(max(1, planned.num_decodes), planned.num_context_tokens)
         sampled = {request_id: row for row, request_id in enumerate(done.request_ids)}
         rows_of_gateway: dict[Peer, list[tuple[Request, int]]] = {}
         ended: list[Request] = []
         max_tokens = self.config.max_tokens
-        for request, num_fed in step.rows:
+        for (request, num_fed), start in zip(batch.rows, step.starts, strict=True):
             if self.requests.get(request.request_id) is not request:
                 continue  # gone meanwhile, or replaced by a newer epoch, which is in no step yet
             request.num_computed += num_fed
-            self.prefixes.share_computed(request, num_fed)
-            self.policy.on_service(request, done.duration_s, now)
+            self.memory.prefixes.share_computed(request, num_fed)
             row = sampled.get(request.request_id)
+            if row is not None:
+                request.append(done.token_ids[row], done.logprobs[row] if done.logprobs else None)
+            is_decode = num_fed == 1 and row is not None
+            service_s = decode_s if is_decode else self.times.prefill_s(num_fed, start)
+            self.policy.on_service(request, service_s, now)
             if row is None:
                 continue
-            request.append(done.token_ids[row], done.logprobs[row] if done.logprobs else None)
+            self.batcher.on_token(request, service_s)
             rows_of_gateway.setdefault(request.gateway, []).append((request, row))
             if request.check_finished(max_tokens):
                 ended.append(request)
@@ -361,7 +349,69 @@ class InstanceState:
         for request in ended:
             del self.requests[request.request_id]
             self._leave(request, effects)
-            self._finish(request, now, effects)
+            self._end(request, now, effects)
+
+    # --- many iterations at once, for a simulator ---------------------------------------------------------------------
+
+    def num_quiet_steps(self) -> int:
+        """How many iterations, from the one in flight on, will end in nothing but a token for each of its rows.
+
+        That takes that all requests are in it and decode, that none of these steps gives one its last token, and that
+        there are blocks for all of them: then nothing is decided in between, unless a message comes.
+        """
+        step, memory = self._step, self.memory
+        if step is None or memory.is_copying or self.config.prefix_cache:
+            return 0
+        if not len(self.requests) == len(step.batch.rows) == step.batch.num_decodes:
+            return 0
+        num_steps = self.config.max_tokens
+        for request, _ in step.batch.rows:
+            sampling = request.sampling
+            if request.num_uncomputed != 1 or sampling.stop_token_ids or request.copy_id is not None:
+                return 0
+            num_left = min(sampling.max_tokens - request.num_output, self.config.max_tokens - len(request.token_ids))
+            num_steps = min(num_steps, num_left - 1)
+        # One for each is left beside: with less, blocks are handed out by urgency (``core.batching``).
+        num_free = memory.device.num_free_blocks - len(self.requests)
+        while num_steps > 0 and self._num_grown_blocks(num_steps) > num_free:
+            num_steps //= 2
+        return max(0, num_steps)
+
+    def advance(self, ends: Sequence[tuple[float, float]], token_id: int) -> list[Effect]:
+        """So many quiet steps (``num_quiet_steps``) have ended, each at (now, duration_s), with this token for all.
+
+        The same as to ``handle`` their StepDones one by one, but for what it costs: their tokens go to each gateway in
+        one message, request by request, and of their RunSteps only the last is an effect.
+        """
+        step, policy = self._step, self.policy
+        assert step is not None
+        batch = step.batch
+        positions = {request: request.num_output for request, _ in batch.rows}
+        for now, duration_s in ends:
+            budget = batch.budget
+            assert budget is not None
+            self.token_budget.observe(budget, duration_s)
+            decode_s = self.times.decode_s(budget.iteration.num_decodes, budget.iteration.num_context_tokens)
+            for request, _ in batch.rows:
+                request.num_computed += 1
+                request.append(token_id, None)
+                policy.on_service(request, decode_s, now)
+                self.batcher.on_token(request, decode_s)
+            batch = self.batcher.plan_quiet(now)
+            self._num_steps += 1
+        self._num_steps -= 1
+        effects: list[Effect] = [
+            Send(gateway, _tokens_since(requests, positions)) for gateway, requests in _by_gateway(positions).items()
+        ]
+        self._begin_step(batch, effects)
+        return effects
+
+    def _num_grown_blocks(self, num_steps: int) -> int:
+        """Blocks that all requests grow by in so many iterations."""
+        blocks_of = self.memory.blocks_for
+        return sum(
+            blocks_of(len(request.token_ids) + num_steps) - len(request.blocks) for request in self.requests.values()
+        )
 
     # --- what happens by the clock -----------------------------------------------------------------------------------
 
@@ -370,38 +420,64 @@ class InstanceState:
             self._report_load(now, effects)
             self._next_report_s = now + self.config.load_report_s if self._listeners else None
         if self._next_retry_s is not None and now >= self._next_retry_s:
-            effects.extend(_finished(request) for request in self.finished.values())
-            self._next_retry_s = now + self.config.retry_s if self.finished else None
+            effects.extend(self._last_word(request) for request in self.ended.values())
+            self._next_retry_s = now + self.config.retry_s if self.ended else None
 
     def _report_load(self, now: float, effects: list[Effect]) -> None:
         accepted, self._accepted = tuple(self._accepted), []
         self._report_sequence += 1
-        report = self._load_report(now, accepted)
+        report = self._load_report(accepted)
         effects.extend(Send(peer, report) for peer in self._listeners.values())
 
-    def _load_report(self, now: float, accepted: tuple[str, ...]) -> LoadReport:
-        config = self.config
-        order = self.policy.order(now)
-        num_usable = self.allocator.num_usable_blocks
-        num_used = num_usable - self.allocator.num_free_blocks
-        num_running = sum(request.is_started for request in self.requests.values())
+    def _load_report(self, accepted: tuple[str, ...]) -> LoadReport:
+        config, memory = self.config, self.memory
+        planned = [request for request in self.batcher.order if self.requests.get(request.request_id) is request]
+        order = list(dict.fromkeys([*planned, *self.requests.values()]))
+        num_usable = memory.device.num_usable_blocks
+        num_host_used = memory.host.num_blocks - memory.host.num_free_blocks
+        num_started = sum(request.is_started for request in order)
         return LoadReport(
             sequence=self._report_sequence,
-            num_running=num_running,
-            num_waiting=len(self.requests) - num_running,
+            num_running=num_started,
+            num_waiting=len(order) - num_started,
             kv_total_bytes=num_usable * config.bytes_per_block,
-            kv_used_bytes=num_used * config.bytes_per_block,
+            kv_used_bytes=(num_usable - memory.device.num_free_blocks) * config.bytes_per_block,
             virtual_usage_bytes=virtual_usage_bytes(
-                order, num_used, self.prefixes.num_blocks_wanted, config.bytes_per_block, config.headroom_bytes
+                order, memory.held_blocks, memory.blocks_wanted, config.bytes_per_block, config.headroom_bytes
             ),
             bytes_per_block=config.bytes_per_block,
             tokens_per_block=config.tokens_per_block,
-            num_preemptions=self.num_preemptions,
+            num_preemptions=self.batcher.num_preemptions,
             accepted=accepted,
             draining=self.draining,
-            num_tokens_looked_up=self.prefixes.num_tokens_looked_up,
-            num_tokens_found=self.prefixes.num_tokens_found,
+            num_tokens_looked_up=memory.prefixes.num_tokens_looked_up,
+            num_tokens_found=memory.prefixes.num_tokens_found,
+            host_total_bytes=memory.host.num_blocks * config.bytes_per_block,
+            host_used_bytes=num_host_used * config.bytes_per_block,
+            kv_needed_bytes=memory.held_blocks * config.bytes_per_block,
+            num_swapped=sum(request.is_swapped for request in order),
+            num_swap_outs=memory.num_swap_outs,
+            swapped_bytes=memory.num_copied_blocks * config.bytes_per_block,
+            swap_blocked_s=self.batcher.blocked_s,
         )
+
+
+def _by_gateway(requests: Iterable[Request]) -> dict[Peer, list[Request]]:
+    found: dict[Peer, list[Request]] = {}
+    for request in requests:
+        found.setdefault(request.gateway, []).append(request)
+    return found
+
+
+def _tokens_since(requests: Sequence[Request], positions: Mapping[Request, int]) -> Tokens:
+    """These requests' output from a position on, each request's together."""
+    rows = [(request, position) for request in requests for position in range(positions[request], request.num_output)]
+    return Tokens(
+        request_ids=tuple(request.request_id for request, _ in rows),
+        epochs=tuple(request.epoch for request, _ in rows),
+        positions=tuple(position for _, position in rows),
+        token_ids=tuple(request.token_ids[request.num_prompt + position] for request, position in rows),
+    )
 
 
 def _cached_tokens(requests: Iterable[Request], positions: Sequence[int]) -> tuple[int, ...]:
@@ -413,8 +489,3 @@ def _cached_tokens(requests: Iterable[Request], positions: Sequence[int]) -> tup
         for request, position in zip(requests, positions, strict=False)
     )
     return column if any(column) else ()
-
-
-def _finished(request: Request) -> Send:
-    assert request.finish_reason is not None
-    return Send(request.gateway, Finished(request.request_id, request.epoch, request.finish_reason, request.num_output))

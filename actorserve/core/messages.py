@@ -45,7 +45,7 @@ class RefusalReason(StrEnum):
     """Why a request was not taken; the gateway turns it into an HTTP status."""
 
     TOO_LARGE = "too_large"  # never fits this instance, however empty
-    OVERLOADED = "overloaded"  # the cluster's queue is full
+    OVERLOADED = "overloaded"  # the cluster's queue is full, or the instance has no memory for it now
     NO_INSTANCE = "no_instance"  # nobody came to serve it in time
     DRAINING = "draining"  # the instance is shutting down
 
@@ -238,7 +238,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """c -> g, w -> g: not taken, and nothing is held for it."""
+    """c -> g, w -> g: not taken, or given back, and nothing is held for it. What was given back is repeated until the
+    gateway releases it."""
 
     request_id: str
     epoch: int

@@ -22,6 +22,11 @@ class SchedulingPolicy(Protocol):
         """Whether a request starts only where its whole output, up to ``max_tokens``, has room as well."""
         ...
 
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether one that comes may go before those that have started, so that room is kept for it."""
+        ...
+
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         """A request comes; so many tokens of its prompt need not be computed."""
         ...
@@ -51,6 +56,8 @@ class SchedulingPolicy(Protocol):
 
 class FirstComeFirstServed:
     """Arrival order, run to completion."""
+
+    is_preemptive = False
 
     def __init__(self, *, reserves_output: bool = False) -> None:
         self.reserves_output = reserves_output

@@ -31,10 +31,18 @@ class PrefixCache:
         num_blocks = blocks_for(len(request.token_ids), self._tokens_per_block)
         return num_blocks - self._allocator.find(self._names(request)).num_owned
 
+    def find(self, request: Request) -> list[bytes]:
+        """The names of the blocks, from the request's first on, that lie in the pool. Takes none of them."""
+        names = self._names(request)
+        return names[: self._allocator.find(names).num_blocks]
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """How many of the request's tokens need not be computed if it starts now."""
+        return len(self.find(request)) * self._tokens_per_block
+
     def start(self, request: Request) -> None:
         """Give a waiting request blocks for all of its tokens, which must be free; it goes on after those it found."""
-        names = self._names(request)
-        found = names[: self._allocator.find(names).num_blocks]
+        found = self.find(request)
         blocks = self._allocator.allocate(blocks_for(len(request.token_ids), self._tokens_per_block), found)
         assert blocks is not None
         request.blocks = blocks

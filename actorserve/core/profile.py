@@ -5,9 +5,13 @@ planner what copies cost, the simulator the duration of every iteration. Times a
 ``core.step_times`` corrects it by what is measured while the engine runs.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from actorserve.core.messages import Speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +19,60 @@ class Curve:
     """A piecewise linear function through measured points.
 
     Before the first point it is constant, beyond the last it goes on along its last piece. ``xs`` grow strictly; ``ys``
-    are not negative. One point makes a constant.
+    are not negative and never fall, since more work does not take less time. One point makes a constant.
     """
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
+    _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)  # after each point
 
     def __post_init__(self) -> None:
-        if not self.xs or len(self.xs) != len(self.ys):
+        xs, ys = self.xs, self.ys
+        if not xs or len(xs) != len(ys):
             raise ValueError("a curve needs points, each with an x and a y")
-        if any(right <= left for left, right in zip(self.xs, self.xs[1:], strict=False)):
+        if any(not left < right for left, right in pairwise(xs)):
             raise ValueError("a curve's x values must grow")
-        if any(not 0.0 <= y < float("inf") for y in self.ys):
+        if any(not 0.0 <= y < math.inf for y in ys):
             raise ValueError("a curve's y values must be finite and not negative")
+        if any(right < left for left, right in pairwise(ys)):
+            raise ValueError("a curve's y values must not fall")
+        slopes = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
+        object.__setattr__(self, "_slopes", (*slopes, slopes[-1] if slopes else 0.0))
 
     def __call__(self, x: float) -> float:
-        xs, ys = self.xs, self.ys
-        if x <= xs[0] or len(xs) == 1:
-            return ys[0]
-        i = min(bisect_right(xs, x), len(xs) - 1)
-        slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
-        return ys[i - 1] + slope * (x - xs[i - 1])
+        i = bisect_right(self.xs, x) - 1
+        return self.ys[0] if i < 0 else self.ys[i] + self._slopes[i] * (x - self.xs[i])
+
+    def reach(self, start: float, budget: float, scale: float = 1.0, extra: float = 0.0) -> float:
+        """How far beyond ``start`` a ``budget`` goes, where the curve's rise costs ``scale`` times itself, and each
+        unit ``extra`` besides (which may be negative; no piece costs less than nothing). Infinite where it never ends.
+        """
+        xs = self.xs
+        i = bisect_right(xs, start)
+        x = start
+        while True:
+            cost = max(0.0, (scale * self._slopes[i - 1] if i else 0.0) + extra)
+            if i == len(xs):
+                return x - start + budget / cost if cost else math.inf
+            piece = cost * (xs[i] - x)
+            if cost and piece >= budget:
+                return x - start + budget / cost
+            budget -= piece
+            x = xs[i]
+            i += 1
+
+
+def not_falling(ys: Sequence[float]) -> list[float]:
+    """Measured values evened out where they fall: the nearest that do not, by least squares (pooled neighbours)."""
+    pools: list[tuple[float, int]] = []  # mean, how many
+    for y in ys:
+        mean, count = y, 1
+        while pools and pools[-1][0] > mean:
+            before, number = pools.pop()
+            mean = (before * number + mean * count) / (number + count)
+            count += number
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +89,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``prefill``: tokens -> s of an iteration that prefills so many, none before them. ``prefill_context_s``: what each
+    """What each kind of work takes.
+
+    ``prefill``: tokens -> s of an iteration that prefills so many, none before them. ``prefill_context_s``: what each
     of its tokens takes more for each token before its chunk. ``decode``: requests -> s of an iteration that decodes so
     many, without context. ``decode_context``: tokens of context of all of them together -> what that takes more.
+
+    ``threads`` is 0 on a GPU. ``source`` says where a published profile comes from and what was derived, and ``errors``
+    how far a fit is off, by name (relative).
     """
 
     name: str
@@ -67,6 +109,15 @@ class Profile:
     swap: Link
     transfer: Link
     kv_bytes_per_token: int
+    dtype: str = ""
+    threads: int = 0
+    source: str = ""
+    errors: tuple[tuple[str, float], ...] = ()
+    floor_s: float = field(init=False, repr=False, compare=False)
+    """What every iteration takes at least: reading the weights."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "floor_s", min(self.prefill(1), self.decode(1)))
 
     @property
     def min_iteration_s(self) -> float:
@@ -83,18 +134,32 @@ class Profile:
         """An iteration that decodes so many requests, which attend to so many tokens in all; 0 for none."""
         return self.decode(num_requests) + self.decode_context(num_context_tokens) if num_requests else 0.0
 
+    def chunks_s(self, num_tokens: int, num_apart: int, num_decodes: int) -> float:
+        """What prefill chunks of so many tokens together add to an iteration, without what lies before them.
+
+        ``num_apart``: pairs of tokens of different requests, which do not attend to each other as a prompt's own do,
+        each chunk token with each decode's included. In published measurements (``config/profiles``) b prompts of n
+        tokens take nearly what one of b x n tokens takes: the sum decides, not each chunk's own time. And so do tokens
+        of decodes: they fill an iteration up to where it begins to be bound by computing, just as those of prompts do.
+        """
+        least_s = self.prefill(num_decodes) if num_decodes else self.floor_s
+        return max(0.0, self.prefill(num_decodes + num_tokens) - self.prefill_context_s * num_apart - least_s)
+
     def step_s(self, chunks: Sequence[tuple[int, int]], num_decodes: int, num_context_tokens: int) -> float:
         """An iteration of prefill chunks, each (tokens, tokens before it), and of decodes that share it.
 
-        The weights are read once for all of them, so what an iteration takes at least is counted once.
+        The weights are read once for all of them, so ``floor_s`` is counted once.
         """
-        num_tokens = sum(tokens for tokens, _ in chunks)
+        num_tokens = num_before = num_apart = 0
+        for tokens, context in chunks:
+            num_apart += tokens * (num_decodes + num_tokens)
+            num_before += tokens * context
+            num_tokens += tokens
         if not num_tokens:
             return self.decode_s(num_decodes, num_context_tokens)
-        context_s = self.prefill_context_s * sum(tokens * context for tokens, context in chunks)
-        # Prefills of several requests attend each to its own tokens alone: their curves' parts above the least, added.
-        least_s = self.prefill(1)
-        prefill_s = least_s + sum(self.prefill(tokens) - least_s for tokens, _ in chunks) + context_s
-        if not num_decodes:
-            return prefill_s
-        return prefill_s + max(0.0, self.decode_s(num_decodes, num_context_tokens) - min(self.decode(1), least_s))
+        chunks_s = self.chunks_s(num_tokens, num_apart, num_decodes) + self.prefill_context_s * num_before
+        return chunks_s + (self.decode_s(num_decodes, num_context_tokens) if num_decodes else self.floor_s)
+
+    def speed(self) -> Speed:
+        """What the coordinator is told."""
+        return Speed(tuple(round(x) for x in self.prefill.xs), self.prefill.ys, self.min_iteration_s)

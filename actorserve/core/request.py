@@ -6,9 +6,11 @@ from actorserve.core.messages import FinishReason, Peer, RequestSpec, TokenLogpr
 class Request:
     """The mutable state of one request on one instance, under one epoch.
 
-    ``token_ids`` is prompt and output together; KV exists for the first ``num_computed`` of them. A request is
-    *started* while it holds blocks, else it waits; a preempted one waits again with nothing computed.
+    ``token_ids`` is prompt and output together; KV exists for the first ``num_computed`` of them, in ``blocks`` of the
+    device's pool or ``host_blocks`` of the host's, and in both while the copy ``copy_id`` is under way
+    (``core.kv_memory``). A request is *started* while it holds blocks, else it waits: it is new, or its KV was dropped.
 
+    ``owed_s`` is the service that it shall have before it gives up its place on the device (``core.swapping``).
     ``block_names`` are those of its first full blocks (``core.prefix_cache``), as far as they were wanted yet.
     ``num_cached_tokens`` is how many tokens it found computed when it was first admitted; None before that.
     """
@@ -16,13 +18,16 @@ class Request:
     __slots__ = (
         "block_names",
         "blocks",
+        "copy_id",
         "epoch",
         "finish_reason",
         "gateway",
+        "host_blocks",
         "logprobs",
         "num_cached_tokens",
         "num_computed",
         "num_prompt",
+        "owed_s",
         "request_id",
         "resumed_output",
         "sampling",
@@ -40,6 +45,9 @@ class Request:
         self.token_ids = [*spec.prompt_token_ids, *spec.output_token_ids]
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.host_blocks: list[int] = []
+        self.copy_id: int | None = None
+        self.owed_s = 0.0
         self.block_names: list[bytes] = []
         self.num_cached_tokens: int | None = None
         # Log-probabilities of the tokens made here; those made elsewhere before are with the gateway already.
@@ -58,7 +66,17 @@ class Request:
 
     @property
     def is_started(self) -> bool:
-        return bool(self.blocks)
+        return bool(self.blocks or self.host_blocks)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether its KV lies on the device, so that it can run."""
+        return bool(self.blocks) and self.copy_id is None
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether its KV lies on the host alone."""
+        return bool(self.host_blocks) and self.copy_id is None
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Take one sampled token."""

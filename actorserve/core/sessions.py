@@ -5,6 +5,12 @@ begins a new epoch and has the request carried on elsewhere from the tokens it h
 nowhere else, so at any time at most one (instance, epoch) is current; output of any other is dropped, and its sender
 is told to release it.
 
+A worker may refuse what it was given: it drains, or others took the memory that the request needs. That too means a new
+epoch and another place, within the request's patience. What the coordinator refuses ends a request that has no output.
+
+What service a request had dies with its worker. So it begins at the next as a newcomer with a longer prompt, but with
+the time that it has waited since it last got a token, so that a feedback queue promotes it no later for its bad luck.
+
 Every message to a peer may be lost: what is not answered is sent again after ``retry_s``, and all of them may be
 repeated without harm.
 """
@@ -15,6 +21,7 @@ from enum import Enum, auto
 from actorserve.core.effects import Available, Deliver, Effect, End, Send
 from actorserve.core.messages import (
     LOCAL,
+    Attained,
     Close,
     Finished,
     FinishReason,
@@ -39,6 +46,7 @@ from actorserve.core.messages import (
     Tokens,
     Unplace,
 )
+from actorserve.core.waiting_line import MAX_RETRY_AFTER_S
 
 
 class Stage(Enum):
@@ -51,16 +59,24 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Session:
-    """One request's life at the gateway."""
+    """One request's life at the gateway.
+
+    Its patience counts from ``patient_from_s``: since it came, lost its owner, or was last served. ``served_at_s`` is
+    when it was last served, or came; of the time since then, ``waited_s`` passed under earlier epochs, and ``queued_s``
+    in the coordinator's queue under this one.
+    """
 
     spec: RequestSpec
-    placing_since_s: float
+    patient_from_s: float
+    served_at_s: float
     retry_at_s: float
     epoch: int = 1
     stage: Stage = Stage.PLACING
     instance: Peer | None = None
     kind: str = ""  # of the worker that made the tokens so far
     avoid: Peer | None = None
+    waited_s: float = 0.0
+    queued_s: float = 0.0
     output: list[int] = field(default_factory=list)
     resend_asked_s: float | None = None
 
@@ -101,7 +117,9 @@ class SessionsState:
             case Finished():
                 self._on_finished(message, sender, now, effects)
             case Open(request=spec):
-                opened = Session(spec, placing_since_s=now, retry_at_s=now, output=list(spec.output_token_ids))
+                opened = Session(
+                    spec, patient_from_s=now, served_at_s=now, retry_at_s=now, output=list(spec.output_token_ids)
+                )
                 self.sessions[spec.request_id] = opened
                 self._place(opened, now, effects)
             case Close(request_id=request_id):
@@ -132,8 +150,11 @@ class SessionsState:
 
     # --- finding an owner --------------------------------------------------------------------------------------------
 
-    def _place(self, session: Session, now: float, effects: list[Effect]) -> None:
-        """(Re)ask for a place. With the coordinator gone, wait: its next incarnation is asked at once."""
+    def _place(self, session: Session, now: float, effects: list[Effect], not_now: Peer | None = None) -> None:
+        """(Re)ask for a place. With the coordinator gone, wait: its next incarnation is asked at once.
+
+        ``not_now`` is avoided by this question alone, ``session.avoid`` by those that repeat it too.
+        """
         session.stage = Stage.PLACING
         self._retry_later(session, now)
         if self.coordinator is not None:
@@ -146,7 +167,7 @@ class SessionsState:
                         num_tokens=len(session.spec.prompt_token_ids) + len(session.output),
                         priority=session.spec.priority,
                         kind=session.kind,
-                        avoid=session.avoid,
+                        avoid=not_now or session.avoid,
                     ),
                 )
             )
@@ -160,6 +181,7 @@ class SessionsState:
         if session.stage is not Stage.PLACING:
             return  # a repeated answer
         session.instance = message.instance
+        session.queued_s = message.waited_s
         if message.instance in self.workers:
             self._start(session, now, effects)
         # Else this gateway has not met that worker yet (its PeerUp starts the request), or knows it dead before the
@@ -170,7 +192,8 @@ class SessionsState:
         session.stage = Stage.STARTING
         self._retry_later(session, now)
         spec = replace(session.spec, output_token_ids=tuple(session.output))
-        effects.append(Send(session.instance, Start(session.epoch, spec)))
+        attained = Attained(waited_s=session.waited_s + session.queued_s)
+        effects.append(Send(session.instance, Start(session.epoch, spec, attained)))
 
     def _retry_later(self, session: Session, now: float) -> None:
         session.retry_at_s = now + self.config.retry_s
@@ -178,14 +201,19 @@ class SessionsState:
             self._next_tick_s = session.retry_at_s
 
     def _fail_over(self, session: Session, now: float, effects: list[Effect]) -> None:
-        """Begin a new epoch elsewhere, from the tokens that the client has."""
+        """The owner is lost: have the request carried on elsewhere, with new patience."""
         self.num_failovers += 1
-        session.epoch += 1
         session.avoid = session.instance
+        session.patient_from_s = now
+        self._begin_epoch(session, now)
+        self._place(session, now, effects)
+
+    def _begin_epoch(self, session: Session, now: float) -> None:
+        """From here on the request has no owner, and the tokens that its client has."""
+        session.epoch += 1
         session.instance = None
         session.resend_asked_s = None
-        session.placing_since_s = now
-        self._place(session, now, effects)
+        session.waited_s = now - session.served_at_s
 
     # --- what the owner says -----------------------------------------------------------------------------------------
 
@@ -209,6 +237,7 @@ class SessionsState:
             position = message.positions[row]
             if position == len(session.output):
                 session.output.append(message.token_ids[row])
+                session.served_at_s = session.patient_from_s = now
                 session.resend_asked_s = None
                 token_ids, logprobs = fresh.setdefault(request_id, ([], []))
                 token_ids.append(message.token_ids[row])
@@ -242,21 +271,46 @@ class SessionsState:
         effects.append(End(message.request_id, message.reason))
 
     def _on_refused(self, message: Refused, sender: Peer, now: float, effects: list[Effect]) -> None:
-        session = self.sessions.get(message.request_id)
-        if session is None or session.epoch != message.epoch or session.stage is Stage.RUNNING:
-            self.num_stale_messages += 1
+        if sender in self.workers:
+            session = self._current(message.request_id, message.epoch, sender, effects)
+            if session is not None:
+                self._on_refused_by_owner(session, message, now, effects)
             return
+        session = self.sessions.get(message.request_id)
+        if session is None or session.epoch != message.epoch or session.stage is not Stage.PLACING:
+            self.num_stale_messages += 1
+        elif not session.output:
+            self._end_with_refusal(session, message.reason, message.retry_after_s, effects)
+        # Else its client has half an answer: the next retry asks again, and may find room, or a larger instance back.
+
+    def _on_refused_by_owner(self, session: Session, message: Refused, now: float, effects: list[Effect]) -> None:
+        """The owner gives the request up, whether it ran there or not, and says so until it is released."""
+        assert session.instance is not None
+        owner = session.instance
+        effects.append(Send(owner, Release(session.spec.request_id, session.epoch)))
         match message.reason:
             case RefusalReason.DRAINING:
                 self._fail_over(session, now, effects)
-            case RefusalReason.OVERLOADED | RefusalReason.TOO_LARGE if session.output:
-                pass  # its client has half an answer: the next retry asks again, and may find a larger instance back
-            case _:
+            case RefusalReason.TOO_LARGE if not session.output:
                 self._end_with_refusal(session, message.reason, message.retry_after_s, effects)
+            case _:
+                # The coordinator may not know yet that it has no room: ask for another now, for any from the retry on.
+                self._begin_epoch(session, now)
+                self._place(session, now, effects, not_now=owner)
 
     def _patience_s(self, session: Session) -> float:
         """How long to look for an instance. Who has half an answer rather waits for a worker to load its model."""
         return self.config.resume_timeout_s if session.output else self.config.no_instance_timeout_s
+
+    def _give_up(self, session: Session, now: float, effects: list[Effect]) -> None:
+        """Its patience is over. Where workers are there to be given work, they are busy."""
+        reason, retry_after_s = RefusalReason.NO_INSTANCE, self.config.retry_s
+        if self.coordinator is not None:
+            effects.append(Send(self.coordinator, Unplace(session.spec.request_id, session.epoch)))
+            if any(peer not in self.loads or not self.loads[peer].draining for peer in self.workers):
+                # The queue takes at least as long as was waited here in vain; more is not known.
+                reason, retry_after_s = RefusalReason.OVERLOADED, min(now - session.patient_from_s, MAX_RETRY_AFTER_S)
+        self._end_with_refusal(session, reason, retry_after_s, effects)
 
     def _end_with_refusal(
         self, session: Session, reason: RefusalReason, retry_after_s: float, effects: list[Effect]
@@ -310,10 +364,8 @@ class SessionsState:
                 continue
             if session.stage is Stage.STARTING:
                 self._start(session, now, effects)
-            elif now >= session.placing_since_s + self._patience_s(session):
-                if self.coordinator is not None:
-                    effects.append(Send(self.coordinator, Unplace(session.spec.request_id, session.epoch)))
-                self._end_with_refusal(session, RefusalReason.NO_INSTANCE, self.config.retry_s, effects)
+            elif now >= session.patient_from_s + self._patience_s(session):
+                self._give_up(session, now, effects)
             else:
                 self._place(session, now, effects)
         retries = (session.retry_at_s for session in self.sessions.values() if session.stage is not Stage.RUNNING)

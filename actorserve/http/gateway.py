@@ -43,13 +43,14 @@ async def _run(child: Child) -> None:
     child.status.loading("reading the tokenizer")
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
-    core = SessionsState(
-        SessionsConfig(
-            settings.cluster.retry_s, settings.cluster.no_instance_timeout_s, settings.cluster.resume_timeout_s
-        )
+    config = SessionsConfig(
+        settings.cluster.retry_s, settings.cluster.no_instance_timeout_s, settings.cluster.resume_timeout_s
     )
+    core = SessionsState(config)
     service = SessionService(core, settings.http.max_open_requests)
-    node = make_node(child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir)
+    node = make_node(
+        child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir, origin=config
+    )
     service.attach(node.inject, node.num_dropped_frames)
     app = create_app(service, tokenizer, _template(description, settings.http), description, settings.http)
     ending = asyncio.Event()

@@ -118,6 +118,21 @@ class _Loads(Collector):
             "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", labels=_LABELS
         )
         hits = CounterMetricFamily("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", labels=_LABELS)
+        host = GaugeMetricFamily(
+            "actorserve_host_kv_usage", "Part of the host's pool for KV in use, 0 to 1.", labels=_LABELS
+        )
+        swapped = GaugeMetricFamily(
+            "actorserve_requests_swapped", "Requests whose KV lies on the host.", labels=_LABELS
+        )
+        swap_outs = CounterMetricFamily(
+            "actorserve_swap_outs", "Requests whose KV was copied to the host.", labels=_LABELS
+        )
+        swapped_bytes = CounterMetricFamily(
+            "actorserve_swapped_bytes", "KV copied to the host and back.", labels=_LABELS
+        )
+        blocked = CounterMetricFamily(
+            "actorserve_swap_blocked_seconds", "Time that requests due for a step waited for copies.", labels=_LABELS
+        )
         for instance, load in sorted(self._service.loads().items()):
             labels = (name, instance)
             running.add_metric(labels, load.num_running)
@@ -126,7 +141,13 @@ class _Loads(Collector):
             preempted.add_metric(labels, load.num_preemptions)
             queries.add_metric(labels, load.num_tokens_looked_up)
             hits.add_metric(labels, load.num_tokens_found)
+            host.add_metric(labels, load.host_used_bytes / load.host_total_bytes if load.host_total_bytes > 0 else 0.0)
+            swapped.add_metric(labels, load.num_swapped)
+            swap_outs.add_metric(labels, load.num_swap_outs)
+            swapped_bytes.add_metric(labels, load.swapped_bytes)
+            blocked.add_metric(labels, load.swap_blocked_s)
         yield from (running, waiting, usage, preempted, queries, hits)
+        yield from (host, swapped, swap_outs, swapped_bytes, blocked)
         yield GaugeMetricFamily("actorserve_instances", "Workers that are up.", value=self._service.num_instances)
         for counter, count in sorted(self._service.counters().items()):
             yield CounterMetricFamily(f"actorserve_{counter}", f"{counter.replace('_', ' ')}.", value=count)

@@ -1,22 +1,30 @@
 """A recorded log: what a core was told, when, and by whom. Replayed into a fresh core it gives the same effects.
 
-One entry is msgpack ``[now, sender name, sender incarnation, message]`` (nil for no sender), preceded by its length in
-four big-endian bytes. A log cut off in mid-entry, as a crash leaves it, reads up to the last whole entry.
+Records are msgpack lists, each preceded by its length in four big-endian bytes:
+
+- ``[origin]``, first: JSON that says what the core was made from (``wire.origins``);
+- ``[now, sender name, sender incarnation, message]`` (nil for no sender): an input, written before the core sees it;
+- ``[digest]``: of the effects that this input had.
+
+A log cut off in mid-record, as a crash leaves it, reads up to the last whole record.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from hashlib import blake2b
+from typing import Any, BinaryIO, Final
 
 import msgpack
 
+from actorserve.core.effects import Effect
 from actorserve.core.messages import Message, Peer
 from actorserve.errors import ProtocolError
 from actorserve.wire.codec import MAX_FRAME_BYTES, decode, encode
 
 _LENGTH: Final = struct.Struct(">I")
-_MAX_ENTRY_BYTES: Final = MAX_FRAME_BYTES + 4096
+_MAX_RECORD_BYTES: Final = MAX_FRAME_BYTES + 4096
+_DIGEST_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +36,77 @@ class Entry:
     message: Message
 
 
+Record = str | Entry | bytes
+"""An origin, an input, or the digest of its effects."""
+
+
+def write_origin(file: BinaryIO, origin: str) -> None:
+    """Begin a log; ``origin`` is JSON."""
+    _write(file, (origin,))
+
+
 def write_entry(file: BinaryIO, entry: Entry) -> None:
     """Append ``entry``; the caller decides when to flush."""
     name, incarnation = entry.sender if entry.sender is not None else (None, None)
-    body: bytes = msgpack.packb((entry.now, name, incarnation, encode(entry.message)))
-    file.write(_LENGTH.pack(len(body)) + body)
+    _write(file, (entry.now, name, incarnation, encode(entry.message)))
 
 
-def read_entries(file: BinaryIO) -> Iterator[Entry]:
-    """The entries in order.
+def write_effects(file: BinaryIO, effects: Sequence[Effect]) -> None:
+    """Append what the last input had the core do."""
+    _write(file, (digest(effects),))
+
+
+def digest(effects: Sequence[Effect]) -> bytes:
+    """Equal for equal effects, and for no others that one will ever meet."""
+    return blake2b(msgpack.packb(effects, default=_plain), digest_size=_DIGEST_BYTES).digest()
+
+
+def _plain(value: Any) -> list[Any]:
+    """An effect, or a message in it, as msgpack takes it. Every other part of one is a number, a text or a tuple."""
+    names: tuple[str, ...] = value.__slots__
+    return [type(value).__name__, *(getattr(value, name) for name in names)]
+
+
+def read_records(file: BinaryIO) -> Iterator[Record]:
+    """Everything in order.
 
     Raises: ProtocolError where the file is not such a log.
     """
     while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
         (length,) = _LENGTH.unpack(head)
-        if length > _MAX_ENTRY_BYTES:
-            raise ProtocolError("log entry too large")
+        if length > _MAX_RECORD_BYTES:
+            raise ProtocolError("log record too large")
         body = file.read(length)
         if len(body) < length:
             return
         yield _parse(body)
 
 
-def _parse(body: bytes) -> Entry:
+def read_entries(file: BinaryIO) -> Iterator[Entry]:
+    """The inputs alone, in order.
+
+    Raises: ProtocolError where the file is not such a log.
+    """
+    return (record for record in read_records(file) if isinstance(record, Entry))
+
+
+def _write(file: BinaryIO, values: tuple[object, ...]) -> None:
+    body: bytes = msgpack.packb(values)
+    file.write(_LENGTH.pack(len(body)) + body)
+
+
+def _parse(body: bytes) -> Record:
     try:
         values = msgpack.unpackb(body, raw=False, strict_map_key=True, max_array_len=4, max_map_len=0, max_ext_len=0)
     except (ValueError, RecursionError, msgpack.UnpackException):
-        raise ProtocolError("log entry is not msgpack within bounds") from None
+        raise ProtocolError("log record is not msgpack within bounds") from None
     match values:
         case [float(now), None, None, bytes(frame)]:
             return Entry(now, None, decode(frame, local=True))
         case [float(now), str(name), int(incarnation), bytes(frame)]:
             return Entry(now, Peer(name, incarnation), decode(frame, local=True))
-    raise ProtocolError("log entry has another form")
+        case [str(origin)]:
+            return origin
+        case [bytes(value)]:
+            return value
+    raise ProtocolError("log record has another form")

@@ -1,16 +1,28 @@
 """A cluster of nodes on the in-memory hub under a virtual clock, with cores that check what they are told."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actorserve.actors.death_watch import WatchTimes
 from actorserve.actors.membership import COORDINATOR_NAME, Membership, are_linked
 from actorserve.actors.node import Node
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, PeerDown, PeerUp, Role, Tick, Unplace
+from actorserve.core.messages import (
+    PROTOCOL_VERSION,
+    Hello,
+    Message,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Role,
+    Speed,
+    Tick,
+    Unplace,
+)
 from actorserve.wire.journal import Entry
 from actorserve.wire.memory_transport import Hub, MemoryTransport
 
 TIMES = WatchTimes(heartbeat_s=0.25, death_after_s=2.0)
+SPEED = Speed((1, 100), (0.01, 0.2), 0.01)
 _MAX_STEPS_AT_ONCE = 10_000
 
 
@@ -80,7 +92,9 @@ class Cluster:
     def start(self, name: str, incarnation: int) -> Process:
         me, role = Peer(name, incarnation), role_of(name)
         transport = MemoryTransport(self.hub, me, address_of(name), lambda: self.now)
-        hello = Hello(PROTOCOL_VERSION, role, address_of(name), kind=f"kind of {name}" if role is Role.WORKER else "")
+        hello = Hello(PROTOCOL_VERSION, role, address_of(name))
+        if role is Role.WORKER:
+            hello = replace(hello, kind=f"kind of {name}", speed=SPEED)
         membership = Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES)
         core = GreetingCore()
         recorded: list[Entry] = []

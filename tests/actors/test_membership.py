@@ -19,7 +19,7 @@ from actorserve.core.messages import (
     Unplace,
 )
 from actorserve.wire.memory_transport import MemoryTransport
-from tests.actors.cluster import TIMES, Cluster, address_of
+from tests.actors.cluster import SPEED, TIMES, Cluster, address_of
 
 C, G, W, W1 = "coordinator", "gateway-0", "worker-0", "worker-1"
 NAMES = (C, G, W, W1)
@@ -45,7 +45,7 @@ def test_any_order_of_starts_comes_together_at_once(order: tuple[str, ...]) -> N
 
 
 def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
-    """The core's first word of a peer is PeerUp with its role and kind; what is sent at that moment arrives."""
+    """The core's first word of a peer is PeerUp with its role, kind and speed; what is sent at that moment arrives."""
     cluster = _started(C, G, W)
     assert cluster.problems() == []
     log = [
@@ -53,7 +53,7 @@ def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
         for _, sender, message in cluster.processes[G].core.log
         if sender == Peer(W, 1) or (isinstance(message, PeerUp) and message.peer.name == W)
     ]
-    assert log == [PeerUp(Peer(W, 1), Role.WORKER, f"kind of {W}"), Unplace("greeting", 1)]
+    assert log == [PeerUp(Peer(W, 1), Role.WORKER, f"kind of {W}", speed=SPEED), Unplace("greeting", 1)]
     assert all(process.membership.counts["stranger"] == 0 for process in cluster.processes.values())
 
 
@@ -297,8 +297,9 @@ def test_whatever_happens_the_living_find_each_other(actions: list[tuple[str, ob
             cluster.start(name, next(later))
         cluster.processes[name].is_paused = False
     cluster.advance(20.0)
-    assert cluster.problems(lossless=all(action != "cut" for action, _ in actions)) == []
+    lossless = all(action != "cut" for action, _ in actions)
+    assert cluster.problems(lossless=lossless) == []
     before = {name: process.core.downs for name, process in cluster.processes.items()}
     cluster.advance(5.0)
-    assert cluster.problems() == []
+    assert cluster.problems(lossless=lossless) == []
     assert before == {name: process.core.downs for name, process in cluster.processes.items()}

@@ -1,10 +1,11 @@
 """Freeness and dispatch: the definitions of Llumnix's Algorithm 1, and the dispatcher's own account."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from actorserve.core.blocks import blocks_for
 from actorserve.core.cluster import ClusterConfig, ClusterState
-from actorserve.core.dispatch import InstanceView, choose_instance
+from actorserve.core.dispatch import Fleet, InstanceView
 from actorserve.core.effects import Send
 from actorserve.core.freeness import freeness, virtual_usage_bytes
 from actorserve.core.messages import (
@@ -49,6 +50,14 @@ def view(name: str, kind: str = "k", **fields: int) -> InstanceView:
     return InstanceView(Peer(name, 1), kind, MODEL, report(**fields))
 
 
+def choose_instance(views: Sequence[InstanceView], place: Place) -> InstanceView | None:
+    """What a fleet of these answers."""
+    fleet = Fleet(max_queue=64, placement_ttl_s=5.0)
+    for each in views:
+        fleet.add(each)
+    return fleet.choose(place)
+
+
 def test_virtual_usage_counts_held_blocks_and_the_head_of_the_line() -> None:
     """Running requests count what they hold; of those waiting, only the first in order counts, with its demand."""
     order = [request(8, 2), request(9, 0), request(100, 0), request(4, 1)]
@@ -90,13 +99,42 @@ def test_dispatch_goes_where_the_request_fits() -> None:
 
 
 def test_dispatch_goes_where_memory_is_not_short() -> None:
-    """An instance whose usable memory cannot hold the request comes last, however idle, but is better than none."""
+    """An instance whose usable memory cannot hold the request gets it never, however idle."""
     short, busy = view("a"), view("b", kind="y", used=990, running=9)
-    short.report = replace(report(), kv_total_bytes=500)
+    short.report = replace(report(), kv_total_bytes=500, host_total_bytes=1000)
     assert choose_instance([short, busy], Place("r", 1, 201)) is busy
     assert choose_instance([short, busy], Place("r", 2, 201, kind="k")) is busy
     assert choose_instance([short, busy], Place("r", 1, 200)) is short
-    assert choose_instance([short], Place("r", 1, 201)) is short
+    assert choose_instance([short], Place("r", 1, 201)) is None
+
+
+def test_dispatch_goes_where_started_requests_leave_room() -> None:
+    """The request must fit beside the KV of all started requests, in device and host memory together."""
+    full = view("a")
+    full.report = report(used=1000, kv_needed_bytes=1200, host_total_bytes=500)
+    assert choose_instance([full], Place("r", 1, 121)) is None
+    assert choose_instance([full], Place("r", 1, 120)) is full
+    full.report = report(used=1000, kv_needed_bytes=1600, host_total_bytes=500)
+    assert choose_instance([full], Place("r", 1, 1)) is None
+
+
+def test_dispatch_goes_where_few_wait() -> None:
+    """An instance whose queue has reached its bound gets nothing, however much memory is free."""
+    long, busy = view("a"), view("b", used=500, running=9)
+    long.report = replace(report(), num_waiting=64)
+    assert choose_instance([long, busy], Place("r", 1, 4)) is busy
+    long.report = replace(report(), num_waiting=63)
+    assert choose_instance([long, busy], Place("r", 1, 4)) is long
+
+
+def test_a_request_waits_for_its_kind() -> None:
+    """While an instance of its kind could hold it, a request that moves waits for that one, and goes to no other."""
+    full, free = view("a", kind="x"), view("b", kind="y")
+    full.report = report(kv_needed_bytes=1000)
+    assert choose_instance([full, free], Place("r", 2, 4, kind="x")) is None
+    assert choose_instance([full, free], Place("r", 2, 4)) is free
+    full.report = report(kv_needed_bytes=1000, draining=True)
+    assert choose_instance([full, free], Place("r", 2, 4, kind="x")) is free
 
 
 def test_dispatch_prefers_the_kind_that_made_the_tokens() -> None:
@@ -151,6 +189,17 @@ def test_report_takes_over_from_the_account() -> None:
     assert instance.freeness() == 900
 
 
+def test_a_report_confirms_only_what_was_placed_there() -> None:
+    """A request that one instance accepted late still counts as under way to the one that it was placed on since."""
+    coordinator = Coordinator(2)
+    first = coordinator.place("r1").instance
+    effects = coordinator.state.handle(Place("r1", 2, 40, avoid=first), 0.0, GATEWAY)
+    (other,) = (peer for peer in coordinator.workers if peer != first)
+    assert effects == [Send(GATEWAY, Placed("r1", 2, other))]
+    coordinator.state.handle(report(1, accepted=("r1",)), 0.1, first)
+    assert list(coordinator.state.instances[other].under_way) == ["r1"]
+
+
 def test_what_is_under_way_counts_as_if_it_ran() -> None:
     """Placements not yet reported add their demand to V and their number to B."""
     coordinator = Coordinator(1)
@@ -180,13 +229,19 @@ def test_place_may_be_repeated() -> None:
     assert sum(len(view.under_way) for view in coordinator.state.instances.values()) == 1
 
 
-def test_a_request_counts_once_whatever_the_order_of_its_epochs() -> None:
-    """An instance that is given a request again, even under an older epoch, counts its demand once."""
+def test_a_question_of_an_older_epoch_is_dropped() -> None:
+    """A request counts once, under its newest epoch, whatever the order in which its questions come."""
     coordinator = Coordinator(1)
-    for epoch in (2, 1, 3):
-        coordinator.place("r1", epoch=epoch)
+    coordinator.place("r1", epoch=2)
+    assert coordinator.state.handle(Place("r1", 1, 40), 0.0, GATEWAY) == []
+    newest = coordinator.place("r1", epoch=3)
     (view,) = coordinator.state.instances.values()
     assert view.num_blocks_under_way == 10
+    assert coordinator.place("r1", epoch=3) == newest
+    waiting = Coordinator(0).state
+    waiting.handle(Place("r1", 2, 4), 0.0, GATEWAY)
+    waiting.handle(Place("r1", 1, 4), 0.0, GATEWAY)
+    assert waiting.waiting["r1"].place.epoch == 2
 
 
 def test_requests_wait_for_an_instance_up_to_a_bound() -> None:
@@ -211,7 +266,7 @@ def test_waiting_requests_go_to_the_first_instance_that_reports() -> None:
     worker = Peer("worker-0", 1)
     assert state.handle(PeerUp(worker, Role.WORKER, "k", MODEL), 1.0) == []
     effects = state.handle(report(), 1.0, worker)
-    assert effects == [Send(GATEWAY, Placed("r1", 1, worker)), Send(GATEWAY, Placed("r2", 1, worker))]
+    assert effects == [Send(GATEWAY, Placed("r1", 1, worker, 1.0)), Send(GATEWAY, Placed("r2", 1, worker, 1.0))]
 
 
 def test_dead_peers_are_forgotten() -> None:
@@ -243,7 +298,7 @@ def test_a_repeated_place_keeps_its_turn_and_may_avoid_another() -> None:
     assert list(state.waiting) == ["r1", "r2"]
     assert state.handle(Place("r1", 2, 4, avoid=worker), 1.0, GATEWAY) == []
     assert list(state.waiting) == ["r1", "r2"]
-    assert state.handle(Place("r2", 2, 4), 1.0, GATEWAY) == [Send(GATEWAY, Placed("r2", 2, worker))]
+    assert state.handle(Place("r2", 2, 4), 1.0, GATEWAY) == [Send(GATEWAY, Placed("r2", 2, worker, 1.0))]
     assert list(state.waiting) == ["r1"]
 
 

@@ -6,7 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from actorserve.core.instance import InstanceState
 from actorserve.core.messages import FinishReason, Peer
-from tests.core.world import COORDINATOR, World
+from actorserve.core.policies import make_policy
+from actorserve.core.swapping import SwapMode
+from tests.core.world import COORDINATOR, Scheduling, World
 
 GATEWAYS = ("gateway-0", "gateway-1")
 WORKERS = ("worker-0", "worker-1")
@@ -21,6 +23,20 @@ PROMPTS = st.builds(
 )
 
 
+SCHEDULINGS = [
+    Scheduling(lambda times, name=name: make_policy(name, times), mode, num_host_blocks)  # type: ignore[misc]
+    for name, mode, num_host_blocks in (
+        ("fcfs", SwapMode.PROACTIVE, 0),
+        ("skip_join_mlfq", SwapMode.PROACTIVE, 20),
+        ("skip_join_mlfq", SwapMode.PROACTIVE, 3),
+        ("skip_join_mlfq", SwapMode.REACTIVE, 20),
+        ("skip_join_mlfq", SwapMode.RECOMPUTE, 0),
+        ("fcfs", SwapMode.REACTIVE, 6),
+        ("srpt", SwapMode.PROACTIVE, 8),
+    )
+]
+
+
 class ClusterMachine(RuleBasedStateMachine):
     """Clients come and go, messages are late, lost and repeated, and processes die, in any order.
 
@@ -29,14 +45,14 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(num_workers=2, num_gateways=2)
         self.num_opened = 0
 
     def _link(self, data: st.DataObject) -> tuple[Peer, Peer]:
         return data.draw(st.sampled_from(sorted(self.world.links)))
 
-    @initialize(data=st.data(), rounds=st.integers(2, 8))
-    def begin_busy(self, data: st.DataObject, rounds: int) -> None:
+    @initialize(data=st.data(), rounds=st.integers(2, 8), scheduling=st.sampled_from(SCHEDULINGS))
+    def begin_busy(self, data: st.DataObject, rounds: int, scheduling: Scheduling) -> None:
+        self.world = World(num_workers=2, num_gateways=2, scheduling=scheduling)
         self.open(data.draw(st.lists(PROMPTS, min_size=2, max_size=8)), 24, data)
         self.progress(rounds)
 
@@ -82,12 +98,14 @@ class ClusterMachine(RuleBasedStateMachine):
                 case _:
                     self.world.drop(link)
 
-    @precondition(lambda self: self.world.stepping)
+    @precondition(lambda self: self.world.stepping or self.world.copying)
     @rule(data=st.data(), count=st.integers(1, 8))
-    def finish_steps(self, data: st.DataObject, count: int) -> None:
+    def finish_steps_or_copies(self, data: st.DataObject, count: int) -> None:
         for _ in range(count):
-            if self.world.stepping:
-                self.world.finish_step(data.draw(st.sampled_from(sorted(self.world.stepping))))
+            busy = [(name, False) for name in self.world.stepping] + [(name, True) for name in self.world.copying]
+            if busy:
+                name, copy = data.draw(st.sampled_from(sorted(busy)))
+                self.world.finish_copy(name) if copy else self.world.finish_step(name)
 
     @rule(name=st.sampled_from(NAMES))
     def kill_or_restart(self, name: str) -> None:
@@ -155,7 +173,7 @@ def test_what_a_dead_worker_shared_is_shared_at_the_next() -> None:
     assert all(client.tokens == client.expected for client in world.clients.values())
     survivor = world.processes["worker-1"].core
     assert isinstance(survivor, InstanceState)
-    assert survivor.prefixes.num_tokens_found >= 7 * len(STEMS[0])
+    assert survivor.memory.prefixes.num_tokens_found >= 7 * len(STEMS[0])
     world.check_at_rest()
 
 

@@ -43,10 +43,10 @@ def test_request_runs_from_start_to_release() -> None:
     effects = instance.done()
     assert Send(GATEWAY, Finished("a", 1, FinishReason.LENGTH, 2)) in effects
     assert DropFromEngine("a") in effects
-    assert instance.state.allocator.num_free_blocks == 8
-    assert "a" in instance.state.finished
+    assert instance.state.memory.device.num_free_blocks == 8
+    assert "a" in instance.state.ended
     instance.handle(Release("a", 1))
-    assert not instance.state.finished
+    assert not instance.state.ended
 
 
 def test_prefill_chunks_share_the_iteration_with_decodes() -> None:
@@ -87,16 +87,16 @@ def test_the_context_ends_the_request() -> None:
 
 
 def test_growth_preempts_the_least_urgent_and_recomputes_it() -> None:
-    """When blocks run out the last to come gives its own back, and later starts again from nothing."""
+    """When blocks run out the last to come gives its own to one before it, and later starts again from nothing."""
     config = replace(CONFIG, num_blocks=4, max_context_tokens=16)
     instance = Instance(config)
-    instance.start(spec("a", 4, max_tokens=9))
+    instance.start(spec("a", 4, max_tokens=12))
     instance.start(spec("b", 3, max_tokens=2))
-    while instance.state.num_preemptions == 0:
+    while instance.state.batcher.num_preemptions == 0:
         instance.done()
         if not instance.state.requests:
             pytest.fail("nobody was preempted")
-        if "b" in instance.state.finished:
+        if "b" in instance.state.ended:
             instance.handle(Release("b", 1))
             instance.start(replace(spec("b", 3, max_tokens=9)), epoch=2)
     preempted = instance.state.requests["b"]
@@ -120,7 +120,7 @@ def test_admission_leaves_a_block_for_each_that_runs() -> None:
     instance.start(spec("a", 3))
     instance.start(spec("b", 28))
     instance.done()
-    assert instance.state.allocator.num_free_blocks == 7
+    assert instance.state.memory.device.num_free_blocks == 7
     assert not instance.state.requests["b"].is_started
     instance.handle(Release("a", 1))
     instance.done()
@@ -141,7 +141,7 @@ def test_release_during_a_step_drops_its_output() -> None:
     instance = Instance()
     instance.start(spec("a", 6))
     instance.handle(Release("a", 1))
-    assert instance.state.allocator.num_free_blocks == 8
+    assert instance.state.memory.device.num_free_blocks == 8
     assert not [e for e in instance.start(spec("b", 6)) if isinstance(e, RunStep)]
     assert [type(e) for e in instance.done()] == [RunStep]
 
@@ -243,7 +243,7 @@ def test_dead_gateway_frees_all_of_its_requests() -> None:
     instance.handle(PeerDown(GATEWAY))
     assert list(instance.state.requests) == ["b"]
     instance.done()
-    assert instance.state.allocator.num_free_blocks == 8 - 2
+    assert instance.state.memory.device.num_free_blocks == 8 - 2
 
 
 def test_load_reports_are_numbered_and_name_what_arrived() -> None:
@@ -257,7 +257,9 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
     assert instance.state.next_deadline() == 0.5
     instance.handle(Tick(), now=0.5)
     # a holds 2 blocks; b heads the line and demands 8.
-    assert instance.sent == [LoadReport(1, 1, 1, 800, 200, 1000, 100, 4, 0, ("a", "b"), num_tokens_looked_up=6)]
+    assert instance.sent == [
+        LoadReport(1, 1, 1, 800, 200, 1000, 100, 4, 0, ("a", "b"), num_tokens_looked_up=6, kv_needed_bytes=200)
+    ]
 
 
 def test_reports_end_with_the_last_listener_and_begin_again() -> None:

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorserve.core.blocks import BlockAllocator
-from actorserve.core.messages import LoadReport, MemoryLimit, PeerUp, Release, Role, Tick
+from actorserve.core.effects import DropFromEngine, Send
+from actorserve.core.messages import (
+    LoadReport,
+    MemoryLimit,
+    PeerUp,
+    RefusalReason,
+    Refused,
+    Release,
+    Role,
+    Tick,
+)
 from tests.core.driver import CONFIG, GATEWAY, Instance, spec
 from tests.core.world import World
 
@@ -44,17 +54,22 @@ def test_admission_waits_until_memory_comes_back() -> None:
     assert [request.is_started for request in instance.state.requests.values()] == [True, True]
 
 
-def test_those_that_fit_pass_one_that_cannot() -> None:
-    """While memory is short a request larger than all that is usable does not stop smaller ones behind it."""
+def test_what_cannot_fit_is_given_back() -> None:
+    """While memory is short a request larger than all that is usable is refused, and may find another place."""
     instance = Instance(NO_CACHE)
     instance.handle(MemoryLimit(3))
-    instance.start(spec("big", 20))
+    effects = instance.start(spec("big", 20))
+    assert Send(GATEWAY, Refused("big", 1, RefusalReason.OVERLOADED, 1.0)) in effects
+    assert DropFromEngine("big") in effects
     instance.start(spec("small", 6, max_tokens=1))
     assert instance.plan is not None
     assert instance.plan.request_ids == ("small",)
-    instance.handle(MemoryLimit(8))
-    instance.done()
-    assert instance.state.requests["big"].is_started
+    assert not instance.state.requests.keys() - {"small"}
+    again = Refused("big", 1, RefusalReason.OVERLOADED, 1.0)
+    assert Send(GATEWAY, again) in instance.start(spec("big", 20))
+    assert Send(GATEWAY, again) in instance.handle(Tick(), now=1.0)
+    instance.handle(Release("big", 1))
+    assert Send(GATEWAY, again) not in instance.handle(Tick(), now=2.0)
 
 
 def test_what_started_goes_on_in_the_memory_it_has() -> None:
@@ -64,14 +79,11 @@ def test_what_started_goes_on_in_the_memory_it_has() -> None:
     instance.done()
     instance.handle(MemoryLimit(0))
     instance.done()
-    assert instance.state.num_preemptions == 0
+    assert instance.state.batcher.num_preemptions == 0
     instance.done()  # the ninth token needs a third block
-    assert instance.state.num_preemptions == 1
+    assert instance.state.batcher.num_preemptions == 1
     assert instance.plan is None
-    instance.handle(MemoryLimit(8))
-    while "a" in instance.state.requests:
-        instance.done()
-    assert instance.state.finished["a"].token_ids == [*range(6), 9, 9, 9, 9]
+    assert instance.sent[-1] == Refused("a", 1, RefusalReason.OVERLOADED, 1.0)
 
 
 def test_load_reports_follow_the_limit() -> None:

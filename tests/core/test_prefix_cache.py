@@ -80,7 +80,7 @@ def test_the_last_token_is_always_computed() -> None:
     instance.done()
     # The block that b filled holds what a's holds: b went over to that one, and its own is free.
     assert instance.state.requests["b"].blocks[:2] == [0, 1]
-    assert instance.state.allocator.num_free_blocks == CONFIG.num_blocks - 3
+    assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks - 3
 
 
 def test_a_prompt_that_begins_alike_shares_the_beginning() -> None:
@@ -94,9 +94,9 @@ def test_a_prompt_that_begins_alike_shares_the_beginning() -> None:
     a, b = instance.state.requests.values()
     assert a.blocks[0] == b.blocks[0]
     assert not set(a.blocks[1:]) & set(b.blocks[1:])
-    assert instance.state.allocator.num_free_blocks == CONFIG.num_blocks - 5
+    assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks - 5
     instance.handle(Release("a", 1))
-    assert instance.state.allocator.num_free_blocks == CONFIG.num_blocks - 3
+    assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks - 3
 
 
 def test_what_an_iteration_in_flight_computes_is_not_shared_yet() -> None:
@@ -120,7 +120,6 @@ def test_an_aborted_iteration_shares_nothing() -> None:
     instance.start(spec("a", TEXT[:8]))
     instance.handle(Release("a", 1))
     instance.done()
-    assert instance.state.allocator.num_cached_blocks == 0
     instance.start(spec("b", TEXT[:8]))
     assert chunks(instance) == {"b": (0, 8)}
 
@@ -146,9 +145,9 @@ def test_a_failed_over_request_finds_its_tokens() -> None:
 def test_a_preempted_request_finds_its_own_blocks() -> None:
     """Preemption keeps what was computed as long as nobody needs the place, and is not told as a cached prompt."""
     instance = Instance(replace(CONFIG, num_blocks=7, max_context_tokens=28))
-    instance.start(spec("a", TEXT[:8], max_tokens=9))
+    instance.start(spec("a", TEXT[:8], max_tokens=12))
     instance.start(spec("b", (1, *TEXT[:8]), max_tokens=12))
-    while instance.state.num_preemptions == 0:
+    while instance.state.batcher.num_preemptions == 0:
         instance.done()
     b = instance.state.requests["b"]
     assert (b.blocks, b.num_computed) == ([], 0)
@@ -175,7 +174,6 @@ def test_eviction_takes_the_oldest_and_spares_what_is_to_be_used() -> None:
     instance = Instance(replace(CONFIG, num_blocks=6, max_context_tokens=24))
     run(instance, spec("a", TEXT[:9], max_tokens=1))
     run(instance, spec("b", (1, *TEXT[:8]), max_tokens=1))
-    assert instance.state.allocator.num_cached_blocks == 4
     instance.start(spec("c", TEXT[:20], max_tokens=1))  # needs five blocks: has a's two, two empty ones, and one of b's
     assert chunks(instance) == {"c": (8, 8)}
     run(instance)
@@ -205,9 +203,11 @@ def test_without_the_setting_nothing_is_shared() -> None:
     run(instance, spec("a", TEXT[:10]))
     instance.start(spec("b", TEXT[:10]))
     assert chunks(instance) == {"b": (0, 8)}
-    assert instance.state.allocator.num_cached_blocks == 0
     instance.done()
-    assert (instance.state.prefixes.num_tokens_looked_up, instance.state.prefixes.num_tokens_found) == (0, 0)
+    assert (instance.state.memory.prefixes.num_tokens_looked_up, instance.state.memory.prefixes.num_tokens_found) == (
+        0,
+        0,
+    )
 
 
 def test_lost_first_tokens_tell_it_again() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from actorserve.core.effects import Available, Deliver, End, Send
 from actorserve.core.messages import (
+    Attained,
     Close,
     Finished,
     FinishReason,
@@ -46,8 +47,9 @@ def tokens(epoch: int, position: int, token: int, logprobs: tuple[TokenLogprobs,
     return Tokens(("r",), (epoch,), (position,), (token,), logprobs)
 
 
-def start(epoch: int, output: tuple[int, ...] = ()) -> Start:
-    return Start(epoch, RequestSpec("r", (1, 2, 3), SPEC.sampling, output_token_ids=output))
+def start(epoch: int, output: tuple[int, ...] = (), waited_s: float = 0.0) -> Start:
+    request = RequestSpec("r", (1, 2, 3), SPEC.sampling, output_token_ids=output)
+    return Start(epoch, request, Attained(waited_s=waited_s))
 
 
 def opened(*workers: Peer) -> SessionsState:
@@ -143,7 +145,7 @@ def test_dead_worker_costs_an_epoch_and_no_token() -> None:
     state.handle(tokens(1, 0, 7), 0.0, A)
     place = Place("r", 2, 4, kind="k", avoid=A)
     assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, place)]
-    assert state.handle(Placed("r", 2, B), 1.0, COORDINATOR) == [Send(B, start(2, output=(7,)))]
+    assert state.handle(Placed("r", 2, B), 1.0, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=1.0))]
     assert state.handle(tokens(2, 1, 8), 1.0, B) == [Deliver("r", (8,))]
 
 
@@ -250,7 +252,94 @@ def test_draining_worker_means_another_place() -> None:
     state = opened(A)
     state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
     effects = state.handle(Refused("r", 1, RefusalReason.DRAINING, 1.0), 0.0, A)
-    assert effects == [Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+    assert effects == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+
+
+def test_a_worker_without_room_means_another_place() -> None:
+    """Refused for memory that others took, a request asks at once for another worker, and from the retry on for any."""
+    state = opened(A)
+    state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
+    full = Refused("r", 1, RefusalReason.OVERLOADED, 1.0)
+    assert state.handle(full, 0.5, A) == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+    assert state.handle(full, 0.6, A) == [Send(A, Release("r", 1))]
+    assert state.handle(Tick(), 1.5) == [Send(COORDINATOR, Place("r", 2, 3))]
+    assert state.handle(Placed("r", 2, A, 1.0), 1.5, COORDINATOR) == [Send(A, start(2, waited_s=1.5))]
+
+
+def test_a_request_that_runs_keeps_its_tokens_when_its_worker_has_no_room_left() -> None:
+    """Preempted, and refused before it could go on, a request goes on elsewhere from the tokens that its client has."""
+    state = running(A, B)
+    state.handle(tokens(1, 0, 7), 1.0, A)
+    effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 3.0, A)
+    assert effects == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A))]
+    assert state.handle(tokens(1, 1, 8), 3.1, A) == [Send(A, Release("r", 1))]
+    placed = Placed("r", 2, B, waited_s=0.25)
+    assert state.handle(placed, 3.25, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=2.25))]
+    assert state.handle(tokens(2, 1, 8), 4.0, B) == [Deliver("r", (8,))]
+
+
+def test_tokens_renew_the_patience() -> None:
+    """A request that ran for long and then has to move is looked for a place as long as one that was just served."""
+    state = running(A)
+    state.handle(tokens(1, 0, 7), 700.0, A)
+    state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 701.0, A)
+    assert state.handle(Tick(), 1299.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k"))]
+    assert state.handle(Tick(), 1300.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 60.0)
+
+
+def test_being_refused_for_room_again_and_again_ends_with_its_patience() -> None:
+    """Workers that take a request and then give it up do not renew its patience: its client is told of overload."""
+    state = running(A)
+    for second in range(1, 30):
+        state.handle(Refused("r", second, RefusalReason.OVERLOADED, 1.0), float(second), A)
+        state.handle(Placed("r", second + 1, A), float(second), COORDINATOR)
+        state.handle(Started("r", second + 1), float(second), A)
+    state.handle(Refused("r", 30, RefusalReason.OVERLOADED, 1.0), 29.5, A)
+    assert state.handle(Tick(), 30.5) == [
+        Send(COORDINATOR, Unplace("r", 31)),
+        End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 30.5),
+    ]
+
+
+def test_too_large_for_its_worker_ends_only_what_has_no_output() -> None:
+    """A worker for which a request is too large ends it, unless its client has half an answer: then another may do."""
+    state = opened(A)
+    state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
+    large = Refused("r", 1, RefusalReason.TOO_LARGE, 1.0)
+    ended = End("r", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)
+    assert state.handle(large, 0.5, A) == [Send(A, Release("r", 1)), ended]
+    state = running(A)
+    state.handle(tokens(1, 0, 7), 0.0, A)
+    place = Place("r", 2, 4, kind="k", avoid=A)
+    assert state.handle(large, 0.5, A) == [Send(A, Release("r", 1)), Send(COORDINATOR, place)]
+
+
+def test_patience_ends_in_overload_while_workers_are_there() -> None:
+    """What no worker admitted in time ends as overload, to be tried again after as long as it waited, or a minute."""
+    state = opened(A)
+    assert state.handle(Tick(), 30.0) == [
+        Send(COORDINATOR, Unplace("r", 1)),
+        End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 30.0),
+    ]
+    state = opened(A)
+    assert state.handle(Tick(), 90.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 60.0)
+
+
+def test_workers_that_drain_do_not_count_as_there() -> None:
+    """With nobody but draining workers, or no coordinator, the end of patience means that there is no instance."""
+    state = opened(A)
+    state.handle(LoadReport(1, 1, 0, 800, 100, 100, 100, 4, 0, draining=True), 0.0, A)
+    assert state.handle(Tick(), 30.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)
+    state = opened(A)
+    state.handle(PeerDown(COORDINATOR), 1.0)
+    assert state.handle(Tick(), 30.0) == [End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)]
+
+
+def test_the_time_in_the_coordinators_queue_travels_with_the_request() -> None:
+    """What a request waited for its place counts at its worker, also when Start has to be repeated."""
+    state = opened(A)
+    assert state.handle(Placed("r", 1, A, 0.75), 0.8, COORDINATOR) == [Send(A, start(1, waited_s=0.75))]
+    assert state.handle(Tick(), 1.8) == [Send(A, start(1, waited_s=0.75))]
 
 
 def test_half_an_answer_is_not_dropped_for_overload() -> None:
@@ -276,7 +365,7 @@ def test_a_worker_met_again_is_avoided_no_more() -> None:
     state = running(A)
     assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
     assert state.handle(up(A), 1.5) == [Send(COORDINATOR, Place("r", 2, 3))]
-    assert state.handle(Placed("r", 2, A), 1.5, COORDINATOR) == [Send(A, start(2))]
+    assert state.handle(Placed("r", 2, A), 1.5, COORDINATOR) == [Send(A, start(2, waited_s=1.0))]
 
 
 def test_a_refusal_counts_only_for_the_present_question() -> None:

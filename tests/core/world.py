@@ -6,13 +6,26 @@ test says so; an engine takes its commands in the order in which they were issue
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actorserve.core.cluster import ClusterConfig, ClusterState
-from actorserve.core.effects import AddToEngine, Deliver, Drained, DropFromEngine, Effect, End, RunStep, Send
+from actorserve.core.effects import (
+    AddToEngine,
+    Deliver,
+    Drained,
+    DropFromEngine,
+    Effect,
+    End,
+    RunStep,
+    Send,
+    SwapIn,
+    SwapOut,
+)
 from actorserve.core.instance import InstanceConfig, InstanceState
 from actorserve.core.messages import (
     Close,
+    CopyDone,
     Drain,
     FinishReason,
     MemoryLimit,
@@ -25,10 +38,14 @@ from actorserve.core.messages import (
     Role,
     SamplingParams,
     Start,
+    StepPlan,
     Tick,
 )
-from actorserve.core.policy import FirstComeFirstServed
+from actorserve.core.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.sessions import SessionsConfig, SessionsState
+from actorserve.core.step_times import StepTimes
+from actorserve.core.swapping import SwapMode
+from tests.core.driver import PROFILE
 from workers.fake_engine import FakeEngine, expected_tokens
 
 COORDINATOR = "coordinator"
@@ -46,7 +63,17 @@ class Process:
     log: list[tuple[float, Peer | None, Message, list[Effect]]] = field(default_factory=list)
     engine: FakeEngine | None = None
     commands: deque[Effect] = field(default_factory=deque)  # for the engine; a step waits until the test finishes it
+    copies: deque[SwapOut | SwapIn] = field(default_factory=deque)  # wait likewise
     drained: bool = False
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """How the workers of a world schedule."""
+
+    make_policy: Callable[[StepTimes], SchedulingPolicy] = lambda times: FirstComeFirstServed()
+    swap_mode: SwapMode = SwapMode.PROACTIVE
+    num_host_blocks: int = 0
 
 
 @dataclass
@@ -65,9 +92,15 @@ class World:
     """The cluster under test. Every public method is one event."""
 
     def __init__(
-        self, num_workers: int = 2, num_gateways: int = 1, num_blocks: int = 12, max_batch_tokens: int = 8
+        self,
+        num_workers: int = 2,
+        num_gateways: int = 1,
+        num_blocks: int = 12,
+        max_batch_tokens: int = 8,
+        scheduling: Scheduling = Scheduling(),
     ) -> None:
         self.now = 0.0
+        self.scheduling = scheduling
         self.num_blocks = num_blocks
         self.max_batch_tokens = max_batch_tokens
         self.processes: dict[str, Process] = {}
@@ -137,7 +170,10 @@ class World:
             return Process(peer, Role.COORDINATOR, ClusterState(ClusterConfig(100, RETRY_S)))
         if peer.name.startswith("gateway"):
             return Process(peer, Role.GATEWAY, SessionsState(SessionsConfig(RETRY_S, 1e9, 1e9)))
-        engine = FakeEngine(vocab_size=50, num_blocks=self.num_blocks, tokens_per_block=4)
+        scheduling = self.scheduling
+        engine = FakeEngine(
+            vocab_size=50, num_blocks=self.num_blocks, tokens_per_block=4, num_host_blocks=scheduling.num_host_blocks
+        )
         config = InstanceConfig(
             num_blocks=engine.num_blocks,
             tokens_per_block=engine.tokens_per_block,
@@ -147,8 +183,12 @@ class World:
             max_batch_tokens=self.max_batch_tokens,
             load_report_s=0.5,
             retry_s=RETRY_S,
+            num_host_blocks=engine.num_host_blocks,
+            swap_mode=scheduling.swap_mode,
         )
-        return Process(peer, Role.WORKER, InstanceState(config, FirstComeFirstServed()), engine=engine)
+        times = StepTimes(PROFILE)
+        core = InstanceState(config, scheduling.make_policy(times), times)
+        return Process(peer, Role.WORKER, core, engine=engine)
 
     def meet_again(self, name: str, other: str) -> None:
         """One process takes another for dead, and then meets the same incarnation of it, which noticed nothing."""
@@ -246,6 +286,17 @@ class World:
         self._run_commands(process)
         self._handle(process, done)
 
+    def finish_copy(self, name: str) -> None:
+        """The engine of a worker completes the copy that it was asked for first."""
+        process = self.processes[name]
+        copy = process.copies.popleft()
+        assert process.engine is not None
+        if isinstance(copy, SwapOut):
+            process.engine.copy_out(copy.device_blocks, copy.host_blocks)
+        else:
+            process.engine.copy_in(copy.host_blocks, copy.device_blocks)
+        self._handle(process, CopyDone(copy.copy_id, 0.01))
+
     def advance(self, seconds: float) -> None:
         """Let time pass, with every Tick that falls due."""
         self.now += seconds
@@ -263,11 +314,17 @@ class World:
                 self.deliver(link)
         for name in self.stepping:
             self.finish_step(name)
+        for name in self.copying:
+            self.finish_copy(name)
         self._replace_drained()
 
     @property
     def stepping(self) -> list[str]:
         return [name for name, process in self.processes.items() if process.commands]
+
+    @property
+    def copying(self) -> list[str]:
+        return [name for name, process in self.processes.items() if process.copies]
 
     def settle(self, rounds: int = 2000) -> None:
         """No more misfortune: tell all deaths, deliver everything, run all steps, until nothing is left to do."""
@@ -283,7 +340,7 @@ class World:
 
     def _occupied(self) -> bool:
         return any(
-            process.core.requests or process.core.finished or process.commands
+            process.core.requests or process.core.ended or process.commands or process.copies
             for process in self.processes.values()
             if isinstance(process.core, InstanceState)
         )
@@ -313,6 +370,9 @@ class World:
             case Drained():
                 assert not process.drained, "drained twice"
                 process.drained = True
+            case SwapOut() | SwapIn():
+                assert process.engine is not None
+                process.copies.append(effect)
             case Deliver(request_id=request_id, token_ids=token_ids):
                 client = self.clients[request_id]
                 assert not client.end, "tokens after the end"
@@ -339,8 +399,10 @@ class World:
             match process.core:
                 case InstanceState() as instance:
                     assert not instance.requests
-                    assert not instance.finished
-                    assert instance.allocator.num_free_blocks == instance.allocator.num_usable_blocks
+                    assert not instance.ended
+                    assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
+                    assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
+                    assert not instance.memory.is_copying
                     assert process.engine is not None
                     assert process.engine.num_requests == 0, "the engine still holds a request"
                 case SessionsState() as sessions:
@@ -360,9 +422,23 @@ class World:
                 assert client.tokens == client.expected, "ended before its last token"
         for process in self.processes.values():
             if isinstance(process.core, InstanceState):
-                self._check_blocks(process.core)
+                self._check_blocks(process, process.core)
 
-    def _check_blocks(self, core: InstanceState) -> None:
+    def _check_blocks(self, process: Process, core: InstanceState) -> None:
+        """Free, owned and in transfer are all there is, on device and host; no step touches what is being copied."""
+        plans = [command.plan for command in process.commands if isinstance(command, RunStep)]
+        for copy in process.copies:
+            touched = _written(plans) if isinstance(copy, SwapOut) else _named(plans)
+            assert not touched & set(copy.device_blocks), "a step touches what is being copied"
+        copied = {copy.copy_id: copy for copy in process.copies}
+        host: list[int] = []
+        for request in core.requests.values():
+            host += request.host_blocks
+            copied.pop(request.copy_id or 0, None)
+        left_behind = copied.values()
+        host += [block for copy in left_behind for block in copy.host_blocks]
+        assert len(set(host)) == len(host), "a host block with two owners"
+        assert core.memory.host.num_free_blocks + len(host) == core.memory.host.num_blocks, "a host block lost"
         tokens_per_block = core.config.tokens_per_block
         holds: dict[int, tuple[str, list[int]]] = {}  # of each owned block: the salt and the tokens up to its end
         for request in core.requests.values():
@@ -377,10 +453,25 @@ class World:
                     holds[block] = content
                 else:
                     holds[block] = (request.request_id, [])  # equal to nobody's
-        assert core.allocator.num_free_blocks + len(holds) == core.allocator.num_usable_blocks, "a block lost"
+        held = holds.keys() | {block for copy in left_behind for block in copy.device_blocks}
+        assert core.memory.device.num_free_blocks + len(held) == core.memory.device.num_usable_blocks, "a block lost"
 
     def _expected(self, spec: RequestSpec) -> list[int]:
         """The answer by definition of the fake engine, cut at the stop token."""
         context = self.num_blocks * 4
         tokens = expected_tokens(spec, 50, min(spec.sampling.max_tokens, context - len(spec.prompt_token_ids)))
         return tokens[: tokens.index(7) + 1] if 7 in tokens else tokens
+
+
+def _written(plans: list[StepPlan]) -> set[int]:
+    """The blocks that steps write."""
+    return {
+        table[position // 4]
+        for plan in plans
+        for start, tokens, table in zip(plan.starts, plan.token_ids, plan.block_tables, strict=True)
+        for position in range(start, start + len(tokens))
+    }
+
+
+def _named(plans: list[StepPlan]) -> set[int]:
+    return {block for plan in plans for table in plan.block_tables for block in table}

@@ -9,15 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 
-from actorserve.actors.node import Core
+from actorserve.core.instance import InstanceState
 from actorserve.errors import ProtocolError
-from actorserve.wire.journal import read_entries
+from actorserve.wire.replay import Replay, replay
 
-C = TypeVar("C", bound=Core)
 ROOT = Path(__file__).parents[2]
 START_DEADLINE_S = 120.0
 
@@ -132,12 +130,19 @@ def running(folder: Path, config: str, *arguments: str) -> Iterator[Server]:
         server.stop()
 
 
-def replay(journal: Path, core: C) -> C:
-    """Tell ``core`` all that the process was told whose journal this is."""
+def replayed(journal: Path) -> Replay:
+    """A fresh core that was told all that the process was told whose journal this is; it did the same, too."""
     with journal.open("rb") as file:
         try:
-            for entry in read_entries(file):
-                core.handle(entry.message, entry.now, entry.sender)
+            result = replay(file)
         except ProtocolError as error:
             raise AssertionError(f"{journal.name}: {error}") from error
+    assert result.difference is None, f"{journal.name}: {result.difference}"
+    return result
+
+
+def instance_of(journal: Path) -> InstanceState:
+    """The core of the worker whose journal this is, as it was when it was told the last."""
+    core = replayed(journal).core
+    assert isinstance(core, InstanceState)
     return core

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from actorserve.core.instance import InstanceConfig, InstanceState
-from actorserve.core.policy import FirstComeFirstServed
+from actorserve.core.instance import InstanceState
 from actorserve.model_files.describe import describe
-from tests.e2e.server import Server, replay, running, wait_until
+from tests.e2e.server import Server, instance_of, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -107,21 +106,9 @@ def undisturbed(server: Server) -> list[Answer]:
     return answers
 
 
-def victims_state(server: Server, bytes_per_block: int) -> InstanceState:
+def victims_state(server: Server) -> InstanceState:
     """The victim's core, as its journal makes it."""
-    config = InstanceConfig(
-        num_blocks=NUM_BLOCKS,
-        tokens_per_block=TOKENS_PER_BLOCK,
-        bytes_per_block=bytes_per_block,
-        max_context_tokens=NUM_BLOCKS * TOKENS_PER_BLOCK,
-        max_batch_requests=MAX_BATCH_REQUESTS,
-        max_batch_tokens=MAX_BATCH_TOKENS,
-        load_report_s=0.2,
-        retry_s=1.0,
-        tpot_target_s=TPOT_TARGET_S,
-        prefix_cache=False,
-    )
-    return replay(server.journal(VICTIM), InstanceState(config, FirstComeFirstServed()))
+    return instance_of(server.journal(VICTIM))
 
 
 def stages(state: InstanceState) -> set[str]:
@@ -140,12 +127,12 @@ def stages(state: InstanceState) -> set[str]:
 EVERY_STAGE = {"waiting", "prefilling", "decoding"}
 
 
-def stop_in_every_stage(server: Server, bytes_per_block: int) -> None:
+def stop_in_every_stage(server: Server) -> None:
     """Freeze the victim at a moment at which it owns requests that wait, prefill and decode."""
 
     def frozen_in_every_stage() -> bool:
         server.signal(VICTIM, signal.SIGSTOP)
-        if stages(victims_state(server, bytes_per_block)) == EVERY_STAGE:
+        if stages(victims_state(server)) == EVERY_STAGE:
             return True
         server.signal(VICTIM, signal.SIGCONT)
         return False
@@ -155,7 +142,7 @@ def stop_in_every_stage(server: Server, bytes_per_block: int) -> None:
 
 @pytest.mark.parametrize("victims", [[VICTIM], ["coordinator"], [VICTIM, "coordinator"]], ids="+".join)
 def test_killed_processes_cost_no_token(
-    server: Server, undisturbed: list[Answer], bytes_per_block: int, victims: list[str], kill_round: int
+    server: Server, undisturbed: list[Answer], victims: list[str], kill_round: int
 ) -> None:
     """With a worker, the coordinator, or both killed under 16 streams, every client gets what it would have got."""
     server.wait_workers(2)
@@ -163,13 +150,13 @@ def test_killed_processes_cost_no_token(
 
     async def disturbed() -> list[Answer]:
         answers = asyncio.create_task(ask_all(server))
-        await asyncio.to_thread(stop_in_every_stage, server, bytes_per_block)
+        await asyncio.to_thread(stop_in_every_stage, server)
         pids = [server.pid(name) for name in victims]
         for pid in pids:
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         if VICTIM in victims:
-            assert stages(victims_state(server, bytes_per_block)) == EVERY_STAGE
+            assert stages(victims_state(server)) == EVERY_STAGE
         else:
             server.signal(VICTIM, signal.SIGCONT)
         return await answers

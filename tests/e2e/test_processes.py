@@ -9,11 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actorserve.core.instance import InstanceConfig, InstanceState
+from actorserve.core.instance import InstanceState
 from actorserve.core.messages import PeerDown, Release
-from actorserve.core.policy import FirstComeFirstServed
 from actorserve.wire.journal import read_entries
-from tests.e2e.server import Server, replay, running, wait_until
+from tests.e2e.server import Server, instance_of, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -41,9 +40,8 @@ def is_idle(server: Server) -> bool:
 
 
 def worker_state(server: Server) -> InstanceState:
-    """The worker's core, as its journal makes it (the sizes are the fake engine's)."""
-    config = InstanceConfig(256, 16, 128, 4096, 64, 512, load_report_s=0.2, retry_s=1.0)
-    return replay(server.journal("worker-0"), InstanceState(config, FirstComeFirstServed()))
+    """The worker's core, as its journal makes it."""
+    return instance_of(server.journal("worker-0"))
 
 
 def test_a_prompt_asked_again_is_cached(server: Server) -> None:
@@ -73,8 +71,8 @@ def test_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> No
     asyncio.run(leave())
     wait_until(lambda: not worker_state(server).requests, "the request is gone")
     state = worker_state(server)
-    assert not state.finished
-    assert state.allocator.num_free_blocks == state.config.num_blocks
+    assert not state.ended
+    assert state.memory.device.num_free_blocks == state.config.num_blocks
     with server.journal("worker-0").open("rb") as file:
         assert any(isinstance(entry.message, Release) for entry in read_entries(file))
     wait_until(lambda: is_idle(server), "idle again")
@@ -103,7 +101,7 @@ def test_killed_gateway_leaks_no_block(server: Server) -> None:
     asyncio.run(lose_gateway())
     wait_until(lambda: not worker_state(server).requests, "all requests freed")
     state = worker_state(server)
-    assert state.allocator.num_free_blocks == state.config.num_blocks
+    assert state.memory.device.num_free_blocks == state.config.num_blocks
     with server.journal("worker-0").open("rb") as file:
         assert any(isinstance(e.message, PeerDown) and e.message.peer.name == "gateway-0" for e in read_entries(file))
     wait_until(lambda: server.pid("gateway-0") not in (None, pid), "a new gateway")

@@ -102,6 +102,12 @@ def load(num_running: int = 1) -> LoadReport:
         num_preemptions=3,
         num_tokens_looked_up=50,
         num_tokens_found=20,
+        host_total_bytes=200,
+        host_used_bytes=150,
+        num_swapped=5,
+        num_swap_outs=7,
+        swapped_bytes=1100,
+        swap_blocked_s=0.25,
     )
 
 

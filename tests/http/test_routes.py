@@ -139,6 +139,11 @@ async def test_metrics() -> None:
     assert float(lines[f"vllm:num_preemptions_total{worker}"]) == 3
     assert float(lines[f"vllm:prefix_cache_queries_total{worker}"]) == 50
     assert float(lines[f"vllm:prefix_cache_hits_total{worker}"]) == 20
+    assert float(lines[f"actorserve_host_kv_usage{worker}"]) == 0.75
+    assert float(lines[f"actorserve_requests_swapped{worker}"]) == 5
+    assert float(lines[f"actorserve_swap_outs_total{worker}"]) == 7
+    assert float(lines[f"actorserve_swapped_bytes_total{worker}"]) == 1100
+    assert float(lines[f"actorserve_swap_blocked_seconds_total{worker}"]) == 0.25
     assert float(lines[f"vllm:prompt_tokens_total{gateway}"]) == 3
     assert float(lines[f"vllm:prompt_tokens_cached_total{gateway}"]) == 2
     assert float(lines[f"vllm:generation_tokens_total{gateway}"]) == 4

@@ -1,4 +1,4 @@
-"""tools/bench engine and perplexity: turns, medians, ratios, and how a measurement talks with its rivals."""
+"""tools/bench engine and perplexity: turns, medians, ratios, and how a measurement talks with its peers."""
 
 import json
 import sys
@@ -8,67 +8,76 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.tools.fake_contender import FakeContender
+from tests.tools.fake_peer import FakePeer
 from tools.benchmarks import engine, perplexity
-from tools.benchmarks.contenders.protocol import Room, Shape, answer, peak_memory_bytes
 from tools.benchmarks.engine import Result, measure, ratios, shapes
 from tools.benchmarks.errors import BenchError
-from tools.benchmarks.rivals import Entry, Rival
+from tools.benchmarks.peers.process import Entry, PeerProcess
+from tools.benchmarks.peers.protocol import Room, Shape, answer, peak_memory_bytes
 
 ROOM = Room(num_threads=1, context_tokens=4, max_batch=2, max_prompt_tokens=8, max_steps=4)
-FAKE = "tests.tools.fake_contender"
+FAKE = "tests.tools.fake_peer"
 
 
 def fake(name: str, setting: str = "", **options: Any) -> Entry:
     return Entry(name, setting, FAKE, {"log": "", **options}, Path(sys.executable))
 
 
-def test_a_rival_answers_what_it_is_asked() -> None:
-    """Times, scores and the peak of memory come back from the contender's process."""
-    with Rival(fake("a", prefill_s=2.0, decode_s=0.5), ROOM) as rival:
-        rival.wait_ready()
-        assert rival.measure(Shape("prefill", 8)) == 2.0
-        assert rival.measure(Shape("decode", 2)) == 0.5
-        assert rival.score([1, 2, 3]) == 3.0
-        assert rival.peak_memory_bytes() > 2**20
+def test_a_peer_answers_what_it_is_asked() -> None:
+    """Times, scores and the peak of memory come back from the peer's process."""
+    with PeerProcess(fake("a", prefill_s=2.0, decode_s=0.5), ROOM) as peer:
+        peer.wait_ready()
+        assert peer.measure(Shape("prefill", 8)) == 2.0
+        assert peer.measure(Shape("decode", 2)) == 0.5
+        assert peer.score([1, 2, 3]) == 3.0
+        assert peer.peak_memory_bytes() > 2**20
 
 
-def test_what_a_contender_prints_does_not_disturb() -> None:
+def test_what_a_peer_prints_does_not_disturb() -> None:
     """A library's chatter on stdout is not taken for an answer."""
-    with Rival(fake("a", chatter="hello"), ROOM) as rival:
-        rival.wait_ready()
-        assert rival.measure(Shape("prefill", 8)) == 1.0
+    with PeerProcess(fake("a", chatter="hello"), ROOM) as peer:
+        peer.wait_ready()
+        assert peer.measure(Shape("prefill", 8)) == 1.0
 
 
-def test_a_contender_that_cannot_be_made_says_why() -> None:
-    """An expected error becomes one line with the contender's name."""
+def test_a_peer_that_cannot_be_made_says_why() -> None:
+    """An expected error becomes one line with the peer's name."""
     with (
-        Rival(fake("a", refuses="no such model"), ROOM) as rival,
+        PeerProcess(fake("a", refuses="no such model"), ROOM) as peer,
         pytest.raises(BenchError, match=r"^a: no such model$"),
     ):
-        rival.wait_ready()
+        peer.wait_ready()
 
 
-def test_a_contender_that_crashes_is_named_with_its_last_words() -> None:
+def test_a_peer_that_crashes_is_named_with_its_last_words() -> None:
     """A process that ends is an error with its status and the last line that it wrote."""
-    with Rival(fake("a", "fast", crashes=True), ROOM) as rival:
-        rival.wait_ready()
+    with PeerProcess(fake("a", "fast", crashes=True), ROOM) as peer:
+        peer.wait_ready()
         with pytest.raises(BenchError, match="a, fast: its process ended with status 1: RuntimeError: too much"):
-            rival.measure(Shape("prefill", 8))
+            peer.measure(Shape("prefill", 8))
+
+
+def test_a_peer_that_cannot_score_says_so() -> None:
+    """Asked how likely a text is, an engine that cannot tell is one line with its name, and can be asked more."""
+    with PeerProcess(fake("a", cannot_score=True), ROOM) as peer:
+        peer.wait_ready()
+        with pytest.raises(BenchError, match=r"^a: it cannot say how likely a text is$"):
+            peer.score([1, 2, 3])
+        assert peer.measure(Shape("prefill", 8)) == 1.0
 
 
 def test_an_unknown_question_is_refused() -> None:
     """The protocol answers what it does not know with an error."""
-    assert "error" in answer(FakeContender({}), {"phase": "sleep"})
+    assert "error" in answer(FakePeer({}), {"phase": "sleep"})
 
 
 def test_everyone_takes_turns_and_another_begins_each_round(tmp_path: Path) -> None:
-    """After warming up, contenders alternate within each shape, rotated by one a round."""
+    """After warming up, peers alternate within each shape, rotated by one a round."""
     log = tmp_path / "log"
-    with Rival(fake("a", log=str(log)), ROOM) as a, Rival(fake("b", log=str(log)), ROOM) as b:
-        for rival, name in ((a, "a"), (b, "b")):
-            rival.wait_ready()
-            assert rival.entry.name == name
+    with PeerProcess(fake("a", log=str(log)), ROOM) as a, PeerProcess(fake("b", log=str(log)), ROOM) as b:
+        for peer, name in ((a, "a"), (b, "b")):
+            peer.wait_ready()
+            assert peer.entry.name == name
         measure([a, b], [Shape("prefill", 8), Shape("decode", 2)], rounds=2)
     asked = [json.loads(line) for line in log.read_text().splitlines()]
     processes = [each["process"] for each in asked]
@@ -80,9 +89,9 @@ def test_everyone_takes_turns_and_another_begins_each_round(tmp_path: Path) -> N
 def test_an_engine_shows_its_better_setting_for_each_shape() -> None:
     """Settings of one engine are one result: the best speed of each shape, and the least memory."""
     on, off = fake("x", "on", prefill_s=1.0, decode_s=4.0), fake("x", "off", prefill_s=2.0, decode_s=1.0)
-    with Rival(on, ROOM) as one, Rival(off, ROOM) as other:
-        for rival in (one, other):
-            rival.wait_ready()
+    with PeerProcess(on, ROOM) as one, PeerProcess(off, ROOM) as other:
+        for peer in (one, other):
+            peer.wait_ready()
         (result,) = measure([one, other], [Shape("prefill", 8), Shape("decode", 2)], rounds=1)
     assert result.tokens_per_s == {"prefill 8": 8.0, "decode 2": 2.0 * Shape("decode", 2).steps}
 

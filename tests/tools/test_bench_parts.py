@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tools.benchmarks import peers, versus
+from tools.benchmarks import serve_peers
 from tools.benchmarks.errors import BenchError
+from tools.benchmarks.peers import build
+from tools.benchmarks.serve_peers import Served, summarize
 from tools.benchmarks.start import summarize as summarize_starts
 from tools.benchmarks.statistics import Outcome, make_report
 from tools.benchmarks.step import Timers, break_down
-from tools.benchmarks.versus import Served, summarize
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
@@ -115,7 +116,7 @@ def test_a_server_with_failed_requests_is_not_compared() -> None:
 def test_unequal_work_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Where one side had other numbers of tokens, the table is followed by a line that says so."""
     ours, theirs = Served("actorserve", 30.0, 1.0, 0.1, 100, 64), Served("llama-server Q4_0", 10.0, 1.0, 0.1, 99, 64)
-    versus.show([ours, theirs], Console(width=200))
+    serve_peers.show([ours, theirs], Console(width=200))
     shown = capsys.readouterr().out
     assert "3.00" in shown
     assert "not the same numbers" in shown
@@ -123,14 +124,14 @@ def test_unequal_work_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_build_tells_how_far_it_is() -> None:
     """Ninja's and make's progress are understood, and other lines are not taken for it."""
-    assert peers.share_done("[3/12] Building CXX object") == 0.25
-    assert peers.share_done("[ 40%] Building CXX object") == 0.4
-    assert peers.share_done("-- Configuring done") is None
+    assert build.share_done("[3/12] Building CXX object") == 0.25
+    assert build.share_done("[ 40%] Building CXX object") == 0.4
+    assert build.share_done("-- Configuring done") is None
 
 
 def test_the_peers_version_is_pinned() -> None:
     """The one place with versions has llama-cpp-python's, too."""
-    assert peers.pinned_version()[0].isdecimal()
+    assert build.pinned_version()[0].isdecimal()
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -138,8 +139,8 @@ def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BenchError, match=r"takes cmake and g\+\+; apt install cmake g\+\+"):
-        peers.ensure_peers(Console())
-    assert peers.find_peers() is None
+        build.ensure_build(Console())
+    assert build.find_build() is None
 
 
 @pytest.mark.model

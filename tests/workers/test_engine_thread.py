@@ -1,12 +1,13 @@
-"""The engine's thread: order, results on the loop, and failures."""
+"""The engine's threads: order, results on the loop, and failures."""
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 
-from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, RunStep
-from actorserve.core.messages import RequestSpec, SamplingParams, StepDone, StepPlan
+from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, RunStep, SwapIn, SwapOut
+from actorserve.core.messages import CopyDone, RequestSpec, SamplingParams, StepDone, StepPlan
 from workers.engine_thread import EngineThread
 from workers.fake_engine import FakeEngine, expected_tokens
 
@@ -14,12 +15,16 @@ SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=1, max_tokens=4))
 STEP = RunStep(StepPlan(1, ("r",), (0,), ((1, 2, 3),), ((0,),), (True,)))
 
 
+Done = StepDone | CopyDone
+
+
 class GatedEngine(FakeEngine):
-    """A fake engine whose steps wait until the test lets them go on."""
+    """A fake engine whose steps and copies out wait until the test lets them go on."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(num_host_blocks=4)
         self.gate = threading.Event()
+        self.copy_gate = threading.Event()
         self.thread = threading.current_thread()
         self.is_stepping = threading.Event()
 
@@ -29,28 +34,69 @@ class GatedEngine(FakeEngine):
         assert self.gate.wait(10)
         return super().step(plan)
 
+    def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        assert self.copy_gate.wait(10)
+        super().copy_out(device_blocks, host_blocks)
+
 
 async def test_effects_are_performed_in_order_and_the_result_comes_on_the_loop() -> None:
     """A request may be dropped right behind its step: the step still knows it, and its result comes on the loop."""
     engine = FakeEngine()
     thread = EngineThread(engine)
-    results: asyncio.Queue[tuple[StepDone, int]] = asyncio.Queue()
+    results: asyncio.Queue[tuple[Done, int]] = asyncio.Queue()
     thread.start(lambda done: results.put_nowait((done, threading.get_ident())))
     for effect in (AddToEngine(SPEC), STEP, DropFromEngine("r"), AddToEngine(SPEC), STEP):
         thread.perform(effect)
     for _ in range(2):
         done, ident = await asyncio.wait_for(results.get(), 10)
+        assert isinstance(done, StepDone)
         assert done.token_ids == tuple(expected_tokens(SPEC, 1000, 1))
         assert ident == threading.get_ident()
     thread.stop()
 
 
-async def test_a_failure_of_the_engine_comes_out() -> None:
-    """What the engine raises comes out of ``failure``, whose owner then ends the process."""
+async def test_copies_go_beside_the_steps_and_in_order() -> None:
+    """A copy that takes long stops no step; the next one waits for it, and each tells its duration on the loop."""
+    engine = GatedEngine()
+    engine.gate.set()
+    thread = EngineThread(engine)
+    results: asyncio.Queue[tuple[Done, int]] = asyncio.Queue()
+    thread.start(lambda done: results.put_nowait((done, threading.get_ident())))
+    for effect in (AddToEngine(SPEC), SwapOut(7, (0,), (3,)), SwapIn(8, (3,), (5,)), STEP):
+        thread.perform(effect)
+    done, _ = await asyncio.wait_for(results.get(), 10)
+    assert isinstance(done, StepDone)
+    engine.copy_gate.set()
+    for copy_id in (7, 8):
+        done, ident = await asyncio.wait_for(results.get(), 10)
+        assert isinstance(done, CopyDone)
+        assert done.copy_id == copy_id
+        assert done.duration_s > 0.0
+        assert ident == threading.get_ident()
+    decode = StepPlan(2, ("r",), (3,), ((4,),), ((5,),), (True,))  # from the block that came back
+    thread.perform(RunStep(decode))
+    done, _ = await asyncio.wait_for(results.get(), 10)
+    assert isinstance(done, StepDone)
+    carried_on = RequestSpec("r", SPEC.prompt_token_ids, SPEC.sampling, output_token_ids=(4,))
+    assert done.token_ids == tuple(expected_tokens(carried_on, 1000, 1))
+    thread.stop()
+
+
+@pytest.mark.parametrize(
+    ("effect", "error"),
+    [
+        (STEP, KeyError),  # of a request that the engine does not know
+        (SwapOut(1, (0,), (0,)), ValueError),  # to a host that has no block
+        (SwapIn(1, (0,), (0,)), ValueError),
+    ],
+    ids=["step", "copy out", "copy in"],
+)
+async def test_a_failure_of_the_engine_comes_out(effect: RunStep | SwapOut | SwapIn, error: type[Exception]) -> None:
+    """What a step or a copy raises comes out of ``failure``, whose owner then ends the process."""
     thread = EngineThread(FakeEngine())
     thread.start(lambda done: None)
-    thread.perform(STEP)  # of a request that the engine does not know
-    with pytest.raises(KeyError):
+    thread.perform(effect)
+    with pytest.raises(error):
         await asyncio.wait_for(thread.failure, 10)
 
 

@@ -138,6 +138,30 @@ def test_too_little_memory_is_told_after_loading(host: dict[str, int]) -> None:
         plan.pool_bytes()
 
 
+def test_a_host_pool_takes_its_part_of_the_share(host: dict[str, int]) -> None:
+    """On a CPU the pool that KV is swapped to is what settings say, none without; the KV cache has the rest."""
+    host |= {"total": 0, "private": 0}
+    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=2 * GIB)
+    plan.check()
+    assert (plan.pool_bytes(), plan.host_pool_bytes(GIB)) == (3 * GIB // 2, 2 * GIB)
+    assert MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB).host_pool_bytes(GIB) == 0
+    with pytest.raises(SettingsError, match=r"9\.00 GiB are needed .*KV swapped 5\.00 GiB.*workers\.host_kv_bytes"):
+        MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=5 * GIB).check()
+
+
+def test_a_gpu_swaps_to_as_much_as_the_host_has_to_spare(host: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's host pool is as large as its KV pool, within half of the worker's share; a fixed one must fit."""
+    monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * GIB)
+    cuda = torch.device("cuda")
+    plan = MemoryPlan(cuda, **NEEDS, share_bytes=8 * GIB)
+    plan.check()
+    assert [plan.host_pool_bytes(size * GIB) for size in (3, 20)] == [3 * GIB, 4 * GIB]
+    assert MemoryPlan(cuda, **NEEDS, host_kv_bytes=0).pool_bytes() > plan.pool_bytes()  # no room for staging
+    assert MemoryPlan(cuda, **NEEDS, host_kv_bytes=7 * GIB).host_pool_bytes(GIB) == 7 * GIB
+    with pytest.raises(SettingsError, match=r"9\.00 GiB are asked for.* 8\.00 GiB for this.*workers\.host_kv_bytes"):
+        MemoryPlan(cuda, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=9 * GIB).check()
+
+
 def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int]) -> None:
     """Usable is what was written already, and our part of what is available beyond the reserve."""
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=2)  # the reserve is 512 MiB
@@ -149,6 +173,17 @@ def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int])
     assert watch.num_usable_blocks() == 40
     host["available"] = 16 * GIB
     assert watch.num_usable_blocks() == 100
+
+
+def test_room_is_left_for_what_may_be_swapped_out(host: dict[str, int]) -> None:
+    """Blocks that may yet be swapped to have room first, and what was written of them is not taken for KV cache."""
+    watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=1, num_host_blocks=30)
+    host["private"] += 40 * 2**26
+    host["available"] = GIB // 2 + 50 * 2**26
+    assert watch.num_usable_blocks() == 40 + 50 - 30
+    assert watch.num_usable_blocks(num_written_host_blocks=10) == 30 + 50 - 20
+    host["available"] = 0
+    assert watch.num_usable_blocks(num_written_host_blocks=10) == 30
 
 
 def test_a_small_host_keeps_a_small_reserve(host: dict[str, int]) -> None:

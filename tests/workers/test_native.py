@@ -1,6 +1,7 @@
 """The native kernels are built once a machine, and are optional: without them there is a reason, never a failure."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -99,8 +100,39 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     monkeypatch.setattr(build, "load", compile_nothing)
     monkeypatch.setattr("os.fsync", lambda _: done.append("fsync"))
     monkeypatch.setattr("os.replace", lambda *_: done.append("replace"))
-    build.build(tmp_path / "library.so")
+    build.build(tmp_path / f"{native.digest()}.so")
     assert done == ["fsync", "replace"]
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_changed_sources_are_not_kept_under_the_name_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A source that is edited before the compiler starts, or while it runs, leaves no library of the old name."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for source in native.sources(".cpp", ".h"):
+        shutil.copy(source, folder)
+    monkeypatch.setattr(native, "_FOLDER", folder)
+    file = tmp_path / f"{native.digest_now()}.so"
+    compiled: list[str] = []
+
+    def edit() -> None:
+        (folder / "rows.cpp").write_text("// edited")
+
+    def compile_nothing(*, name: str, build_directory: str, **_: object) -> None:
+        compiled.append(name)
+        (Path(build_directory) / f"{name}.so").write_text("")
+        if when == "while":
+            edit()
+
+    monkeypatch.setattr(build, "load", compile_nothing)
+    if when == "before":
+        edit()
+    with pytest.raises(RuntimeError, match="sources have changed"):
+        build.build(file)
+    assert bool(compiled) == (when == "while")
+    assert [left.name for left in tmp_path.iterdir()] == ["sources"]
 
 
 @pytest.mark.skipif(not native.load(), reason=native.describe())

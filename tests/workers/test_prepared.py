@@ -95,6 +95,9 @@ def test_another_mode_or_file_is_another_place(make_model: Any, folder: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "another")
         assert prepared_file(description, "int8") != before
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+        assert prepared_file(description, "int8") != before
     os.utime(description.weight_files[0], ns=(1, 1))
     assert prepared_file(description, "int8") != before
 

@@ -1,16 +1,19 @@
 """The same tokens: whatever the scheduler does with a request, it gets bit for bit what it gets alone."""
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, RunStep, Send
+from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, RunStep, Send, SwapIn, SwapOut
 from actorserve.core.instance import InstanceConfig, InstanceState
 from actorserve.core.messages import (
+    CopyDone,
     Finished,
     FinishReason,
     Message,
@@ -22,13 +25,17 @@ from actorserve.core.messages import (
     TokenLogprobs,
     Tokens,
 )
-from actorserve.core.policy import FirstComeFirstServed
+from actorserve.core.policies import make_policy
+from actorserve.core.step_times import StepTimes
+from actorserve.core.swapping import SwapMode
+from tests.core.driver import PROFILE
 from workers.engine import Engine
 from workers.torch_engine import TorchEngine
 
 GATEWAY = Peer("gateway-0", 1)
 VOCAB_SIZE = 211
 TOKENS_PER_BLOCK = 8
+NUM_HOST_BLOCKS = 12
 MAX_STEPS = 5000  # far more than any workload takes
 STEMS = tuple((*[first] * TOKENS_PER_BLOCK, *range(50, 90)) for first in (1, 2))
 """What prompts begin with, so that requests share blocks; after its first block one stem goes on as the other."""
@@ -48,14 +55,28 @@ class Client:
 
 
 @dataclass(frozen=True)
+class CopyPace:
+    """When a copy is made: as soon as it may be, or at the last moment. It is done so many steps after its issue."""
+
+    early: bool
+    num_steps: int
+
+
+@dataclass(frozen=True)
 class Workload:
-    """Clients, and how the instance that serves them is cut: its pool, its iterations, and how long they take."""
+    """Clients, and how the instance that serves them is cut: its pools, its policy, its iterations, and how long these
+    and its copies take.
+    """
 
     clients: tuple[Client, ...]
     num_spare_blocks: int
     max_batch_tokens: int
     tpot_target_s: float
     durations_s: tuple[float, ...]
+    policy: str
+    swap_mode: SwapMode
+    num_host_blocks: int
+    copies: tuple[CopyPace, ...]
 
     @property
     def specs(self) -> list[RequestSpec]:
@@ -101,6 +122,10 @@ WORKLOADS = st.builds(
     max_batch_tokens=st.sampled_from([3, 16, 50, 200]),
     tpot_target_s=st.sampled_from([0.01, float("inf")]),
     durations_s=st.lists(st.floats(1e-4, 0.1), min_size=1, max_size=8).map(tuple),
+    policy=st.sampled_from(["skip_join_mlfq", "fcfs"]),
+    swap_mode=st.sampled_from(SwapMode),
+    num_host_blocks=st.sampled_from([0, 3, NUM_HOST_BLOCKS, NUM_HOST_BLOCKS]),
+    copies=st.lists(st.builds(CopyPace, st.booleans(), st.integers(0, 4)), min_size=1, max_size=5).map(tuple),
 )
 
 
@@ -119,22 +144,46 @@ BUSY = Workload(
     max_batch_tokens=16,
     tpot_target_s=float("inf"),
     durations_s=(0.01,),
+    policy="skip_join_mlfq",
+    swap_mode=SwapMode.PROACTIVE,
+    num_host_blocks=NUM_HOST_BLOCKS,
+    copies=(CopyPace(early=False, num_steps=2), CopyPace(early=True, num_steps=1), CopyPace(early=False, num_steps=0)),
 )
 """One in which everything happens that a workload can have."""
+
+
+@dataclass
+class Copy:
+    """A copy that is issued and not told done yet."""
+
+    effect: SwapOut | SwapIn
+    pace: CopyPace
+    num_steps: int = 0
+    is_made: bool = False
 
 
 class Instance:
     """An InstanceState and a real engine, one iteration at a time."""
 
-    def __init__(self, config: InstanceConfig, engine: Engine) -> None:
-        self.state = InstanceState(config, FirstComeFirstServed())
+    def __init__(
+        self, config: InstanceConfig, engine: Engine, policy: str = "fcfs", paces: Sequence[CopyPace] = ()
+    ) -> None:
+        times = StepTimes(PROFILE)
+        self.state = InstanceState(config, make_policy(policy, times), times)
         self.answers: dict[str, Answer] = {}
         self.ended: set[str] = set()
         self._engine = engine
         self._commands: deque[Effect] = deque()
+        self._copies: deque[Copy] = deque()  # in order of issue, and so they are done
+        self._paces = cycle(paces)
+        self._now = 0.0
+
+    @property
+    def is_copying(self) -> bool:
+        return bool(self._copies)
 
     def tell(self, message: Message) -> None:
-        for effect in self.state.handle(message, 0.0, GATEWAY):
+        for effect in self.state.handle(message, self._now, GATEWAY):
             match effect:
                 case Send(message=Tokens() as tokens):
                     logprobs = tokens.logprobs or (None,) * len(tokens.request_ids)
@@ -146,18 +195,48 @@ class Instance:
                     self.ended.add(request_id)
                 case AddToEngine() | DropFromEngine() | RunStep():
                     self._commands.append(effect)
+                case SwapOut() | SwapIn():
+                    self._copies.append(Copy(effect, next(self._paces)))
 
     def step(self, duration_s: float) -> None:
-        """Run what the engine was told, up to the end of the iteration in flight, which takes so long."""
-        while self._commands:
+        """Run what the engine was told, up to the end of the iteration in flight, which takes so long; and the copies
+        whose time has come. Where only copies are under way, the next of them is done.
+        """
+        for copy in self._copies:
+            if not copy.pace.early and not copy.is_made:
+                break  # those behind it wait for it
+            self._make(copy)
+        self._now += duration_s
+        is_idle = True
+        while self._commands and is_idle:
             match self._commands.popleft():
                 case AddToEngine(request=request):
                     self._engine.add(request)
                 case DropFromEngine(request_id=request_id):
                     self._engine.drop(request_id)
                 case RunStep(plan=plan):
-                    self.tell(replace(self._engine.step(plan), duration_s=duration_s))
-                    return
+                    done = replace(self._engine.step(plan), duration_s=duration_s)
+                    is_idle = False
+        for copy in self._copies:
+            copy.num_steps += 1
+        while self._copies and (is_idle or self._copies[0].num_steps > self._copies[0].pace.num_steps):
+            copy = self._copies.popleft()
+            self._make(copy)
+            self.tell(CopyDone(copy.effect.copy_id, duration_s=1e-4))
+            if is_idle:
+                return
+        if not is_idle:
+            self.tell(done)
+
+    def _make(self, copy: Copy) -> None:
+        if copy.is_made:
+            return
+        copy.is_made = True
+        match copy.effect:
+            case SwapOut(device_blocks=device_blocks, host_blocks=host_blocks):
+                self._engine.copy_out(device_blocks, host_blocks)
+            case SwapIn(host_blocks=host_blocks, device_blocks=device_blocks):
+                self._engine.copy_in(host_blocks, device_blocks)
 
 
 def config(engine: Engine, **changes: Any) -> InstanceConfig:
@@ -184,13 +263,15 @@ def answer_alone(engine: Engine, spec: RequestSpec) -> Answer:
     return instance.answers[spec.request_id]
 
 
-def play(engine: Engine, workload: Workload, seen: Counter[str]) -> Instance:
+def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
     """Serve the workload, and count in ``seen`` what happened on the way."""
-    sizes = {name: getattr(workload, name) for name in ("num_blocks", "max_batch_tokens", "tpot_target_s")}
-    instance = Instance(config(engine, prefix_cache=True, **sizes), engine)
+    names = ("num_blocks", "num_host_blocks", "max_batch_tokens", "tpot_target_s", "swap_mode")
+    changes = {name: getattr(workload, name) for name in names}
+    instance = Instance(config(engine, prefix_cache=True, **changes), engine, workload.policy, workload.copies)
     left: set[str] = set()
     step = 0
-    while step <= max(client.asks_at_step for client in workload.clients) or instance.state.requests:
+    last_step = max(client.asks_at_step for client in workload.clients)
+    while step <= last_step or instance.state.requests or instance.is_copying:
         for client, spec in zip(workload.clients, workload.specs, strict=True):
             if client.asks_at_step == step:
                 instance.tell(Start(1, spec))
@@ -201,27 +282,31 @@ def play(engine: Engine, workload: Workload, seen: Counter[str]) -> Instance:
         step += 1
         assert step < MAX_STEPS, "nothing goes on any more"
     assert instance.ended | left == {spec.request_id for spec in workload.specs}
-    assert instance.state.allocator.num_free_blocks == workload.num_blocks
-    seen["preemptions"] += instance.state.num_preemptions
-    seen["tokens found"] += instance.state.prefixes.num_tokens_found
+    assert instance.state.memory.device.num_free_blocks == workload.num_blocks
+    assert instance.state.memory.host.num_free_blocks == workload.num_host_blocks
+    seen["preemptions"] += instance.state.batcher.num_preemptions
+    seen["tokens found"] += instance.state.memory.prefixes.num_tokens_found
     seen["left"] += len(left)
+    seen["swap outs", workload.swap_mode] += instance.state.memory.num_swap_outs
     return instance
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_whatever_the_scheduler_does(make_model: Any, dtype: str) -> None:
-    """Tokens and log-probabilities are those of the request alone, in any arrivals, chunks, preemptions and hits."""
+    """A request's tokens and log-probabilities are its own, in any arrivals, chunks, preemptions, swaps and hits."""
     engine = TorchEngine(
         make_model(vocab_size=VOCAB_SIZE).description,
         dtype=dtype,
         tokens_per_block=TOKENS_PER_BLOCK,
         kv_cache_bytes=4 * 2**20,
+        host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,  # a token's KV is so large in float32, half in others
     )
     alone: dict[RequestSpec, Answer] = {}
-    seen: Counter[str] = Counter()
+    seen: Counter[object] = Counter()
 
     @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @example(BUSY)
+    @example(replace(BUSY, swap_mode=SwapMode.REACTIVE))
     @given(WORKLOADS)
     def same(workload: Workload) -> None:
         instance = play(engine, workload, seen)
@@ -235,4 +320,6 @@ def test_whatever_the_scheduler_does(make_model: Any, dtype: str) -> None:
                 assert len(answer) == spec.sampling.max_tokens
 
     same()
-    assert all(seen[what] > 0 for what in ("preemptions", "tokens found", "left")), seen
+    swaps = [("swap outs", mode) for mode in (SwapMode.PROACTIVE, SwapMode.REACTIVE)]
+    assert all(seen[what] > 0 for what in ("preemptions", "tokens found", "left", *swaps)), seen
+    assert not seen["swap outs", SwapMode.RECOMPUTE]

@@ -140,6 +140,28 @@ def test_a_broken_neighbour_does_no_harm(make_model: Any, dtype: str) -> None:
     assert torch.equal(engine.logits(plan), clean)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_logits_of_a_prompt_are_those_of_its_tokens(make_model: Any, dtype: str) -> None:
+    """A prompt's logits are at each token the very bits that feeding it one token at a time gives."""
+    engine = TorchEngine(make_model().description, dtype=dtype, kv_cache_bytes=KV_BYTES)
+    tokens, table = sequence(40, 211), (4, 0, 7)
+    found = engine.prompt_logits(tokens)
+    expected = [
+        engine.logits(StepPlan(at, ("a",), (at,), ((token,),), (table,), (True,)))[0] for at, token in enumerate(tokens)
+    ]
+    assert torch.equal(found, torch.stack(expected))
+
+
+def test_a_prompt_beyond_the_pool_has_no_logits(make_model: Any) -> None:
+    """A prompt that the pool does not hold, and one without a token, are ValueErrors."""
+    engine = TorchEngine(make_model().description, kv_cache_bytes=KV_BYTES // 64)
+    most = engine.num_blocks * engine.tokens_per_block
+    with pytest.raises(ValueError, match=f"{most + 1} tokens do not fit"):
+        engine.prompt_logits((1,) * (most + 1))
+    with pytest.raises(ValueError, match="token"):
+        engine.prompt_logits(())
+
+
 def test_a_step_samples_where_the_plan_says_so(make_model: Any) -> None:
     """A step reports the sampling rows alone, at their output positions; others leave no trace in it."""
     engine = TorchEngine(make_model().description, kv_cache_bytes=KV_BYTES)

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tools.benchmarks import engine, peers, perplexity, serve, start, versus
-from tools.benchmarks.errors import BenchError
+from actorserve.errors import ActorserveError
+from tools.benchmarks import engine, fidelity, perplexity, policies, serve, serve_peers, start
+from tools.benchmarks.peers import build
 
 EXIT_UNUSABLE = 2  # nothing was measured
 
@@ -18,11 +19,11 @@ def _no_arguments(_: argparse.ArgumentParser) -> None:
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_arguments(parser)
-    versus.add_arguments(parser)
+    serve_peers.add_arguments(parser)
 
 
 def _run_serve(arguments: argparse.Namespace) -> int:
-    return versus.run(arguments) if arguments.peer else serve.run(arguments)
+    return serve_peers.run(arguments) if arguments.peer else serve.run(arguments)
 
 
 def _one_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,11 +72,17 @@ COMMANDS: dict[str, tuple[str, Add, Run]] = {
         engine.add_arguments,
         engine.run,
     ),
+    "policies": (
+        "latencies under each scheduling policy, side by side on the real engine",
+        policies.add_arguments,
+        policies.run,
+    ),
+    "fidelity": ("the simulator beside the real engine, on the same arrivals", fidelity.add_arguments, fidelity.run),
     "start": ("from start to the first token, beside import torch", start.add_arguments, start.run),
     "perplexity": ("accuracy of each numeric mode", perplexity.add_arguments, perplexity.run),
     "step": ("where the time of one iteration goes", _step_arguments, _run_step),
     "tiles": ("what equal bits cost in the float modes", _tiles_arguments, _run_tiles),
-    "peers": ("build llama.cpp, which others are compared with", _no_arguments, peers.run),
+    "peers": ("build llama.cpp, which others are compared with", _no_arguments, build.run),
 }
 
 
@@ -90,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # processes that a measurement started end with it
     try:
         return int(parsed.run(parsed))
-    except BenchError as error:
+    except ActorserveError as error:
         print(f"bench: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
     except KeyboardInterrupt:

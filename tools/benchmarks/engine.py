@@ -14,17 +14,18 @@ from rich.table import Table
 
 from actorserve.errors import ActorserveError
 from actorserve.model_files.locate import locate
-from tools.benchmarks import formats, peers
-from tools.benchmarks.contenders.protocol import Room, Shape
+from tools.benchmarks import formats
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import Machine, machine_line, this_machine
+from tools.benchmarks.peers import build
+from tools.benchmarks.peers.process import Entry, PeerProcess
+from tools.benchmarks.peers.protocol import Room, Shape
 from tools.benchmarks.report import write_json
-from tools.benchmarks.rivals import Entry, Rival
 
 OURS = "actorserve"
 LLAMA = "llama.cpp"
 TRANSFORMERS = "transformers"
-_CONTENDERS = "tools.benchmarks.contenders"
+_PEERS = "tools.benchmarks.peers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_contender_arguments(parser)
+    add_peer_arguments(parser)
     parser.add_argument("--prompts", type=counts, default=(128, 512, 2048), metavar="N,N", help="tokens of prefills")
     parser.add_argument("--batches", type=counts, default=(1, 4, 8, 16, 32), metavar="N,N", help="requests of decodes")
     parser.add_argument("--context", type=int, default=512, help="tokens before each decode (%(default)s)")
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
 
 
-def add_contender_arguments(parser: argparse.ArgumentParser) -> None:
+def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
     """Who takes part, and with what model and threads."""
     parser.add_argument("--model", default="default", help="default, a GGUF file, or a Hugging Face folder")
     parser.add_argument(
@@ -55,7 +56,7 @@ def add_contender_arguments(parser: argparse.ArgumentParser) -> None:
         "--formats", type=_names, default=formats.FORMATS, metavar="A,B", help="of llama.cpp, beside the file's own"
     )
     parser.add_argument("--only-ours", action="store_true", help="measure no peers")
-    parser.add_argument("--threads", type=int, help="CPU threads of each contender (all cores)")
+    parser.add_argument("--threads", type=int, help="CPU threads of each peer (all cores)")
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -76,7 +77,7 @@ def entries(arguments: argparse.Namespace, console: Console) -> list[Entry]:
     except ActorserveError as error:
         raise BenchError(str(error)) from None
     chosen = [
-        Entry(f"{OURS} {dtype}", "", f"{_CONTENDERS}.ours", {"model": str(model), "dtype": dtype})
+        Entry(f"{OURS} {dtype}", "", f"{_PEERS}.ours", {"model": str(model), "dtype": dtype})
         for dtype in arguments.dtypes
     ]
     if arguments.only_ours:
@@ -85,9 +86,9 @@ def entries(arguments: argparse.Namespace, console: Console) -> list[Entry]:
 
 
 def _llama_entries(model: Path, wanted: Sequence[str], console: Console) -> list[Entry]:
-    built = peers.find_peers()
+    built = build.find_build()
     if built is None:
-        console.print(f"without {LLAMA}: {peers.ADVICE}")
+        console.print(f"without {LLAMA}: {build.ADVICE}")
         return []
     if model.is_dir():
         console.print(f"without {LLAMA}: it reads GGUF files, and {model} is none", soft_wrap=True)
@@ -97,7 +98,7 @@ def _llama_entries(model: Path, wanted: Sequence[str], console: Console) -> list
         Entry(
             f"{LLAMA} {name}",
             f"flash attention {'on' if flash_attention else 'off'}",
-            f"{_CONTENDERS}.llama",
+            f"{_PEERS}.llama",
             {"model": str(file), "flash_attention": flash_attention},
             built.python,
             built.environment,
@@ -108,7 +109,7 @@ def _llama_entries(model: Path, wanted: Sequence[str], console: Console) -> list
 
 
 def _transformers_entries(model: Path, console: Console) -> list[Entry]:
-    return [Entry(f"{TRANSFORMERS} float32", "", f"{_CONTENDERS}.hugging_face", {"model": str(model)})]
+    return [Entry(f"{TRANSFORMERS} float32", "", f"{_PEERS}.hugging_face", {"model": str(model)})]
 
 
 def shapes(prompts: Sequence[int], batches: Sequence[int]) -> list[Shape]:
@@ -116,30 +117,30 @@ def shapes(prompts: Sequence[int], batches: Sequence[int]) -> list[Shape]:
 
 
 def measure(
-    rivals: Sequence[Rival], shapes: Sequence[Shape], rounds: int, on_done: Callable[[], None] = lambda: None
+    peers: Sequence[PeerProcess], shapes: Sequence[Shape], rounds: int, on_done: Callable[[], None] = lambda: None
 ) -> list[Result]:
     """Every shape ``rounds`` times with everyone, in turns that begin with another one each time.
 
     Of an engine's settings, each shape shows the better median. Raises: BenchError.
     """
     for shape in (min(shapes, key=lambda each: each.num_tokens), *shapes[-1:]):  # warm up
-        for rival in rivals:
-            rival.measure(shape)
+        for peer in peers:
+            peer.measure(shape)
     times: dict[tuple[str, str], list[float]] = {
-        (rival.entry.label, shape.name): [] for rival in rivals for shape in shapes
+        (peer.entry.label, shape.name): [] for peer in peers for shape in shapes
     }
     for number in range(rounds):
         for shape in shapes:
-            first = number % len(rivals)
-            for rival in (*rivals[first:], *rivals[:first]):
-                times[rival.entry.label, shape.name].append(rival.measure(shape))
+            first = number % len(peers)
+            for peer in (*peers[first:], *peers[:first]):
+                times[peer.entry.label, shape.name].append(peer.measure(shape))
                 on_done()
     results: dict[str, Result] = {}
-    for rival in rivals:
+    for peer in peers:
         speeds = {
-            shape.name: shape.num_tokens / statistics.median(times[rival.entry.label, shape.name]) for shape in shapes
+            shape.name: shape.num_tokens / statistics.median(times[peer.entry.label, shape.name]) for shape in shapes
         }
-        result = Result(rival.entry.name, speeds, rival.peak_memory_bytes())
+        result = Result(peer.entry.name, speeds, peer.peak_memory_bytes())
         known = results.get(result.name)
         results[result.name] = result if known is None else _better(known, result)
     return list(results.values())
@@ -214,20 +215,20 @@ def run(arguments: argparse.Namespace) -> int:
     room = make_room(arguments, machine, wanted)
     with ExitStack() as processes, Progress(console=console, transient=True) as progress:
         loading = progress.add_task("loading models", total=None)
-        rivals = []
+        peers = []
         for entry in entries(arguments, console):
-            rival = processes.enter_context(Rival(entry, room))
+            peer = processes.enter_context(PeerProcess(entry, room))
             try:
-                rival.wait_ready()  # one after another, for they have the same cores
+                peer.wait_ready()  # one after another, for they have the same cores
             except BenchError as error:
                 if entry.name.startswith(OURS):
                     raise
                 console.print(f"without {error}", markup=False, highlight=False, soft_wrap=True)
                 continue
-            rivals.append(rival)
+            peers.append(peer)
         progress.update(loading, completed=1, total=1)
-        bar = progress.add_task("measuring", total=len(rivals) * len(wanted) * arguments.rounds)
-        results = measure(rivals, wanted, arguments.rounds, lambda: progress.advance(bar))
+        bar = progress.add_task("measuring", total=len(peers) * len(wanted) * arguments.rounds)
+        results = measure(peers, wanted, arguments.rounds, lambda: progress.advance(bar))
     console.print(
         f"{arguments.model}, {room.num_threads} threads, {room.context_tokens} tokens of context before a decode; "
         f"{machine_line(machine)}",

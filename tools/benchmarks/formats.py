@@ -7,13 +7,13 @@ from pathlib import Path
 
 from actorserve.model_files.default_model import cache_folder
 from tools.benchmarks.errors import BenchError
-from tools.benchmarks.peers import Peers
-from tools.benchmarks.rivals import ROOT
+from tools.benchmarks.peers.build import LlamaBuild
+from tools.benchmarks.peers.process import ROOT
 
 FORMATS = ("Q4_0", "Q8_0", "F16")
 
 
-def converted(model: Path, name: str, peers: Peers) -> Path:
+def converted(model: Path, name: str, built: LlamaBuild) -> Path:
     """The model in the format ``name``, one of FORMATS. Raises: BenchError."""
     status = model.stat()
     mark = hashlib.sha256(repr((str(model.resolve()), status.st_size, status.st_mtime_ns)).encode()).hexdigest()[:12]
@@ -26,10 +26,10 @@ def converted(model: Path, name: str, peers: Peers) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
             [
-                *(str(peers.python), "-P", "-m", "tools.benchmarks.contenders.requantize"),
+                *(str(built.python), "-P", "-m", "tools.benchmarks.peers.requantize"),
                 *(str(model), str(unfinished), name, str(len(os.sched_getaffinity(0)))),
             ],
-            env={**os.environ, **peers.environment, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **built.environment, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             errors="replace",

@@ -15,12 +15,12 @@ from actorserve.errors import ActorserveError
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
 from actorserve.model_files.tokenizer import load_tokenizer
-from tools.benchmarks.contenders.protocol import Room
-from tools.benchmarks.engine import LLAMA, OURS, add_contender_arguments, entries
+from tools.benchmarks.engine import LLAMA, OURS, add_peer_arguments, entries
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
+from tools.benchmarks.peers.process import Entry, PeerProcess
+from tools.benchmarks.peers.protocol import Room
 from tools.benchmarks.report import write_json
-from tools.benchmarks.rivals import Entry, Rival
 
 _BASE = f"{OURS} float32"
 
@@ -38,7 +38,7 @@ class Score:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_contender_arguments(parser)
+    add_peer_arguments(parser)
     parser.add_argument("--text", type=Path, metavar="FILE", help="English text (the topics of Python's own help)")
     parser.add_argument("--tokens", type=int, default=9216, help="of the text, from its beginning (%(default)s)")
     parser.add_argument("--window", type=int, default=512, help="tokens that a model sees at once (%(default)s)")
@@ -86,11 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
         for entry in chosen(entries(arguments, console)):
             with ExitStack() as process:
                 bar = progress.add_task(entry.name, total=len(texts))
-                rival = process.enter_context(Rival(entry, room))
-                rival.wait_ready()
+                peer = process.enter_context(PeerProcess(entry, room))
+                peer.wait_ready()
                 nats = 0.0
                 for each in texts:
-                    nats += rival.score(each)
+                    nats += peer.score(each)
                     progress.advance(bar)
             scores.append(Score(entry.name, nats / num_predicted))
     console.print(

@@ -14,14 +14,16 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tools.benchmarks import lengths
+from actorserve.sim import lengths
+from actorserve.sim.traces import read_trace
+from actorserve.sim.workload import Arrival, independent, replayed, synthetic
 from tools.benchmarks.client import measure, served_model
 from tools.benchmarks.drive import Drive, Job, until_stopped
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import this_machine
+from tools.benchmarks.prompts import prompt_text, prompt_token_ids
 from tools.benchmarks.report import as_json, show, write_json
 from tools.benchmarks.statistics import Outcome, Report, make_report
-from tools.benchmarks.workload import Arrival, prompt_text, prompt_token_ids, read_trace, replayed, synthetic
 
 _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 EXIT_ERRORS = 1
@@ -75,12 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_arrivals(arguments: argparse.Namespace) -> list[Arrival]:
-    """The workload that the arguments describe. Raises: BenchError."""
+    """The workload that the arguments describe. Raises: BenchError, WorkloadError."""
     if arguments.trace is None:
         closed = arguments.concurrency is not None
         return synthetic(
-            lengths.parse_lengths(arguments.prompt_tokens),
-            lengths.parse_lengths(arguments.output_tokens),
+            independent(
+                lengths.parse_lengths(arguments.prompt_tokens),
+                lengths.parse_lengths(arguments.output_tokens),
+            ),
             arguments.requests or 100,
             None if closed else arguments.rate or 1.0,
             arguments.seed,
@@ -153,11 +157,11 @@ async def measure_once(arguments: argparse.Namespace, console: Console) -> Measu
                 raise BenchError(f"the first request failed: {warm.error}")
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)  # from here on there is what to print
-        outcomes, stopped = await _drive(client, path, jobs, arguments.concurrency, stop, console)
+        outcomes, stopped = await send_jobs(client, path, jobs, arguments.concurrency, stop, console)
     return Measured(model, make_report(outcomes, time.perf_counter()), stopped)
 
 
-async def _drive(
+async def send_jobs(
     client: httpx.AsyncClient,
     path: str,
     jobs: Sequence[Job],

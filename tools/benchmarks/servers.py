@@ -15,8 +15,8 @@ from typing import Any, Self
 import httpx
 
 from tools.benchmarks.errors import BenchError
-from tools.benchmarks.peers import Peers
-from tools.benchmarks.rivals import ROOT
+from tools.benchmarks.peers.build import LlamaBuild
+from tools.benchmarks.peers.process import ROOT
 
 _POLL_S = 0.02
 _START_TIMEOUT_S = 300.0
@@ -42,7 +42,9 @@ def our_server(model: str, dtype: str, num_workers: int) -> ServerSpec:
     )
 
 
-def llama_server(name: str, file: Path, peers: Peers, num_threads: int, num_slots: int, slot_tokens: int) -> ServerSpec:
+def llama_server(
+    name: str, file: Path, built: LlamaBuild, num_threads: int, num_slots: int, slot_tokens: int
+) -> ServerSpec:
     """llama-server with continuous batching over ``num_slots`` slots, each with room for ``slot_tokens``.
 
     It does not put aside the prompts of ended requests (``--cache-ram 0``): none comes again, and it would cost time.
@@ -50,12 +52,12 @@ def llama_server(name: str, file: Path, peers: Peers, num_threads: int, num_slot
     return ServerSpec(
         f"llama-server {name}",
         (
-            *(str(peers.server), "--model", str(file), "--host", "127.0.0.1", "--port", "{port}"),
+            *(str(built.server), "--model", str(file), "--host", "127.0.0.1", "--port", "{port}"),
             *("--parallel", str(num_slots), "--ctx-size", str(num_slots * slot_tokens), "--cont-batching"),
             *("--threads", str(num_threads), "--threads-batch", str(num_threads)),
             *("--batch-size", "512", "--ubatch-size", "512", "--flash-attn", "auto", "--cache-ram", "0"),
         ),
-        peers.environment,
+        built.environment,
     )
 
 

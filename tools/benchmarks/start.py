@@ -18,8 +18,8 @@ from actorserve.errors import ActorserveError
 from actorserve.model_files.locate import locate
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
+from tools.benchmarks.peers.process import ROOT
 from tools.benchmarks.report import write_json
-from tools.benchmarks.rivals import ROOT
 from tools.benchmarks.servers import RunningServer, our_server
 
 _IMPORT = "import torch"
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     num_threads = str(arguments.threads or machine.cores)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": num_threads}
     python = (sys.executable, "-P")
-    engine = (*python, "-m", "tools.benchmarks.contenders.first_token", model, arguments.dtype, num_threads)
+    engine = (*python, "-m", "tools.benchmarks.peers.first_token", model, arguments.dtype, num_threads)
     torch_alone = (*python, "-c", "import torch; print(torch.__version__, flush=True)")
     ways: dict[str, Callable[[], float]] = {
         _IMPORT: lambda: _time(torch_alone, environment),

@@ -1,10 +1,11 @@
 """From what each request met to the figures of a report."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+
+from actorserve.sim.statistics import percentile
 
 PERCENTILES = (50, 90, 99)
 
@@ -71,14 +72,6 @@ class Report:
     output_tokens_per_s: float
     total_tokens_per_s: float
     latencies_s: dict[str, Summary | None]
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile of sorted ``values`` (at least one), linear between the two nearest ranks, as numpy does."""
-    rank = (len(values) - 1) * percent / 100.0
-    low = math.floor(rank)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (rank - low)
 
 
 def summarize(values: Sequence[float]) -> Summary | None:

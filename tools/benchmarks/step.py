@@ -18,10 +18,10 @@ from rich.table import Table
 import workers.torch_engine
 from actorserve.errors import ActorserveError
 from actorserve.model_files.locate import locate
-from tools.benchmarks.contenders.ours import OurContender
-from tools.benchmarks.contenders.protocol import Room
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
+from tools.benchmarks.peers.ours import OurPeer
+from tools.benchmarks.peers.protocol import Room
 from tools.benchmarks.report import write_json
 from workers.kv_cache import KVCache
 from workers.models.decoder import Decoder
@@ -139,14 +139,12 @@ def show(breakdowns: Sequence[Breakdown], console: Console) -> None:
     console.print(table)
 
 
-def _iterations(contender: OurContender, batches: Sequence[int], prompt: int) -> Mapping[str, Callable[[], object]]:
+def _iterations(peer: OurPeer, batches: Sequence[int], prompt: int) -> Mapping[str, Callable[[], object]]:
     def decode(batch: int) -> Callable[[], object]:
-        plan = contender.decode_plan(batch, 0)
-        return lambda: contender.engine.step(plan)
+        plan = peer.decode_plan(batch, 0)
+        return lambda: peer.engine.step(plan)
 
-    return {f"decode {batch}": decode(batch) for batch in batches} | {
-        f"prefill {prompt}": lambda: contender.prefill(prompt)
-    }
+    return {f"decode {batch}": decode(batch) for batch in batches} | {f"prefill {prompt}": lambda: peer.prefill(prompt)}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -158,10 +156,10 @@ def run(arguments: argparse.Namespace) -> int:
     num_threads = arguments.threads or machine.cores
     room = Room(num_threads, arguments.context, max(arguments.batches), arguments.prompt, 1)
     try:
-        contender = OurContender(str(locate(arguments.model)), arguments.dtype, room)
+        peer = OurPeer(str(locate(arguments.model)), arguments.dtype, room)
     except ActorserveError as error:
         raise BenchError(str(error)) from None
-    iterations = _iterations(contender, arguments.batches, arguments.prompt)
+    iterations = _iterations(peer, arguments.batches, arguments.prompt)
     breakdowns = [
         break_down(shape, iterate, arguments.rounds, timers)
         for shape, iterate in track(iterations.items(), "measuring", console=console, transient=True)

@@ -1,6 +1,10 @@
 """Finds out in tiles of which sizes a decoder's rows keep their bits, on this very machine."""
 
+import torch
+
+from workers.linear import LinearShape, cancelling_linear, linear_shapes
 from workers.models.decoder import Decoder
+from workers.models.random_rows import RowProbe
 from workers.tiles import RowTiles, probe
 
 # One row is for machines where nothing else agrees; two take longer than four (oneDNN on Zen 4).
@@ -13,8 +17,24 @@ _OVERHEAD_ROWS = {"cpu": 8, "cuda": 128}  # rows whose computing takes as long a
 def probe_tiles(model: Decoder, device_type: str) -> tuple[RowTiles, RowTiles]:
     """The layers' and the head's tiles. Raises: ValueError, where not even single rows have equal bits."""
     base, overhead = _BASE_ROWS[device_type], _OVERHEAD_ROWS[device_type]
-    kept: tuple[int, ...] = _LAYER_TILES
-    for function, make_inputs in model.row_functions():
+    layer = _agreeing(model.row_functions(), _LAYER_TILES, base)
+    head = _agreeing([model.head_function()], _HEAD_TILES, base)
+    return RowTiles(layer, overhead), RowTiles(head, overhead)
+
+
+def _agreeing(row_probes: list[RowProbe], candidates: tuple[int, ...], base: int) -> tuple[int, ...]:
+    """The sizes that suit all the functions, and each linear layer in them where its sums cancel.
+
+    In float32 the functions' own results show everything; rounded to fewer bits they hide nearly all that linear layers
+    do in another order.
+    """
+    kept = candidates
+    tried: set[LinearShape] = set()
+    for function, make_inputs in row_probes:
+        inputs = make_inputs(1)
+        for shape in linear_shapes(function, *inputs):
+            if shape not in tried and shape.dtype != torch.float32:
+                tried.add(shape)
+                kept = probe(*cancelling_linear(shape, inputs[0].device), kept, base)
         kept = probe(function, make_inputs, kept, base)
-    head = probe(*model.head_function(), _HEAD_TILES, base)
-    return RowTiles(kept, overhead), RowTiles(head, overhead)
+    return kept

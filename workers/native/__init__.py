@@ -68,6 +68,11 @@ def isa() -> str:
 @cache
 def digest() -> str:
     """Of everything that the library is made from: names its file, and is part of a worker's kind."""
+    return digest_now()
+
+
+def digest_now() -> str:
+    """The same of what lies on the disk now, which somebody may have changed since this process started."""
     hashed = hashlib.sha256(f"{torch.__version__} {isa()} {flags()}".encode())
     for file in sources(".cpp", ".h"):
         hashed.update(file.name.encode() + file.read_bytes())

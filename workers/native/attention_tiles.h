@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "attention_simd.h"
+#include "simd.h"
 
 namespace actorserve::attention {
 

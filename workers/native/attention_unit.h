@@ -138,7 +138,7 @@ class UnitWork {
       merged.highest[row] = top;
       merged.total[row] = merged.total[row] * old_scale + partial.total[row] * new_scale;
       for (int64_t d = 0; d < padded_dim_; d += kLanes) {
-        const Floats added = multiply(load(from + d), all(new_scale));
+        const Floats added = load(from + d) * all(new_scale);
         store(to + d, multiply_add(load(to + d), all(old_scale), added));
       }
     }
@@ -240,9 +240,9 @@ class UnitWork {
     const Floats subtracted = all(out.highest[row]);
     Floats total = all(0.0f);
     for (int64_t i = first; i < end; i += kLanes) {
-      const Floats weight = exp_of_negative(subtract(load(weights + i), subtracted));
+      const Floats weight = exp_of_negative(load(weights + i) - subtracted);
       store(weights + i, weight);
-      total = add(total, weight);
+      total += weight;
     }
     out.total[row] = sum_of_lanes(total);
   }

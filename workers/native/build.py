@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch.utils.cpp_extension import load
 
-from workers.native import flags, sources
+from workers.native import digest_now, flags, sources
 
 _NAME = "actorserve_native"
 
@@ -15,8 +15,12 @@ _NAME = "actorserve_native"
 def build(file: Path) -> None:
     """Compile, load once to see that it loads, and put the library into place whole.
 
-    Raises: RuntimeError with the compiler's words; OSError for a full or unwritable folder.
+    ``file`` is named by the digest of what the library is made from, as whoever asks for it knows them. Sources that
+    are others, or that change meanwhile, are never kept under that name.
+
+    Raises: RuntimeError with the compiler's words, or for changed sources; OSError for a full or unwritable folder.
     """
+    _check_sources(file)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="build-") as folder:
         # The OpenMP runtime is torch's own, found when the library is loaded: a second one would fight it for cores.
         load(
@@ -26,10 +30,16 @@ def build(file: Path) -> None:
             build_directory=folder,
             is_python_module=False,
         )
+        _check_sources(file)
         built = Path(folder) / f"{_NAME}.so"
         with built.open("rb") as opened:
             os.fsync(opened.fileno())  # else a power cut may leave the name without the bytes
         os.replace(built, file)
+
+
+def _check_sources(file: Path) -> None:
+    if digest_now() != file.stem:
+        raise RuntimeError("their sources have changed since this program started; start it again")
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lanes.h"
+#include "simd.h"
 
 namespace actorserve {
 namespace {
 
 using at::Tensor;
 
+constexpr int64_t kEight = kLanesOf<Eight>;
 constexpr int64_t kSerialElements = 16384;  // fewer are done sooner than a second thread wakes
 
 template <typename Function>
@@ -59,12 +60,12 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   for_rows(rows.count, width, [&](int64_t row) {
     const float* from = rows.source(row);
     float* to = rows.target(row);
-    Lanes squares = {};
-    for (int64_t i = 0; i < width; i += kLanes) {
-      const Lanes lanes = load(from + i, width - i);
+    Eight squares = {};
+    for (int64_t i = 0; i < width; i += kEight) {
+      const Eight lanes = load(from + i, width - i);
       squares += lanes * lanes;
     }
-    const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + static_cast<float>(eps));
+    const float scale = 1.0f / std::sqrt(sum_of_lanes(squares) / static_cast<float>(width) + static_cast<float>(eps));
     for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale * w[i];
   });
   return rows.out;
@@ -78,16 +79,16 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   for_rows(rows.count, width, [&](int64_t row) {
     const float* from = rows.source(row);
     float* to = rows.target(row);
-    Lanes total = {};
-    for (int64_t i = 0; i < width; i += kLanes) total += load(from + i, width - i);
-    const float mean = sum(total) / static_cast<float>(width);
-    Lanes squares = {};
-    for (int64_t i = 0; i < width; i += kLanes) {
-      Lanes lanes = load(from + i, width - i) - mean;
-      for (int64_t beyond = width - i; beyond < kLanes; ++beyond) lanes[beyond] = 0.0f;
+    Eight total = {};
+    for (int64_t i = 0; i < width; i += kEight) total += load(from + i, width - i);
+    const float mean = sum_of_lanes(total) / static_cast<float>(width);
+    Eight squares = {};
+    for (int64_t i = 0; i < width; i += kEight) {
+      Eight lanes = load(from + i, width - i) - mean;
+      for (int64_t beyond = width - i; beyond < kEight; ++beyond) lanes[beyond] = 0.0f;
       squares += lanes * lanes;
     }
-    const float scale = 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + static_cast<float>(eps));
+    const float scale = 1.0f / std::sqrt(sum_of_lanes(squares) / static_cast<float>(width) + static_cast<float>(eps));
     for (int64_t i = 0; i < width; ++i) to[i] = (from[i] - mean) * scale * w[i] + b[i];
   });
   return rows.out;
@@ -109,10 +110,10 @@ Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
       const float* first = source + token * x.stride(0) + head * x.stride(1);
       const float* second = first + half;
       float* to = target + (token * heads + head) * 2 * half;
-      for (int64_t i = 0; i < half; i += kLanes) {
+      for (int64_t i = 0; i < half; i += kEight) {
         const int64_t left = half - i;
-        const Lanes a = load(first + i, left), b = load(second + i, left);
-        const Lanes cosine = load(c + i, left), sine = load(s + i, left);
+        const Eight a = load(first + i, left), b = load(second + i, left);
+        const Eight cosine = load(c + i, left), sine = load(s + i, left);
         store(to + i, a * cosine - b * sine, left);
         store(to + half + i, b * cosine + a * sine, left);
       }
@@ -121,11 +122,11 @@ Tensor rotate(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   return out;
 }
 
-Lanes silu(Lanes x) { return x / (1.0f + exp(-x)); }
+Eight silu(Eight x) { return x / (1.0f + exp(-x)); }
 
 // tanh(y) = 1 - 2 / (e^2y + 1)
-Lanes gelu_tanh(Lanes x) {
-  const Lanes inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
+Eight gelu_tanh(Eight x) {
+  const Eight inner = 0.7978845608028654f * (x + 0.044715f * x * x * x);
   return 0.5f * x * (2.0f - 2.0f / (exp(2.0f * inner) + 1.0f));
 }
 
@@ -141,8 +142,8 @@ Tensor gated(const Tensor& gate_up, bool is_silu) {
     const float* gate = source + row * 2 * width;
     const float* up = gate + width;
     float* to = target + row * width;
-    for (int64_t i = 0; i < width; i += kLanes) {
-      const Lanes lanes = load(gate + i, width - i);
+    for (int64_t i = 0; i < width; i += kEight) {
+      const Eight lanes = load(gate + i, width - i);
       store(to + i, (is_silu ? silu(lanes) : gelu_tanh(lanes)) * load(up + i, width - i), width - i);
     }
   });
@@ -156,14 +157,14 @@ Tensor softmax(const Tensor& x) {
     const float* from = rows.source(row);
     float* to = rows.target(row);
     const float highest = *std::max_element(from, from + width);
-    Lanes total = {};
-    for (int64_t i = 0; i < width; i += kLanes) {
-      Lanes weights = exp(load(from + i, width - i) - highest);
-      for (int64_t beyond = width - i; beyond < kLanes; ++beyond) weights[beyond] = 0.0f;
+    Eight total = {};
+    for (int64_t i = 0; i < width; i += kEight) {
+      Eight weights = exp(load(from + i, width - i) - highest);
+      for (int64_t beyond = width - i; beyond < kEight; ++beyond) weights[beyond] = 0.0f;
       store(to + i, weights, width - i);
       total += weights;
     }
-    const float divisor = sum(total);
+    const float divisor = sum_of_lanes(total);
     for (int64_t i = 0; i < width; ++i) to[i] /= divisor;
   });
   return rows.out;

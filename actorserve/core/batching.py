@@ -1,0 +1,265 @@
+"""Which requests make up the next iteration, and what moves between device and host meanwhile.
+
+FastServe's iteration-level preemption: the batch is the front of the policy's order, chosen anew for each iteration,
+up to ``max_batch_requests``. Who is not in it keeps its KV where it is, until somebody more urgent needs the room.
+Decodes take one token each, prefills share what ``core.token_budget`` leaves beside them; a request that cannot run
+now, because its KV is on the host, lets those behind it pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+
+from actorserve.core.effects import Effect
+from actorserve.core.kv_memory import KVMemory
+from actorserve.core.policy import SchedulingPolicy
+from actorserve.core.request import Request
+from actorserve.core.step_times import StepTimes
+from actorserve.core.swapping import ArrivalReserve, Mover, Room, SwapMode
+from actorserve.core.token_budget import IterationBudget, TokenBudget
+
+_RESERVE_SHARE = 8  # the most that is kept free for newcomers: this part of the pool
+_RESERVE_WINDOW_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One iteration: its rows (request, tokens fed), and what it was planned to take."""
+
+    rows: list[tuple[Request, int]]
+    budget: IterationBudget | None
+
+    @property
+    def num_decodes(self) -> int:
+        return self.budget.iteration.num_decodes if self.budget is not None else 0
+
+
+class Batcher:
+    """Plans iterations; asks for copies; counts how long requests that were due waited for these."""
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        policy: SchedulingPolicy,
+        times: StepTimes,
+        token_budget: TokenBudget,
+        *,
+        mode: SwapMode,
+        max_batch_requests: int,
+        max_batch_tokens: int,
+        max_tokens: int,
+    ) -> None:
+        """``max_tokens``: of the largest request that can be served."""
+        self._memory = memory
+        self._policy = policy
+        self._token_budget = token_budget
+        self._mode = mode
+        self._max_batch_requests = max_batch_requests
+        self._max_rows = min(max_batch_requests, max_batch_tokens)
+        self._max_batch_tokens = max_batch_tokens
+        self._max_tokens = max_tokens
+        self._mover = Mover(memory, times, mode)
+        self._reserve = ArrivalReserve(_RESERVE_WINDOW_S, memory.device.num_blocks // _RESERVE_SHARE)
+        self._has_waited_for_copies = False
+        self._blocked_since_s = 0.0
+        self._num_blocked = 0
+        self.blocked_s = 0.0
+        self.order: Sequence[Request] = ()
+        """All requests in the order of the last planning. (To ask the policy in between would take those of the
+        iteration that is under way for waiting.)"""
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._mover.num_preemptions
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        self._reserve.on_arrival(self._memory.blocks_of(request), now)
+
+    def on_token(self, request: Request, service_s: float) -> None:
+        """A request got a token, for so much service."""
+        self._mover.on_token(request, service_s)
+
+    def plan(self, now: float, effects: list[Effect]) -> tuple[Batch, list[Request]]:
+        """The next iteration; without rows where nothing can run before a copy is done, or something comes.
+
+        And the requests whose KV does not fit into the memory that is usable now: they must look for another place.
+        """
+        self._count_blocked(now)
+        order = self._policy.order(now)
+        refused: list[Request] = []
+        while True:
+            if too_large := self._too_large_now(order):
+                refused += too_large
+                order = [request for request in order if request not in too_large]
+            num_preemptions = self._mover.num_preemptions
+            batch = self._plan(order, now, effects)
+            if batch.rows or self._memory.is_copying:
+                break
+            if self._mover.num_preemptions > num_preemptions:
+                continue  # room was made, and may do for another
+            stuck = next((request for request in reversed(order) if request.is_started), None)
+            if stuck is None:
+                break
+            self._mover.drop(stuck)  # everybody waits for room that nobody gives: the least urgent does
+        self._num_blocked = self._num_due_in_copy(order)
+        self.order = order
+        return batch, refused
+
+    def _plan(self, order: Sequence[Request], now: float, effects: list[Effect]) -> Batch:
+        if self._mode is SwapMode.REACTIVE and self._has_waited_for_copies:
+            # What they were for runs now, before anything is copied again.
+            self._has_waited_for_copies = self._memory.is_copying
+            admitted: set[Request] = set()
+            for request in order[: self._max_batch_requests]:
+                if request.is_resident:
+                    self._memory.grow(request)
+        else:
+            admitted = self._make_room(order, now, effects)
+            self._has_waited_for_copies = self._memory.is_copying
+        if self._mode is SwapMode.REACTIVE and self._memory.is_copying:
+            return Batch([], None)
+        return self._rows(order, admitted)
+
+    def plan_quiet(self, now: float) -> Batch:
+        """The next iteration of a batch of decodes that holds all requests, and whose blocks are free: as ``plan``."""
+        self._blocked_since_s = now
+        self.order = order = self._policy.order(now)
+        num_context_tokens = 0
+        for request in order:
+            num_context_tokens += len(request.token_ids)
+            if not self._memory.grow(request):
+                raise ValueError("a quiet step has no block")
+        return Batch([(request, 1) for request in order], self._token_budget.begin(len(order), num_context_tokens))
+
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def _too_large_now(self, order: Sequence[Request]) -> list[Request]:
+        """Those not on the device that would not fit there even if all others left, because memory is short now."""
+        num_usable = self._memory.device.num_usable_blocks
+        if num_usable == self._memory.device.num_blocks:
+            return []
+        return [request for request in order if not request.blocks and self._memory.blocks_of(request) > num_usable]
+
+    def _make_room(self, order: Sequence[Request], now: float, effects: list[Effect]) -> set[Request]:
+        """Let those that are due grow, start or come back, the most urgent first. Those that wait and may start now."""
+        memory = self._memory
+        ranking = self._ranking(order, now)
+        room = Room(memory, self._mover, ranking, effects)
+        num_ahead = 0  # on the device
+        for rank, request in enumerate(ranking):
+            if not request.is_resident:
+                continue
+            num_ahead += 1
+            if num_ahead > self._max_batch_requests or memory.has_blocks(request):
+                continue
+            if room.make(1, ahead_of=rank) and memory.grow(request):
+                room.keep(1)
+        if self._policy.reserves_output:
+            held_back = sum(self._num_final_blocks(each) - len(each.blocks) for each in ranking if each.blocks)
+            room.make(held_back, ahead_of=len(ranking))
+        reserve = self._num_reserved_blocks(now)
+        admitted: set[Request] = set()
+        num_admitted_tokens = 0
+        num_taken = 0  # by those admitted: they start as far as the token budget goes
+        num_ahead = 0
+        for rank, request in enumerate(ranking):
+            num_ahead += request.is_resident
+            if request.blocks:
+                continue
+            num_wanted = memory.blocks_wanted(request)
+            if self._policy.reserves_output:
+                num_wanted = self._num_final_blocks(request)
+            # Beside what it takes, one block for each before it: else the very next growth would preempt it again.
+            spare = num_ahead
+            if request.is_swapped and num_ahead:
+                spare += reserve
+            # Who is not due for the next iteration comes ahead of need, and takes only what is free.
+            ahead_of = rank if rank < self._max_batch_requests else len(ranking)
+            if not room.make(num_wanted, ahead_of, spare):
+                break
+            num_ahead += 1
+            if num_wanted + num_taken > memory.device.num_free_blocks:
+                continue  # promised, and soon free
+            if request.is_swapped:
+                # Asked again: blocks that it would have shared may have been given up to make this very room.
+                if memory.blocks_wanted(request) + num_taken <= memory.device.num_free_blocks:
+                    self._mover.bring_back(request, effects)
+                    room.keep(num_wanted)
+                continue
+            admitted.add(request)
+            num_taken += num_wanted
+            num_admitted_tokens += request.num_uncomputed
+            if num_admitted_tokens >= 2 * self._max_batch_tokens:
+                break  # more than the next iterations can prefill
+        if reserve:
+            room.make(0, ahead_of=self._max_batch_requests, spare=reserve)
+        return admitted
+
+    def _ranking(self, order: Sequence[Request], now: float) -> Sequence[Request]:
+        """By ENST, where it matters: where somebody is swapped, or not all fit."""
+        if self._mode is not SwapMode.PROACTIVE or self._has_room_for_all(order):
+            return order
+        starts_s = self._policy.next_starts_s(order, now, self._max_batch_requests)
+        return [request for request, _ in sorted(zip(order, starts_s, strict=True), key=itemgetter(1))]
+
+    def _has_room_for_all(self, order: Sequence[Request]) -> bool:
+        num_free = self._memory.device.num_free_blocks - len(order)
+        for request in order:
+            if request.host_blocks:
+                return False
+            if not request.blocks:
+                num_free -= self._memory.blocks_of(request)
+            if num_free < 0:
+                return False
+        return True
+
+    def _num_final_blocks(self, request: Request) -> int:
+        num_tokens = min(request.num_prompt + request.sampling.max_tokens, self._max_tokens)
+        return self._memory.blocks_for(num_tokens)
+
+    def _num_reserved_blocks(self, now: float) -> int:
+        if self._mode is not SwapMode.PROACTIVE or not self._policy.is_preemptive:
+            return 0
+        return self._reserve.num_blocks(now)
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _rows(self, order: Sequence[Request], admitted: set[Request]) -> Batch:
+        memory = self._memory
+        runnable = [
+            request
+            for request in order
+            if request in admitted
+            or (request.is_resident and (request.num_uncomputed > 1 or memory.has_blocks(request)))
+        ]
+        decodes = [request for request in runnable if request.num_uncomputed == 1 and request not in admitted]
+        decodes = decodes[: self._max_rows]
+        num_context_tokens = sum(len(request.token_ids) for request in decodes)
+        budget = self._token_budget.begin(len(decodes), num_context_tokens)
+        rows: list[tuple[Request, int]] = []
+        for request in runnable:
+            if len(rows) == self._max_rows:
+                break
+            if request.num_uncomputed == 1 and request not in admitted:
+                rows.append((request, 1))
+            elif not budget.is_spent:
+                if request in admitted:
+                    if memory.blocks_wanted(request) > memory.device.num_free_blocks:
+                        continue  # blocks that it would have shared were given up meanwhile
+                    self._mover.admit(request)
+                rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
+        return Batch(rows, budget)
+
+    # --- how long requests that were due waited for copies -----------------------------------------------------------
+
+    def _count_blocked(self, now: float) -> None:
+        self.blocked_s += self._num_blocked * (now - self._blocked_since_s)
+        self._blocked_since_s = now
+
+    def _num_due_in_copy(self, order: Sequence[Request]) -> int:
+        if not self._memory.is_copying:
+            return 0
+        due = order[: self._max_batch_requests]
+        if self._mode is SwapMode.REACTIVE:
+            return sum(request.is_started for request in due)  # the iteration waits for the copies, and all with it
+        return sum(request.copy_id is not None for request in due)

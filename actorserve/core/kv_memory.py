@@ -1,0 +1,163 @@
+"""Where each request's KV lies: in the device's pool, in the host's, or on its way between them.
+
+A request that has started holds device blocks, host blocks, or both while a copy is under way. What a copy reads is not
+given up, and what it writes is not used, before the engine says that it is done; a request that leaves in the middle
+leaves its blocks to the copy.
+
+FastServe (section 4.2) copies a request's whole KV. Here blocks that still lie in the device's pool under their
+content's name (``core.prefix_cache``) are not copied back: their bytes are there.
+"""
+
+from dataclasses import dataclass
+
+from actorserve.core.blocks import BlockAllocator, blocks_for
+from actorserve.core.effects import Effect, SwapIn, SwapOut
+from actorserve.core.prefix_cache import PrefixCache
+from actorserve.core.request import Request
+
+
+@dataclass(slots=True)
+class _Copy:
+    """A copy under way, and the blocks that it holds. ``request`` is None once that has left."""
+
+    effect: SwapOut | SwapIn
+    request: Request | None
+    num_freed: int = 0  # device blocks that are free once it is done
+
+
+class KVMemory:
+    """The two pools of one instance."""
+
+    def __init__(
+        self, num_blocks: int, num_host_blocks: int, tokens_per_block: int, bytes_per_block: int, *, prefix_cache: bool
+    ) -> None:
+        self.device = BlockAllocator(num_blocks)
+        self.host = BlockAllocator(num_host_blocks)
+        self.prefixes = PrefixCache(self.device, tokens_per_block, prefix_cache)
+        self.num_freeing_blocks = 0  # device blocks that are free once the copies under way are done
+        self.num_swap_outs = 0
+        self.num_copied_blocks = 0
+        self._tokens_per_block = tokens_per_block
+        self._bytes_per_block = bytes_per_block
+        self._copies: dict[int, _Copy] = {}
+        self._num_copies = 0
+
+    @property
+    def is_copying(self) -> bool:
+        return bool(self._copies)
+
+    @property
+    def held_blocks(self) -> int:
+        """Blocks that requests hold, on the device and on the host; during a copy on both."""
+        device, host = self.device, self.host
+        return device.num_usable_blocks - device.num_free_blocks + host.num_blocks - host.num_free_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self._tokens_per_block)
+
+    def blocks_of(self, request: Request) -> int:
+        """Blocks that all of a request's tokens take."""
+        return blocks_for(len(request.token_ids), self._tokens_per_block)
+
+    def blocks_wanted(self, request: Request) -> int:
+        """Free device blocks that a request takes which holds none there."""
+        return self.prefixes.num_blocks_wanted(request)
+
+    def has_blocks(self, request: Request) -> bool:
+        """Whether a request on the device has blocks for all of its tokens."""
+        return self.blocks_of(request) <= len(request.blocks)
+
+    def start(self, request: Request) -> None:
+        """Give a waiting request the blocks that it wants, which must be free."""
+        self.prefixes.start(request)
+
+    def grow(self, request: Request) -> bool:
+        """Have a block for the request's newest token. False where none is free."""
+        if self.blocks_of(request) <= len(request.blocks):
+            return True
+        blocks = self.device.allocate(1)
+        if blocks is None:
+            return False
+        request.blocks += blocks
+        return True
+
+    def swap_bytes(self, request: Request) -> int:
+        """What a swap out of this request copies."""
+        return blocks_for(request.num_computed, self._tokens_per_block) * self._bytes_per_block
+
+    def swap_out(self, request: Request, effects: list[Effect]) -> bool:
+        """Begin to copy a request's KV to the host; its device blocks are free afterwards. False: no room there."""
+        num_copied = blocks_for(request.num_computed, self._tokens_per_block)
+        host_blocks = self.host.allocate(num_copied)
+        if host_blocks is None:
+            return False
+        self.device.free(request.blocks[num_copied:])
+        del request.blocks[num_copied:]
+        request.host_blocks = host_blocks
+        self.num_swap_outs += 1
+        effect = SwapOut(self._next_copy_id(), tuple(request.blocks), tuple(host_blocks))
+        self._begin(effect, request, effects, self.device.num_freed_by(request.blocks))
+        return True
+
+    def swap_in(self, request: Request, effects: list[Effect]) -> None:
+        """Begin to copy a request's KV back, into device blocks for all of its tokens, which must be free."""
+        found = self.prefixes.find(request)
+        blocks = self.device.allocate(self.blocks_of(request), found)
+        assert blocks is not None
+        request.blocks = blocks
+        request.num_computed = max(request.num_computed, len(found) * self._tokens_per_block)
+        self.host.free(request.host_blocks[: len(found)])
+        del request.host_blocks[: len(found)]
+        if request.host_blocks:
+            end = len(found) + len(request.host_blocks)
+            effect = SwapIn(self._next_copy_id(), tuple(request.host_blocks), tuple(blocks[len(found) : end]))
+            self._begin(effect, request, effects)
+
+    def drop(self, request: Request) -> None:
+        """Take a request's KV from it: it waits again, with nothing computed.
+
+        What a copy under way reads or writes is held until that is done.
+        """
+        blocks, host_blocks = request.blocks, request.host_blocks
+        if request.copy_id is not None:
+            copy = self._copies[request.copy_id]
+            copy.request = None
+            copied = set(copy.effect.device_blocks)
+            blocks = [block for block in blocks if block not in copied]
+            host_blocks = []
+            request.copy_id = None
+        self.device.free(blocks)
+        self.host.free(host_blocks)
+        request.blocks = []
+        request.host_blocks = []
+        request.num_computed = 0
+
+    def on_copy_done(self, copy_id: int) -> int:
+        """A copy is done: give up what it read. The bytes that it copied. Raises: KeyError for one not under way."""
+        copy = self._copies.pop(copy_id)
+        effect, request = copy.effect, copy.request
+        self.num_freeing_blocks -= copy.num_freed
+        is_out = isinstance(effect, SwapOut)
+        if is_out or request is None:
+            self.device.free(effect.device_blocks)
+        if not is_out or request is None:
+            self.host.free(effect.host_blocks)
+        if request is not None:
+            request.copy_id = None
+            if is_out:
+                request.blocks = []
+            else:
+                request.host_blocks = []
+                self.prefixes.share_computed(request, request.num_computed)
+        return len(effect.device_blocks) * self._bytes_per_block
+
+    def _next_copy_id(self) -> int:
+        self._num_copies += 1
+        return self._num_copies
+
+    def _begin(self, effect: SwapOut | SwapIn, request: Request, effects: list[Effect], num_freed: int = 0) -> None:
+        request.copy_id = effect.copy_id
+        self._copies[effect.copy_id] = _Copy(effect, request, num_freed)
+        self.num_freeing_blocks += num_freed
+        self.num_copied_blocks += len(effect.device_blocks)
+        effects.append(effect)

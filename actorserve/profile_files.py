@@ -1,0 +1,216 @@
+"""Profiles as files: small TOML that a person can read and write, read strictly.
+
+A file that is wrong is one line that names it, the key, and what was expected. ``config/profiles`` holds published
+ones; those that workers measure lie in the cache's ``profiles`` folder.
+"""
+
+import json
+import math
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from actorserve.core.profile import Curve, Link, Profile
+from actorserve.errors import ProfileError
+
+_MAX_SECONDS = 3600.0  # of one iteration: more is a mistake of units
+_MAX_COUNT = 1e9  # tokens, requests
+_MAX_POINTS = 256
+_BYTES_PER_S = (1e3, 1e15)
+
+
+def load_profile(file: Path) -> Profile:
+    """Raises: ProfileError, in one line."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"cannot read a profile from {file}: {error}") from None
+    return parse_profile(text, str(file))
+
+
+def parse_profile(text: str, place: str) -> Profile:
+    """``place`` names it in errors. Raises: ProfileError, in one line."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{place}: not TOML: {error}") from None
+    top = _Table(values, place, "")
+    prefill, decode = top.table("prefill"), top.table("decode")
+    context = top.table("decode_context")
+    profile = Profile(
+        name=top.text("name"),
+        model=top.text("model"),
+        hardware=top.text("hardware"),
+        dtype=top.text("dtype"),
+        threads=top.integer("threads", 0, 65536),
+        kv_bytes_per_token=top.integer("kv_bytes_per_token", 1, 10**9),
+        prefill=prefill.curve("tokens", least_x=1.0),
+        prefill_context_s=prefill.number("context_s", 0.0, 1.0),
+        decode=decode.curve("requests", least_x=1.0),
+        decode_context=context.curve("tokens", least_x=0.0, may_be_zero=True),
+        swap=top.table("swap").link(),
+        transfer=top.table("transfer").link(),
+        source=top.text("source") if "source" in values else "",
+        errors=top.table("errors").errors() if "errors" in values else (),
+    )
+    for table in (top, *top.tables):
+        table.refuse_unknown()
+    return profile
+
+
+def profile_text(profile: Profile) -> str:
+    """The file's text; ``parse_profile`` gives an equal profile back."""
+    lines = [f"{key} = {json.dumps(getattr(profile, key))}" for key in ("name", "model", "hardware", "dtype")]
+    lines += [f"threads = {profile.threads}", f"kv_bytes_per_token = {profile.kv_bytes_per_token}"]
+    if profile.source:
+        lines.append(f"source = {json.dumps(profile.source)}")
+    lines += ["", "[prefill]  # an iteration of so many tokens; context_s: more for each of them and token before them"]
+    lines += [*_points("tokens", profile.prefill), f"context_s = {_number(profile.prefill_context_s)}"]
+    lines += ["", "[decode]  # an iteration of so many requests, without context", *_points("requests", profile.decode)]
+    lines += ["", "[decode_context]  # more, for so many tokens of context of all requests together"]
+    lines += _points("tokens", profile.decode_context)
+    for name, link in (("swap", profile.swap), ("transfer", profile.transfer)):
+        to = "KV to host memory, and back" if name == "swap" else "KV to another instance"
+        lines += ["", f"[{name}]  # {to}", f"latency_s = {_number(link.latency_s)}"]
+        lines.append(f"bytes_per_s = {_number(link.bytes_per_s)}")
+    if profile.errors:
+        lines += ["", "[errors]  # of the fit, relative to what was measured"]
+        lines += [f"{name} = {_number(error)}" for name, error in profile.errors]
+    return "\n".join(lines) + "\n"
+
+
+def save_profile(profile: Profile, file: Path, heading: str = "") -> None:
+    """Write it whole, or not at all; ``heading`` becomes comment lines at its top.
+
+    Raises: OSError.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    comment = "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines())
+    descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix="partial-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+            opened.write(comment + ("\n" if comment else "") + profile_text(profile))
+        os.replace(partial, file)
+    finally:
+        with suppress(FileNotFoundError):  # it has its name
+            os.unlink(partial)
+
+
+def require_profile_of(profile: Profile, place: Path, model: str, kv_bytes_per_token: int) -> None:
+    """Raises: ProfileError, if the profile is another model's, or one with KV of another size."""
+    if profile.model != model:
+        raise ProfileError(f"{place}: model is {profile.model!r}: expected {model!r}, which is served here")
+    if profile.kv_bytes_per_token != kv_bytes_per_token:
+        raise ProfileError(
+            f"{place}: kv_bytes_per_token is {profile.kv_bytes_per_token}: expected {kv_bytes_per_token}, "
+            "as the engine has them (another dtype, or another model of this name?)"
+        )
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 1e6 else repr(float(value)) if value != round(value) else repr(round(value))
+
+
+def _points(name: str, curve: Curve) -> list[str]:
+    return [
+        f"{name} = [{', '.join(_number(x) for x in curve.xs)}]",
+        f"seconds = [{', '.join(_number(y) for y in curve.ys)}]",
+    ]
+
+
+class _Table:
+    """One table of the file being read: hands out its values, and remembers which were asked for."""
+
+    def __init__(self, values: Mapping[str, Any], place: str, name: str) -> None:
+        self.tables: list[_Table] = []
+        self._values = values
+        self._place = place
+        self._prefix = f"{name}." if name else ""
+        self._known: set[str] = set()
+
+    def table(self, name: str) -> "_Table":
+        value = self._get(name, "a table")
+        if not isinstance(value, dict):
+            raise self._error(name, value, "a table")
+        table = _Table(value, self._place, name)
+        self.tables.append(table)
+        return table
+
+    def text(self, name: str) -> str:
+        value = self._get(name, "a text")
+        if not isinstance(value, str) or not value.strip():
+            raise self._error(name, value, "a text")
+        return value
+
+    def integer(self, name: str, least: int, most: int) -> int:
+        expected = f"a whole number from {least} to {most}"
+        value = self._get(name, expected)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise self._error(name, value, expected)
+        return value
+
+    def number(self, name: str, least: float, most: float) -> float:
+        return self._check(name, self._get(name, _range(least, most)), least, most)
+
+    def curve(self, x_name: str, least_x: float, may_be_zero: bool = False) -> Curve:
+        xs = self._array(x_name, least_x, _MAX_COUNT)
+        ys = self._array("seconds", 0.0, _MAX_SECONDS)
+        if len(xs) != len(ys):
+            raise self._wrong("seconds", f"{len(ys)} numbers", f"{len(xs)}, one for each of {x_name}")
+        for place, (left, right) in enumerate(pairwise(xs), 1):
+            if right <= left:
+                raise self._error(f"{x_name}[{place}]", right, f"more than {left:g}, which stands before it")
+        for place, (left, right) in enumerate(pairwise(ys), 1):
+            if right < left:
+                raise self._error(f"seconds[{place}]", right, f"at least {left:g}, as for less work before it")
+        if ys[0] == 0.0 and not may_be_zero:
+            raise self._error("seconds[0]", 0, "more than 0: the shortest iteration is the scheduler's first quantum")
+        return Curve(xs, ys)
+
+    def link(self) -> Link:
+        return Link(self.number("latency_s", 0.0, _MAX_SECONDS), self.number("bytes_per_s", *_BYTES_PER_S))
+
+    def errors(self) -> tuple[tuple[str, float], ...]:
+        return tuple((name, self.number(name, 0.0, 1e3)) for name in self._values)
+
+    def refuse_unknown(self) -> None:
+        for name in self._values:
+            if name not in self._known:
+                known = ", ".join(sorted(self._known))
+                raise ProfileError(f"{self._place}: {self._prefix}{name} is unknown: expected {known}")
+
+    def _array(self, name: str, least: float, most: float) -> tuple[float, ...]:
+        expected = f"a list of 2 to {_MAX_POINTS} numbers"
+        values = self._get(name, expected)
+        if not isinstance(values, list):
+            raise self._error(name, values, expected)
+        if not 2 <= len(values) <= _MAX_POINTS:
+            raise self._wrong(name, f"a list of {len(values)}", expected)
+        return tuple(self._check(f"{name}[{place}]", value, least, most) for place, value in enumerate(values))
+
+    def _check(self, name: str, value: object, least: float, most: float) -> float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or math.isnan(value) or not least <= value <= most:  # type: ignore[arg-type,operator]
+            raise self._error(name, value, _range(least, most))
+        return float(value)  # type: ignore[arg-type]
+
+    def _get(self, name: str, expected: str) -> Any:
+        self._known.add(name)
+        if name not in self._values:
+            raise ProfileError(f"{self._place}: {self._prefix}{name} is missing: expected {expected}")
+        return self._values[name]
+
+    def _error(self, name: str, value: object, expected: str) -> ProfileError:
+        return self._wrong(name, repr(value)[:80], expected)
+
+    def _wrong(self, name: str, what: str, expected: str) -> ProfileError:
+        return ProfileError(f"{self._place}: {self._prefix}{name} is {what}: expected {expected}")
+
+
+def _range(least: float, most: float) -> str:
+    return f"a number from {least:g} to {most:g}"

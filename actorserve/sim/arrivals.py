@@ -1,0 +1,79 @@
+"""A run's arrivals, one after another as they come, from its configuration."""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from actorserve.errors import SimulationError
+from actorserve.sim.config import ArrivalsTable, LengthsTable, RunConfig
+from actorserve.sim.lengths import PAIRS, parse_lengths
+from actorserve.sim.traces import TraceRow
+from actorserve.sim.workload import (
+    Arrival,
+    LengthPairs,
+    cut,
+    gamma_times,
+    in_order,
+    independent,
+    poisson_times,
+    regular_times,
+    sampled,
+    trace_times,
+    with_ratio,
+)
+
+
+def arrivals(config: RunConfig, trace: Sequence[TraceRow]) -> Iterator[Arrival]:
+    """In the order of time. Lengths and times come from two sources of chance, so that a rate changes no length.
+
+    A trace's times go with its own lengths, unless ``lengths`` says otherwise; lengths alone are drawn from its rows.
+
+    Raises: SimulationError, WorkloadError.
+    """
+    times = _times(config.arrivals, trace, random.Random(f"{config.seed} times"))
+    if config.arrivals.process == "trace" and config.lengths.like == "trace" and config.lengths.ratio is None:
+        pairs = in_order(trace)
+    else:
+        pairs = _pairs(config.lengths, trace)
+    return islice(_arrivals(config, times, pairs), config.num_requests)
+
+
+def _arrivals(config: RunConfig, times: Iterator[float], pairs: LengthPairs) -> Iterator[Arrival]:
+    lengths = random.Random(f"{config.seed} lengths")
+    choices = random.Random(f"{config.seed} choices")  # of priorities and prefixes
+    classes = sorted((int(name), share) for name, share in config.priorities.items())
+    names, shares = [name for name, _ in classes], [share for _, share in classes]
+    max_tokens = config.cluster.max_tokens
+    prefixes = config.prefixes
+    for at_s in times:
+        if config.duration_s is not None and at_s > config.duration_s:
+            return
+        prompt, output = cut(*pairs(lengths), max_tokens)
+        priority = names[0] if len(names) == 1 else choices.choices(names, shares)[0]
+        if prefixes is None:
+            yield Arrival(at_s, prompt, output, priority)
+        else:
+            yield Arrival(at_s, prompt, output, priority, choices.randrange(prefixes.count), prefixes.tokens)
+
+
+def _times(config: ArrivalsTable, trace: Sequence[TraceRow], rng: random.Random) -> Iterator[float]:
+    if config.process == "trace":
+        return iter(trace_times(trace, config.time_scale))
+    if config.rate_per_s is None:
+        raise SimulationError("arrivals.rate_per_s is missing: expected requests per second, here or as rates to try")
+    match config.process:
+        case "gamma":
+            assert config.cv is not None
+            return gamma_times(config.rate_per_s, config.cv, rng)
+        case "regular":
+            return regular_times(config.rate_per_s)
+    return poisson_times(config.rate_per_s, rng)
+
+
+def _pairs(config: LengthsTable, trace: Sequence[TraceRow]) -> LengthPairs:
+    if config.like == "trace":
+        pairs = sampled(trace)
+    else:
+        prompt, output = PAIRS[config.like] if config.like is not None else (str(config.prompt), str(config.output))
+        pairs = independent(parse_lengths(prompt), parse_lengths(output))
+    return pairs if config.ratio is None else with_ratio(pairs, config.ratio)

@@ -1,0 +1,133 @@
+"""The engine of a simulated instance: what its steps and copies take, from a profile."""
+
+import random
+from collections import deque
+
+from actorserve.core.effects import SwapIn, SwapOut
+from actorserve.core.messages import RequestSpec, StepDone, StepPlan
+from actorserve.core.profile import Profile
+
+TOKEN_ID = 0
+"""What every output is made of; requests end by their length alone."""
+
+
+class Flight:
+    """The step on its way, and the quiet ones that will follow it (``InstanceState.num_quiet_steps``)."""
+
+    __slots__ = ("ends", "plan")
+
+    def __init__(self, plan: StepPlan, ends: list[tuple[float, float]]) -> None:
+        self.plan = plan
+        self.ends = ends  # of each step, the first is on its way: when, and after how long
+
+    def num_ended(self, now: float) -> int:
+        """How many steps have ended, the last one apart."""
+        ends = self.ends
+        num_ended = 0
+        while num_ended < len(ends) - 1 and ends[num_ended][0] <= now:
+            num_ended += 1
+        return num_ended
+
+
+class EngineModel:
+    """Takes what the core asks of an engine, and says when it is done.
+
+    Copies go beside steps, one after another on the link of their direction. A step that begins while copies are under
+    way takes longer by ``copy_slowdown`` for as long as both go on. ``noise`` is the deviation of a step's duration, as
+    a share of it; ``overhead_s`` goes before each.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        bytes_per_block: int,
+        rng: random.Random,
+        *,
+        overhead_s: float,
+        copy_slowdown: float,
+        noise: float,
+    ) -> None:
+        self._profile = profile
+        self._bytes_per_block = bytes_per_block
+        self._overhead_s = overhead_s
+        self._copy_slowdown = copy_slowdown
+        self._noise = noise
+        self._rng = rng
+        self._noises: deque[float] = deque()  # of the steps to come: each has its own, whatever is foreseen of them
+        self._num_prompt: dict[str, int] = {}
+        self._out_free_s = 0.0
+        self._in_free_s = 0.0
+        self.busy_s = 0.0
+        self.num_steps = 0
+        self.num_rows = 0
+
+    def add(self, request: RequestSpec) -> None:
+        self._num_prompt[request.request_id] = len(request.prompt_token_ids)
+
+    def drop(self, request_id: str) -> None:
+        self._num_prompt.pop(request_id, None)
+
+    def begin(self, plan: StepPlan, num_quiet: int, now: float) -> Flight:
+        """``plan`` begins now, and ``num_quiet`` steps of the same requests follow it or the one before."""
+        chunks: list[tuple[int, int]] = []
+        num_decodes = num_context_tokens = 0
+        for fed, start in zip(plan.token_ids, plan.starts, strict=True):
+            if len(fed) == 1:
+                num_decodes += 1
+                num_context_tokens += start + 1
+            else:
+                chunks.append((len(fed), start))
+        ends = []
+        for place in range(num_quiet + 1):
+            begins_s = now + self._overhead_s
+            duration_s = self._with_copies(self._profile.step_s(chunks, num_decodes, num_context_tokens), begins_s)
+            if self._noise:
+                duration_s *= self._noise_of(place)
+            now = begins_s + duration_s
+            ends.append((now, duration_s))
+            num_context_tokens += num_decodes
+        return Flight(plan, ends)
+
+    def done(self, flight: Flight) -> StepDone:
+        """The answer to a flight's last step, which has ended."""
+        ((_, duration_s),) = flight.ends
+        plan = flight.plan
+        request_ids: list[str] = []
+        positions: list[int] = []
+        for request_id, fed, start, samples in zip(
+            plan.request_ids, plan.token_ids, plan.starts, plan.samples, strict=True
+        ):
+            if samples:
+                request_ids.append(request_id)
+                positions.append(start + len(fed) - self._num_prompt[request_id])
+        self.count(flight, 1)
+        return StepDone(plan.step_id, duration_s, tuple(request_ids), tuple(positions), (TOKEN_ID,) * len(request_ids))
+
+    def count(self, flight: Flight, num_steps: int) -> None:
+        """The first steps of a flight have ended."""
+        self.busy_s += sum(duration_s for _, duration_s in flight.ends[:num_steps])
+        self.num_steps += num_steps
+        for _ in range(min(num_steps, len(self._noises))):
+            self._noises.popleft()
+        self.num_rows += num_steps * len(flight.plan.starts)
+
+    def copy(self, effect: SwapOut | SwapIn, now: float) -> tuple[float, float]:
+        """When this copy is done, after those of its direction before it, and what it takes by itself."""
+        duration_s = self._profile.swap.copy_s(len(effect.device_blocks) * self._bytes_per_block)
+        if isinstance(effect, SwapOut):
+            self._out_free_s = max(now, self._out_free_s) + duration_s
+            return self._out_free_s, duration_s
+        self._in_free_s = max(now, self._in_free_s) + duration_s
+        return self._in_free_s, duration_s
+
+    def _noise_of(self, place: int) -> float:
+        """The factor of a step to come."""
+        while len(self._noises) <= place:
+            self._noises.append(max(0.1, self._rng.gauss(1.0, self._noise)))
+        return self._noises[place]
+
+    def _with_copies(self, duration_s: float, now: float) -> float:
+        copying_s = max(self._out_free_s, self._in_free_s) - now
+        if not self._copy_slowdown or copying_s <= 0.0:
+            return duration_s
+        return duration_s + self._copy_slowdown * min(duration_s, copying_s)

@@ -1,0 +1,111 @@
+"""How long prompts and outputs are: distributions by name, seeded."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from actorserve.errors import WorkloadError
+
+_FORMS = {
+    "fixed": ("fixed:N", 1),
+    "uniform": ("uniform:MIN:MAX", 2),
+    "lognormal": ("lognormal:MEDIAN:SIGMA:MAX", 3),
+    "lognormal-mean": ("lognormal-mean:MEAN:SIGMA:MAX", 3),
+    "powerlaw": ("powerlaw:MIN:MAX:ALPHA", 3),
+    "powerlaw-mean": ("powerlaw-mean:MEAN:MAX", 2),
+}
+HELP = "N, " + ", ".join(form for form, _ in _FORMS.values())
+
+PAIRS = {
+    # Single turns of ShareGPT and Alpaca as vLLM's paper counts them: mean 161 and 338, and 19 and 58. Their shapes are
+    # not published as numbers: lognormal, as long-tailed as its histograms look.
+    "sharegpt": ("lognormal-mean:161:1.2:1024", "lognormal-mean:338:1.0:2048"),
+    "alpaca": ("lognormal-mean:19:0.6:512", "lognormal-mean:58:1.0:1024"),
+    # Fits of Azure's inference traces of 2023-11-11 (Splitwise).
+    "azure-conversation": ("lognormal:757:0.99:14050", "lognormal:151:0.86:1000"),
+    "azure-code": ("lognormal:1097:1.36:7437", "lognormal:16.3:0.85:1899"),
+}
+"""Prompt and output, by the name of what they are like."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """A distribution of lengths in tokens, each at least 1. ``draw`` takes all of its chance from the given source."""
+
+    spec: str
+    draw: Callable[[random.Random], int]
+
+
+def parse_lengths(spec: str) -> Lengths:
+    """Read a distribution as a person types it: ``100``, ``fixed:100``, ``uniform:50:150``, ...
+
+    Power law: P(x) ~ x^-alpha between MIN and MAX, drawn by inverting the continuous distribution. With a MEAN it
+    begins at 1 and alpha follows. A lognormal length above MAX is MAX; with a MEAN that is so after this cut.
+
+    Raises: WorkloadError.
+    """
+    kind, *texts = (f"fixed:{spec}" if spec.isdecimal() else spec).split(":")
+    wrong = WorkloadError(f"no such length distribution: {spec!r}; give {HELP}")
+    if kind not in _FORMS or len(texts) != _FORMS[kind][1]:
+        raise wrong
+    try:
+        values = [float(text) for text in texts]
+    except ValueError:
+        raise wrong from None
+    if not all(math.isfinite(value) and value > 0 for value in values):
+        raise WorkloadError(f"length distribution {spec!r}: every number must be positive")
+    match kind:
+        case "fixed":
+            return Lengths(spec, lambda _: max(1, round(values[0])))
+        case "lognormal" | "lognormal-mean":
+            middle, sigma, most = values
+            if kind == "lognormal-mean":
+                middle = _solve(spec, lambda median: _cut_lognormal_mean(median, sigma, most), middle, 1e-3, 1e3 * most)
+            return Lengths(spec, lambda rng: max(1, round(min(most, middle * math.exp(rng.gauss(0.0, sigma))))))
+        case "powerlaw-mean":
+            mean, most = values
+            alpha = -_solve(spec, lambda minus_alpha: _power_law_mean(most, -minus_alpha), mean, -8.0, 8.0)
+            return Lengths(spec, lambda rng: max(1, round(_power_law(rng.random(), 1.0, most, alpha))))
+    least, most = values[0], values[1]
+    if least > most:
+        raise WorkloadError(f"length distribution {spec!r}: MIN is above MAX")
+    if kind == "uniform":
+        return Lengths(spec, lambda rng: max(1, rng.randint(round(least), round(most))))
+    return Lengths(spec, lambda rng: max(1, round(_power_law(rng.random(), least, most, values[2]))))
+
+
+def _solve(spec: str, mean_of: Callable[[float], float], mean: float, low: float, high: float) -> float:
+    """The parameter at which a mean that grows with it is ``mean``."""
+    if not mean_of(low) < mean < mean_of(high):
+        raise WorkloadError(f"length distribution {spec!r}: MEAN must lie between 1 and MAX")
+    for _ in range(100):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if mean_of(middle) < mean else (low, middle)
+    return low
+
+
+def _cut_lognormal_mean(median: float, sigma: float, most: float) -> float:
+    """The mean of min(X, most)."""
+    normal = NormalDist(0.0, sigma)
+    cut = math.log(most / median)
+    whole = median * math.exp(sigma * sigma / 2.0) * normal.cdf(cut - sigma * sigma)
+    return whole + most * (1.0 - normal.cdf(cut))
+
+
+def _power_law_mean(most: float, alpha: float) -> float:
+    """The mean of the continuous power law between 1 and ``most``."""
+
+    def integral(power: float) -> float:
+        return math.log(most) if abs(power + 1.0) < 1e-12 else (most ** (power + 1.0) - 1.0) / (power + 1.0)
+
+    return integral(1.0 - alpha) / integral(-alpha)
+
+
+def _power_law(chance: float, least: float, most: float, alpha: float) -> float:
+    if abs(alpha - 1.0) < 1e-12:
+        return least * math.exp(chance * math.log(most / least))
+    exponent = 1.0 - alpha
+    low, high = least**exponent, most**exponent
+    return float((low + chance * (high - low)) ** (1.0 / exponent))

@@ -1,0 +1,166 @@
+"""What a run's clients met, in columns, and the figures made of it."""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Final
+
+from actorserve.core.messages import FinishReason, LoadReport
+from actorserve.sim.statistics import percentile
+
+PERCENTILES: Final = (50, 90, 95, 99)
+_WAITING, _COMPLETED, _REFUSED = 0, 1, 2
+
+
+class Outcomes:
+    """One row a request, numbered in the order of arrival; times in seconds of the virtual clock.
+
+    In columns, for a million requests fit into memory only so.
+    """
+
+    def __init__(self) -> None:
+        self.arrived_s = array("d")
+        self.first_token_s = array("d")
+        self.ended_s = array("d")
+        self.num_prompt = array("q")
+        self.num_output = array("q")
+        self.priority = array("q")
+        self._state = array("b")
+        self.num_open = 0
+
+    def __len__(self) -> int:
+        return len(self.arrived_s)
+
+    def arrive(self, at_s: float, num_prompt: int, num_output: int, priority: int) -> int:
+        """A request came. Its number."""
+        self.arrived_s.append(at_s)
+        self.first_token_s.append(math.nan)
+        self.ended_s.append(math.nan)
+        self.num_prompt.append(num_prompt)
+        self.num_output.append(num_output)
+        self.priority.append(priority)
+        self._state.append(_WAITING)
+        self.num_open += 1
+        return len(self) - 1
+
+    def end(self, number: int, now: float, reason: FinishReason) -> None:
+        self.ended_s[number] = now
+        self._state[number] = _COMPLETED if reason is FinishReason.LENGTH else _REFUSED
+        self.num_open -= 1
+
+    def completed(self, priority: int | None = None) -> list[int]:
+        """Numbers of those that got their whole answer, of all classes or of one."""
+        return [
+            number
+            for number, state in enumerate(self._state)
+            if state == _COMPLETED and (priority is None or self.priority[number] == priority)
+        ]
+
+    def num_refused(self) -> int:
+        return self._state.count(_REFUSED)
+
+    def latencies(self, numbers: Sequence[int]) -> dict[str, dict[str, float] | None]:
+        """TTFT; TPOT (time per output token after the first); E2E; and E2E over all output tokens, which FastServe
+        calls per-token latency.
+        """
+        came, first, ended, output = self.arrived_s, self.first_token_s, self.ended_s, self.num_output
+        return {
+            "ttft_s": summary([first[n] - came[n] for n in numbers]),
+            "tpot_s": summary([(ended[n] - first[n]) / (output[n] - 1) for n in numbers if output[n] > 1]),
+            "e2e_s": summary([ended[n] - came[n] for n in numbers]),
+            "per_token_s": summary([(ended[n] - came[n]) / output[n] for n in numbers]),
+        }
+
+
+def summary(values: list[float]) -> dict[str, float] | None:
+    """None where there is nothing to sum up."""
+    if not values:
+        return None
+    values.sort()
+    figures = {f"p{percent}": percentile(values, percent) for percent in PERCENTILES}
+    return {"mean": fmean(values), "max": values[-1], **figures}
+
+
+@dataclass
+class Counts:
+    """What instances counted, summed over all of their lives."""
+
+    busy_s: float = 0.0
+    num_steps: int = 0
+    num_rows: int = 0
+    num_preemptions: int = 0
+    num_swap_outs: int = 0
+    swapped_bytes: int = 0
+    swap_blocked_s: float = 0.0
+    num_tokens_looked_up: int = 0
+    num_tokens_found: int = 0
+    max_kv_used: float = 0.0
+    kv_used: list[float] = field(default_factory=list)  # of the instances, each the mean over its reports
+
+    def add(self, report: LoadReport) -> None:
+        """An instance's last report."""
+        self.num_preemptions += report.num_preemptions
+        self.num_swap_outs += report.num_swap_outs
+        self.swapped_bytes += report.swapped_bytes
+        self.swap_blocked_s += report.swap_blocked_s
+        self.num_tokens_looked_up += report.num_tokens_looked_up
+        self.num_tokens_found += report.num_tokens_found
+
+
+@dataclass(frozen=True)
+class Results:
+    """A finished run. ``alive_s`` is how long instances lived up to the last request's end, summed."""
+
+    outcomes: Outcomes
+    counts: Counts
+    num_failovers: int
+    num_events: int
+    alive_s: float
+
+    def figures(self) -> dict[str, Any]:
+        """Everything that is reported, as JSON holds it: a function of the run alone."""
+        outcomes, counts = self.outcomes, self.counts
+        done = outcomes.completed()
+        ends = [at for at in outcomes.ended_s if not math.isnan(at)]
+        duration_s = max(ends) - outcomes.arrived_s[0] if ends else 0.0
+        num_tokens = sum(outcomes.num_output[n] for n in done)
+        e2e_s = math.fsum(outcomes.ended_s[n] - outcomes.arrived_s[n] for n in done)
+        classes = sorted(set(outcomes.priority))
+        return {
+            "requests": {
+                "arrived": len(outcomes),
+                "completed": len(done),
+                "refused": outcomes.num_refused(),
+                "unfinished": outcomes.num_open,
+            },
+            "duration_s": duration_s,
+            "latency": outcomes.latencies(done),
+            "classes": {
+                str(priority): {"completed": len(numbers), "latency": outcomes.latencies(numbers)}
+                for priority in (classes if len(classes) > 1 else ())
+                for numbers in [outcomes.completed(priority)]
+            },
+            "throughput": {
+                "requests_per_s": len(done) / duration_s if duration_s else 0.0,
+                "output_tokens_per_s": num_tokens / duration_s if duration_s else 0.0,
+            },
+            "utilisation": {
+                "busy": counts.busy_s / self.alive_s if self.alive_s else 0.0,
+                "mean_batch_requests": counts.num_rows / counts.num_steps if counts.num_steps else 0.0,
+                "kv_used_mean": fmean(counts.kv_used) if counts.kv_used else 0.0,
+                "kv_used_max": counts.max_kv_used,
+            },
+            "steps": counts.num_steps,
+            "preemptions": counts.num_preemptions,
+            "swap": {
+                "outs": counts.num_swap_outs,
+                "bytes": counts.swapped_bytes,
+                "blocked_s": counts.swap_blocked_s,
+                "blocked_share_of_e2e": counts.swap_blocked_s / e2e_s if e2e_s else 0.0,
+            },
+            "prefix_cache": {"looked_up": counts.num_tokens_looked_up, "found": counts.num_tokens_found},
+            "failovers": self.num_failovers,
+            "events": self.num_events,
+        }

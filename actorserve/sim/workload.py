@@ -1,0 +1,167 @@
+"""The requests of a measurement: when each arrives, how long its prompt is, how many tokens it makes. Seeded."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from actorserve.errors import WorkloadError
+from actorserve.sim.lengths import Lengths
+from actorserve.sim.traces import TraceRow
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One request. ``at_s`` counts from the beginning; a closed loop ignores it.
+
+    The first ``prefix_tokens`` of its prompt are the same for all requests of one ``prefix``.
+    """
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+    prefix: int = 0
+    prefix_tokens: int = 0
+
+
+LengthPairs = Callable[[random.Random], tuple[int, int]]
+"""Draws the lengths of one request's prompt and output."""
+
+
+def poisson_times(rate_per_s: float, rng: random.Random) -> Iterator[float]:
+    """Arrival times of a Poisson process: gaps are independent, exponential, with mean ``1 / rate_per_s``."""
+    at_s = 0.0
+    while True:
+        at_s += rng.expovariate(rate_per_s)
+        yield at_s
+
+
+def gamma_times(rate_per_s: float, cv: float, rng: random.Random) -> Iterator[float]:
+    """Arrival times whose gaps are Gamma distributed: mean ``1 / rate_per_s``, deviation ``cv`` times that.
+
+    A ``cv`` of 1 is a Poisson process; above it arrivals come in bursts.
+    """
+    shape, at_s = 1.0 / (cv * cv), 0.0
+    while True:
+        at_s += rng.gammavariate(shape, 1.0 / (rate_per_s * shape))
+        yield at_s
+
+
+def regular_times(rate_per_s: float) -> Iterator[float]:
+    """One after another, equally far apart."""
+    return (number / rate_per_s for number in count(1))
+
+
+def independent(prompts: Lengths, outputs: Lengths) -> LengthPairs:
+    """Prompt and output know nothing of each other."""
+    return lambda rng: (prompts.draw(rng), outputs.draw(rng))
+
+
+def in_order(rows: Sequence[TraceRow]) -> LengthPairs:
+    """A trace's rows one after another; raises StopIteration after the last."""
+    left = iter(rows)
+
+    def draw(_: random.Random) -> tuple[int, int]:
+        row = next(left)
+        return row.prompt_tokens, row.output_tokens
+
+    return draw
+
+
+def sampled(rows: Sequence[TraceRow]) -> LengthPairs:
+    """Rows of a trace at random, each prompt with its output."""
+
+    def draw(rng: random.Random) -> tuple[int, int]:
+        row = rng.choice(rows)
+        return row.prompt_tokens, row.output_tokens
+
+    return draw
+
+
+def with_ratio(pairs: LengthPairs, ratio: float) -> LengthPairs:
+    """The same totals, shared out so that each prompt is ``ratio`` times as long as its output.
+
+    So FastServe's Figure 14 alters ratios "while preserving the original length distribution". At least a token each.
+    """
+
+    def draw(rng: random.Random) -> tuple[int, int]:
+        total = max(2, sum(pairs(rng)))
+        output = min(total - 1, max(1, round(total / (1.0 + ratio))))
+        return total - output, output
+
+    return draw
+
+
+def cut(prompt_tokens: int, output_tokens: int, max_tokens: int) -> tuple[int, int]:
+    """Both within a context of ``max_tokens``: who is too long loses prompt before output, but never all of it."""
+    output_tokens = min(output_tokens, max_tokens - 1)
+    return min(prompt_tokens, max_tokens - output_tokens), output_tokens
+
+
+def synthetic(pairs: LengthPairs, count: int, rate_per_s: float | None, seed: int) -> list[Arrival]:
+    """Requests with drawn lengths; Poisson arrivals, or all at once for a closed loop (``rate_per_s`` None)."""
+    times, lengths = random.Random(f"{seed} times"), random.Random(f"{seed} lengths")
+    if rate_per_s is None:
+        return [Arrival(0.0, *pairs(lengths)) for _ in range(count)]
+    arriving = poisson_times(rate_per_s, times)
+    return [Arrival(next(arriving), *pairs(lengths)) for _ in range(count)]
+
+
+def replayed(
+    rows: Sequence[TraceRow],
+    rate_per_s: float | None,
+    closed_loop: bool,
+    time_scale: float,
+    max_tokens: int | None,
+    seed: int,
+) -> list[Arrival]:
+    """A trace's requests at its own times (``time_scale`` 0.5: twice as fast), or with its lengths alone.
+
+    ``max_tokens`` bounds prompt + output: longer requests are cut, the prompt first.
+
+    Raises: WorkloadError, where times are wanted and the trace has none.
+    """
+    if closed_loop:
+        times = [0.0] * len(rows)
+    elif rate_per_s is not None:
+        arriving = poisson_times(rate_per_s, random.Random(f"{seed} times"))
+        times = [next(arriving) for _ in rows]
+    else:
+        times = trace_times(rows, time_scale)
+    arrivals = []
+    for at_s, row in zip(times, rows, strict=True):
+        lengths = row.prompt_tokens, row.output_tokens
+        arrivals.append(Arrival(at_s, *(lengths if max_tokens is None else cut(*lengths, max_tokens))))
+    return arrivals
+
+
+def trace_times(rows: Sequence[TraceRow], time_scale: float = 1.0) -> list[float]:
+    """When the trace's requests came. Raises: WorkloadError where it has no times."""
+    times = [row.at_s * time_scale for row in rows if row.at_s is not None]
+    if len(times) < len(rows):
+        raise WorkloadError("the trace has no times; give a rate")
+    return times
+
+
+class Prompts:
+    """Token ids of prompts of a given length: those of one prefix begin alike, else no two are alike.
+
+    Ids mean nothing to a simulated engine, only equality counts. Where nothing is ever compared (no prefix cache), all
+    prompts of a length are one and the same tuple.
+    """
+
+    def __init__(self, compared: bool) -> None:
+        self._compared = compared
+        self._same: dict[int, tuple[int, ...]] = {}
+
+    def token_ids(self, arrival: Arrival, number: int) -> tuple[int, ...]:
+        """Of the request with this number, which is its own."""
+        length = arrival.prompt_tokens
+        if self._compared:
+            num_shared = min(arrival.prefix_tokens, length)
+            return (2 * arrival.prefix,) * num_shared + (2 * number + 1,) * (length - num_shared)
+        same = self._same.get(length)
+        if same is None:
+            same = self._same[length] = (0,) * length
+        return same

@@ -1,0 +1,64 @@
+"""What a core was made from, as JSON in its log's first record. Numbers come back exactly."""
+
+import json
+from dataclasses import asdict, fields
+from typing import Any
+
+from actorserve.core.cluster import ClusterConfig
+from actorserve.core.instance import InstanceConfig
+from actorserve.core.origin import InstanceOrigin, Origin
+from actorserve.core.profile import Curve, Link, Profile
+from actorserve.core.sessions import SessionsConfig
+from actorserve.core.swapping import SwapMode
+from actorserve.errors import ProtocolError
+
+_KINDS: dict[str, type] = {"instance": InstanceOrigin, "coordinator": ClusterConfig, "gateway": SessionsConfig}
+
+
+def origin_text(origin: Origin) -> str:
+    """Inverse of ``parse_origin``."""
+    kind = next(name for name, cls in _KINDS.items() if isinstance(origin, cls))
+    return json.dumps({"kind": kind, **asdict(origin)})
+
+
+def parse_origin(text: str) -> Origin:
+    """Raises: ProtocolError for what was not written by a core like today's."""
+    try:
+        values = json.loads(text)
+        kind = values.pop("kind")
+        if kind == "gateway":
+            return SessionsConfig(**values)
+        values["promote_after_s_of"] = _by_priority(values["promote_after_s_of"])
+        if kind == "coordinator":
+            return ClusterConfig(**values)
+        if kind == "instance":
+            config, profile = values.pop("config"), values.pop("profile")
+            return InstanceOrigin(config=_instance_config(config), profile=_profile(profile), **values)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"log's origin is of another version, or damaged: {error!r:.200}") from None
+    raise ProtocolError("log's origin is of no kind that is known")
+
+
+def _by_priority(values: dict[str, Any]) -> dict[int, Any]:
+    return {int(priority): value for priority, value in values.items()}  # JSON's keys are texts
+
+
+def _instance_config(values: dict[str, Any]) -> InstanceConfig:
+    headroom_bytes = _by_priority(values.pop("headroom_bytes"))
+    return InstanceConfig(**values | {"headroom_bytes": headroom_bytes, "swap_mode": SwapMode(values["swap_mode"])})
+
+
+def _profile(values: dict[str, Any]) -> Profile:
+    made: dict[str, Any] = {}
+    for each in fields(Profile):
+        if not each.init:
+            continue
+        value = values[each.name]
+        if each.type is Curve:
+            value = Curve(tuple(value["xs"]), tuple(value["ys"]))
+        elif each.type is Link:
+            value = Link(**value)
+        elif isinstance(value, list):
+            value = tuple(map(tuple, value))
+        made[each.name] = value
+    return Profile(**made)

@@ -1,0 +1,59 @@
+"""Replay: a recorded log told to a fresh core, and what that does compared with what the recorded one did."""
+
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from actorserve.core.cluster import ClusterState
+from actorserve.core.instance import InstanceState
+from actorserve.core.origin import make_core
+from actorserve.core.sessions import SessionsState
+from actorserve.errors import ProtocolError
+from actorserve.wire.journal import Entry, digest, read_records
+from actorserve.wire.origins import parse_origin
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """``core`` has been told ``num_entries`` inputs over ``duration_s``, with ``num_compared`` effects to compare.
+
+    The last input's may be missing: the process was killed before. ``difference`` is None where all were equal.
+    """
+
+    core: InstanceState | ClusterState | SessionsState
+    num_entries: int
+    num_compared: int
+    duration_s: float
+    difference: str | None
+
+
+def replay(file: BinaryIO) -> Replay:
+    """Up to the first input whose effects are not those recorded.
+
+    Raises: ProtocolError where the file is not such a log.
+    """
+    records = read_records(file)
+    origin = next(records, None)
+    if not isinstance(origin, str):
+        raise ProtocolError("log does not begin with what its core was made from")
+    core = make_core(parse_origin(origin))
+    num_entries = num_compared = 0
+    begin_s = end_s = 0.0
+    entry: Entry | None = None
+    now_digest = b""
+    for record in records:
+        if isinstance(record, Entry):
+            if entry is not None:
+                raise ProtocolError(f"log holds no effects of input {num_entries}, though it goes on")
+            entry, end_s = record, record.now
+            begin_s = begin_s if num_entries else end_s
+            num_entries += 1
+            now_digest = digest(core.handle(entry.message, entry.now, entry.sender))
+        elif entry is None or isinstance(record, str):
+            raise ProtocolError("log holds effects of no input")
+        else:
+            num_compared += 1
+            if record != now_digest:
+                what = f"input {num_entries}, {type(entry.message).__name__} at {entry.now:.6f} s"
+                return Replay(core, num_entries, num_compared, end_s - begin_s, f"{what}: its effects differ")
+            entry = None
+    return Replay(core, num_entries, num_compared, end_s - begin_s, None)

@@ -1,0 +1,255 @@
+"""``tools/simulate``: experiments are read strictly, run in parallel, and written as JSON and plots."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from actorserve.errors import ActorserveError
+from actorserve.profile_files import profile_text
+from tests.sim.profiles import PROFILE
+from tools.simulation.__main__ import EXIT_UNUSABLE, main, parse_override
+from tools.simulation.experiment import ROOT, Goal, read_experiment
+from tools.simulation.runner import highest_held, holds
+
+EXPERIMENT = """
+seed = 1
+num_requests = 40
+[cluster]
+profile = "tiny.toml"
+kv_tokens = 120
+host_kv_tokens = 400
+tokens_per_block = 4
+max_context_tokens = 60
+max_batch_requests = 4
+max_batch_tokens = 50
+tpot_target_s = inf
+no_instance_timeout_s = 1e6
+[arrivals]
+process = "gamma"
+cv = 2.0
+[lengths]
+prompt = "uniform:1:30"
+output = "uniform:1:30"
+[search]
+low = 0.05
+high = 3.2
+step = 2.0
+compare_at = "fcfs"
+[[search.goals]]
+metric = "per_token_s.mean"
+limit = 3.0
+[[arms]]
+name = "fcfs"
+cluster.policy = "fcfs"
+[[arms]]
+name = "srpt"
+cluster.policy = "srpt"
+"""
+
+
+def write(folder: Path, text: str = EXPERIMENT) -> Path:
+    tiny = profile_text(PROFILE).replace("seconds = [0.5]", "seconds = [0.5, 0.5]").replace("= [1]", "= [1, 2]")
+    (folder / "tiny.toml").write_text(tiny.replace("seconds = [0]", "seconds = [0, 0]").replace("= [0]", "= [0, 1]"))
+    file = folder / "small.toml"
+    file.write_text(text)
+    return file
+
+
+def test_an_experiment_gives_the_same_bytes_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arms run in parallel over the same rates; JSON is the same each time, and there is a plot."""
+    file = write(tmp_path)
+    for name in ("one", "two"):
+        assert main([str(file), "--out", str(tmp_path / name), "--processes", "2"]) == 0
+    one, two = ((tmp_path / name / "metrics.json").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert (tmp_path / "one" / "small.png").read_bytes().startswith(b"\x89PNG")
+    fcfs, srpt = json.loads(one)["cases"]
+    goal = "per_token_s.mean <= 3"
+    assert fcfs["held"][goal] in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+    assert srpt["held"][goal] >= fcfs["held"][goal]
+    for case in (fcfs, srpt):
+        rates = [run["rate_per_s"] for run in case["runs"]]
+        assert rates == sorted(rates)
+        assert fcfs["held"][goal] in rates  # where all are compared
+        assert all(run["requests"]["completed"] == 40 for run in case["runs"])
+        means = {run["rate_per_s"]: run["latency"]["per_token_s"]["mean"] for run in case["runs"]}
+        assert means[case["held"][goal]] <= 3.0
+        above = [mean for rate, mean in means.items() if rate > case["held"][goal]]
+        assert above
+        assert min(above) > 3.0
+    assert "held at" in capsys.readouterr().out
+
+
+def test_variants_on_an_axis_make_one_plot(tmp_path: Path) -> None:
+    """Variants with an x share a plot; one run that has nothing to compare has one, too; ``--set`` changes the file."""
+    text = EXPERIMENT[: EXPERIMENT.index("[search]")] + "\n".join(
+        f'[[variants]]\nname = "{x}"\nx = {x}\nlengths.ratio = {x}.0\narrivals.rate_per_s = 0.3' for x in (1, 4)
+    )
+    file = write(tmp_path, text)
+    assert main([str(file), "--out", str(tmp_path), "--set", "num_requests=7", "--set", "cluster.policy=srpt"]) == 0
+    values = json.loads((tmp_path / "metrics.json").read_text())
+    assert [case["x"] for case in values["cases"]] == [1, 4]
+    assert [case["runs"][0]["requests"]["arrived"] for case in values["cases"]] == [7, 7]
+    assert values["config"]["cluster"]["policy"] == "srpt"
+    assert (tmp_path / "small.png").exists()
+    single = write(
+        tmp_path, text[: text.index("[[variants]]")].replace('process = "gamma"', 'process="gamma"\nrate_per_s=1')
+    )
+    assert main([str(single), "--out", str(tmp_path / "single")]) == 0
+    assert (tmp_path / "single" / "small.png").exists()
+
+
+WRONG = [
+    ('profile = "tiny.toml"', "", "cluster.profile is missing: expected the name of a shipped profile, or a file"),
+    ('profile = "tiny.toml"', "profile = 3", "cluster.profile is '3': expected string"),
+    ('profile = "tiny.toml"', 'profile = "gpt"', "cluster.profile is 'gpt': expected a .toml file, or one of "),
+    ('profile = "tiny.toml"', 'profile = "no.toml"', "cannot read a profile from "),
+    ("kv_tokens = 120", "kv_token = 120", "cluster.kv_token"),
+    ("kv_tokens = 120", "kv_tokens = 0", "cluster.kv_tokens is '0': expected greater than or equal to 1"),
+    ("kv_tokens = 120", "kv_tokens = 3", "cluster.kv_tokens is 3: expected at least a block of 4"),
+    ("kv_tokens = 120", "kv_tokens = nan", "cluster.kv_tokens"),
+    ('policy = "fcfs"', 'policy = "lifo"', "fcfs: cluster.policy is 'lifo': expected 'skip_join_mlfq', 'fcfs'"),
+    ("cv = 2.0", "", "arrivals.cv is missing: expected a number above 0"),
+    ("cv = 2.0", "cv = -1.0", "arrivals.cv is '-1.0': expected greater than 0"),
+    ('process = "gamma"', 'process = "zipf"', "arrivals.process is 'zipf': expected 'poisson', 'gamma'"),
+    ('process = "gamma"', 'process = "trace"', "arrivals.cv is 2.0: expected only with process = 'gamma'"),
+    (
+        "[arrivals]\n",
+        "[arrivals]\nrate_per_s = 2.0\n[arrival]\n",
+        "arrival is unknown: expected arms, arrivals, cluster",
+    ),
+    ("num_requests = 40", "", "duration_s is missing: expected it, or num_requests"),
+    ("num_requests = 40", "num_requests = 40\nduration = 3", "duration is unknown: expected arms, arrivals, cluster"),
+    (
+        'prompt = "uniform:1:30"',
+        'prompt = "uniform:30:1"',
+        "small.toml: length distribution 'uniform:30:1': MIN is above MAX",
+    ),
+    ('prompt = "uniform:1:30"', 'like = "bert"', "lengths.like is 'bert': expected sharegpt, alpaca"),
+    ('prompt = "uniform:1:30"', 'like = "alpaca"', "lengths.prompt and output are not expected beside like"),
+    ('prompt = "uniform:1:30"', "", "lengths.like is missing: expected it, or prompt and output"),
+    ("low = 0.05", "low = 0", "search.low is '0': expected greater than 0"),
+    ("low = 0.05", "low = 5", "search.high is 3.2: expected at least low"),
+    ("step = 2.0", "step = 1.0", "search.step is '1.0': expected greater than 1"),
+    ('"per_token_s.mean"', '"speed"', "search.goals.0.metric is 'speed': expected one of ttft_s"),
+    ('compare_at = "fcfs"', 'compare_at = "x"', "search.compare_at is 'x': expected the name of an arm"),
+    ('name = "srpt"', 'name = "fcfs"', "arms.1.name is 'fcfs': expected another name"),
+    ('name = "srpt"', "", "arms.1.name is None: expected a name"),
+    ("seed = 1", "seed = 1\nrates = [1.0, -2.0]", "rates.1 is -2.0: expected a number above 0"),
+    ("seed = 1", 'seed = 1\ntrace = "t.csv"', "trace is 't.csv': expected with"),
+    ("seed = 1", 'seed = "one"', "seed is 'one': expected integer"),
+    ("seed = 1", "seed = ", "not TOML"),
+    (
+        "[search]",
+        '[[failures]]\nprocess = "worker-7"\nat_s = 1.0\n[search]',
+        "failures: there is no worker-7: expected worker-0 to worker-0",
+    ),
+    (
+        "[search]",
+        '[[failures]]\nprocess = "gateway-0"\nat_s = 1.0\n[search]',
+        "failures.0.process is 'gateway-0': expected",
+    ),
+    (
+        "[search]",
+        '[[failures]]\nprocess = "worker-0"\nat_s = 2.0\nrestart_at_s = 1.0\n[search]',
+        "failures.0.restart_at_s is 1.0: expected it after at_s",
+    ),
+    (
+        "[search]",
+        '[[failures]]\nprocess = "worker-0"\nat_s = 2.0\n[[failures]]\nprocess = "worker-0"\nat_s = 3.0\n[search]',
+        "failures: worker-0 is killed at 3.0 s, when it is dead",
+    ),
+    ("[search]", "[priorities]\nhigh = 1.0\n[search]", "priorities.high is 1.0: expected a whole number"),
+    (
+        "[search]",
+        "[prefixes]\ncount = 1\ntokens = 5\n[search]",
+        "prefixes are of no use: expected cluster.prefix_cache",
+    ),
+]
+
+
+@pytest.mark.parametrize(("was", "now", "told"), WRONG, ids=[f"{number}" for number in range(len(WRONG))])
+def test_a_wrong_file_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], was: str, now: str, told: str
+) -> None:
+    """What is wrong with a file is one line, which names the file and the key and says what was expected."""
+    assert EXPERIMENT.count(was) >= 1
+    file = write(tmp_path, EXPERIMENT.replace(was, now, 1))
+    assert main([str(file), "--out", str(tmp_path)]) == EXIT_UNUSABLE
+    err = capsys.readouterr().err
+    assert err.startswith("simulate: ")
+    assert err.count("\n") == 1
+    assert told in err
+
+
+def test_a_profile_without_a_quantum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile whose shortest iteration takes no time, so that its first quantum is 0, is told by its key."""
+    file = write(tmp_path)
+    profile = tmp_path / "tiny.toml"
+    profile.write_text(profile.read_text().replace("seconds = [0.5, 0.5]", "seconds = [0, 0.5]"))
+    assert main([str(file), "--out", str(tmp_path)]) == EXIT_UNUSABLE
+    assert "tiny.toml: decode.seconds[0] is 0: expected more than 0" in capsys.readouterr().err
+
+
+def test_a_damaged_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trace's damaged row is one line that names file, row and column."""
+    (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,1\n")
+    text = EXPERIMENT.replace('prompt = "uniform:1:30"\noutput = "uniform:1:30"', 'like = "trace"')
+    file = write(tmp_path, text.replace("seed = 1", 'seed = 1\ntrace = "t.csv"'))
+    assert main([str(file), "--out", str(tmp_path)]) == EXIT_UNUSABLE
+    assert "t.csv, line 2: ContextTokens is -4, not between 0" in capsys.readouterr().err
+
+
+def test_no_journal_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A replay of what is no log, or of nothing, is one line."""
+    (tmp_path / "text").write_text("hello, this is no journal at all")
+    for name in ("text", "nothing"):
+        assert main(["--replay", str(tmp_path / name)]) == EXIT_UNUSABLE
+        assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["seed", "=1", "a b=1"])
+def test_a_wrong_override_is_told(text: str) -> None:
+    """``--set`` without a key and a value is refused."""
+    with pytest.raises(ActorserveError, match="expected KEY=VALUE"):
+        parse_override(text)
+
+
+def test_overrides_are_values_or_texts() -> None:
+    """What TOML reads is its value, anything else is a text."""
+    assert parse_override("cluster.instances=4") == {"cluster": {"instances": 4}}
+    assert parse_override("trace=/tmp/a.csv") == {"trace": "/tmp/a.csv"}
+
+
+def test_the_highest_rate_is_found_by_bisection() -> None:
+    """Of rates that grow, the last that holds; with few tries, and none where even the first does not hold."""
+    asked: list[float] = []
+
+    def below(limit: float) -> float | None:
+        def is_held(rate: float) -> bool:
+            asked.append(rate)
+            return rate <= limit
+
+        asked.clear()
+        return highest_held([float(rate) for rate in range(1, 101)], is_held)
+
+    for limit in (0.5, 1.0, 37.0, 99.5, 1000.0):
+        found = below(limit)
+        assert found == (min(100.0, float(int(limit))) or None)
+        assert len(asked) <= 7
+
+
+def test_a_rate_is_held_by_all() -> None:
+    """A goal is missed by its figure, and by anybody who was refused or has not finished."""
+    goal = Goal(metric="ttft_s.p99", limit=1.0)
+    figures = {"latency": {"ttft_s": {"p99": 1.0}}, "requests": {"arrived": 3, "completed": 3}}
+    assert holds(figures, goal)
+    assert not holds(figures | {"latency": {"ttft_s": {"p99": 1.1}}}, goal)
+    assert not holds(figures | {"requests": {"arrived": 3, "completed": 2}}, goal)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "config" / "simulations").glob("*.toml")), ids=lambda file: file.stem)
+def test_shipped_experiments_are_right(file: Path) -> None:
+    """Every experiment that is shipped can be read, with its profile."""
+    assert read_experiment(file, {}).cases

@@ -1,0 +1,230 @@
+"""The production cores under the virtual clock: exact times, equal bytes, and nothing lost when processes die."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from actorserve.core.effects import Deliver, Effect, End
+from actorserve.core.messages import FinishReason
+from actorserve.sim.results import Outcomes
+from actorserve.sim.simulation import Process, Simulation
+from tests.sim.profiles import PROFILE
+from tests.sim.runs import NETWORK_S, config, run
+from tools.simulation.report import as_json
+
+ASKING_S = 3 * NETWORK_S  # place, placed, start
+
+
+def times(outcomes: Outcomes) -> list[tuple[float, float]]:
+    """TTFT and E2E of each request."""
+    return [
+        (first - came, ended - came)
+        for came, first, ended in zip(outcomes.arrived_s, outcomes.first_token_s, outcomes.ended_s, strict=True)
+    ]
+
+
+def test_one_request_takes_what_the_profile_says() -> None:
+    """TTFT is the way to the worker, the prefill and the way back; each further token takes one iteration."""
+    results = run()
+    ((ttft_s, e2e_s),) = times(results.outcomes)
+    assert ttft_s == pytest.approx(ASKING_S + 2.0 + NETWORK_S)
+    assert e2e_s == pytest.approx(ttft_s + 3 * 0.5)
+    figures = results.figures()
+    assert figures["latency"]["per_token_s"]["mean"] == pytest.approx(e2e_s / 4)
+    assert figures["latency"]["tpot_s"]["p99"] == pytest.approx(0.5)
+    assert figures["steps"] == 4
+    assert figures["utilisation"]["busy"] == pytest.approx(3.5 / results.alive_s)
+
+
+def test_a_batch_of_one_serves_one_after_the_other() -> None:
+    """With room for one request in the batch, first come first served makes the second wait for all of the first."""
+    results = run({"num_requests": 2, "cluster": {"max_batch_requests": 1}, "arrivals": {"rate_per_s": 2.0}})
+    first, second = times(results.outcomes)
+    assert first[1] == pytest.approx(ASKING_S + 3.5 + NETWORK_S)
+    assert second[0] == pytest.approx(ASKING_S + 3.5 - 0.5 + 2.0 + NETWORK_S)
+    assert second[1] == pytest.approx(second[0] + 1.5)
+
+
+def test_a_prefill_shares_its_iteration_with_decodes() -> None:
+    """A prompt that comes while another request decodes is prefilled in the next iteration, and both go on together."""
+    results = run({"num_requests": 2, "arrivals": {"rate_per_s": 0.5}, "lengths": {"output": 3}})
+    first, second = times(results.outcomes)
+    # The first's prefill ends as the second comes, 0.03 s before it reaches the worker: so one decode goes before it.
+    # The shared iteration takes the prefill's part above the weights, and the decode's, which is nothing.
+    joint_s = PROFILE.step_s([(11, 0)], 1, 13)
+    assert first[0] == pytest.approx(ASKING_S + 2.0 + NETWORK_S)
+    assert second[0] == pytest.approx(0.5 + ASKING_S + joint_s + NETWORK_S)
+    assert first[1] == pytest.approx(first[0] + 0.5 + joint_s)
+
+
+def test_overhead_lies_between_iterations() -> None:
+    """The time between iterations is waited before each, and is no part of the engine's time."""
+    plain, slow = run(), run({"cluster": {"step_overhead_s": 0.125}})
+    assert times(slow.outcomes)[0][1] == pytest.approx(times(plain.outcomes)[0][1] + 4 * 0.125)
+    assert slow.counts.busy_s == plain.counts.busy_s
+
+
+def test_noise_is_seeded() -> None:
+    """Noise changes durations by about its share, and the same seed gives the same."""
+    noisy = {"num_requests": 50, "cluster": {"noise": 0.1}, "lengths": {"output": 40}}
+    one, again, plain = run(noisy), run(noisy), run({**noisy, "cluster": {"noise": 0.0}})
+    assert one.figures() == again.figures()
+    assert one.counts.busy_s != plain.counts.busy_s
+    assert one.counts.busy_s == pytest.approx(plain.counts.busy_s, rel=0.05)
+
+
+MANY: dict[str, Any] = {
+    "num_requests": 120,
+    "cluster": {"instances": 3, "host_kv_tokens": 400, "kv_tokens": 200, "policy": "skip_join_mlfq"},
+    "arrivals": {"process": "poisson", "rate_per_s": 2.0},
+    "lengths": {"prompt": "uniform:1:40", "output": "uniform:1:40"},
+}
+
+
+@pytest.mark.parametrize("policy", ["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt", "fcfs_reserving"])
+@pytest.mark.parametrize("swap", ["proactive", "reactive", "recompute"])
+def test_the_same_seed_gives_the_same_bytes(policy: str, swap: str) -> None:
+    """Whatever the policy, all requests get all of their tokens, twice the same run is the same JSON, and another seed
+    is another.
+    """
+    changes = {**MANY, "cluster": {**MANY["cluster"], "policy": policy, "swap": swap}}
+    one, again, other = run(changes), run(changes), run({**changes, "seed": 1})
+    assert one.figures()["requests"] == {"arrived": 120, "completed": 120, "refused": 0, "unfinished": 0}
+    assert as_json(one.figures()) == as_json(again.figures())
+    assert as_json(one.figures()) != as_json(other.figures())
+
+
+class Watched(Simulation):
+    """Counts what each client gets."""
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        super().__init__(config(changes), PROFILE)
+        self.num_tokens: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+
+    def _perform(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Deliver):
+            self.num_tokens[effect.request_id] += len(effect.token_ids)
+        if isinstance(effect, End):
+            assert effect.reason is FinishReason.LENGTH
+            self.ends[effect.request_id] += 1
+        super()._perform(process, effect)
+
+
+FAILURES = [
+    {"process": "worker-1", "at_s": 10.0, "restart_at_s": 14.0},
+    {"process": "worker-2", "at_s": 11.0},
+    {"process": "coordinator", "at_s": 12.0, "restart_at_s": 20.0},
+    {"process": "worker-1", "at_s": 30.0, "restart_at_s": 30.5},
+]
+
+
+def test_failures_lose_no_token() -> None:
+    """With workers and the coordinator killed on a schedule, every client gets each of its tokens once, and one end."""
+    simulation = Watched({**MANY, "failures": FAILURES})
+    results = simulation.run()
+    assert results.figures()["requests"]["completed"] == 120
+    assert results.figures()["failovers"] > 0
+    assert set(simulation.ends.values()) == {1}
+    for number, num_output in enumerate(results.outcomes.num_output):
+        assert simulation.num_tokens[str(number)] == num_output
+
+
+class StepByStep(Simulation):
+    """Every step is an event of its own."""
+
+    def _num_quiet_steps(self, process: Process) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("failures", [[], FAILURES], ids=["calm", "failures"])
+@pytest.mark.parametrize("policy", ["skip_join_mlfq", "fcfs"])
+def test_many_steps_in_one_event_are_the_same_as_each_alone(policy: str, failures: list[dict[str, Any]]) -> None:
+    """Steps in which nothing is decided make one event, which changes no time and no figure but that of the events."""
+    changes = {
+        **MANY,
+        "cluster": {
+            **MANY["cluster"],
+            "kv_tokens": 400,
+            "policy": policy,
+            "noise": 0.05,
+            "load_report_s": 3.0,
+            "step_overhead_s": 0.01,
+        },
+        "arrivals": {"process": "poisson", "rate_per_s": 0.5},
+        "failures": failures,
+    }
+    together = Simulation(config(changes), PROFILE).run()
+    alone = StepByStep(config(changes), PROFILE).run()
+    assert together.num_events < 0.9 * alone.num_events
+    assert times(together.outcomes) == times(alone.outcomes)
+    figures = [results.figures() for results in (together, alone)]
+    assert [each.pop("events") for each in figures] == [together.num_events, alone.num_events]
+    for each in figures:
+        each["utilisation"].pop("busy")  # summed up in another order
+    assert figures[0] == figures[1]
+
+
+def test_a_death_is_noticed_after_the_watch_s_patience() -> None:
+    """A request on a killed worker is carried on elsewhere from the time at which the gateway learns of the death."""
+    results = run(
+        {
+            "cluster": {"instances": 2, "death_after_s": 5.0},
+            "failures": [{"process": "worker-0", "at_s": 1.5}, {"process": "worker-1", "at_s": 100.0}],
+            "lengths": {"output": 1},
+        }
+    )
+    ((ttft_s, _),) = times(results.outcomes)
+    undisturbed_s = ASKING_S + 2.0 + NETWORK_S
+    # It came at 1 s. Ties in freeness end on the greater name, so worker-1 had it.
+    assert ttft_s == pytest.approx(undisturbed_s)
+    results = run(
+        {
+            "cluster": {"instances": 2, "death_after_s": 5.0},
+            "failures": [{"process": "worker-1", "at_s": 1.5}],
+            "lengths": {"output": 1},
+        }
+    )
+    ((ttft_s, _),) = times(results.outcomes)
+    assert ttft_s == pytest.approx(0.5 + 5.0 + undisturbed_s)
+
+
+def test_nobody_is_left_to_serve() -> None:
+    """Where all workers are gone for good, requests end as refused after the gateway's patience."""
+    results = run({"cluster": {"no_instance_timeout_s": 7.0}, "failures": [{"process": "worker-0", "at_s": 0.5}]})
+    assert results.figures()["requests"] == {"arrived": 1, "completed": 0, "refused": 1, "unfinished": 0}
+    assert results.figures()["latency"]["ttft_s"] is None
+
+
+def test_what_is_unfinished_is_counted() -> None:
+    """After the drain's limit a run ends, and says who had no end."""
+    results = run({"lengths": {"output": 100}, "drain_limit_s": 10.0})
+    assert results.figures()["requests"]["unfinished"] == 1
+    assert math.isnan(results.outcomes.ended_s[0])
+
+
+def test_prefixes_are_found() -> None:
+    """Requests that begin alike find their prefix's KV, and nothing else of each other's."""
+    results = run(
+        {
+            "num_requests": 10,
+            "cluster": {"prefix_cache": True},
+            "arrivals": {"rate_per_s": 0.1},
+            "lengths": {"prompt": 20},
+            "prefixes": {"count": 1, "tokens": 10},
+        }
+    )
+    # Two whole blocks of four, for all but the first.
+    assert results.figures()["prefix_cache"] == {"looked_up": 200, "found": 72}
+
+
+def test_classes_are_told_apart() -> None:
+    """With priorities, each class has figures of its own, which add up."""
+    results = run({**MANY, "priorities": {"0": 1.0, "1": 3.0}})
+    classes = results.figures()["classes"]
+    assert classes.keys() == {"0", "1"}
+    assert classes["0"]["completed"] + classes["1"]["completed"] == 120
+    assert 15 <= classes["0"]["completed"] <= 45
+    assert classes["0"]["latency"]["e2e_s"]["mean"] < classes["1"]["latency"]["e2e_s"]["mean"]

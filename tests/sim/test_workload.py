@@ -1,0 +1,253 @@
+"""What is measured and simulated: lengths, arrivals, traces."""
+
+import math
+import random
+from itertools import islice
+from pathlib import Path
+from statistics import fmean, median, pstdev
+
+import pytest
+
+from actorserve.errors import WorkloadError
+from actorserve.sim.arrivals import arrivals
+from actorserve.sim.lengths import PAIRS, parse_lengths
+from actorserve.sim.traces import TraceRow, read_trace
+from actorserve.sim.workload import (
+    Arrival,
+    Prompts,
+    cut,
+    gamma_times,
+    independent,
+    poisson_times,
+    regular_times,
+    replayed,
+    sampled,
+    synthetic,
+    with_ratio,
+)
+from tests.sim.runs import config
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+2023-11-16 18:17:05.9799600,110,0
+2023-11-16 18:17:06.9799600,110,27"""
+
+
+def drawn(spec: str, count: int = 20_000) -> list[int]:
+    lengths, rng = parse_lengths(spec), random.Random(1)
+    return [lengths.draw(rng) for _ in range(count)]
+
+
+def test_lengths_have_their_distributions() -> None:
+    """Each distribution has the bounds and the middle that its name promises."""
+    assert set(drawn("100")) == set(drawn("fixed:100")) == {100}
+    uniform = drawn("uniform:50:150")
+    assert (min(uniform), max(uniform)) == (50, 150)
+    assert fmean(uniform) == pytest.approx(100, rel=0.02)
+    lognormal = drawn("lognormal:200:0.8:4000")
+    assert median(lognormal) == pytest.approx(200, rel=0.05)
+    assert max(lognormal) <= 4000
+    power = drawn("powerlaw:10:1000:2")
+    assert 10 <= min(power) <= max(power) <= 1000
+    # P(X > x) = (1/x - 1/1000) / (1/10 - 1/1000)
+    assert sum(x > 100 for x in power) / len(power) == pytest.approx(0.0909, rel=0.1)
+    assert max(drawn("powerlaw:1:100:1")) <= 100
+
+
+@pytest.mark.parametrize("mean", [128, 256, 512])
+def test_a_power_law_is_found_by_its_mean(mean: int) -> None:
+    """Lengths of up to 6k with the means that Llumnix generates."""
+    lengths = drawn(f"powerlaw-mean:{mean}:6144", 200_000)
+    assert fmean(lengths) == pytest.approx(mean, rel=0.05)
+    assert 1 <= min(lengths) <= max(lengths) <= 6144
+    assert median(lengths) < mean / 2
+
+
+@pytest.mark.parametrize(("name", "prompt", "output"), [("sharegpt", 161, 338), ("alpaca", 19, 58)])
+def test_what_is_like_a_dataset_has_its_means(name: str, prompt: int, output: int) -> None:
+    """Prompts and outputs have the published means, and long tails."""
+    for spec, mean in zip(PAIRS[name], (prompt, output), strict=True):
+        lengths = drawn(spec, 200_000)
+        assert fmean(lengths) == pytest.approx(mean, rel=0.02)
+        assert max(lengths) > 5 * mean
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "outputs"),
+    [("azure-conversation", (1155, 1020, 2735), (211, 129, 424)), ("azure-code", (2048, 1469, 5188), (27.9, 13, 55))],
+)
+def test_fits_are_near_the_traces(name: str, prompts: tuple[float, ...], outputs: tuple[float, ...]) -> None:
+    """Mean, median and P90 of the fits are within 40 % of the traces' (sampling from the rows is better)."""
+    for spec, figures in zip(PAIRS[name], (prompts, outputs), strict=True):
+        lengths = sorted(drawn(spec))
+        found = (fmean(lengths), lengths[10_000], lengths[18_000])
+        assert found == pytest.approx(figures, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("", "x", "fixed", "fixed:0", "fixed:-1", "uniform:5", "uniform:9:2", "lognormal:1:nan:3", "zipf:1", "1:2"),
+        *("powerlaw-mean:200:100", "lognormal-mean:50:1:40", "fixed:inf"),
+    ],
+)
+def test_a_wrong_distribution_is_told(spec: str) -> None:
+    """What is no distribution is refused with one line."""
+    with pytest.raises(WorkloadError) as caught:
+        parse_lengths(spec)
+    assert "\n" not in str(caught.value)
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [b - a for a, b in zip([0.0, *times], times, strict=False)]
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    """Gaps have the mean and the deviation of an exponential distribution, and arrivals are in order."""
+    times = list(islice(poisson_times(20.0, random.Random(3)), 20_000))
+    assert times == sorted(times)
+    assert fmean(gaps(times)) == pytest.approx(0.05, rel=0.03)
+    assert pstdev(gaps(times)) == pytest.approx(0.05, rel=0.03)
+
+
+@pytest.mark.parametrize("cv", [0.25, 1.0, 4.0])
+def test_gamma_gaps_have_their_cv(cv: float) -> None:
+    """Gaps of a Gamma process have the mean of its rate, and deviate by the CV."""
+    found = gaps(list(islice(gamma_times(64.0, cv, random.Random(3)), 200_000)))
+    assert fmean(found) == pytest.approx(1 / 64.0, rel=0.05)
+    assert pstdev(found) / fmean(found) == pytest.approx(cv, rel=0.05)
+
+
+def test_regular_arrivals_are_equally_far_apart() -> None:
+    """One a gap, from the end of the first gap on."""
+    assert list(islice(regular_times(4.0), 3)) == [0.25, 0.5, 0.75]
+
+
+def test_a_workload_depends_on_its_seed_alone() -> None:
+    """The same seed gives the same requests, another seed others; the rate changes times but no lengths."""
+    lengths = independent(parse_lengths("uniform:1:1000"), parse_lengths("uniform:1:1000"))
+    one = synthetic(lengths, 50, 2.0, seed=1)
+    assert one == synthetic(lengths, 50, 2.0, seed=1)
+    assert one != synthetic(lengths, 50, 2.0, seed=2)
+    faster = synthetic(lengths, 50, 4.0, seed=1)
+    assert [(a.prompt_tokens, a.output_tokens) for a in one] == [(a.prompt_tokens, a.output_tokens) for a in faster]
+    assert faster[-1].at_s == pytest.approx(one[-1].at_s / 2)
+
+
+def test_a_ratio_keeps_the_total() -> None:
+    """Each request keeps its tokens in all, shared out by the ratio, and at least one of each kind."""
+    pairs = independent(parse_lengths("uniform:1:300"), parse_lengths("uniform:1:300"))
+    for ratio in (0.25, 1.0, 256.0):
+        before, after = random.Random(1), random.Random(1)
+        for _ in range(200):
+            total = sum(pairs(before))
+            prompt, output = with_ratio(pairs, ratio)(after)
+            assert prompt + output == max(2, total)
+            assert prompt >= 1
+            assert output == min(max(2, total) - 1, max(1, round(total / (1 + ratio))))
+
+
+def test_who_is_too_long_is_cut() -> None:
+    """A prompt gives way to the output, and keeps a token."""
+    assert cut(10, 5, 15) == (10, 5)
+    assert cut(100, 5, 15) == (10, 5)
+    assert cut(100, 50, 15) == (1, 14)
+
+
+def test_a_trace_is_read_as_published(tmp_path: Path) -> None:
+    """Azure's file, without a newline at its end, gives times from its first row; rows without output are left out."""
+    file = tmp_path / "trace.csv"
+    file.write_text(AZURE, encoding="utf-8")
+    rows = read_trace(file)
+    assert [(row.prompt_tokens, row.output_tokens) for row in rows] == [(4808, 10), (3180, 8), (110, 27)]
+    assert [row.at_s for row in rows] == pytest.approx([0.0, 0.052, 3.0])
+    assert len(read_trace(file, 2)) == 2
+
+
+def test_a_file_of_lengths_needs_a_loop(tmp_path: Path) -> None:
+    """A file without times can be used with a rate or a closed loop, and is refused otherwise."""
+    file = tmp_path / "lengths.csv"
+    file.write_text("num_prefill_tokens,num_decode_tokens\n74,918\n", encoding="utf-8")
+    rows = read_trace(file)
+    assert rows == [TraceRow(None, 74, 918)]
+    assert replayed(rows, None, True, 1.0, None, 0) == [Arrival(0.0, 74, 918)]
+    with pytest.raises(WorkloadError, match="no times"):
+        replayed(rows, None, False, 1.0, None, 0)
+
+
+def test_a_trace_can_be_scaled_and_cut() -> None:
+    """Times are scaled; a request that is too long loses prompt before output."""
+    rows = [TraceRow(0.0, 100, 20), TraceRow(4.0, 10, 500)]
+    assert replayed(rows, None, False, 0.5, 50, 0) == [Arrival(0.0, 30, 20), Arrival(2.0, 1, 49)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,b\n1,2\n", "its first line must be"),
+        ("", "its first line must be"),
+        (AZURE + "\nx,1,1", "line 6: TIMESTAMP is 'x', not a time"),
+        (AZURE + "\n,1,1", "line 6: TIMESTAMP is missing"),
+        (AZURE + "\n2023-11-16 18:17:07,,1", "line 6: ContextTokens is missing"),
+        (AZURE + "\n2023-11-16 18:17:07,5", "line 6: GeneratedTokens is missing"),
+        (AZURE + "\n2023-11-16 18:17:07,5,many", "line 6: GeneratedTokens is 'many', not a number"),
+        (AZURE + "\n2023-11-16 18:17:07,5,1.5", "line 6: GeneratedTokens is '1.5', not a number"),
+        (AZURE + "\n2023-11-16 18:17:07,-5,1", "line 6: ContextTokens is -5, not between 0"),
+        (AZURE + "\n2023-11-16 18:17:07,5,99999999999", "line 6: GeneratedTokens is 99999999999, not between 0"),
+        (AZURE + "\n2023-11-16 18:17:06,5,1", "line 6: TIMESTAMP is before the line above"),
+        (AZURE + "\n2023-11-16 18:17:07+00:00,5,1", "line 6: TIMESTAMP has a time zone"),
+        (AZURE + "\n\0", "trace"),
+    ],
+)
+def test_a_bad_trace_is_told(tmp_path: Path, text: str, why: str) -> None:
+    """A file that is no trace is refused with one line that names it, the row and what was expected."""
+    file = tmp_path / "trace.csv"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(WorkloadError) as caught:
+        read_trace(file)
+    assert why in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+ROWS = [TraceRow(0.0, 10, 1), TraceRow(2.0, 20, 2), TraceRow(6.0, 300, 3)]
+
+
+def test_a_trace_is_replayed_as_it_was() -> None:
+    """A run over a trace has its times, scaled, and its lengths in order, cut at the context."""
+    changes = {
+        "num_requests": 5,
+        "trace": "x",
+        "arrivals": {"process": "trace", "rate_per_s": None, "time_scale": 0.5},
+        "lengths": {"like": "trace", "prompt": None, "output": None},
+    }
+    assert list(arrivals(config(changes), ROWS)) == [Arrival(0.0, 10, 1), Arrival(1.0, 20, 2), Arrival(3.0, 197, 3)]
+
+
+def test_rows_are_drawn_whole() -> None:
+    """Lengths that are drawn from a trace keep each prompt with its output."""
+    draw, rng = sampled(ROWS), random.Random(0)
+    assert {draw(rng) for _ in range(100)} == {(10, 1), (20, 2), (300, 3)}
+
+
+def test_arrivals_end_with_the_duration() -> None:
+    """Nobody comes after ``duration_s``, and as many as the rate says before."""
+    found = list(arrivals(config({"num_requests": None, "duration_s": 1000.0, "arrivals": {"process": "poisson"}}), ()))
+    assert found[-1].at_s <= 1000.0
+    assert len(found) == pytest.approx(1000, abs=4 * math.sqrt(1000))
+
+
+def test_prompts_are_alike_as_far_as_they_shall_be() -> None:
+    """Prompts of one prefix share its tokens and no more; where nothing is compared, all of a length are one."""
+    prompts = Prompts(compared=True)
+    one, two, other = (
+        prompts.token_ids(Arrival(0.0, 10, 1, prefix=prefix, prefix_tokens=4), number)
+        for number, prefix in enumerate((0, 0, 1))
+    )
+    assert len(one) == 10
+    assert one[:4] == two[:4]
+    assert not set(one[4:]) & set(two)
+    assert not set(one) & set(other)
+    same = Prompts(compared=False)
+    assert same.token_ids(Arrival(0.0, 10, 1), 0) is same.token_ids(Arrival(0.0, 10, 1), 1)

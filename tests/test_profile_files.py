@@ -1,0 +1,148 @@
+"""Profiles as TOML files: written, read back, and read strictly."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actorserve.errors import ProfileError
+from actorserve.profile_files import load_profile, parse_profile, profile_text, require_profile_of, save_profile
+from tests.core.test_profile import PROFILE
+
+SHIPPED = sorted((Path(__file__).resolve().parent.parent / "config" / "profiles").glob("*.toml"))
+WHOLE = replace(PROFILE, dtype="int8", threads=2, source='a "paper"', errors=(("a", 0.25), ("b", 0.0)))
+TEXT = profile_text(WHOLE)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    """A saved profile is equal to the loaded one; its heading is a comment, and no other file is left behind."""
+    file = tmp_path / "folder" / "mine.toml"
+    save_profile(WHOLE, file, "two\n\nlines")
+    assert load_profile(file) == WHOLE
+    assert file.read_text(encoding="utf-8").startswith("# two\n#\n# lines\n\nname = ")
+    assert [each.name for each in file.parent.iterdir()] == ["mine.toml"]
+
+
+def test_a_profile_without_source_and_errors_is_whole() -> None:
+    """What tells of a fit may be missing."""
+    assert parse_profile(profile_text(replace(WHOLE, source="", errors=())), "x").errors == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('name = "a GPU\'s shape"\n', "", "name is missing: expected a text"),
+        ('model = "none"', "model = 3", "model is 3: expected a text"),
+        ("threads = 2", "threads = 2.5", "threads is 2.5: expected a whole number from 0"),
+        ("threads = 2", "threads = true", "threads is True: expected a whole number"),
+        (
+            "kv_bytes_per_token = 100",
+            "kv_bytes_per_token = 0",
+            "kv_bytes_per_token is 0: expected a whole number from 1",
+        ),
+        ("tokens = [1, 100, 1100]\n", "", "prefill.tokens is missing: expected a list of 2 to"),
+        ("tokens = [1, 100, 1100]", "tokens = [1]", "prefill.tokens is a list of 1: expected a list of 2 to"),
+        ("tokens = [1, 100, 1100]", "tokens = 7", "prefill.tokens is 7: expected a list"),
+        (
+            "tokens = [1, 100, 1100]",
+            "tokens = [1, 100]",
+            "prefill.seconds is 3 numbers: expected 2, one for each of tokens",
+        ),
+        ("tokens = [1, 100, 1100]", "tokens = [1, 100, 100]", "prefill.tokens[2] is 100.0: expected more than 100"),
+        ("tokens = [1, 100, 1100]", "tokens = [0, 100, 1100]", "prefill.tokens[0] is 0: expected a number from 1"),
+        (
+            "tokens = [1, 100, 1100]",
+            "tokens = [1, 100, 1e12]",
+            "prefill.tokens[2] is 1000000000000.0: expected a number",
+        ),
+        ("tokens = [1, 100, 1100]", 'tokens = [1, 100, "x"]', "prefill.tokens[2] is 'x': expected a number"),
+        ("seconds = [0.01, 0.01, 0.11]", "seconds = [0, 0.01, 0.11]", "prefill.seconds[0] is 0: expected more than 0"),
+        (
+            "seconds = [0.01, 0.02]",
+            "seconds = [0, 0.02]",
+            "decode.seconds[0] is 0: expected more than 0: the shortest iter",
+        ),
+        ("seconds = [0.01, 0.02]", "seconds = [0.02, 0.01]", "decode.seconds[1] is 0.01: expected at least 0.02"),
+        ("seconds = [0.01, 0.02]", "seconds = [-1.0, 0.02]", "decode.seconds[0] is -1.0: expected a number from 0"),
+        (
+            "seconds = [0.01, 0.02]",
+            "seconds = [0.01, 1e9]",
+            "decode.seconds[1] is 1000000000.0: expected a number from 0 to",
+        ),
+        ("seconds = [0.01, 0.02]", "seconds = [nan, 0.02]", "decode.seconds[0] is nan: expected a number"),
+        ("seconds = [0.01, 0.02]", "seconds = [0.01, inf]", "decode.seconds[1] is inf: expected a number"),
+        ("context_s = 1e-08", "context_s = -1", "prefill.context_s is -1: expected a number from 0"),
+        ("latency_s = 0.001\n", "", "swap.latency_s is missing: expected a number from 0"),
+        ("bytes_per_s = 1000000", "bytes_per_s = 0", "swap.bytes_per_s is 0: expected a number from 1000"),
+        ("threads = 2", "threads = 2\nthraeds = 2", "thraeds is unknown: expected"),
+        (
+            "context_s = 1e-08",
+            "context_s = 1e-08\nfoo = 1",
+            "prefill.foo is unknown: expected context_s, seconds, tokens",
+        ),
+        ("[transfer]", "[transfers]", "transfer is missing: expected a table"),
+        ("threads = 2", "threads = 2\nswap = 1", "not TOML"),
+        ("threads = 2", "threads = ", "not TOML"),
+        ("a = 0.25", "a = -1", "errors.a is -1: expected a number from 0"),
+    ],
+)
+def test_a_wrong_profile_is_one_line(old: str, new: str, says: str) -> None:
+    """What is missing, wrong or unknown is named with its key, and with what was expected."""
+    assert old in TEXT
+    with pytest.raises(ProfileError) as caught:
+        parse_profile(TEXT.replace(old, new, 1), "mine.toml")
+    assert str(caught.value).startswith(f"mine.toml: {says}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    """A file that is missing, or no text, is named."""
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    for file in (tmp_path / "none.toml", tmp_path, binary):
+        with pytest.raises(ProfileError, match=f"cannot read a profile from {file}"):
+            load_profile(file)
+
+
+def test_a_profile_of_another_model_is_one_line() -> None:
+    """Model and KV size must be those that are served."""
+    require_profile_of(WHOLE, Path("mine.toml"), "none", 100)
+    with pytest.raises(ProfileError, match=r"^mine\.toml: model is 'none': expected 'other', which is served here$"):
+        require_profile_of(WHOLE, Path("mine.toml"), "other", 100)
+    with pytest.raises(ProfileError, match=r"^mine\.toml: kv_bytes_per_token is 100: expected 200, "):
+        require_profile_of(WHOLE, Path("mine.toml"), "none", 200)
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
+def test_shipped_profiles_can_be_read(file: Path) -> None:
+    """Each is whole, says where it comes from, and takes longer for more work."""
+    profile = load_profile(file)
+    assert profile.source
+    assert 0.0 < profile.min_iteration_s < 0.1
+    assert profile.prefill_s(2048) > profile.prefill_s(512) > 0.0
+    assert profile.decode_s(64, 64_000) > profile.decode_s(1, 1000)
+
+
+def test_the_shipped_ones_are_all_there() -> None:
+    """The published models on the published hardware, with the KV that grouped heads leave."""
+    found = {file.stem: load_profile(file) for file in SHIPPED}
+    machines = ("a100", "h100", "h100-capped")
+    fitted = [f"{model}-{machine}" for model in ("bloom-176b", "llama-2-70b") for machine in machines]
+    assert sorted(found) == sorted([*fitted, "llama-7b-a100", "opt-13b-a100"])
+    assert {found[name].kv_bytes_per_token for name in fitted[:3]} == {4 * 70 * 14336}
+    assert {found[name].kv_bytes_per_token for name in fitted[3:]} == {320 * 1024}
+    for name in fitted:
+        assert dict(found[name].errors)["token_time_median"] < 0.02
+        assert dict(found[name].errors)["prompt_time_median"] < 0.03
+
+
+def test_stated_figures_are_kept() -> None:
+    """What papers say of an iteration is what the profiles say."""
+    opt, llama = (
+        load_profile(file) for name in ("opt-13b", "llama-7b") for file in SHIPPED if file.stem == f"{name}-a100"
+    )
+    assert opt.min_iteration_s == 0.03
+    assert opt.kv_bytes_per_token == 4 * 40 * 5120
+    assert llama.kv_bytes_per_token == 2**19
+    steps_ms = [1e3 * llama.decode_s(8, num_tokens) for num_tokens in (64, 256, 512, 1024)]
+    assert steps_ms == pytest.approx([8, 12, 17, 21])

@@ -1,0 +1,77 @@
+"""tools/profile, run as a person runs it, on a model so small that its figures do not matter."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actorserve.profile_files import load_profile
+from tests.model_files.builders import write_folder
+from tools.profiling import __main__ as command
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 120.0
+
+
+def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "tools.profiling", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"ACTORSERVE_CACHE": str(cache), "COLUMNS": "150"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def test_an_engine_is_measured_shown_and_written(tmp_path: Path) -> None:
+    """The profile goes where workers look for it, and tables show what was measured."""
+    folder = write_folder(tmp_path / "tiny")
+    arguments = ("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--device", "cpu", "--quick")
+    done = run(*arguments, "--threads", "1", cache=tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "cache" / "profiles").glob("*.toml")
+    profile = load_profile(file)
+    assert (profile.dtype, profile.threads) == ("float32", 1)
+    assert profile.min_iteration_s > 0.0
+    for shown in ("prefill: tokens", "decode: requests", "swap: ", str(file)):
+        assert shown in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--model", "/nowhere"), "profile: model '/nowhere' does not exist"),
+        (("--dtype", "int3"), "model.dtype"),
+        (("--threads", "0"), "workers.threads"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    """A model or an option that does not do is told without a traceback."""
+    model = () if arguments[0] == "--model" else ("--model", str(write_folder(tmp_path / "tiny")))
+    done = run(*model, *arguments, cache=tmp_path / "cache")
+    assert done.returncode == command.EXIT_UNUSABLE
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_interrupt_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C is one line and the shell's own exit status."""
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tools.profiling.fit.run", interrupted)
+    assert command.main(["fit", "a.csv"]) == command.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "profile: interrupted; nothing was written\n"
+
+
+def test_the_wrapper_can_be_run() -> None:
+    """tools/profile lies beside the other commands, and offers the fit as well as the measurement."""
+    done = subprocess.run([ROOT / "tools" / "profile", "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--quick" in done.stdout
+    assert "tools/profile fit" in done.stdout

@@ -1,0 +1,176 @@
+"""A log says what its core was made from and what it did; told again, a fresh core does the same, or it is noticed."""
+
+import io
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from actorserve.core.cluster import ClusterConfig
+from actorserve.core.instance import InstanceConfig
+from actorserve.core.messages import (
+    Message,
+    Open,
+    Peer,
+    PeerUp,
+    RequestSpec,
+    Role,
+    SamplingParams,
+    Start,
+    StepDone,
+    Tick,
+)
+from actorserve.core.origin import InstanceOrigin, Origin, make_core
+from actorserve.core.profile import Curve, Link, Profile
+from actorserve.core.sessions import SessionsConfig
+from actorserve.core.swapping import SwapMode
+from actorserve.errors import ProtocolError
+from actorserve.wire.journal import Entry, digest, read_entries, write_effects, write_entry, write_origin
+from actorserve.wire.origins import origin_text, parse_origin
+from actorserve.wire.replay import replay
+
+GATEWAY = Peer("gateway-0", 1)
+PROFILE = Profile(
+    name="n",
+    model="m",
+    hardware="h",
+    prefill=Curve((1.0, 8.0), (0.1, 1 / 3)),
+    prefill_context_s=1e-9 / 3,
+    decode=Curve((1.0,), (0.1,)),
+    decode_context=Curve((0.0, 7.0), (0.0, 2e-5 / 7)),
+    swap=Link(1e-4, 1e10 / 3),
+    transfer=Link(1e-4, 2e10 / 7),
+    kv_bytes_per_token=100,
+    errors=(("fit", 0.125),),
+)
+INSTANCE = InstanceOrigin(
+    InstanceConfig(
+        num_blocks=8,
+        tokens_per_block=4,
+        bytes_per_block=400,
+        max_context_tokens=32,
+        max_batch_requests=4,
+        max_batch_tokens=24,
+        load_report_s=0.5,
+        retry_s=1.0,
+        headroom_bytes={-1: 5},
+        num_host_blocks=6,
+        swap_mode=SwapMode.REACTIVE,
+    ),
+    PROFILE,
+    "skip_join_mlfq",
+    promote_after_s=0.7,
+    promote_after_s_of={3: 1.5},
+)
+ORIGINS: list[Origin] = [
+    INSTANCE,
+    ClusterConfig(10, 1.0, promote_after_s_of={0: 2.0}),
+    SessionsConfig(1.0, 30.0, 600.0),
+]
+SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=2**64 - 1, max_tokens=2))
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_an_origin_reads_back(origin: Origin) -> None:
+    """What a core was made from comes back equal, infinities and last bits of numbers included."""
+    assert parse_origin(origin_text(origin)) == origin
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "gateway"}', '{"kind": "x", "promote_after_s_of": {}}'])
+def test_a_damaged_origin_is_refused(text: str) -> None:
+    """What is no origin ends in ProtocolError."""
+    with pytest.raises(ProtocolError):
+        parse_origin(text)
+
+
+def _inputs(origin: Origin) -> list[tuple[Message, Peer | None]]:
+    if isinstance(origin, InstanceOrigin):
+        return [
+            (PeerUp(GATEWAY, Role.GATEWAY), None),
+            (Start(1, SPEC), GATEWAY),
+            (StepDone(1, 0.25, ("r",), (0,), (7,)), None),
+            (Tick(), None),
+            (StepDone(2, 0.125, ("r",), (1,), (8,)), None),
+        ]
+    if isinstance(origin, ClusterConfig):
+        return [(PeerUp(GATEWAY, Role.GATEWAY), None), (Tick(), None)]
+    return [(PeerUp(Peer("coordinator", 1), Role.COORDINATOR), None), (Open(SPEC), None), (Tick(), None)]
+
+
+def _recorded(origin: Origin, change: Callable[[Entry], Entry] = lambda entry: entry) -> io.BytesIO:
+    """What a node writes; ``change`` alters inputs on their way to the log only."""
+    file, core = io.BytesIO(), make_core(origin)
+    write_origin(file, origin_text(origin))
+    for number, (message, sender) in enumerate(_inputs(origin)):
+        write_entry(file, change(Entry(0.5 * number, sender, message)))
+        write_effects(file, core.handle(message, 0.5 * number, sender))
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_recorded_log_replays(origin: Origin) -> None:
+    """Each kind of core, made anew from its log and told the same, does the same."""
+    result = replay(_recorded(origin))
+    assert result.difference is None
+    assert result.num_entries == result.num_compared == len(_inputs(origin))
+    assert result.duration_s == 0.5 * (len(_inputs(origin)) - 1)
+    assert len(list(read_entries(_recorded(origin)))) == len(_inputs(origin))
+
+
+def test_a_difference_is_found() -> None:
+    """Where an input has other effects than those recorded, the replay stops there and says so."""
+
+    def change(entry: Entry) -> Entry:
+        match entry.message:
+            case StepDone(step_id=1) as done:
+                return replace(entry, message=replace(done, token_ids=(9,)))
+        return entry
+
+    result = replay(_recorded(INSTANCE, change))
+    assert result.difference == "input 3, StepDone at 1.000000 s: its effects differ"
+
+
+def test_a_log_cut_off_by_a_kill_replays() -> None:
+    """Every cut of a log replays up to its last whole input, whose effects may be missing."""
+    data = _recorded(INSTANCE).getvalue()
+    found = set()
+    for cut in range(len(data) + 1):
+        file = io.BytesIO(data[:cut])
+        try:
+            result = replay(file)
+        except ProtocolError:
+            assert cut < 5 + len(origin_text(INSTANCE)) + 4  # not even the origin is whole
+            continue
+        assert result.difference is None
+        found.add((result.num_entries, result.num_compared))
+    assert found == {(n, m) for n in range(6) for m in (n - 1, n) if m >= 0}
+
+
+def test_another_file_is_refused() -> None:
+    """A log that has no origin, no effects between inputs, or effects of no input ends in ProtocolError."""
+    for records in (
+        [[1.0, None, None, b""]],
+        [[origin_text(INSTANCE)], [digest([])]],
+        [[origin_text(INSTANCE)], [origin_text(INSTANCE)]],
+    ):
+        bodies = [msgpack.packb(record) for record in records]
+        data = b"".join(struct.pack(">I", len(body)) + body for body in bodies)
+        with pytest.raises(ProtocolError):
+            replay(io.BytesIO(data))
+    file = io.BytesIO()
+    write_origin(file, origin_text(INSTANCE))
+    write_entry(file, Entry(0.0, None, Tick()))
+    write_entry(file, Entry(0.0, None, Tick()))
+    file.seek(0)
+    with pytest.raises(ProtocolError, match="no effects of input 1"):
+        replay(file)
+
+
+def test_digests_tell_effects_apart() -> None:
+    """Equal effects have equal digests; another number, order or kind has another."""
+    effects = make_core(INSTANCE).handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
+    assert digest(effects) == digest(list(effects))
+    assert len({digest(each) for each in ([], effects, effects * 2, [effects[0], *effects])}) == 3

@@ -1,0 +1,108 @@
+"""Our engine as a peer. Options: ``model``, ``dtype``."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
+from actorserve.errors import ActorserveError
+from actorserve.model_files.describe import describe
+from actorserve.model_files.locate import locate
+from tools.benchmarks.peers.protocol import CHUNK_TOKENS, Room, serve
+from workers.kv_cache import bytes_per_token
+from workers.torch_engine import TorchEngine
+
+_FIRST_TOKEN = 100  # any ordinary ones will do
+_TOKENS_PER_BLOCK = 16
+
+
+class OurPeer:
+    """Implements ``protocol.Scorer``. Each request has blocks of its own, and so has the prompt."""
+
+    def __init__(self, model: str, dtype: str, room: Room) -> None:
+        path = Path(model) if model != "default" else locate(model)
+        description = describe(path)
+        self._room = room
+        self._request_blocks = _blocks(room.context_tokens + room.max_steps)
+        self._prompt_start = self._request_blocks * room.max_batch
+        num_tokens = (self._prompt_start + _blocks(room.max_prompt_tokens)) * _TOKENS_PER_BLOCK
+        self.engine = TorchEngine(
+            description,
+            device="cpu",
+            dtype=dtype,
+            num_threads=room.num_threads,
+            tokens_per_block=_TOKENS_PER_BLOCK,
+            kv_cache_bytes=bytes_per_token(description.config, torch.float32) * num_tokens,
+        )
+        for number in range(room.max_batch):
+            self._add(f"r{number}", room.context_tokens)
+        self._add("prompt", max(room.max_prompt_tokens, 1))
+        for number in range(room.max_batch):
+            self._prefill(f"r{number}", self._table(number), room.context_tokens)
+
+    def prefill(self, num_tokens: int) -> float:
+        table = tuple(range(self._prompt_start, self._prompt_start + _blocks(num_tokens)))
+        began = time.perf_counter()
+        self._prefill("prompt", table, num_tokens)
+        return time.perf_counter() - began
+
+    def decode(self, batch: int, steps: int) -> float:
+        plans = [self.decode_plan(batch, step) for step in range(steps)]
+        began = time.perf_counter()
+        for plan in plans:
+            self.engine.step(plan)
+        return time.perf_counter() - began
+
+    def score(self, token_ids: Sequence[int]) -> float:
+        logits = self.engine.prompt_logits(tuple(token_ids[:-1])).double()
+        chosen = logits.log_softmax(dim=-1).gather(1, torch.tensor(token_ids[1:])[:, None])
+        return -float(chosen.sum())
+
+    def decode_plan(self, batch: int, step: int) -> StepPlan:
+        """One token of each of ``batch`` requests, ``step`` tokens after their context."""
+        position = self._room.context_tokens + step
+        return StepPlan(
+            step_id=step,
+            request_ids=tuple(f"r{number}" for number in range(batch)),
+            starts=(position,) * batch,
+            token_ids=tuple((_FIRST_TOKEN + number,) for number in range(batch)),
+            block_tables=tuple(self._table(number)[: _blocks(position + 1)] for number in range(batch)),
+            samples=(True,) * batch,
+        )
+
+    def _add(self, request_id: str, num_prompt_tokens: int) -> None:
+        sampling = SamplingParams(seed=0, max_tokens=100_000, temperature=0.0)
+        self.engine.add(RequestSpec(request_id, (_FIRST_TOKEN,) * num_prompt_tokens, sampling))
+
+    def _table(self, number: int) -> tuple[int, ...]:
+        return tuple(range(number * self._request_blocks, (number + 1) * self._request_blocks))
+
+    def _prefill(self, request_id: str, table: tuple[int, ...], num_tokens: int) -> None:
+        for start in range(0, num_tokens, CHUNK_TOKENS):
+            end = min(start + CHUNK_TOKENS, num_tokens)
+            self.engine.step(
+                StepPlan(
+                    step_id=start,
+                    request_ids=(request_id,),
+                    starts=(start,),
+                    token_ids=(tuple(range(_FIRST_TOKEN + start, _FIRST_TOKEN + end)),),
+                    block_tables=(table[: _blocks(end)],),
+                    samples=(end == num_tokens,),
+                )
+            )
+
+
+def _blocks(num_tokens: int) -> int:
+    return -(-num_tokens // _TOKENS_PER_BLOCK)
+
+
+def _make(options: dict[str, Any], room: Room) -> OurPeer:
+    return OurPeer(options["model"], options["dtype"], room)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(_make, (ActorserveError,)))

@@ -1,0 +1,55 @@
+"""``tools/profile``: measures this engine on this hardware; ``tools/profile fit`` fits published measurements."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from actorserve.errors import ActorserveError
+from tools.profiling import fit
+from tools.profiling.errors import ProfilingError
+
+EXIT_UNUSABLE = 2
+EXIT_INTERRUPTED = 130
+
+
+def _measure_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tools/profile",
+        description="Measure what the engine takes on this hardware, and keep it where workers find it.",
+        epilog="tools/profile fit --help: make profiles from published measurements.",
+    )
+    parser.add_argument("--model", default="default", help="default, a GGUF file, or a Hugging Face folder")
+    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
+    parser.add_argument("--dtype", default="auto", help="the numeric mode, as in tools/serve (%(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads (as many as a worker of tools/serve has)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--quick", action="store_true", help="measure only what a first start measures")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write there, not into the cache's profiles folder")
+    return parser
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["fit"]:
+        parser = argparse.ArgumentParser(prog="tools/profile fit", description=fit.DESCRIPTION)
+        fit.add_arguments(parser)
+        return fit.run(parser.parse_args(arguments[1:]))
+    parsed = _measure_parser().parse_args(arguments)
+    from tools.profiling import engine  # brings the engine along, which a fit does without
+
+    return engine.run(parsed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except (ProfilingError, ActorserveError) as error:
+        print(f"profile: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE
+    except KeyboardInterrupt:
+        print("profile: interrupted; nothing was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""``tools/profile``: measures the engine that a worker would have; a table, and a file where workers look."""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from actorserve.core.profile import Link, Profile
+from actorserve.model_files.locate import locate
+from actorserve.processes.child import Child
+from actorserve.processes.launch import LaunchError, resolve_workers
+from actorserve.processes.status import Reporter
+from actorserve.profile_files import save_profile
+from actorserve.settings import Settings, load_settings
+from tools.profiling.errors import ProfilingError
+from workers.engine_timer import Shape
+from workers.measuring import QUICK, THOROUGH, Measurements, make_profile, measure, profile_s, quick_plan, thorough_plan
+
+_HOST_KV_BYTES = 256 * 2**20  # to measure copies with
+_LONGEST_ITERATION = 2048  # tokens
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, show and write. Raises: ProfilingError, ActorserveError."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console()
+    settings = _settings(arguments)
+    # Read when the numeric libraries load.
+    os.environ["OMP_NUM_THREADS"] = str(settings.workers.threads)
+    from workers.load import load_engine
+    from workers.profiling import describe_profile, facts_of, kv_bytes_per_token, profile_file
+
+    with console.status("loading the model"):
+        engine = load_engine(Child("profile", settings, Path(), Reporter(None)))
+    facts = facts_of(settings)
+    file = arguments.output or profile_file(engine, facts)
+    sizes = (settings.workers.max_batch_tokens, settings.workers.max_batch_requests)
+    plan = (quick_plan if arguments.quick else thorough_plan)(engine, *sizes)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("measuring", total=1.0)
+        found = measure(
+            engine,
+            plan,
+            QUICK if arguments.quick else THOROUGH,
+            lambda share, what: bar.update(task, completed=share, description=what or "done"),
+        )
+    name = describe_profile(engine, facts)
+    profile = make_profile(name, engine.model.name, facts, kv_bytes_per_token(engine), found)
+    show(profile, found, console)
+    try:
+        save_profile(profile, file, f"Measured {'quickly ' if arguments.quick else ''}by tools/profile.")
+    except OSError as error:
+        raise ProfilingError(f"cannot write {file}: {error}") from None
+    console.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """What a worker would be given, but for sizes that are only to measure with."""
+    workers: dict[str, Any] = {"device": arguments.device, "threads": arguments.threads}
+    if not arguments.quick:
+        workers["max_batch_tokens"] = _LONGEST_ITERATION
+    path = locate(arguments.model, load_format=arguments.load_format)
+    model = {"load_format": arguments.load_format, "dtype": arguments.dtype, "path": str(path)}
+    settings = load_settings(None, {"model": model, "workers": workers})
+    try:
+        resolved, placement = resolve_workers(settings)
+    except LaunchError as error:
+        raise ProfilingError(str(error)) from None
+    if placement.selectors:
+        os.environ["CUDA_VISIBLE_DEVICES"] = placement.selectors[0]
+    mine = {"memory_bytes": None, "host_kv_bytes": _HOST_KV_BYTES, "swap": "proactive"}
+    return resolved.model_copy(update={"workers": resolved.workers.model_copy(update=mine)})
+
+
+def show(profile: Profile, found: Measurements, console: Console) -> None:
+    """What was measured, beside what the profile says of it."""
+    console.print(profile.name, markup=False, highlight=False, soft_wrap=True)
+    table = _table("prefill: tokens", "after", "ms", "profile says", "tokens/s")
+    for shape, seconds in found.fitted_s.items():
+        if shape.num_tokens:
+            cells = (str(shape.num_tokens), str(shape.num_before), *_times(profile, shape, seconds))
+            table.add_row(*cells, f"{shape.num_tokens / seconds:,.0f}")
+    console.print(table)
+    table = _table("decode: requests", "after each", "ms", "profile says", "tokens/s")
+    for shape, seconds in found.fitted_s.items():
+        if shape.num_requests:
+            cells = (str(shape.num_requests), str(shape.num_context_tokens), *_times(profile, shape, seconds))
+            table.add_row(*cells, f"{shape.num_requests / seconds:,.0f}")
+    console.print(table)
+    if found.compared_s:
+        table = _table("both: tokens", "after", "requests", "after each", "ms", "profile says")
+        for shape, seconds in found.compared_s.items():
+            table.add_row(*map(str, shape), *_times(profile, shape, seconds))
+        console.print(table)
+    for name, link in (("swap", profile.swap), ("transfer", profile.transfer)):
+        console.print(f"{name}: {_link(link)}", highlight=False)
+    for name, error in profile.errors:
+        console.print(f"{name}: {error:.1%} off, of iterations that the profile was not shown", highlight=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(*columns)
+    for column in table.columns:
+        column.justify = "right"
+    return table
+
+
+def _times(profile: Profile, shape: Shape, seconds: float) -> tuple[str, str]:
+    return f"{seconds * 1e3:.2f}", f"{profile_s(profile, shape) * 1e3:.2f}"
+
+
+def _link(link: Link) -> str:
+    return f"{link.bytes_per_s / 1e9:.2f} GB/s, {link.latency_s * 1e6:.0f} us a copy"

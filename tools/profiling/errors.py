@@ -1,0 +1,5 @@
+"""What a person did or met that ends a measurement."""
+
+
+class ProfilingError(Exception):
+    """Its text is one line that a person can act on."""

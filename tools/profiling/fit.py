@@ -1,0 +1,295 @@
+"""``tools/profile fit``: profiles from SplitwiseSim's published measurements of Llama-2-70B and BLOOM-176B.
+
+The file is ``splitwise_perf_model.csv`` (Mutinifni/splitwise-sim, MIT): times of prompts and tokens on DGX machines. It
+sweeps prompts at batch 1, batches at 512 prompt tokens, and outputs at 512 prompt tokens, with no cross product. What
+its own simulator asks of it is left aside: it takes the number of requests for tokens, and no account of the context.
+
+- Prefill: b prompts of n tokens take what one of b x n takes, less the attention between them. Each length is the
+  geometric mean of its shapes' medians; where the result falls it is evened out.
+- Decode: what context costs is the slope over the sweeps at batch 1, but no less than reading its KV from memory takes;
+  the rest is the batch's.
+- The errors are of every measured row. ``left_out``: of a length or batch, predicted from all others.
+"""
+
+import argparse
+import csv
+import math
+import statistics
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from actorserve.core.profile import Curve, Link, Profile, not_falling
+from actorserve.profile_files import save_profile
+from tools.profiling.errors import ProfilingError
+
+Key = TypeVar("Key")
+DESCRIPTION = "Make profiles from SplitwiseSim's published measurements (splitwise_perf_model.csv)."
+TENSOR_PARALLEL = 8
+_COLUMNS = ("model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
+_COPY_SHARE = 0.8  # of PCIe's nominal rate that copies from pinned memory get
+_LATENCY_S = 5e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """``kv_width``: of one token's keys in one layer; less than ``width`` where heads share them."""
+
+    name: str
+    parameters: float
+    layers: int
+    width: int
+    kv_width: int
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """In float16."""
+        return 4 * self.layers * self.kv_width
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Rates of one GPU, nominal: its memory, PCIe to the host, and its share of the network between machines."""
+
+    name: str
+    short: str
+    memory_bytes_per_s: float
+    pcie_bytes_per_s: float
+    network_bytes_per_s: float
+    caution: str = ""
+
+
+MODELS = {
+    "llama2-70b": Model("Llama-2-70B", 70e9, 80, 8192, 1024),
+    "bloom-176b": Model("BLOOM-176B", 176e9, 70, 14336, 14336),
+}
+_ASSUMED = (
+    "The power cap is an assumption of the measurements' authors, not a measurement: their rows are the uncapped "
+    "H100's with 1.3 times the prompt_time and the same token_time."
+)
+HARDWARE = {
+    "a100-80gb": Hardware("NVIDIA A100 80GB", "a100", 2.039e12, 32e9, 25e9),
+    "h100-80gb": Hardware("NVIDIA H100 80GB", "h100", 3.35e12, 64e9, 50e9),
+    "h100-80gb-pcap": Hardware("NVIDIA H100 80GB, power capped", "h100-capped", 3.35e12, 64e9, 50e9, _ASSUMED),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement; times in seconds."""
+
+    prompt: int
+    batch: int
+    output: int
+    prompt_s: float
+    token_s: float
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.prompt * self.batch
+
+    @property
+    def num_apart(self) -> float:
+        """Pairs of tokens of different prompts."""
+        return (self.num_prompt_tokens**2 - self.batch * self.prompt**2) / 2
+
+    @property
+    def num_context_tokens(self) -> float:
+        """That a decode iteration attends to, on average over the output."""
+        return self.batch * (self.prompt + self.output / 2)
+
+
+def read_rows(file: Path) -> dict[tuple[str, str], list[Row]]:
+    """The measurements by model and hardware, as the file names them, with the tensor parallelism that is fitted.
+
+    Raises: ProfilingError, in one line that names the row and the column.
+    """
+    rows: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            reader = csv.DictReader(opened)
+            missing = {*_COLUMNS, "tensor_parallel"} - set(reader.fieldnames or ())
+            if missing:
+                raise ProfilingError(f"{file}: column {min(missing)} is missing")
+            for line in reader:
+                where = f"{file}: row {reader.line_num}"
+                if _positive(line, "tensor_parallel", where) == TENSOR_PARALLEL:
+                    row = _row(line, where)
+                    rows[line["model"], line["hardware"]].append(row)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ProfilingError(f"cannot read measurements from {file}: {error}") from None
+    if not rows:
+        raise ProfilingError(f"{file}: no row with tensor_parallel {TENSOR_PARALLEL}")
+    return dict(rows)
+
+
+def _row(line: dict[str, str], where: str) -> Row:
+    sizes = [_positive(line, name, where) for name in ("prompt_size", "batch_size", "token_size")]
+    times_ms = [_positive(line, name, where) for name in ("prompt_time", "token_time")]
+    return Row(*map(int, sizes), *(time_ms / 1e3 for time_ms in times_ms))
+
+
+def _positive(line: dict[str, str], name: str, where: str) -> float:
+    try:
+        value = float(line[name])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0.0 < value < math.inf:
+        raise ProfilingError(f"{where}: {name} is {line[name]!r}: expected a number above 0")
+    return value
+
+
+def fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
+    """The profile that these measurements of one model on one machine give, with its errors.
+
+    Raises: ProfilingError, where a sweep has fewer than 3 points: each but the ends is left out once.
+    """
+    sweeps = {
+        "prompt lengths": len({row.num_prompt_tokens for row in rows}),
+        "batches": len({row.batch for row in rows}),
+        "contexts at batch 1": len({row.num_context_tokens for row in rows if row.batch == 1}),
+    }
+    for name, count in sweeps.items():
+        if count < 3:
+            raise ProfilingError(f"{model.name} on {hardware.name}: {count} {name}: expected 3 or more")
+    whole = _fit(model, hardware, rows)
+    errors = {
+        "prompt_time": [_prompt_error(whole, row) for row in rows],
+        "token_time": [_token_error(whole, row) for row in rows],
+        "prompt_time_left_out": _left_out(model, hardware, rows, lambda row: row.num_prompt_tokens, _prompt_error),
+        "token_time_left_out": _left_out(model, hardware, rows, lambda row: row.batch, _token_error),
+    }
+    stated = [(f"{name}_median", round(statistics.median(each), 4)) for name, each in errors.items()]
+    stated += [(f"{name}_max", round(max(each), 4)) for name, each in errors.items()]
+    return replace(whole, errors=tuple(sorted(stated)))
+
+
+def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
+    # The rate of the best prompt, at 2 operations for each parameter and token, is that of attention as well.
+    rate = max(2.0 * model.parameters * row.num_prompt_tokens / row.prompt_s for row in rows)
+    context_s = 4.0 * model.layers * model.width / rate
+    by_shape = _by(rows, lambda row: (row.num_prompt_tokens, row.batch))
+    by_length: dict[int, list[float]] = defaultdict(list)
+    for (num_tokens, _), each in by_shape.items():
+        by_length[num_tokens].append(statistics.median(row.prompt_s + context_s * row.num_apart for row in each))
+    lengths = sorted(by_length)
+    prefill_s = not_falling([statistics.geometric_mean(by_length[length]) for length in lengths])
+
+    alone = [row for row in rows if row.batch == 1]
+    contexts = [row.num_context_tokens for row in alone]
+    least_s = model.kv_bytes_per_token / (TENSOR_PARALLEL * hardware.memory_bytes_per_s)
+    per_token_s = max(least_s, statistics.linear_regression(contexts, [row.token_s for row in alone]).slope)
+    by_batch = _by(rows, lambda row: row.batch)
+    batches = sorted(by_batch)
+    decode_s = not_falling(
+        [statistics.median(row.token_s - per_token_s * row.num_context_tokens for row in by_batch[n]) for n in batches]
+    )
+    most = max(row.num_context_tokens for row in rows)
+    return Profile(
+        name=f"{model.name} on {TENSOR_PARALLEL} {hardware.name}",
+        model=model.name.lower(),
+        hardware=f"{TENSOR_PARALLEL} x {hardware.name}",
+        dtype="float16",
+        prefill=_rounded(lengths, prefill_s),
+        prefill_context_s=float(f"{context_s:.3g}"),
+        decode=_rounded(batches, decode_s),
+        decode_context=_rounded([0.0, most], [0.0, per_token_s * most]),
+        swap=Link(_LATENCY_S, TENSOR_PARALLEL * _COPY_SHARE * hardware.pcie_bytes_per_s),
+        transfer=Link(_LATENCY_S, TENSOR_PARALLEL * hardware.network_bytes_per_s),
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        source="splitwise_perf_model.csv of SplitwiseSim (Mutinifni/splitwise-sim, MIT), fitted by tools/profile fit",
+    )
+
+
+def _rounded(xs: Sequence[float], ys: Sequence[float]) -> Curve:
+    return Curve(tuple(xs), tuple(float(f"{y:.4g}") for y in ys))
+
+
+def _by(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    groups: dict[Key, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[key(row)].append(row)
+    return groups
+
+
+def _prompt_error(profile: Profile, row: Row) -> float:
+    predicted_s = profile.step_s([(row.prompt, 0)] * row.batch, 0, 0)
+    return abs(predicted_s - row.prompt_s) / row.prompt_s
+
+
+def _token_error(profile: Profile, row: Row) -> float:
+    predicted_s = profile.decode_s(row.batch, round(row.num_context_tokens))
+    return abs(predicted_s - row.token_s) / row.token_s
+
+
+def _left_out(
+    model: Model,
+    hardware: Hardware,
+    rows: Sequence[Row],
+    key: Callable[[Row], int],
+    error: Callable[[Profile, Row], float],
+) -> list[float]:
+    """The errors of rows that a fit of the others predicts, for each value of ``key`` between others."""
+    errors: list[float] = []
+    for left_out in sorted({key(row) for row in rows})[1:-1]:
+        profile = _fit(model, hardware, [row for row in rows if key(row) != left_out])
+        errors += [error(profile, row) for row in rows if key(row) == left_out]
+    return errors
+
+
+def heading(profile: Profile, hardware: Hardware, num_rows: int) -> str:
+    """What stands above a fitted profile."""
+    errors = dict(profile.errors)
+
+    def of(name: str) -> str:
+        return f"{errors[f'{name}_median']:.1%} (median) and {errors[f'{name}_max']:.1%} (most)"
+
+    paragraphs = [
+        f"{profile.name}, {TENSOR_PARALLEL}-way tensor parallel in one DGX machine. Made by `tools/profile fit CSV`.",
+        f"Fitted to {num_rows} measurements that were published with SplitwiseSim. The fit's relative errors: "
+        f"prompt_time {of('prompt_time')}, token_time {of('token_time')}; predicting a length from all others "
+        f"{of('prompt_time_left_out')}, a batch from all others {of('token_time_left_out')}.",
+        "Not measured there, and derived: context_s, from the operations of attention at the rate of the best prompt; "
+        f"swap, {_COPY_SHARE:.0%} of PCIe's {hardware.pcie_bytes_per_s / 1e9:g} GB/s, and transfer, InfiniBand's "
+        f"{hardware.network_bytes_per_s / 1e9:g} GB/s, {TENSOR_PARALLEL} of each; their latencies. KV is float16, and "
+        "of grouped heads where the model has them.",
+        hardware.caution,
+    ]
+    return "\n\n".join(textwrap.fill(paragraph, 116) for paragraph in paragraphs if paragraph)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("csv", type=Path, metavar="CSV", help="splitwise_perf_model.csv of SplitwiseSim")
+    parser.add_argument(
+        "--output", type=Path, default=Path("config/profiles"), metavar="DIR", help="write there (%(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises: ProfilingError."""
+    found = read_rows(arguments.csv)
+    console = Console()
+    table = Table("profile", "rows", "prompt_time: median, max", "left out", "token_time: median, max", "left out")
+    table.columns[0].no_wrap = True
+    for (model_name, hardware_name), rows in sorted(found.items()):
+        if model_name not in MODELS or hardware_name not in HARDWARE:
+            raise ProfilingError(f"{arguments.csv}: {model_name} on {hardware_name} is not known here")
+        model, hardware = MODELS[model_name], HARDWARE[hardware_name]
+        profile = fit(model, hardware, rows)
+        file = arguments.output / f"{profile.model}-{hardware.short}.toml"
+        try:
+            save_profile(profile, file, heading(profile, hardware, len(rows)))
+        except OSError as error:
+            raise ProfilingError(f"cannot write {file}: {error}") from None
+        errors = dict(profile.errors)
+        names = ("prompt_time", "prompt_time_left_out", "token_time", "token_time_left_out")
+        shown = [f"{errors[f'{name}_median']:.1%}, {errors[f'{name}_max']:.1%}" for name in names]
+        table.add_row(file.name, str(len(rows)), *shown)
+    console.print(table)
+    return 0

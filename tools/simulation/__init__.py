@@ -1,0 +1,1 @@
+"""``tools/simulate``: experiments on simulated clusters."""

@@ -1,0 +1,192 @@
+"""An experiment: one file that describes many runs. Its arms are compared, each on all of its variants."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from actorserve.core.profile import Profile
+from actorserve.errors import ActorserveError, SimulationError
+from actorserve.profile_files import load_profile
+from actorserve.sim.arrivals import arrivals
+from actorserve.sim.config import RunConfig, Table, parse_run, parse_table
+from actorserve.sim.results import PERCENTILES
+from actorserve.sim.traces import TraceRow, read_trace
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ROOT / "config" / "profiles"
+_METRICS = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
+_FIGURES = ("mean", "max", *(f"p{percent}" for percent in PERCENTILES))
+
+
+class Goal(Table):
+    """What a rate is held by: ``metric`` (as ``per_token_s.p95``) up to ``limit``, and nobody refused or unfinished."""
+
+    metric: str
+    limit: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Goal":
+        latency, _, figure = self.metric.partition(".")
+        if latency not in _METRICS or figure not in _FIGURES:
+            raise ValueError(f"metric is {self.metric!r}: expected one of {', '.join(_METRICS)}, a dot, and a figure")
+        return self
+
+
+class Search(Table):
+    """For each arm the highest rate that holds each goal, out of ``low``, ``low`` x ``step``, ... up to ``high``.
+
+    Found by bisection: latency is taken to grow with the rate. Arms are compared at the rate that ``compare_at`` holds.
+    """
+
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    step: float = Field(1.05, gt=1.0, le=10.0)
+    goals: tuple[Goal, ...] = Field(strict=False, min_length=1)
+    compare_at: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Search":
+        if self.high < self.low:
+            raise ValueError(f"high is {self.high}: expected at least low, which is {self.low}")
+        return self
+
+    def rates(self) -> list[float]:
+        rates = [self.low]
+        while rates[-1] * self.step <= self.high * (1.0 + 1e-9):
+            rates.append(rates[-1] * self.step)
+        return [float(f"{rate:.6g}") for rate in rates]
+
+
+class Plan(Table):
+    """The keys of an experiment beside those of its runs."""
+
+    title: str = ""
+    rates: tuple[float, ...] = Field((), strict=False)
+    search: Search | None = None
+    arms: tuple[dict[str, Any], ...] = Field((), strict=False)
+    variants: tuple[dict[str, Any], ...] = Field((), strict=False)
+
+    @model_validator(mode="after")
+    def _check(self) -> "Plan":
+        for name, tables in (("arms", self.arms), ("variants", self.variants)):
+            names = [table.get("name") for table in tables]
+            for place, each in enumerate(names):
+                if not isinstance(each, str) or not each or "/" in each:
+                    raise ValueError(f"{name}.{place}.name is {each!r}: expected a name")
+                if each in names[:place]:
+                    raise ValueError(f"{name}.{place}.name is {each!r}: expected another name than those before it")
+        for place, rate in enumerate(self.rates):
+            if rate <= 0:
+                raise ValueError(f"rates.{place} is {rate}: expected a number above 0")
+        if self.search is not None and self.search.compare_at not in (None, *(arm["name"] for arm in self.arms)):
+            raise ValueError(f"search.compare_at is {self.search.compare_at!r}: expected the name of an arm")
+        return self
+
+
+@dataclass(frozen=True)
+class Case:
+    """An arm on a variant; run at the experiment's rates, or at its own."""
+
+    variant: str
+    arm: str
+    x: float | None  # of the variant, where it stands on an axis
+    config: RunConfig
+    profile: Profile
+    trace: tuple[TraceRow, ...]
+
+    def at(self, rate_per_s: float | None) -> RunConfig:
+        if rate_per_s is None:
+            return self.config
+        arrivals = self.config.arrivals.model_copy(update={"rate_per_s": rate_per_s})
+        return self.config.model_copy(update={"arrivals": arrivals})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    plan: Plan
+    values: Mapping[str, Any]
+    cases: list[Case]
+
+
+def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
+    """Read a file, lay ``overrides`` over it, and check every run of it.
+
+    Raises: SimulationError, ProfileError, WorkloadError; each one line that names the file and the key or row.
+    """
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SimulationError(f"cannot read {file}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SimulationError(f"{file}: not TOML: {error}") from None
+    values = merged(values, overrides)
+    known = sorted({*Plan.model_fields, *RunConfig.model_fields})
+    for key in values:
+        if key not in known:
+            raise SimulationError(f"{file}: {key} is unknown: expected {', '.join(known)}")
+    plan = parse_table(Plan, {key: values[key] for key in Plan.model_fields if key in values}, str(file))
+    shared = {key: value for key, value in values.items() if key not in Plan.model_fields}
+    traces: dict[Path, tuple[TraceRow, ...]] = {}
+    cases = []
+    for variant in plan.variants or ({"name": ""},):
+        for arm in plan.arms or ({"name": ""},):
+            place = " ".join([f"{file}:", *(f"{each['name']}:" for each in (variant, arm) if each["name"])])[:-1]
+            cases.append(_case(file, place, variant, arm, shared, traces))
+    for case in cases:
+        rates = (*plan.rates, *(plan.search.rates()[:1] if plan.search else ()))
+        try:
+            next(arrivals(case.at(rates[0] if rates else None), case.trace), None)
+        except ActorserveError as error:
+            raise SimulationError(f"{file}: {error}") from None
+    return Experiment(file.stem, plan, values, cases)
+
+
+def _case(
+    file: Path,
+    place: str,
+    variant: Mapping[str, Any],
+    arm: Mapping[str, Any],
+    shared: Mapping[str, Any],
+    traces: dict[Path, tuple[TraceRow, ...]],
+) -> Case:
+    own = [{key: value for key, value in each.items() if key not in ("name", "x")} for each in (variant, arm)]
+    config = parse_run(merged(merged(shared, own[0]), own[1]), place)
+    x = variant.get("x")
+    if x is not None and (isinstance(x, bool) or not isinstance(x, int | float)):
+        raise SimulationError(f"{place}: x is {x!r}: expected a number")
+    trace: tuple[TraceRow, ...] = ()
+    if config.trace is not None:
+        path = file.parent / config.trace
+        if path not in traces:
+            traces[path] = tuple(read_trace(path))
+            if not traces[path]:
+                raise SimulationError(f"trace {path}: there are no requests in it")
+        trace = traces[path]
+    profile = load_profile(_profile_file(config.cluster.profile, file.parent, place))
+    return Case(variant["name"], arm["name"], x, config, profile, trace)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables are laid over each other key by key, anything else is replaced."""
+    result = dict(below)
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merged(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def _profile_file(name: str, folder: Path, place: str) -> Path:
+    if name.endswith(".toml"):
+        return folder / name
+    file = PROFILES / f"{name}.toml"
+    if not file.is_file():
+        known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.toml")))
+        raise SimulationError(f"{place}: cluster.profile is {name!r}: expected a .toml file, or one of {known}")
+    return file

@@ -1,0 +1,165 @@
+"""Runs an experiment's cases in parallel processes; each looks for its rates by itself."""
+
+import gc
+import multiprocessing
+import queue
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from actorserve.sim.simulation import Simulation
+from tools.simulation.experiment import Case, Experiment, Goal, Search
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Of a case: what part of the arrivals of its run at ``rate_per_s`` have ended, and how many runs are done."""
+
+    case: int
+    rate_per_s: float | None
+    share: float
+    num_runs: int
+
+
+@dataclass
+class CaseResult:
+    """Figures by rate (None: the case's own arrivals); for each goal the highest rate that holds it, None for none."""
+
+    runs: dict[float | None, dict[str, Any]] = field(default_factory=dict)
+    held: list[float | None] = field(default_factory=list)
+
+
+Report = Callable[[Progress], None]
+_progress: "multiprocessing.Queue[Progress] | None" = None
+
+
+def run_experiment(experiment: Experiment, num_processes: int, report: Report) -> list[CaseResult]:
+    """All cases, in their order. ``report`` is called on this thread."""
+    search = experiment.plan.search
+    results = _run_all(experiment, [list(experiment.plan.rates)] * len(experiment.cases), search, num_processes, report)
+    if search is not None and search.compare_at is not None:
+        wanted = {
+            case.variant: [rate for rate in result.held if rate is not None]
+            for case, result in zip(experiment.cases, results, strict=True)
+            if case.arm == search.compare_at
+        }
+        missing = [
+            [rate for rate in wanted[case.variant] if rate not in result.runs]
+            for case, result in zip(experiment.cases, results, strict=True)
+        ]
+        for result, more in zip(
+            results, _run_all(experiment, missing, None, num_processes, report, only_rates=True), strict=True
+        ):
+            result.runs |= more.runs
+    for result in results:
+        result.runs = dict(sorted(result.runs.items(), key=lambda item: item[0] or 0.0))
+    return results
+
+
+def _run_all(
+    experiment: Experiment,
+    rates: list[list[float]],
+    search: Search | None,
+    num_processes: int,
+    report: Report,
+    only_rates: bool = False,
+) -> list[CaseResult]:
+    context = multiprocessing.get_context("spawn")
+    progress: multiprocessing.Queue[Progress] = context.Queue()
+    with ProcessPoolExecutor(num_processes, context, _begin_process, (progress,)) as pool:
+        futures = [
+            pool.submit(_run_case, number, case, rates[number], search, only_rates)
+            for number, case in enumerate(experiment.cases)
+        ]
+        try:
+            _watch(futures, progress, report)
+            return [future.result() for future in futures]
+        finally:
+            if not all(future.done() for future in futures):  # interrupted, or one has failed
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in multiprocessing.active_children():
+                    process.terminate()
+
+
+def _watch(futures: list[Future[CaseResult]], progress: "multiprocessing.Queue[Progress]", report: Report) -> None:
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=0.1)
+        for each in _drain(progress):
+            report(each)
+        for future in done:
+            future.result()  # an error ends all at once
+
+
+def _drain(progress: "multiprocessing.Queue[Progress]") -> Iterator[Progress]:
+    while True:
+        try:
+            yield progress.get_nowait()
+        except queue.Empty:
+            return
+
+
+def _begin_process(progress: "multiprocessing.Queue[Progress]") -> None:
+    global _progress
+    _progress = progress
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the process that started this one
+    gc.disable()  # runs make no cycles of any size, and looking for them takes a twentieth of the time
+
+
+def _run_case(number: int, case: Case, rates: list[float], search: Search | None, only_rates: bool) -> CaseResult:
+    result = CaseResult()
+
+    def figures_at(rate: float | None) -> dict[str, Any]:
+        if rate not in result.runs:
+            result.runs[rate] = run_once(case, rate, lambda share: tell(rate, share))
+            tell(rate, 1.0)
+        return result.runs[rate]
+
+    def tell(rate: float | None, share: float) -> None:
+        if _progress is not None:
+            _progress.put(Progress(number, rate, share, len(result.runs)))
+
+    for rate in rates:
+        figures_at(rate)
+    if search is not None:
+        grid = search.rates()
+        for goal in search.goals:
+
+            def is_held(rate: float, goal: Goal = goal) -> bool:
+                return holds(figures_at(rate), goal)
+
+            result.held.append(highest_held(grid, is_held))
+    if not rates and search is None and not only_rates:
+        figures_at(None)
+    return result
+
+
+def run_once(case: Case, rate_per_s: float | None, on_share: Callable[[float], None]) -> dict[str, Any]:
+    """One run's figures. ``on_share`` hears what part of its arrivals has ended."""
+    config = case.at(rate_per_s)
+
+    def on_progress(now: float, num_arrived: int, num_ended: int) -> None:
+        shares = [num_ended / config.num_requests] if config.num_requests else []
+        if config.duration_s:
+            shares.append(now / config.duration_s * num_ended / max(1, num_arrived))
+        on_share(min(1.0, max(shares, default=0.0)))
+
+    return Simulation(config, case.profile, case.trace, on_progress).run().figures()
+
+
+def highest_held(rates: list[float], is_held: Callable[[float], bool]) -> float | None:
+    """By bisection over rates that grow; None where not even the lowest is held."""
+    low, high = -1, len(rates)  # held, not held
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_held(rates[middle]) else (low, middle)
+    return rates[low] if low >= 0 else None
+
+
+def holds(figures: dict[str, Any], goal: Goal) -> bool:
+    latency, _, figure = goal.metric.partition(".")
+    summary = figures["latency"][latency]
+    requests = figures["requests"]
+    return requests["completed"] == requests["arrived"] and (summary is None or summary[figure] <= goal.limit)
