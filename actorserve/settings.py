@@ -86,7 +86,7 @@ class ClusterSettings(_Section):
     death_after_s: float = Field(2.0, gt=0, description="silence that counts as death")
     load_report_s: float = Field(0.2, gt=0)
     retry_s: float = Field(1.0, gt=0, description="after which an unanswered message is sent again")
-    max_waiting_requests: int = Field(4096, ge=1, description="placed nowhere yet; more are refused")
+    max_waiting_requests: int = Field(2048, ge=1, description="placed nowhere yet; more are refused")
     no_instance_timeout_s: float = Field(30.0, gt=0, description="a new request without an instance ends after it")
     resume_timeout_s: float = Field(600.0, gt=0, description="the same for one whose client has part of the answer")
     drain_timeout_s: float = Field(30.0, gt=0)

@@ -59,10 +59,6 @@ class HostPool:
         check_copy(device_blocks, self._num_device_blocks, host_blocks, self.num_blocks)
         self._copies.into(device_blocks, host_blocks)
 
-    def after_forward(self) -> None:
-        """To be called by the thread that computes: later copies wait for all that it has issued."""
-        self._copies.after_forward()
-
     def _pin(self) -> None:
         """Torch's own pinned memory would be rounded up to a power of two."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
@@ -84,8 +80,6 @@ class _Copies(Protocol):
 
     def into(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None: ...
 
-    def after_forward(self) -> None: ...
-
 
 class _PlainCopies:
     """Within the host's memory. By numpy, which takes no further threads for it, and lets go of the interpreter's lock:
@@ -103,19 +97,18 @@ class _PlainCopies:
         for device, host in zip(device_blocks, host_blocks, strict=True):
             self._device[device] = self._host[host]
 
-    def after_forward(self) -> None:
-        """On the CPU what was issued is done."""
-
 
 class _StreamCopies:
     """Between a GPU and pinned memory, on a stream of their own. Blocks are gathered on the GPU, or scattered there, so
     that few long copies cross the bus.
+
+    They need not wait for the stream that computes: a copy is asked for after the step that wrote its blocks has ended,
+    and a step ends when the device has done it.
     """
 
     def __init__(self, device: Tensor, host: Tensor) -> None:
         self._copier = StagedCopier(device, host, STAGING_BYTES)
         self._stream = torch.cuda.Stream(device.device)  # type: ignore[no-untyped-call]
-        self._computed = torch.cuda.Event()  # type: ignore[no-untyped-call]  # not recorded: nothing to wait for
 
     def out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._copy(device_blocks, host_blocks, out=True)
@@ -123,15 +116,7 @@ class _StreamCopies:
     def into(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._copy(device_blocks, host_blocks, out=False)
 
-    def after_forward(self) -> None:
-        # A step that samples nothing returns before the device is done. Not one event recorded anew each time: the
-        # other thread may wait for it just then.
-        computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        computed.record(torch.cuda.current_stream(self._stream.device))
-        self._computed = computed
-
     def _copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int], *, out: bool) -> None:
-        self._stream.wait_event(self._computed)
         with torch.cuda.stream(self._stream):
             self._copier.copy(device_blocks, host_blocks, out=out)
             # Blocking: it sleeps, where others would keep a core busy.

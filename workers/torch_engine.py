@@ -183,6 +183,9 @@ class TorchEngine:
                 positions.append(start + len(token_ids) - self._num_prompt_tokens[request_id])
         with torch.inference_mode():
             sampled = self._sampler(logits, request_ids, positions)
+        if self._device.type == "cuda" and not request_ids:
+            # Nothing was fetched: a step has ended, and its time and its KV are there, once the device is done.
+            torch.cuda.current_stream(self._device).synchronize()
         return StepDone(
             step_id=plan.step_id,
             duration_s=time.perf_counter() - began,
@@ -233,9 +236,7 @@ class TorchEngine:
         batch = make_batch(plan, self.tokens_per_block, self._device)
         if self._attention.reads_whole_blocks:
             self._cache.begin(batch)
-        hidden = self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
-        self._host_pool.after_forward()
-        return batch, hidden
+        return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
 
     def _use_threads(self) -> None:
         """The number of threads decides bits, so it is part of the kind, and must not be left to other code."""

@@ -59,7 +59,7 @@ class Batcher:
         self._max_batch_tokens = max_batch_tokens
         self._max_tokens = max_tokens
         self._mover = Mover(memory, times, mode)
-        self._reserve = ArrivalReserve(_RESERVE_WINDOW_S, memory.device.num_blocks // _RESERVE_SHARE)
+        self._reserve = ArrivalReserve(_RESERVE_WINDOW_S)
         self._has_waited_for_copies = False
         self._blocked_since_s = 0.0
         self._num_blocked = 0
@@ -91,13 +91,13 @@ class Batcher:
             if too_large := self._too_large_now(order):
                 refused += too_large
                 order = [request for request in order if request not in too_large]
-            num_preemptions = self._mover.num_preemptions
+            num_preemptions, had_waited = self._mover.num_preemptions, self._has_waited_for_copies
             batch = self._plan(order, now, effects)
             if batch.rows or self._memory.is_copying:
                 break
-            if self._mover.num_preemptions > num_preemptions:
-                continue  # room was made, and may do for another
-            stuck = next((request for request in reversed(order) if request.is_started), None)
+            if had_waited or self._mover.num_preemptions > num_preemptions:
+                continue  # room may be made now, or was made and may do for another
+            stuck = next((request for request in reversed(order) if request.is_resident), None)
             if stuck is None:
                 break
             self._mover.drop(stuck)  # everybody waits for room that nobody gives: the least urgent does
@@ -105,31 +105,30 @@ class Batcher:
         self.order = order
         return batch, refused
 
+    def rest(self, now: float) -> None:
+        """Nobody is left to plan for."""
+        self._count_blocked(now)
+        self._num_blocked = 0
+        self.order = ()
+
     def _plan(self, order: Sequence[Request], now: float, effects: list[Effect]) -> Batch:
-        if self._mode is SwapMode.REACTIVE and self._has_waited_for_copies:
-            # What they were for runs now, before anything is copied again.
+        # What the copies that an iteration waited for were made for runs first, before anything is copied again.
+        admitted = self._make_room(order, now, effects, may_move=not self._has_waited_for_copies)
+        if self._mode is SwapMode.REACTIVE:
             self._has_waited_for_copies = self._memory.is_copying
-            admitted: set[Request] = set()
-            for request in order[: self._max_batch_requests]:
-                if request.is_resident:
-                    self._memory.grow(request)
-        else:
-            admitted = self._make_room(order, now, effects)
-            self._has_waited_for_copies = self._memory.is_copying
-        if self._mode is SwapMode.REACTIVE and self._memory.is_copying:
-            return Batch([], None)
+            if self._memory.is_copying:
+                return Batch([], None)
         return self._rows(order, admitted)
 
     def plan_quiet(self, now: float) -> Batch:
         """The next iteration of a batch of decodes that holds all requests, and whose blocks are free: as ``plan``."""
         self._blocked_since_s = now
         self.order = order = self._policy.order(now)
-        num_context_tokens = 0
         for request in order:
-            num_context_tokens += len(request.token_ids)
             if not self._memory.grow(request):
                 raise ValueError("a quiet step has no block")
-        return Batch([(request, 1) for request in order], self._token_budget.begin(len(order), num_context_tokens))
+        budget = self._token_budget.begin(len(order), _num_context_tokens(order))
+        return Batch([(request, 1) for request in order], budget)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -140,23 +139,20 @@ class Batcher:
             return []
         return [request for request in order if not request.blocks and self._memory.blocks_of(request) > num_usable]
 
-    def _make_room(self, order: Sequence[Request], now: float, effects: list[Effect]) -> set[Request]:
-        """Let those that are due grow, start or come back, the most urgent first. Those that wait and may start now."""
-        memory = self._memory
+    def _make_room(
+        self, order: Sequence[Request], now: float, effects: list[Effect], *, may_move: bool
+    ) -> set[Request]:
+        """Let those that are due grow, start or come back, the most urgent first. Those that wait and may start now.
+
+        With ``may_move`` at the cost of others, else as far as room is free.
+        """
+        memory, most = self._memory, self._max_batch_requests
         ranking = self._ranking(order, now)
         room = Room(memory, self._mover, ranking, effects)
-        num_ahead = 0  # on the device
-        for rank, request in enumerate(ranking):
-            if not request.is_resident:
-                continue
-            num_ahead += 1
-            if num_ahead > self._max_batch_requests or memory.has_blocks(request):
-                continue
-            if room.make(1, ahead_of=rank) and memory.grow(request):
-                room.keep(1)
-        if self._policy.reserves_output:
-            held_back = sum(self._num_final_blocks(each) - len(each.blocks) for each in ranking if each.blocks)
-            room.make(held_back, ahead_of=len(ranking))
+        self._grow(order, ranking, room, may_move=may_move)
+        reserving = self._policy.reserves_output
+        if reserving:
+            room.promise(sum(self._num_final_blocks(each) - len(each.blocks) for each in ranking if each.blocks))
         reserve = self._num_reserved_blocks(now)
         admitted: set[Request] = set()
         num_admitted_tokens = 0
@@ -164,17 +160,17 @@ class Batcher:
         num_ahead = 0
         for rank, request in enumerate(ranking):
             num_ahead += request.is_resident
-            if request.blocks:
+            if request.blocks or (request.is_swapped and not may_move):
                 continue
-            num_wanted = memory.blocks_wanted(request)
-            if self._policy.reserves_output:
-                num_wanted = self._num_final_blocks(request)
+            if self._mode is SwapMode.REACTIVE and rank >= most:
+                break
+            num_wanted = self._num_final_blocks(request) if reserving else memory.blocks_wanted(request)
             # Beside what it takes, one block for each before it: else the very next growth would preempt it again.
-            spare = num_ahead
+            spare = 0 if reserving else num_ahead
             if request.is_swapped and num_ahead:
                 spare += reserve
             # Who is not due for the next iteration comes ahead of need, and takes only what is free.
-            ahead_of = rank if rank < self._max_batch_requests else len(ranking)
+            ahead_of = rank if may_move and rank < most else len(ranking)
             if not room.make(num_wanted, ahead_of, spare):
                 break
             num_ahead += 1
@@ -183,7 +179,7 @@ class Batcher:
             if request.is_swapped:
                 # Asked again: blocks that it would have shared may have been given up to make this very room.
                 if memory.blocks_wanted(request) + num_taken <= memory.device.num_free_blocks:
-                    self._mover.bring_back(request, effects)
+                    self._mover.bring_back(request, effects, is_due=rank < most)
                     room.keep(num_wanted)
                 continue
             admitted.add(request)
@@ -192,8 +188,24 @@ class Batcher:
             if num_admitted_tokens >= 2 * self._max_batch_tokens:
                 break  # more than the next iterations can prefill
         if reserve:
-            room.make(0, ahead_of=self._max_batch_requests, spare=reserve)
+            room.make(0, ahead_of=most - 1, spare=reserve)
         return admitted
+
+    def _grow(self, order: Sequence[Request], ranking: Sequence[Request], room: Room, *, may_move: bool) -> None:
+        """Let those that are due have a block for their newest token."""
+        rank_of = {} if ranking is order else {request: rank for rank, request in enumerate(ranking)}
+        num_due = 0
+        for index, request in enumerate(order):
+            if not request.is_resident:
+                continue
+            num_due += 1
+            if num_due > self._max_batch_requests:
+                return
+            if self._memory.has_blocks(request):
+                continue
+            ahead_of = rank_of.get(request, index) if may_move else len(ranking)
+            if room.make(1, ahead_of) and self._memory.grow(request):
+                room.keep(1)
 
     def _ranking(self, order: Sequence[Request], now: float) -> Sequence[Request]:
         """By ENST, where it matters: where somebody is swapped, or not all fit."""
@@ -220,7 +232,7 @@ class Batcher:
     def _num_reserved_blocks(self, now: float) -> int:
         if self._mode is not SwapMode.PROACTIVE or not self._policy.is_preemptive:
             return 0
-        return self._reserve.num_blocks(now)
+        return min(self._reserve.num_blocks(now), self._memory.device.num_usable_blocks // _RESERVE_SHARE)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -232,22 +244,27 @@ class Batcher:
             if request in admitted
             or (request.is_resident and (request.num_uncomputed > 1 or memory.has_blocks(request)))
         ]
-        decodes = [request for request in runnable if request.num_uncomputed == 1 and request not in admitted]
-        decodes = decodes[: self._max_rows]
-        num_context_tokens = sum(len(request.token_ids) for request in decodes)
-        budget = self._token_budget.begin(len(decodes), num_context_tokens)
+        due = runnable[: self._max_rows]
+        decodes = [request for request in due if request.num_uncomputed == 1 and request not in admitted]
+        budget = self._token_budget.begin(len(decodes), _num_context_tokens(decodes))
         rows: list[tuple[Request, int]] = []
+        decodes = []
         for request in runnable:
             if len(rows) == self._max_rows:
                 break
             if request.num_uncomputed == 1 and request not in admitted:
                 rows.append((request, 1))
+                decodes.append(request)
             elif not budget.is_spent:
                 if request in admitted:
                     if memory.blocks_wanted(request) > memory.device.num_free_blocks:
                         continue  # blocks that it would have shared were given up meanwhile
                     self._mover.admit(request)
                 rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
+        if (
+            len(decodes) != budget.iteration.num_decodes
+        ):  # some had no token, and left their rows to decodes behind them
+            budget.iteration.set_decodes(len(decodes), _num_context_tokens(decodes))
         return Batch(rows, budget)
 
     # --- how long requests that were due waited for copies -----------------------------------------------------------
@@ -263,3 +280,8 @@ class Batcher:
         if self._mode is SwapMode.REACTIVE:
             return sum(request.is_started for request in due)  # the iteration waits for the copies, and all with it
         return sum(request.copy_id is not None for request in due)
+
+
+def _num_context_tokens(decodes: Sequence[Request]) -> int:
+    """What they attend to in all."""
+    return sum(len(request.token_ids) for request in decodes)

@@ -263,16 +263,21 @@ class InstanceState:
     def _last_word(self, request: Request) -> Send:
         request_id, epoch, reason = request.request_id, request.epoch, request.finish_reason
         if reason is None:
-            return Send(request.gateway, Refused(request_id, epoch, RefusalReason.OVERLOADED, self.config.retry_s))
+            refusal = RefusalReason.OVERLOADED
+            return Send(request.gateway, Refused(request_id, epoch, refusal, self.config.retry_s, request.attained))
         return Send(request.gateway, Finished(request_id, epoch, reason, request.num_output))
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
     def _run_next_step(self, now: float, effects: list[Effect]) -> None:
-        if self._step is not None or not self.requests:
+        if self._step is not None:
+            return
+        if not self.requests:
+            self.batcher.rest(now)
             return
         batch, refused = self.batcher.plan(now, effects)
         for request in refused:
+            request.attained = self.policy.attained(request, now)
             del self.requests[request.request_id]
             self._leave(request, effects)
             self._end(request, now, effects)
@@ -322,7 +327,8 @@ class InstanceState:
             if row is not None:
                 request.append(done.token_ids[row], done.logprobs[row] if done.logprobs else None)
             is_decode = num_fed == 1 and row is not None
-            service_s = decode_s if is_decode else self.times.prefill_s(num_fed, start)
+            # The chunks of a prefill add up to what it takes whole: it joined a level whose quantum holds that.
+            service_s = decode_s if is_decode else self.times.prefill_s(start + num_fed) - self.times.prefill_s(start)
             self.policy.on_service(request, service_s, now)
             if row is None:
                 continue

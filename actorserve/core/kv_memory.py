@@ -48,9 +48,10 @@ class KVMemory:
 
     @property
     def held_blocks(self) -> int:
-        """Blocks that requests hold, on the device and on the host; during a copy on both."""
+        """Blocks of KV that requests hold, on the device or on the host."""
         device, host = self.device, self.host
-        return device.num_usable_blocks - device.num_free_blocks + host.num_blocks - host.num_free_blocks
+        num_held = device.num_usable_blocks - device.num_free_blocks + host.num_blocks - host.num_free_blocks
+        return num_held - sum(len(copy.effect.device_blocks) for copy in self._copies.values())
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self._tokens_per_block)

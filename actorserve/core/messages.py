@@ -216,6 +216,7 @@ class Place:
     ``num_tokens`` counts what must be prefilled (prompt and output so far). ``kind`` is the kind that made the tokens
     so far ("" when there are none): an instance of that kind is preferred, so that the answer does not change.
     ``avoid`` is the instance that just failed this request, which the coordinator may not have noticed yet.
+    ``waited_s`` is how long it has waited elsewhere since it came or got its last token.
     """
 
     request_id: str
@@ -224,6 +225,7 @@ class Place:
     priority: int = 0
     kind: str = ""
     avoid: Peer | None = None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +241,14 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """c -> g, w -> g: not taken, or given back, and nothing is held for it. What was given back is repeated until the
-    gateway releases it."""
+    gateway releases it, and has ``attained`` so much here.
+    """
 
     request_id: str
     epoch: int
     reason: RefusalReason
     retry_after_s: float
+    attained: Attained = Attained()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,8 @@ class MultiLevelQueue(Generic[T]):
     ``first_quantum_s`` must be above 0, and ``promote_after_s`` too (infinite: never), else ValueError. Levels are made
     as they are needed. Three things are ours: who is promoted while in Q1 gets a fresh quantum but keeps its place in
     the line; of several that are promoted at once the one that waited longest goes first; and where the queue
-    ``promotes_singly``, the next is promoted when the one before it has come down to the level that it was in.
+    ``promotes_singly``, the next is promoted when the one before it has come down to the level that it was in, or is
+    due again itself.
     """
 
     def __init__(
@@ -161,6 +162,8 @@ class MultiLevelQueue(Generic[T]):
 
     def _promote(self, now: float) -> None:
         """Lines 18-20: who has waited long enough goes to the back of Q1, with a fresh quantum."""
+        if self._promotes_singly and all(self._places[item].promotion_s <= now for item in self._promoted_from):
+            self._promoted_from.clear()  # it has waited again for so long: the turn passes on
         while not (self._promotes_singly and self._promoted_from):
             place = self._next_promoted()
             if place is None or place.promotion_s > now:
@@ -215,10 +218,10 @@ class SkipJoinMLFQ(MultiLevelQueue[Request]):
     it, the next iteration may overrun it. What was overrun is not charged to the next level.
 
     Promotions go one after the other: the next of those that have waited too long is promoted when the one before it
-    has gone down to where it was. In the paper all are promoted at once. Where more requests wait than fit, all have
-    waited too long soon, so that its queue turns into a round robin that swaps everything at every iteration. Simulated
-    (OPT-13B, ShareGPT-like lengths, 2 requests/s, where FCFS still holds 0.3 s a token): 1.2 s a token and 110,000
-    swaps in 300 s; with one promotion at a time 0.05 s, and 170.
+    has gone down to where it was, or has itself waited too long again. In the paper all are promoted at once. Where
+    more requests wait than fit, all have waited too long soon, so that its queue turns into a round robin that swaps
+    everything at every iteration. Simulated (OPT-13B, ShareGPT-like lengths, 2 requests/s, where FCFS still holds 0.3 s
+    a token): 1.2 s a token and 110,000 swaps in 300 s; with one promotion at a time 0.05 s, and 170.
     """
 
     reserves_output = False

@@ -35,7 +35,8 @@ class SchedulingPolicy(Protocol):
 
     def on_service(self, request: Request, service_s: float, now: float) -> None:
         """``request`` took part in an iteration, and was served for ``service_s``: what the profile says of its own
-        prefill chunk, or of one iteration of the batch's decodes without the prefills. Its tokens count already.
+        prefill chunk, as a part of the whole prefill, or of one iteration of the batch's decodes without the prefills.
+        Its tokens count already.
         """
         ...
 

@@ -1,6 +1,6 @@
 """A request as its instance holds it: its tokens, how far its KV has come, and which blocks hold that."""
 
-from actorserve.core.messages import FinishReason, Peer, RequestSpec, TokenLogprobs
+from actorserve.core.messages import Attained, FinishReason, Peer, RequestSpec, TokenLogprobs
 
 
 class Request:
@@ -10,12 +10,14 @@ class Request:
     device's pool or ``host_blocks`` of the host's, and in both while the copy ``copy_id`` is under way
     (``core.kv_memory``). A request is *started* while it holds blocks, else it waits: it is new, or its KV was dropped.
 
-    ``owed_s`` is the service that it shall have before it gives up its place on the device (``core.swapping``).
-    ``block_names`` are those of its first full blocks (``core.prefix_cache``), as far as they were wanted yet.
-    ``num_cached_tokens`` is how many tokens it found computed when it was first admitted; None before that.
+    ``attained`` is what goes with it where it is given back; ``owed_s`` is the service that it shall have before it
+    gives up its place on the device (``core.swapping``). ``block_names`` are those of its first full blocks
+    (``core.prefix_cache``), as far as they were wanted yet. ``num_cached_tokens`` is how many tokens it found computed
+    when it was first admitted; None before that.
     """
 
     __slots__ = (
+        "attained",
         "block_names",
         "blocks",
         "copy_id",
@@ -48,6 +50,7 @@ class Request:
         self.host_blocks: list[int] = []
         self.copy_id: int | None = None
         self.owed_s = 0.0
+        self.attained = Attained()
         self.block_names: list[bytes] = []
         self.num_cached_tokens: int | None = None
         # Log-probabilities of the tokens made here; those made elsewhere before are with the gateway already.

@@ -8,8 +8,9 @@ is told to release it.
 A worker may refuse what it was given: it drains, or others took the memory that the request needs. That too means a new
 epoch and another place, within the request's patience. What the coordinator refuses ends a request that has no output.
 
-What service a request had dies with its worker. So it begins at the next as a newcomer with a longer prompt, but with
-the time that it has waited since it last got a token, so that a feedback queue promotes it no later for its bad luck.
+What a request attained at a worker goes with it where that gives it back, and is gone where that dies. Then it begins
+at the next as a newcomer with a longer prompt, but with the time that it has waited since it last got a token, so that
+a feedback queue promotes it no later for its bad luck.
 
 Every message to a peer may be lost: what is not answered is sent again after ``retry_s``, and all of them may be
 repeated without harm.
@@ -76,6 +77,7 @@ class Session:
     kind: str = ""  # of the worker that made the tokens so far
     avoid: Peer | None = None
     waited_s: float = 0.0
+    attained: Attained = field(default_factory=Attained)  # at the owner that gave it back
     queued_s: float = 0.0
     output: list[int] = field(default_factory=list)
     resend_asked_s: float | None = None
@@ -168,6 +170,7 @@ class SessionsState:
                         priority=session.spec.priority,
                         kind=session.kind,
                         avoid=not_now or session.avoid,
+                        waited_s=session.waited_s,
                     ),
                 )
             )
@@ -192,7 +195,7 @@ class SessionsState:
         session.stage = Stage.STARTING
         self._retry_later(session, now)
         spec = replace(session.spec, output_token_ids=tuple(session.output))
-        attained = Attained(waited_s=session.waited_s + session.queued_s)
+        attained = replace(session.attained, waited_s=session.waited_s + session.queued_s)
         effects.append(Send(session.instance, Start(session.epoch, spec, attained)))
 
     def _retry_later(self, session: Session, now: float) -> None:
@@ -229,25 +232,33 @@ class SessionsState:
     def _on_tokens(self, message: Tokens, sender: Peer, now: float, effects: list[Effect]) -> None:
         fresh: dict[str, tuple[list[int], list[TokenLogprobs | None]]] = {}
         num_cached: dict[str, int] = {}
-        for row, request_id in enumerate(message.request_ids):
-            session = self._current(request_id, message.epochs[row], sender, effects)
+        request_ids, epochs, positions = message.request_ids, message.epochs, message.positions
+        end = 0
+        while (row := end) < len(request_ids):
+            request_id, epoch, position = request_ids[row], epochs[row], positions[row]
+            # A request's rows mostly stand one by one, but for what is sent again and what a simulator sends at once.
+            end = row + 1
+            while end < len(request_ids) and request_ids[end] == request_id and epochs[end] == epoch:
+                if positions[end] != position + end - row:
+                    break
+                end += 1
+            session = self._current(request_id, epoch, sender, effects)
             if session is None:
                 continue
             session.stage = Stage.RUNNING
-            position = message.positions[row]
-            if position == len(session.output):
-                session.output.append(message.token_ids[row])
+            first = row + len(session.output) - position  # the row of the next token that is missing
+            if first < row:
+                self._ask_resend(session, now, effects)
+            elif first < end:
+                session.output += message.token_ids[first:end]
                 session.served_at_s = session.patient_from_s = now
                 session.resend_asked_s = None
                 token_ids, logprobs = fresh.setdefault(request_id, ([], []))
-                token_ids.append(message.token_ids[row])
-                if message.logprobs:
-                    logprobs.append(message.logprobs[row])
+                token_ids += message.token_ids[first:end]
+                logprobs += message.logprobs[first:end]
                 if message.num_cached_tokens:
-                    num_cached.setdefault(request_id, message.num_cached_tokens[row])
+                    num_cached.setdefault(request_id, message.num_cached_tokens[first])
                 session.kind = self.workers[sender].kind
-            elif position > len(session.output):
-                self._ask_resend(session, now, effects)
         for request_id, (token_ids, logprobs) in fresh.items():
             effects.append(Deliver(request_id, tuple(token_ids), tuple(logprobs), num_cached.get(request_id, 0)))
 
@@ -294,6 +305,7 @@ class SessionsState:
             case RefusalReason.TOO_LARGE if not session.output:
                 self._end_with_refusal(session, message.reason, message.retry_after_s, effects)
             case _:
+                session.attained = message.attained
                 # The coordinator may not know yet that it has no room: ask for another now, for any from the retry on.
                 self._begin_epoch(session, now)
                 self._place(session, now, effects, not_now=owner)
@@ -356,6 +368,7 @@ class SessionsState:
         if self.workers.pop(peer, None) is not None:
             for session in self.sessions.values():
                 if session.instance == peer:
+                    session.attained = Attained()
                     self._fail_over(session, now, effects)
 
     def _on_tick(self, now: float, effects: list[Effect]) -> None:

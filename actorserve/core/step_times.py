@@ -35,6 +35,11 @@ class Iteration:
         for num_tokens, num_before in chunks:
             self.add_chunk(num_tokens, num_before)
 
+    def set_decodes(self, num_decodes: int, num_context_tokens: int) -> None:
+        """It has these decodes instead."""
+        self.num_apart += self.num_tokens * (num_decodes - self.num_decodes)
+        self.num_decodes, self.num_context_tokens = num_decodes, num_context_tokens
+
     def add_chunk(self, num_tokens: int, num_context_tokens: int) -> None:
         """A prefill chunk with so many tokens before it."""
         self.num_apart += num_tokens * (self.num_decodes + self.num_tokens)

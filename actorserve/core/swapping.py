@@ -37,9 +37,8 @@ class ArrivalReserve:
 
     _NUM_WINDOWS = 64
 
-    def __init__(self, window_s: float, max_blocks: int) -> None:
+    def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._max_blocks = max_blocks
         self._arrived: deque[tuple[int, int]] = deque()  # number of the window, blocks that came in it
 
     def on_arrival(self, num_blocks: int, now: float) -> None:
@@ -52,7 +51,7 @@ class ArrivalReserve:
         oldest = int(now / self._window_s) - self._NUM_WINDOWS
         while self._arrived and self._arrived[0][0] < oldest:
             self._arrived.popleft()
-        return min(self._max_blocks, max((num_blocks for _, num_blocks in self._arrived), default=0))
+        return max((num_blocks for _, num_blocks in self._arrived), default=0)
 
 
 class Mover:
@@ -82,11 +81,11 @@ class Mover:
         again_s = self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
         request.owed_s = max(again_s, self._times.min_iteration_s)
 
-    def bring_back(self, request: Request, effects: list[Effect]) -> None:
-        """Begin to swap a request in, whose blocks are free."""
+    def bring_back(self, request: Request, effects: list[Effect], *, is_due: bool) -> None:
+        """Begin to swap a request in, whose blocks are free. One that is not due yet may be sent away before it ran."""
         both_ways_s = 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
         self._memory.swap_in(request, effects)
-        request.owed_s = max(both_ways_s, self._times.min_iteration_s)
+        request.owed_s = max(both_ways_s, self._times.min_iteration_s) if is_due else 0.0
 
     def on_token(self, request: Request, service_s: float) -> None:
         """A request got a token, for so much service."""
@@ -125,6 +124,10 @@ class Room:
             self._next_victim -= 1
         self._num_promised += num_blocks
         return True
+
+    def promise(self, num_blocks: int) -> None:
+        """So many blocks are not there for others, even where there are fewer."""
+        self._num_promised += num_blocks
 
     def keep(self, num_blocks: int) -> None:
         """What was promised is handed out."""

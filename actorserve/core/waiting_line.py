@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from actorserve.core.messages import Peer, Place
+from actorserve.core.messages import Attained, Peer, Place
 from actorserve.core.mlfq import MultiLevelQueue
 
 MAX_RETRY_AFTER_S: Final = 60.0
@@ -77,7 +77,7 @@ class WaitingLine:
         promotion_s = queue.next_change_s(now)
         if promotion_s is not None and promotion_s <= now:
             queue.order(now)  # promotes who is due, so that they are before the one that comes
-        queue.join(place.request_id, num_quanta, now)
+        queue.join(place.request_id, num_quanta, now, Attained(waited_s=place.waited_s))
         heappush(self._sizes, (place.num_tokens, place.request_id))
 
     def avoid(self, request_id: str, peer: Peer | None) -> None:
@@ -141,7 +141,7 @@ class WaitingLine:
     def is_overdue(self, request_id: str, now: float) -> bool:
         """Whether it has waited so long that its queue has promoted it."""
         waiting = self.waiting[request_id]
-        return now >= waiting.since_s + self._promote_after_s(waiting.place.priority)
+        return now >= waiting.since_s - waiting.place.waited_s + self._promote_after_s(waiting.place.priority)
 
     def shortest_tokens(self) -> int | None:
         """What the shortest of them needs; None where nobody waits."""

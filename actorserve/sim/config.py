@@ -98,7 +98,7 @@ class LengthsTable(Table):
     like: str | None = Field(None, description=f"{', '.join(PAIRS)}, or trace")
     prompt: str | int | None = None
     output: str | int | None = None
-    ratio: float | None = Field(None, gt=0, description="of prompt to output; their sum is kept")
+    ratio: float | None = Field(None, gt=0, description="of prompt to output, in the mean; that of their sum is kept")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

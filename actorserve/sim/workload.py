@@ -29,6 +29,8 @@ LengthPairs = Callable[[random.Random], tuple[int, int]]
 """Draws the lengths of one request's prompt and output."""
 
 
+_NUM_DRAWN = 10_000  # lengths, to find their means
+
 def poisson_times(rate_per_s: float, rng: random.Random) -> Iterator[float]:
     """Arrival times of a Poisson process: gaps are independent, exponential, with mean ``1 / rate_per_s``."""
     at_s = 0.0
@@ -80,15 +82,22 @@ def sampled(rows: Sequence[TraceRow]) -> LengthPairs:
 
 
 def with_ratio(pairs: LengthPairs, ratio: float) -> LengthPairs:
-    """The same totals, shared out so that each prompt is ``ratio`` times as long as its output.
+    """Prompts ``ratio`` times as long as outputs in the mean, and both together as long in the mean as they were.
 
-    So FastServe's Figure 14 alters ratios "while preserving the original length distribution". At least a token each.
+    Prompts and outputs are each scaled by a factor, as FastServe's Figure 14 alters the ratio "while preserving the
+    original length distribution": a long prompt still says nothing of its output. At least a token each.
     """
+    rng = random.Random("means")
+    drawn = [pairs(rng) for _ in range(_NUM_DRAWN)]
+    mean_prompt = sum(prompt for prompt, _ in drawn) / _NUM_DRAWN
+    mean_output = sum(output for _, output in drawn) / _NUM_DRAWN
+    mean_total = mean_prompt + mean_output
+    prompt_factor = mean_total * ratio / (1.0 + ratio) / mean_prompt
+    output_factor = mean_total / (1.0 + ratio) / mean_output
 
     def draw(rng: random.Random) -> tuple[int, int]:
-        total = max(2, sum(pairs(rng)))
-        output = min(total - 1, max(1, round(total / (1.0 + ratio))))
-        return total - output, output
+        prompt, output = pairs(rng)
+        return max(1, round(prompt * prompt_factor)), max(1, round(output * output_factor))
 
     return draw
 

@@ -135,6 +135,25 @@ def test_promotions_go_one_after_the_other() -> None:
     assert policy.attained(c, now).quantum_s == 1.0
 
 
+def test_nobody_starves_under_endless_newcomers() -> None:
+    """Where Q1 always has newcomers, long requests are served in turn: a stalled promotion passes its turn on."""
+    queue: MultiLevelQueue[str] = MultiLevelQueue(0.01, 0.3, promotes_singly=True)
+    served = dict.fromkeys("xyz", 0)
+    for name in served:
+        queue.join(name, 0.3, 0.0)
+    for step in range(3000):
+        now = 0.01 * step
+        queue.join(f"new{step}", 0.01, now)
+        first = queue.order(now)[0]
+        if first not in served:
+            queue.remove(first)
+            continue
+        served[first] += 1
+        if queue.serve(first, 0.01, now + 0.01):
+            queue.demote(first, 0.01)
+    assert min(served.values()) >= 20
+
+
 def test_service_begins_the_waiting_anew() -> None:
     """A request that runs now and then is never promoted, one that only waits beside it is."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=1.0)

@@ -143,7 +143,7 @@ def test_dead_worker_costs_an_epoch_and_no_token() -> None:
     """The request goes on elsewhere from the tokens that its client has, within its kind if possible."""
     state = running(A, B)
     state.handle(tokens(1, 0, 7), 0.0, A)
-    place = Place("r", 2, 4, kind="k", avoid=A)
+    place = Place("r", 2, 4, kind="k", avoid=A, waited_s=1.0)
     assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, place)]
     assert state.handle(Placed("r", 2, B), 1.0, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=1.0))]
     assert state.handle(tokens(2, 1, 8), 1.0, B) == [Deliver("r", (8,))]
@@ -153,7 +153,7 @@ def test_a_long_life_does_not_count_as_waiting() -> None:
     """A request that fails over after minutes has all of no_instance_timeout_s to find its next owner."""
     state = running(A)
     state.handle(PeerDown(A), 100.0)
-    assert state.handle(Tick(), 101.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+    assert state.handle(Tick(), 101.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A, waited_s=100.0))]
     assert state.handle(Tick(), 130.0) == [
         Send(COORDINATOR, Unplace("r", 2)),
         End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0),
@@ -165,7 +165,7 @@ def test_half_an_answer_waits_longer_for_its_rest() -> None:
     state = running(A)
     state.handle(tokens(1, 0, 7), 0.0, A)
     state.handle(PeerDown(A), 100.0)
-    assert state.handle(Tick(), 160.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A))]
+    assert state.handle(Tick(), 160.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A, waited_s=100.0))]
     assert state.handle(Tick(), 700.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)
 
 
@@ -255,14 +255,33 @@ def test_draining_worker_means_another_place() -> None:
     assert effects == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
 
 
+def test_what_was_attained_goes_along() -> None:
+    """Service at a worker that gives the request back counts at the next, but not that at one that died."""
+    state = running(A, B)
+    had = Attained(service_s=3.0, quantum_s=2.0, quantum_used_s=1.0, waited_s=0.25)
+    state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0, had), 1.0, A)
+    (sent,) = state.handle(Placed("r", 2, B, waited_s=0.5), 2.0, COORDINATOR)
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, Start)
+    assert sent.message.attained == replace(had, waited_s=1.0 + 0.5)
+    state.handle(PeerDown(B), 4.0)
+    (sent,) = state.handle(Placed("r", 3, A), 4.0, COORDINATOR)
+    assert isinstance(sent, Send)
+    assert isinstance(sent.message, Start)
+    assert sent.message.attained == Attained(waited_s=4.0)
+
+
 def test_a_worker_without_room_means_another_place() -> None:
     """Refused for memory that others took, a request asks at once for another worker, and from the retry on for any."""
     state = opened(A)
     state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
     full = Refused("r", 1, RefusalReason.OVERLOADED, 1.0)
-    assert state.handle(full, 0.5, A) == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
+    assert state.handle(full, 0.5, A) == [
+        Send(A, Release("r", 1)),
+        Send(COORDINATOR, Place("r", 2, 3, avoid=A, waited_s=0.5)),
+    ]
     assert state.handle(full, 0.6, A) == [Send(A, Release("r", 1))]
-    assert state.handle(Tick(), 1.5) == [Send(COORDINATOR, Place("r", 2, 3))]
+    assert state.handle(Tick(), 1.5) == [Send(COORDINATOR, Place("r", 2, 3, waited_s=0.5))]
     assert state.handle(Placed("r", 2, A, 1.0), 1.5, COORDINATOR) == [Send(A, start(2, waited_s=1.5))]
 
 
@@ -271,7 +290,7 @@ def test_a_request_that_runs_keeps_its_tokens_when_its_worker_has_no_room_left()
     state = running(A, B)
     state.handle(tokens(1, 0, 7), 1.0, A)
     effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 3.0, A)
-    assert effects == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A))]
+    assert effects == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A, waited_s=2.0))]
     assert state.handle(tokens(1, 1, 8), 3.1, A) == [Send(A, Release("r", 1))]
     placed = Placed("r", 2, B, waited_s=0.25)
     assert state.handle(placed, 3.25, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=2.25))]
@@ -283,7 +302,7 @@ def test_tokens_renew_the_patience() -> None:
     state = running(A)
     state.handle(tokens(1, 0, 7), 700.0, A)
     state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 701.0, A)
-    assert state.handle(Tick(), 1299.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k"))]
+    assert state.handle(Tick(), 1299.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", waited_s=1.0))]
     assert state.handle(Tick(), 1300.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 60.0)
 
 
@@ -310,7 +329,7 @@ def test_too_large_for_its_worker_ends_only_what_has_no_output() -> None:
     assert state.handle(large, 0.5, A) == [Send(A, Release("r", 1)), ended]
     state = running(A)
     state.handle(tokens(1, 0, 7), 0.0, A)
-    place = Place("r", 2, 4, kind="k", avoid=A)
+    place = Place("r", 2, 4, kind="k", avoid=A, waited_s=0.5)
     assert state.handle(large, 0.5, A) == [Send(A, Release("r", 1)), Send(COORDINATOR, place)]
 
 
@@ -348,7 +367,7 @@ def test_half_an_answer_is_not_dropped_for_overload() -> None:
     state.handle(tokens(1, 0, 7), 0.0, A)
     state.handle(PeerDown(A), 1.0)
     assert state.handle(Refused("r", 2, RefusalReason.OVERLOADED, 1.0), 1.0, COORDINATOR) == []
-    assert state.handle(Tick(), 2.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A))]
+    assert state.handle(Tick(), 2.0) == [Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A, waited_s=1.0))]
 
 
 def test_half_an_answer_waits_for_an_instance_of_its_size() -> None:
@@ -363,8 +382,8 @@ def test_half_an_answer_waits_for_an_instance_of_its_size() -> None:
 def test_a_worker_met_again_is_avoided_no_more() -> None:
     """A worker that was lost and comes up as the same incarnation may have its request back."""
     state = running(A)
-    assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
-    assert state.handle(up(A), 1.5) == [Send(COORDINATOR, Place("r", 2, 3))]
+    assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A, waited_s=1.0))]
+    assert state.handle(up(A), 1.5) == [Send(COORDINATOR, Place("r", 2, 3, waited_s=1.0))]
     assert state.handle(Placed("r", 2, A), 1.5, COORDINATOR) == [Send(A, start(2, waited_s=1.0))]
 
 

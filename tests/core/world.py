@@ -426,6 +426,7 @@ class World:
 
     def _check_blocks(self, process: Process, core: InstanceState) -> None:
         """Free, owned and in transfer are all there is, on device and host; no step touches what is being copied."""
+        assert process.commands or process.copies or not core.requests, "nothing goes on any more"
         plans = [command.plan for command in process.commands if isinstance(command, RunStep)]
         for copy in process.copies:
             touched = _written(plans) if isinstance(copy, SwapOut) else _named(plans)

@@ -136,16 +136,15 @@ def test_a_workload_depends_on_its_seed_alone() -> None:
 
 
 def test_a_ratio_keeps_the_total() -> None:
-    """Each request keeps its tokens in all, shared out by the ratio, and at least one of each kind."""
-    pairs = independent(parse_lengths("uniform:1:300"), parse_lengths("uniform:1:300"))
+    """Prompts are so many times as long as outputs in the mean, the mean total stays, and each has a token at least."""
+    pairs = independent(parse_lengths("uniform:1:300"), parse_lengths("uniform:1:100"))
     for ratio in (0.25, 1.0, 256.0):
-        before, after = random.Random(1), random.Random(1)
-        for _ in range(200):
-            total = sum(pairs(before))
-            prompt, output = with_ratio(pairs, ratio)(after)
-            assert prompt + output == max(2, total)
-            assert prompt >= 1
-            assert output == min(max(2, total) - 1, max(1, round(total / (1 + ratio))))
+        draw, rng = with_ratio(pairs, ratio), random.Random(1)
+        prompts, outputs = zip(*(draw(rng) for _ in range(5000)), strict=True)
+        assert min(prompts) >= 1
+        assert min(outputs) >= 1
+        assert sum(prompts) + sum(outputs) == pytest.approx(5000 * 201, rel=0.03)
+        assert sum(prompts) / sum(outputs) == pytest.approx(ratio, rel=0.3 if ratio > 100 else 0.05)  # rounding up to 1
 
 
 def test_who_is_too_long_is_cut() -> None:
