@@ -7,9 +7,8 @@ and copies go beside it.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 
 from actorserve.core.batching import Batch, Batcher
 from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, Effect, RunStep, Send
@@ -36,8 +35,8 @@ from actorserve.core.messages import (
     StepDone,
     StepPlan,
     Tick,
-    Tokens,
 )
+from actorserve.core.outputs import Row, send_tokens
 from actorserve.core.policy import SchedulingPolicy
 from actorserve.core.request import Request
 from actorserve.core.step_times import StepTimes
@@ -216,23 +215,7 @@ class InstanceState:
             self.num_stale_messages += 1
             return
         first = max(message.from_position, request.resumed_output)
-        positions = tuple(range(first, request.num_output))
-        if positions:
-            start = len(request.spec.prompt_token_ids) + first
-            logprobs = request.logprobs[first - request.resumed_output :]
-            effects.append(
-                Send(
-                    request.gateway,
-                    Tokens(
-                        request_ids=(request.request_id,) * len(positions),
-                        epochs=(request.epoch,) * len(positions),
-                        positions=positions,
-                        token_ids=tuple(request.token_ids[start:]),
-                        logprobs=tuple(logprobs) if any(logprobs) else (),
-                        num_cached_tokens=_cached_tokens(repeat(request), positions),
-                    ),
-                )
-            )
+        send_tokens(((request, position) for position in range(first, request.num_output)), effects)
         if message.request_id in self.ended:
             effects.append(self._last_word(request))
 
@@ -315,7 +298,7 @@ class InstanceState:
         planned = batch.budget.iteration
         decode_s = self.times.decode_s(max(1, planned.num_decodes), planned.num_context_tokens)
         sampled = {request_id: row for row, request_id in enumerate(done.request_ids)}
-        rows_of_gateway: dict[Peer, list[tuple[Request, int]]] = {}
+        made: list[Row] = []
         ended: list[Request] = []
         max_tokens = self.config.max_tokens
         for (request, num_fed), start in zip(batch.rows, step.starts, strict=True):
@@ -333,25 +316,10 @@ class InstanceState:
             if row is None:
                 continue
             self.batcher.on_token(request, service_s)
-            rows_of_gateway.setdefault(request.gateway, []).append((request, row))
+            made.append((request, request.num_output - 1))
             if request.check_finished(max_tokens):
                 ended.append(request)
-        for gateway, rows in rows_of_gateway.items():
-            logprobs = tuple(request.logprobs[-1] for request, _ in rows)
-            positions = tuple(request.num_output - 1 for request, _ in rows)
-            effects.append(
-                Send(
-                    gateway,
-                    Tokens(
-                        request_ids=tuple(request.request_id for request, _ in rows),
-                        epochs=tuple(request.epoch for request, _ in rows),
-                        positions=positions,
-                        token_ids=tuple(request.token_ids[-1] for request, _ in rows),
-                        logprobs=logprobs if any(logprobs) else (),
-                        num_cached_tokens=_cached_tokens((request for request, _ in rows), positions),
-                    ),
-                )
-            )
+        send_tokens(made, effects)
         for request in ended:
             del self.requests[request.request_id]
             self._leave(request, effects)
@@ -389,10 +357,10 @@ class InstanceState:
         The same as to ``handle`` their StepDones one by one, but for what it costs: their tokens go to each gateway in
         one message, request by request, and of their RunSteps only the last is an effect.
         """
-        step, policy = self._step, self.policy
+        step, on_service = self._step, self.policy.on_service
         assert step is not None
         batch = step.batch
-        positions = {request: request.num_output for request, _ in batch.rows}
+        firsts = {request: request.num_output for request, _ in batch.rows}
         for now, duration_s in ends:
             budget = batch.budget
             assert budget is not None
@@ -401,14 +369,17 @@ class InstanceState:
             for request, _ in batch.rows:
                 request.num_computed += 1
                 request.append(token_id, None)
-                policy.on_service(request, decode_s, now)
-                self.batcher.on_token(request, decode_s)
+                on_service(request, decode_s, now)
+                if request.owed_s > 0.0:
+                    self.batcher.on_token(request, decode_s)
             batch = self.batcher.plan_quiet(now)
             self._num_steps += 1
         self._num_steps -= 1
-        effects: list[Effect] = [
-            Send(gateway, _tokens_since(requests, positions)) for gateway, requests in _by_gateway(positions).items()
-        ]
+        effects: list[Effect] = []
+        send_tokens(
+            ((request, position) for request, first in firsts.items() for position in range(first, request.num_output)),
+            effects,
+        )
         self._begin_step(batch, effects)
         return effects
 
@@ -466,32 +437,3 @@ class InstanceState:
             swapped_bytes=memory.num_copied_blocks * config.bytes_per_block,
             swap_blocked_s=self.batcher.blocked_s,
         )
-
-
-def _by_gateway(requests: Iterable[Request]) -> dict[Peer, list[Request]]:
-    found: dict[Peer, list[Request]] = {}
-    for request in requests:
-        found.setdefault(request.gateway, []).append(request)
-    return found
-
-
-def _tokens_since(requests: Sequence[Request], positions: Mapping[Request, int]) -> Tokens:
-    """These requests' output from a position on, each request's together."""
-    rows = [(request, position) for request in requests for position in range(positions[request], request.num_output)]
-    return Tokens(
-        request_ids=tuple(request.request_id for request, _ in rows),
-        epochs=tuple(request.epoch for request, _ in rows),
-        positions=tuple(position for _, position in rows),
-        token_ids=tuple(request.token_ids[request.num_prompt + position] for request, position in rows),
-    )
-
-
-def _cached_tokens(requests: Iterable[Request], positions: Sequence[int]) -> tuple[int, ...]:
-    """The last column of ``Tokens``, for rows of these requests at these positions."""
-    if 0 not in positions:
-        return ()
-    column = tuple(
-        request.num_cached_tokens or 0 if position == 0 else 0
-        for request, position in zip(requests, positions, strict=False)
-    )
-    return column if any(column) else ()

@@ -66,7 +66,7 @@ class KVMemory:
 
     def has_blocks(self, request: Request) -> bool:
         """Whether a request on the device has blocks for all of its tokens."""
-        return self.blocks_of(request) <= len(request.blocks)
+        return len(request.token_ids) <= len(request.blocks) * self._tokens_per_block
 
     def start(self, request: Request) -> None:
         """Give a waiting request the blocks that it wants, which must be free."""
@@ -74,7 +74,7 @@ class KVMemory:
 
     def grow(self, request: Request) -> bool:
         """Have a block for the request's newest token. False where none is free."""
-        if self.blocks_of(request) <= len(request.blocks):
+        if len(request.token_ids) <= len(request.blocks) * self._tokens_per_block:
             return True
         blocks = self.device.allocate(1)
         if blocks is None:

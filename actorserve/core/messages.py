@@ -89,7 +89,7 @@ class RequestSpec:
 
     Position ``i`` of ``prompt_token_ids + output_token_ids`` is absolute and the same on every worker.
     ``output_token_ids`` is empty at first, and holds what the client already has after a failover. Requests share KV
-    only with those of the same ``cache_salt``.
+    only with those of the same ``cache_salt``. A lower ``priority`` is more urgent.
     """
 
     request_id: str

@@ -9,6 +9,7 @@ import uvloop
 from actorserve.actors.process import make_node, on_termination
 from actorserve.core.messages import Role
 from actorserve.core.sessions import SessionsConfig, SessionsState
+from actorserve.errors import ActorserveError
 from actorserve.http.app import create_app
 from actorserve.http.chat_template import ChatTemplate
 from actorserve.http.server import bind, serve
@@ -22,8 +23,15 @@ from actorserve.settings import HttpSettings
 _log = logging.getLogger("actorserve.gateway")
 
 
+class DrainError(ActorserveError):
+    """The drain's time was too short for what ran."""
+
+
 def main(child: Child) -> None:
-    """Serve clients until told to end; then finish what runs, within the drain's time."""
+    """Serve clients until told to end; then finish what runs, within the drain's time.
+
+    Raises: DrainError, when some requests were not finished; their clients were told.
+    """
     uvloop.run(_run(child))
 
 
@@ -59,10 +67,18 @@ async def _run(child: Child) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(node.run(), name="node")
         reporting = group.create_task(_report_ready(child, service), name="ready")
-        await serve(app, listener, shutdown=lambda: _wait(ending), drain_timeout_s=settings.cluster.drain_timeout_s)
+        drain_timeout_s = settings.cluster.drain_timeout_s
+        await serve(
+            app,
+            listener,
+            shutdown=lambda: _wait(ending),
+            drain_timeout_s=drain_timeout_s,
+            give_up=service.give_up,
+        )
         reporting.cancel()
-        service.end_all()
         node.stop()
+    if service.num_given_up:
+        raise DrainError(f"{service.num_given_up} running requests were not finished in {drain_timeout_s:g} s")
 
 
 async def _report_ready(child: Child, service: SessionService) -> None:

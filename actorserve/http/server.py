@@ -27,8 +27,10 @@ KEEP_ALIVE_TIMEOUT_S = 75.0
 """How long a connection may stay without a request. Longer than clients and proxies keep theirs (5 and 60 s), so that
 they close first and never send into a connection that is just being closed."""
 MAX_HEADER_BYTES = 32 * 1024
+_LAST_WORDS_S = 1.0
+"""How long after the drain clients may take to read that their answers will not be finished."""
 _CUT_AFTER_S = 1.0
-"""How long after the drain a cancelled connection may take to send what it still holds."""
+"""How long after that a cancelled connection may take to send what it still holds."""
 _CUT_AGAIN_S = 0.1
 _CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # as hypercorn names them
 _log = logging.getLogger("actorserve.http")
@@ -65,12 +67,17 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, *, shutdown: Callable[[], Awaitable[None]], drain_timeout_s: float
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    shutdown: Callable[[], Awaitable[None]],
+    drain_timeout_s: float,
+    give_up: Callable[[], None],
 ) -> None:
     """Serve ``app`` on ``listener`` (from ``bind``; closed at the end) until ``shutdown()`` returns.
 
-    Then no new connection is taken; what runs may go on for ``drain_timeout_s``, and is cancelled after that. When this
-    is cancelled, nothing may go on.
+    Then no new connection is taken; what runs may go on for ``drain_timeout_s``. After that ``give_up()`` is to end all
+    answers, and what is still there a moment later is cancelled. When this is cancelled, nothing may go on.
     """
     _adjust_hypercorn()
     config = hypercorn.config.Config()
@@ -84,6 +91,7 @@ async def serve(
     config.accesslog = None
     config.errorlog = _log
     config.logger_class = _OneLineLogger
+    giving_up: asyncio.TimerHandle | None = None
     cut: asyncio.TimerHandle | None = None
     loop = asyncio.get_running_loop()
 
@@ -96,10 +104,11 @@ async def serve(
         cut = loop.call_later(_CUT_AGAIN_S, cut_connections)
 
     async def shut_down() -> None:
-        nonlocal cut
+        nonlocal giving_up, cut
         await shutdown()
-        config.graceful_timeout = drain_timeout_s
-        cut = loop.call_later(drain_timeout_s + _CUT_AFTER_S, cut_connections)
+        config.graceful_timeout = drain_timeout_s + _LAST_WORDS_S
+        giving_up = loop.call_later(drain_timeout_s, give_up)
+        cut = loop.call_later(drain_timeout_s + _LAST_WORDS_S + _CUT_AFTER_S, cut_connections)
 
     previous_handler = loop.get_exception_handler()
     loop.set_exception_handler(_log_loop_error)
@@ -113,8 +122,9 @@ async def serve(
         raise
     finally:
         loop.set_exception_handler(previous_handler)
-        if cut is not None:
-            cut.cancel()
+        for timer in (giving_up, cut):
+            if timer is not None:
+                timer.cancel()
 
 
 class _Connection(TCPServer):

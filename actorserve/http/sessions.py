@@ -17,7 +17,8 @@ from actorserve.core.messages import (
 from actorserve.core.sessions import SessionsState
 from actorserve.http.service import Ended, Produced
 
-_OVERLOAD_RETRY_S = 1.0
+_RETRY_AFTER_S = 1.0
+_DRAINED = Ended(FinishReason.ERROR, RefusalReason.DRAINING, _RETRY_AFTER_S)
 
 
 class SessionStream:
@@ -56,6 +57,8 @@ class SessionService:
         self._model: ModelInfo | None = None
         self._inject: Callable[[Message], None] | None = None
         self._num_dropped_frames: Callable[[], int] = lambda: 0
+        self._gave_up = False
+        self.num_given_up = 0
 
     def attach(self, inject: Callable[[Message], None], num_dropped_frames: Callable[[], int]) -> None:
         """Connect to the node that runs the sessions."""
@@ -94,8 +97,12 @@ class SessionService:
 
     def submit(self, request: RequestSpec) -> SessionStream:
         stream = SessionStream(lambda: self._close(request.request_id))
+        if self._gave_up:
+            self.num_given_up += 1
+            stream.put(_DRAINED)
+            return stream
         if len(self._streams) >= self._max_open_requests:
-            stream.put(Ended(FinishReason.ERROR, RefusalReason.OVERLOADED, _OVERLOAD_RETRY_S))
+            stream.put(Ended(FinishReason.ERROR, RefusalReason.OVERLOADED, _RETRY_AFTER_S))
             return stream
         self._streams[request.request_id] = stream
         self._tell(Open(request))
@@ -111,10 +118,15 @@ class SessionService:
             "stale_messages": self._core.num_stale_messages,
         }
 
-    def end_all(self) -> None:
-        """The gateway gives up what still runs: each stream ends as aborted."""
+    def give_up(self) -> None:
+        """The time to drain is over: what still runs ends with an error, and so does what comes.
+
+        ``num_given_up`` counts them.
+        """
+        self._gave_up = True
+        self.num_given_up += len(self._streams)
         for request_id in list(self._streams):
-            self._streams[request_id].put(Ended(FinishReason.ABORT))
+            self._streams[request_id].put(_DRAINED)
             self._close(request_id)
 
     def _close(self, request_id: str) -> None:

@@ -2,7 +2,8 @@
 
 Children are process groups of their own, so that a terminal's Ctrl-C reaches the supervisor alone, which then drains.
 A child tells its progress on a pipe (``processes.status``). One that ends before it was ever ready ends everything;
-one that ends later is restarted with backoff, and given up when that happens too often (``actors.supervision``).
+one that ends later is restarted with backoff, and given up when that happens too often (``actors.supervision``). That
+goes on while an earlier stage drains, which needs the others to finish what it is doing.
 """
 
 import asyncio
@@ -69,6 +70,7 @@ class _Child:
         self.was_ready = False
         self.failure = ""  # what the present life said about why it ends
         self.process: asyncio.subprocess.Process | None = None
+        self.told_to_end = asyncio.Event()  # it is not restarted any more
         self.ended = asyncio.Event()  # for good: no further life follows
 
     async def start(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.ReadTransport]:
@@ -141,6 +143,8 @@ class Supervisor:
         """Drain and end. Called again: end at once."""
         if self._stopping.is_set():
             self._killing.set()
+            for child in self._children:
+                child.told_to_end.set()
         self._stopping.set()
 
     @property
@@ -151,7 +155,7 @@ class Supervisor:
     async def run(self) -> None:
         """Start the children, and return when they have all ended because ``stop`` was called.
 
-        Raises: ChildFailedError, when all have ended because one could not be kept running.
+        Raises: ChildFailedError, when all have ended and one could not be kept running, or has not finished its drain.
         """
         async with asyncio.TaskGroup() as group:
             for child in self._children:
@@ -164,12 +168,16 @@ class Supervisor:
         policy = RestartPolicy(self._limits)
         loop = asyncio.get_running_loop()
         try:
-            while not self._stopping.is_set():
-                how = await self._live(child)
-                if self._stopping.is_set():
+            while not child.told_to_end.is_set():
+                how, ended_well = await self._live(child)
+                told_to_end = child.told_to_end.is_set()
+                if told_to_end and (ended_well or child.spec.stop_stage > 0 or self._killing.is_set()):
                     return
                 if not child.was_ready:
                     self._fail(f"{child.spec.name} could not start: {child.failure or f'it {how}'}")
+                    return
+                if told_to_end:
+                    self._fail(f"{child.spec.name}: {child.failure or f'it {how} before it had finished'}")
                     return
                 how = f"failed: {child.failure}" if child.failure else how
                 match policy.failed(loop.time()):
@@ -179,17 +187,17 @@ class Supervisor:
                     case Restart(after_s=after_s):
                         self._listener.restarting(child.spec.name, how, after_s)
                         with contextlib.suppress(TimeoutError):
-                            await asyncio.wait_for(self._stopping.wait(), after_s)
+                            await asyncio.wait_for(child.told_to_end.wait(), after_s)
         finally:
             child.ended.set()
 
-    async def _live(self, child: _Child) -> str:
-        """Run one life of a child to its end. Returns how it ended, in words."""
+    async def _live(self, child: _Child) -> tuple[str, bool]:
+        """Run one life of a child to its end. Returns how it ended, in words, and whether that is what SIGTERM does."""
         try:
             process, reports, transport = await child.start()
         except OSError as error:
-            return f"cannot be run ({error.strerror or error})"
-        if self._stopping.is_set():  # told to stop while the process was being made: nobody has signalled it
+            return f"cannot be run ({error.strerror or error})", False
+        if child.told_to_end.is_set():  # while the process was being made: nobody has signalled it
             child.send_signal(signal.SIGTERM)
         if self._killing.is_set():
             child.kill()
@@ -201,7 +209,7 @@ class Supervisor:
             await asyncio.wait([reading], timeout=1.0)
             reading.cancel()
         transport.close()
-        return describe_exit(return_code)
+        return describe_exit(return_code), return_code in (0, -signal.SIGTERM)
 
     async def _read_reports(self, child: _Child, reports: asyncio.StreamReader) -> None:
         while True:
@@ -223,7 +231,7 @@ class Supervisor:
                 self._listener.all_ready()
 
     def _fail(self, why: str) -> None:
-        if self._failure is None and not self._stopping.is_set():
+        if self._failure is None:
             self._failure = why
         self._stopping.set()
 
@@ -234,6 +242,7 @@ class Supervisor:
         for stage in sorted({child.spec.stop_stage for child in self._children}):
             children = [child for child in self._children if child.spec.stop_stage == stage]
             for child in children:
+                child.told_to_end.set()
                 child.send_signal(signal.SIGTERM)
             patience_s = _STOP_GRACE_S + (self._drain_timeout_s if stage == 0 else 0.0)
             await self._wait_for_end(children, patience_s)

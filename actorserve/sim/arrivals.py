@@ -7,7 +7,7 @@ from itertools import islice
 from actorserve.errors import SimulationError
 from actorserve.sim.config import ArrivalsTable, LengthsTable, RunConfig
 from actorserve.sim.lengths import PAIRS, parse_lengths
-from actorserve.sim.traces import TraceRow
+from actorserve.sim.traces import MAX_TRACE_S, TraceRow
 from actorserve.sim.workload import (
     Arrival,
     LengthPairs,
@@ -58,7 +58,13 @@ def _arrivals(config: RunConfig, times: Iterator[float], pairs: LengthPairs) -> 
 
 def _times(config: ArrivalsTable, trace: Sequence[TraceRow], rng: random.Random) -> Iterator[float]:
     if config.process == "trace":
-        return iter(trace_times(trace, config.time_scale))
+        times = trace_times(trace, config.time_scale)
+        if times and times[-1] > MAX_TRACE_S:
+            raise SimulationError(
+                f"arrivals.time_scale is {config.time_scale:g}: it makes the trace {times[-1] / 86_400.0:g} days long: "
+                f"expected {MAX_TRACE_S / 86_400.0:.0f} at most"
+            )
+        return iter(times)
     if config.rate_per_s is None:
         raise SimulationError("arrivals.rate_per_s is missing: expected requests per second, here or as rates to try")
     match config.process:
@@ -74,6 +80,8 @@ def _pairs(config: LengthsTable, trace: Sequence[TraceRow]) -> LengthPairs:
     if config.like == "trace":
         pairs = sampled(trace)
     else:
-        prompt, output = PAIRS[config.like] if config.like is not None else (str(config.prompt), str(config.output))
+        prompt, output = PAIRS[config.like] if config.like is not None else (config.prompt, config.output)
+        assert prompt is not None
+        assert output is not None
         pairs = independent(parse_lengths(prompt), parse_lengths(output))
     return pairs if config.ratio is None else with_ratio(pairs, config.ratio)

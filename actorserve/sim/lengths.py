@@ -5,8 +5,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Final
 
 from actorserve.errors import WorkloadError
+
+_LEAST, _MOST = 1e-3, 1e7  # of every number
+_MAX_SHAPE: Final = 10.0  # of SIGMA and ALPHA: beyond it nearly all lengths are the least or the most
 
 _FORMS = {
     "fixed": ("fixed:N", 1),
@@ -47,15 +51,18 @@ def parse_lengths(spec: str) -> Lengths:
     Raises: WorkloadError.
     """
     kind, *texts = (f"fixed:{spec}" if spec.isdecimal() else spec).split(":")
-    wrong = WorkloadError(f"no such length distribution: {spec!r}; give {HELP}")
+    wrong = WorkloadError(f"no such length distribution: {spec[:80]!r}; give {HELP}")
     if kind not in _FORMS or len(texts) != _FORMS[kind][1]:
         raise wrong
     try:
         values = [float(text) for text in texts]
     except ValueError:
         raise wrong from None
-    if not all(math.isfinite(value) and value > 0 for value in values):
-        raise WorkloadError(f"length distribution {spec!r}: every number must be positive")
+    names = _FORMS[kind][0].split(":")[1:]
+    for name, value in zip(names, values, strict=True):
+        most = _MAX_SHAPE if name in ("SIGMA", "ALPHA") else _MOST
+        if not _LEAST <= value <= most:
+            raise WorkloadError(f"length distribution {spec!r}: {name} must be from {_LEAST:g} to {most:g}")
     match kind:
         case "fixed":
             return Lengths(spec, lambda _: max(1, round(values[0])))

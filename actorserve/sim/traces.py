@@ -13,6 +13,9 @@ from actorserve.errors import WorkloadError
 MAX_TRACE_TOKENS: Final = 10_000_000
 """No model's context is as long; a longer prompt or output is a damaged row."""
 
+MAX_TRACE_S: Final = 31 * 86_400.0
+"""From a trace's first row to its last; more is a damaged time."""
+
 _PROMPT_COLUMNS = ("ContextTokens", "num_prefill_tokens")
 _OUTPUT_COLUMNS = ("GeneratedTokens", "num_decode_tokens")
 _TIME_COLUMN = "TIMESTAMP"
@@ -36,7 +39,7 @@ def read_trace(file: Path, num_requests: int | None = None) -> list[TraceRow]:
     Raises: WorkloadError, naming the file and the line.
     """
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
             return list(islice(_rows(file, csv.DictReader(lines)), num_requests))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text file"
@@ -64,6 +67,11 @@ def _rows(file: Path, reader: "csv.DictReader[str]") -> Iterable[TraceRow]:
             at_s = (when - begin).total_seconds()
             if at_s < last_s:
                 raise WorkloadError(f"{where}: {_TIME_COLUMN} is before the line above; times must not run backwards")
+            if at_s > MAX_TRACE_S:
+                raise WorkloadError(
+                    f"{where}: {_TIME_COLUMN} is {at_s / 86_400.0:.0f} days after the first; "
+                    f"a trace spans {MAX_TRACE_S / 86_400.0:.0f} days at most"
+                )
             last_s = at_s
         parsed = TraceRow(at_s, _tokens(where, prompt, row[prompt]), _tokens(where, output, row[output]))
         if parsed.prompt_tokens and parsed.output_tokens:

@@ -31,6 +31,7 @@ LengthPairs = Callable[[random.Random], tuple[int, int]]
 
 _NUM_DRAWN = 10_000  # lengths, to find their means
 
+
 def poisson_times(rate_per_s: float, rng: random.Random) -> Iterator[float]:
     """Arrival times of a Poisson process: gaps are independent, exponential, with mean ``1 / rate_per_s``."""
     at_s = 0.0

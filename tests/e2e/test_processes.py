@@ -1,9 +1,10 @@
 """Real processes around the fake engine: coming, going and dying leave nothing behind."""
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -141,6 +142,54 @@ def test_ctrl_c_drains_and_ends_with_zero(tmp_path: Path, default_model_path: Pa
         for pid in children:
             assert pid is not None
             assert not Path(f"/proc/{pid}").exists()
+
+
+def drained(server: Server, body: dict[str, object], then: Callable[[], None]) -> httpx.Response:
+    """The answer to a request that runs when the server is told to end; ``then`` is called while it drains."""
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(timeout=60) as client:
+            body_of_model = body | {"model": server.model}
+            task = asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body_of_model))
+            await asyncio.to_thread(wait_until, lambda: bool(worker_state(server).requests), "the request runs")
+            server.process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(wait_until, lambda: "stopping:" in server.log.read_text(), "the server drains")
+            then()
+            return await task
+
+    return asyncio.run(ask())
+
+
+def test_worker_that_dies_in_the_drain_is_restarted(tmp_path: Path, default_model_path: Path) -> None:
+    """The only worker is killed while the server drains: a new one carries the answer on, whole, and the exit code is 0."""
+    with running(tmp_path, CONFIG, "--model", str(default_model_path)) as server:
+        server.wait_workers(1)
+        answer = drained(server, LONG, lambda: server.signal("worker-0", signal.SIGKILL))
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["completion_tokens"] == LONG["max_tokens"]
+        assert server.process.wait(30) == 0
+        assert "worker-0 was killed by SIGKILL; starting it again" in server.log.read_text()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
+def test_drain_that_is_too_short_says_so(tmp_path: Path, default_model_path: Path, stream: bool) -> None:
+    """What cannot be finished in the drain's time ends with an error, one line counts it, and the exit code is 1."""
+    config = CONFIG.replace("[cluster]", "[cluster]\ndrain_timeout_s = 0.5")
+    with running(tmp_path, config, "--model", str(default_model_path)) as server:
+        server.wait_workers(1)
+        # A worker that is stopped makes no more tokens, and is not dead before the drain's time is over.
+        answer = drained(server, LONG | {"stream": stream}, lambda: server.signal("worker-0", signal.SIGSTOP))
+        if stream:
+            *_, error, done = answer.text.strip().split("\n\n")
+            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "draining"
+            assert done == "data: [DONE]"
+        else:
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "draining"
+            assert int(answer.headers["retry-after"]) > 0
+        assert server.process.wait(30) == 1
+        last = server.log.read_text().strip().splitlines()[-1]
+        assert last == "actorserve: gateway-0: 1 running requests were not finished in 0.5 s"
 
 
 def test_worker_that_cannot_start_ends_everything(tmp_path: Path, default_model_path: Path) -> None:

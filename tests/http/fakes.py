@@ -198,7 +198,10 @@ def client_for(service: ScriptedService, settings: HttpSettings | None = None) -
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, drain_timeout_s: float = 5.0, send_buffer_bytes: int | None = None
+    app: ASGIApp,
+    drain_timeout_s: float = 5.0,
+    send_buffer_bytes: int | None = None,
+    give_up: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[tuple[str, asyncio.Event]]:
     """The app behind the real server on a free loopback port: its URL, and the event that ends it.
 
@@ -214,7 +217,7 @@ async def serving(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = listener.getsockname()[1]
     async with asyncio.timeout(3 * DEADLINE_S), asyncio.TaskGroup() as group:
-        group.create_task(serve(app, listener, shutdown=shutdown, drain_timeout_s=drain_timeout_s))
+        group.create_task(serve(app, listener, shutdown=shutdown, drain_timeout_s=drain_timeout_s, give_up=give_up))
         try:
             yield f"http://127.0.0.1:{port}", stop
         finally:

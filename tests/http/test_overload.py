@@ -73,7 +73,7 @@ async def test_a_full_queue_answers_429_and_when_to_come_back() -> None:
         streamed = await client.post("completions", json=QUESTION | {"stream": True})
         assert overloaded(streamed)
         assert streamed.headers["retry-after"] == "17"
-        full.service.end_all()
+        full.service.give_up()
         await asyncio.gather(*waiting)
 
 

@@ -307,6 +307,30 @@ async def test_drain_has_an_end() -> None:
             (await asking).raise_for_status()
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_the_drain_cannot_finish_gets_an_error(streamed: bool) -> None:
+    """Answers that are ended when the drain's time is over reach their clients: an event in a stream, else a 503."""
+    service = ScriptedService()
+    end = Ended(FinishReason.ERROR, RefusalReason.DRAINING, 2.0)
+    app, body = app_for(service), STREAM | {"stream": streamed}
+    async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
+        async with serving(app, 0.05, give_up=lambda: service.streams[0].feed([end])) as (url, _):
+            asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
+            stream = await service.stream()
+            stream.feed([produced("a")])
+            await stalled(stream)
+        response = await asking
+    if streamed:
+        first, error, done = response.text.split("\n\n")[:3]
+        assert json.loads(first.removeprefix("data: "))["choices"][0]["text"] == "a"
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "draining"
+        assert done == "data: [DONE]"
+    else:
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "draining"
+        assert response.headers["retry-after"] == "2"
+
+
 async def test_no_drain_when_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     """A server that is cancelled, as when its process fails, lets nothing go on: neither streams nor idle clients."""
     service = ScriptedService()
@@ -316,7 +340,9 @@ async def test_no_drain_when_cancelled(caplog: pytest.LogCaptureFixture) -> None
     async def never() -> None:
         await asyncio.Event().wait()
 
-    server = asyncio.create_task(serve(app_for(service), listener, shutdown=never, drain_timeout_s=1_000.0))
+    server = asyncio.create_task(
+        serve(app_for(service), listener, shutdown=never, drain_timeout_s=1_000.0, give_up=lambda: None)
+    )
     _, idle = await asyncio.open_connection(*host_port(url))
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))

@@ -67,13 +67,19 @@ async def test_too_many_open_requests_are_refused_without_reaching_the_core() ->
     assert gateway.injected == [Open(spec("a")), Close("a"), Open(spec("c"))]
 
 
-async def test_giving_up_ends_every_stream_as_aborted() -> None:
-    """When the gateway ends, each stream that still runs says so, and its request is closed."""
+async def test_giving_up_ends_every_stream_with_an_error() -> None:
+    """When the drain's time is over, what runs is closed and says so, as does what comes; both are counted."""
     gateway = Gateway()
-    stream = gateway.service.submit(spec("a"))
-    gateway.service.end_all()
-    assert [item async for item in stream] == [Ended(FinishReason.ABORT)]
-    assert gateway.injected[-1] == Close("a")
+    finished, running = gateway.service.submit(spec("a")), gateway.service.submit(spec("b"))
+    gateway.service.perform(End("a", FinishReason.STOP))
+    gateway.service.give_up()
+    late = gateway.service.submit(spec("c"))
+    drained = Ended(FinishReason.ERROR, RefusalReason.DRAINING, 1.0)
+    assert [item async for item in finished] == [Ended(FinishReason.STOP)]
+    assert [item async for item in running] == [drained]
+    assert [item async for item in late] == [drained]
+    assert gateway.service.num_given_up == 2
+    assert gateway.injected == [Open(spec("a")), Open(spec("b")), Close("b")]
 
 
 def test_model_is_what_the_largest_worker_serves_and_stays_known() -> None:

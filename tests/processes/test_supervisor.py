@@ -173,6 +173,58 @@ async def test_a_stop_during_a_backoff_ends_without_another_life(tmp_path: Path)
     assert recorder.events.count(("progress", "w", Phase.READY)) == 1
 
 
+DRAINS = """
+def drain(*_):
+    note('drains')
+    while not (here / 'done').exists(): time.sleep(0.01)
+    end()
+import time
+signal.signal(signal.SIGTERM, drain)
+report.ready()
+signal.pause()
+"""
+
+
+async def test_a_child_that_dies_while_another_drains_is_restarted(tmp_path: Path) -> None:
+    """What the first stage needs to finish is started again while that drains, and only then told to end."""
+    recorder = Recorder()
+    worker = "note(f'pid {os.getpid()}')\n" + WELL_BEHAVED
+    specs = [script(tmp_path, "g", DRAINS, stop_stage=0), script(tmp_path, "w", worker)]
+    supervisor = Supervisor(specs, LIMITS, recorder, 10_000.0)
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        group.create_task(supervisor.run())
+        await recorder.until(lambda events: ("all ready",) in events)
+        supervisor.stop()
+        await recorder.until(lambda events: ("stopping", 2) in events)
+        os.kill(int(log_of(tmp_path)[0].removeprefix("w pid ")), signal.SIGKILL)
+        await recorder.until(lambda events: events.count(("progress", "w", Phase.READY)) == 2)
+        (tmp_path / "done").touch()
+    assert ("restarting", "w", "was killed by SIGKILL", LIMITS.backoff_s) in recorder.events
+    assert [line for line in log_of(tmp_path) if "pid" not in line] == ["g drains", "g ended", "w ended"]
+
+
+@pytest.mark.parametrize(
+    ("last_act", "how"),
+    [
+        ("report.failed('2 were not finished'); sys.exit(1)", "2 were not finished"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it was killed by SIGKILL before it had finished"),
+    ],
+)
+async def test_a_drain_that_was_not_finished_is_told(tmp_path: Path, last_act: str, how: str) -> None:
+    """A child of the first stage that ends badly when told to end makes the run fail, after the others have ended."""
+    body = f"def drain(*_):\n    {last_act}\nsignal.signal(signal.SIGTERM, drain)\nreport.ready()\nsignal.pause()\n"
+    specs = [script(tmp_path, "g", body, stop_stage=0), script(tmp_path, "w", WELL_BEHAVED)]
+    recorder = Recorder()
+    supervisor = Supervisor(specs, LIMITS, recorder, 5.0)
+    async with asyncio.timeout(DEADLINE_S):
+        running = asyncio.create_task(supervisor.run())
+        await recorder.until(lambda events: ("all ready",) in events)
+        supervisor.stop()
+        with pytest.raises(ChildFailedError, match=f"g: {how}"):
+            await running
+    assert log_of(tmp_path) == ["w ended"]
+
+
 async def test_children_are_out_of_the_terminals_reach(tmp_path: Path) -> None:
     """A child is in a process group of its own, which a terminal's Ctrl-C does not reach."""
     recorder = Recorder()

@@ -1,5 +1,6 @@
 """An experiment: one file that describes many runs. Its arms are compared, each on all of its variants."""
 
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +13,14 @@ from actorserve.core.profile import Profile
 from actorserve.errors import ActorserveError, SimulationError
 from actorserve.profile_files import load_profile
 from actorserve.sim.arrivals import arrivals
-from actorserve.sim.config import RunConfig, Table, parse_run, parse_table
+from actorserve.sim.config import MAX_RATE_PER_S, MIN_RATE_PER_S, RunConfig, parse_run
 from actorserve.sim.results import PERCENTILES
+from actorserve.sim.tables import Table, parse_table
 from actorserve.sim.traces import TraceRow, read_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "config" / "profiles"
+_MAX_X = 1e12
 _METRICS = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
 _FIGURES = ("mean", "max", *(f"p{percent}" for percent in PERCENTILES))
 
@@ -42,9 +45,9 @@ class Search(Table):
     Found by bisection: latency is taken to grow with the rate. Arms are compared at the rate that ``compare_at`` holds.
     """
 
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
-    step: float = Field(1.05, gt=1.0, le=10.0)
+    low: float = Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
+    high: float = Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
+    step: float = Field(1.05, ge=1.001, le=10.0)
     goals: tuple[Goal, ...] = Field(strict=False, min_length=1)
     compare_at: str | None = None
 
@@ -80,8 +83,10 @@ class Plan(Table):
                 if each in names[:place]:
                     raise ValueError(f"{name}.{place}.name is {each!r}: expected another name than those before it")
         for place, rate in enumerate(self.rates):
-            if rate <= 0:
-                raise ValueError(f"rates.{place} is {rate}: expected a number above 0")
+            if not MIN_RATE_PER_S <= rate <= MAX_RATE_PER_S:
+                raise ValueError(
+                    f"rates.{place} is {rate:g}: expected a number from {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:g}"
+                )
         if self.search is not None and self.search.compare_at not in (None, *(arm["name"] for arm in self.arms)):
             raise ValueError(f"search.compare_at is {self.search.compare_at!r}: expected the name of an arm")
         return self
@@ -122,7 +127,9 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise SimulationError(f"cannot read {file}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError:
+        raise SimulationError(f"{file}: not text (UTF-8)") from None
+    except (ValueError, RecursionError) as error:  # also a number too long, or lists in lists without end
         raise SimulationError(f"{file}: not TOML: {error}") from None
     values = merged(values, overrides)
     known = sorted({*Plan.model_fields, *RunConfig.model_fields})
@@ -154,11 +161,12 @@ def _case(
     shared: Mapping[str, Any],
     traces: dict[Path, tuple[TraceRow, ...]],
 ) -> Case:
-    own = [{key: value for key, value in each.items() if key not in ("name", "x")} for each in (variant, arm)]
-    config = parse_run(merged(merged(shared, own[0]), own[1]), place)
+    of_variant = {key: value for key, value in variant.items() if key not in ("name", "x")}
+    of_arm = {key: value for key, value in arm.items() if key != "name"}
+    config = parse_run(merged(merged(shared, of_variant), of_arm), place)
     x = variant.get("x")
-    if x is not None and (isinstance(x, bool) or not isinstance(x, int | float)):
-        raise SimulationError(f"{place}: x is {x!r}: expected a number")
+    if x is not None and (isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x <= _MAX_X):
+        raise SimulationError(f"{place}: x is {str(x)[:60]}: expected a number above 0, up to {_MAX_X:g}")
     trace: tuple[TraceRow, ...] = ()
     if config.trace is not None:
         path = file.parent / config.trace
@@ -184,9 +192,12 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 def _profile_file(name: str, folder: Path, place: str) -> Path:
     if name.endswith(".toml"):
-        return folder / name
-    file = PROFILES / f"{name}.toml"
-    if not file.is_file():
-        known = ", ".join(sorted(each.stem for each in PROFILES.glob("*.toml")))
-        raise SimulationError(f"{place}: cluster.profile is {name!r}: expected a .toml file, or one of {known}")
-    return file
+        file = folder / name
+        if not os.path.isfile(file):  # noqa: PTH113 - Path.is_file raises where a name is too long
+            raise SimulationError(f"{place}: cluster.profile: there is no file {str(file)[:300]}")
+        return file
+    shipped = {file.stem: file for file in sorted(PROFILES.glob("*.toml"))}
+    if name not in shipped:
+        known = ", ".join(shipped)
+        raise SimulationError(f"{place}: cluster.profile is {name[:60]!r}: expected a .toml file, or one of {known}")
+    return shipped[name]

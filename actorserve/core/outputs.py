@@ -1,0 +1,34 @@
+"""What an instance tells gateways of the tokens that it made: one message a gateway, a row a token."""
+
+from collections.abc import Iterable
+
+from actorserve.core.effects import Effect, Send
+from actorserve.core.messages import Peer, Tokens
+from actorserve.core.request import Request
+
+Row = tuple[Request, int]
+"""A request, and the output position of one of its tokens that was made here."""
+
+
+def send_tokens(rows: Iterable[Row], effects: list[Effect]) -> None:
+    """Send these tokens to whom they belong, in this order."""
+    rows_of: dict[Peer, list[Row]] = {}
+    for row in rows:
+        rows_of.setdefault(row[0].gateway, []).append(row)
+    effects.extend(Send(gateway, _tokens(its_rows)) for gateway, its_rows in rows_of.items())
+
+
+def _tokens(rows: list[Row]) -> Tokens:
+    positions = tuple(position for _, position in rows)
+    logprobs = tuple(request.logprobs[position - request.resumed_output] for request, position in rows)
+    cached: tuple[int, ...] = ()
+    if 0 in positions:
+        cached = tuple(request.num_cached_tokens or 0 if position == 0 else 0 for request, position in rows)
+    return Tokens(
+        request_ids=tuple(request.request_id for request, _ in rows),
+        epochs=tuple(request.epoch for request, _ in rows),
+        positions=positions,
+        token_ids=tuple(request.token_ids[request.num_prompt + position] for request, position in rows),
+        logprobs=logprobs if any(logprobs) else (),
+        num_cached_tokens=cached if any(cached) else (),
+    )
