@@ -60,9 +60,6 @@ class _ShortestFirst(ABC):
             ahead_s += self._times_s[request]
         return starts_s
 
-    def next_change_s(self, now: float) -> float | None:
-        return None
-
 
 class FixedPriority(_ShortestFirst):
     """By the profiled prefill time of its input, for good: it does not see that a short prompt may decode for long."""

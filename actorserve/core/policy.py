@@ -50,10 +50,6 @@ class SchedulingPolicy(Protocol):
         """The estimated time to the next scheduling of each in ``order`` (FastServe, section 4.2: ENST)."""
         ...
 
-    def next_change_s(self, now: float) -> float | None:
-        """When the order changes next by time alone; None for never."""
-        ...
-
 
 class FirstComeFirstServed:
     """Arrival order, run to completion."""
@@ -82,6 +78,3 @@ class FirstComeFirstServed:
     def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
         """Only the order counts."""
         return [float(index) for index in range(len(order))]
-
-    def next_change_s(self, now: float) -> float | None:
-        return None

@@ -117,10 +117,6 @@ class PriorityClasses:
             starts_s += of_run
         return starts_s
 
-    def next_change_s(self, now: float) -> float | None:
-        changes = (each.policy.next_change_s(now) for each in self._classes.values())
-        return min((change_s for change_s in changes if change_s is not None), default=None)
-
     def _settle(self) -> None:
         """Bring the accounts up to date with the service since the last time."""
         served_s = sum(each.served_s for each in self._classes.values())

@@ -78,7 +78,7 @@ async def _run(child: Child) -> None:
         reporting.cancel()
         node.stop()
     if service.num_given_up:
-        raise DrainError(f"{service.num_given_up} running requests were not finished in {drain_timeout_s:g} s")
+        raise DrainError(f"{service.num_given_up} request(s) could not be finished in {drain_timeout_s:g} s")
 
 
 async def _report_ready(child: Child, service: SessionService) -> None:

@@ -44,7 +44,6 @@ def test_fixed_priority_goes_by_input_length_for_good() -> None:
     for _ in range(40):
         run_iteration(policy, TIMES, short, 0.0)
     assert names(policy, 1e6) == "cstl"
-    assert policy.next_change_s(0.0) is None
 
 
 def test_srpt_goes_by_what_is_left() -> None:
@@ -98,9 +97,12 @@ def test_an_unknown_name_is_refused_with_those_known() -> None:
 def test_a_class_may_have_a_promotion_time_of_its_own() -> None:
     """The others have the common one; one that is no time is refused with its priority."""
     policy = make_policy("skip_join_mlfq", TIMES, promote_after_s=8.0, promote_after_s_of={1: 2.0})
-    policy.add(request("a", 4, priority=0), 0.0)
-    assert policy.next_change_s(0.0) == 8.0
-    policy.add(request("b", 4, priority=1), 0.0)
-    assert policy.next_change_s(0.0) == 2.0
+    a, b = request("a", 4, priority=0), request("b", 4, priority=1)
+    policy.add(a, 0.0)
+    policy.add(b, 0.0)
+    policy.order(7.9)
+    assert (policy.attained(a, 7.9).quantum_s, policy.attained(b, 7.9).quantum_s) == (4.0, 1.0)
+    policy.order(8.0)
+    assert policy.attained(a, 8.0).quantum_s == 1.0
     with pytest.raises(ValueError, match="promote_after_s of priority 3 is 0; expected a time above 0 s"):
         make_policy("fcfs", TIMES, promote_after_s_of={3: 0})

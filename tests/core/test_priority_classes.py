@@ -61,7 +61,6 @@ def test_one_class_is_its_policy() -> None:
     order = composed.order(0.125)
     assert order == alone.order(0.125)
     assert composed.next_starts_s(order, 0.125, 1) == alone.next_starts_s(order, 0.125, 1)
-    assert composed.next_change_s(0.125) == alone.next_change_s(0.125)
     assert [composed.attained(one, 0.125) for one in made] == [alone.attained(one, 0.125) for one in made]
 
 
@@ -72,7 +71,6 @@ def test_nobody_is_an_order_too() -> None:
     policy.remove(policy.order(0.0)[0])
     assert list(policy.order(0.0)) == []
     assert policy.next_starts_s([], 0.0, 1) == []
-    assert policy.next_change_s(0.0) is None
 
 
 @pytest.mark.parametrize("batch", [1, 8, 40])

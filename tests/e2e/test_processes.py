@@ -161,7 +161,7 @@ def drained(server: Server, body: dict[str, object], then: Callable[[], None]) -
 
 
 def test_worker_that_dies_in_the_drain_is_restarted(tmp_path: Path, default_model_path: Path) -> None:
-    """The only worker is killed while the server drains: a new one carries the answer on, whole, and the exit code is 0."""
+    """The only worker is killed while the server drains: a new one carries the whole answer on, and the exit code is 0."""
     with running(tmp_path, CONFIG, "--model", str(default_model_path)) as server:
         server.wait_workers(1)
         answer = drained(server, LONG, lambda: server.signal("worker-0", signal.SIGKILL))
@@ -189,7 +189,7 @@ def test_drain_that_is_too_short_says_so(tmp_path: Path, default_model_path: Pat
             assert int(answer.headers["retry-after"]) > 0
         assert server.process.wait(30) == 1
         last = server.log.read_text().strip().splitlines()[-1]
-        assert last == "actorserve: gateway-0: 1 running requests were not finished in 0.5 s"
+        assert last == "actorserve: gateway-0: 1 request(s) could not be finished in 0.5 s"
 
 
 def test_worker_that_cannot_start_ends_everything(tmp_path: Path, default_model_path: Path) -> None:

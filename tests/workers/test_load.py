@@ -63,12 +63,18 @@ def test_the_instance_schedules_as_settings_say() -> None:
         # On the third level, and waiting since just now.
         spec = RequestSpec(name, (1, 2), SamplingParams(seed=0, max_tokens=9), priority=priority)
         core.handle(Start(1, spec, Attained(1.0, quantum_s=0.04, quantum_used_s=0.01)), 100.0, GATEWAY)
-        assert core.policy.next_change_s(100.0) == pytest.approx(100.0 + promotion_s)
+        request = core.requests[name]
+        core.policy.order(100.0 + promotion_s - 0.1)
+        assert core.policy.attained(request, 100.0).quantum_s == pytest.approx(0.04)
+        core.policy.order(100.0 + promotion_s + 0.1)
+        assert core.policy.attained(request, 100.0).quantum_s < 0.04
 
 
 def test_the_policy_is_the_one_that_settings_say() -> None:
-    """First come first served, nothing ever changes by time alone."""
+    """First come first served, whoever comes later stands behind."""
     settings = load_settings(None, {"workers": {"policy": "fcfs"}})
     core = instance_origin(instance_config(FakeEngine(), settings), settings, PROFILE).make()
-    core.handle(Start(1, RequestSpec("r", (1, 2), SamplingParams(seed=0, max_tokens=9))), 100.0, GATEWAY)
-    assert core.policy.next_change_s(100.0) is None
+    for name, num_prompt in (("long", 90), ("short", 2)):
+        spec = RequestSpec(name, (1,) * num_prompt, SamplingParams(seed=0, max_tokens=9))
+        core.handle(Start(1, spec), 100.0, GATEWAY)
+    assert [request.request_id for request in core.policy.order(200.0)] == ["long", "short"]

@@ -18,6 +18,7 @@ from actorserve.processes.status import Reporter
 from actorserve.profile_files import save_profile
 from actorserve.settings import Settings, load_settings
 from tools.profiling.errors import ProfilingError
+from tools.profiling.output import prepare_file
 from workers.engine_timer import Shape
 from workers.measuring import QUICK, THOROUGH, Measurements, make_profile, measure, profile_s, quick_plan, thorough_plan
 
@@ -29,6 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, show and write. Raises: ProfilingError, ActorserveError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
+    if arguments.output is not None:
+        _prepare(arguments.output)
     settings = _settings(arguments)
     # Read when the numeric libraries load.
     os.environ["OMP_NUM_THREADS"] = str(settings.workers.threads)
@@ -39,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine = load_engine(Child("profile", settings, Path(), Reporter(None)))
     facts = facts_of(settings)
     file = arguments.output or profile_file(engine, facts)
+    _prepare(file)
     sizes = (settings.workers.max_batch_tokens, settings.workers.max_batch_requests)
     plan = (quick_plan if arguments.quick else thorough_plan)(engine, *sizes)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
@@ -59,6 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ProfilingError(f"cannot write {file}: {error}") from None
     console.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _prepare(file: Path) -> None:
+    try:
+        prepare_file(file)
+    except OSError as error:
+        raise ProfilingError(f"cannot write {file}: {error.strerror}") from None
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:

@@ -15,6 +15,7 @@ import argparse
 import csv
 import math
 import statistics
+import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.core.profile import Curve, Link, Profile, not_falling
-from actorserve.profile_files import save_profile
+from actorserve.errors import ProfileError
+from actorserve.profile_files import parse_profile, profile_text, save_profile
 from tools.profiling.errors import ProfilingError
+from tools.profiling.output import prepare_file
 
 Key = TypeVar("Key")
 DESCRIPTION = "Make profiles from SplitwiseSim's published measurements (splitwise_perf_model.csv)."
@@ -35,6 +38,15 @@ TENSOR_PARALLEL = 8
 _COLUMNS = ("model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 _COPY_SHARE = 0.8  # of PCIe's nominal rate that copies from pinned memory get
 _LATENCY_S = 5e-4
+_MOST = {
+    "tensor_parallel": 4096,
+    "prompt_size": 10_000_000,
+    "batch_size": 10_000,
+    "token_size": 10_000_000,
+    "prompt_time": 3.6e6,
+    "token_time": 3.6e6,
+}  # of each column; times in milliseconds
+_NOTABLE_FALL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +124,7 @@ def read_rows(file: Path) -> dict[tuple[str, str], list[Row]]:
     """
     rows: dict[tuple[str, str], list[Row]] = defaultdict(list)
     try:
-        with file.open(encoding="utf-8", newline="") as opened:
+        with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.DictReader(opened)
             missing = {*_COLUMNS, "tensor_parallel"} - set(reader.fieldnames or ())
             if missing:
@@ -130,7 +142,11 @@ def read_rows(file: Path) -> dict[tuple[str, str], list[Row]]:
 
 
 def _row(line: dict[str, str], where: str) -> Row:
-    sizes = [_positive(line, name, where) for name in ("prompt_size", "batch_size", "token_size")]
+    names = ("prompt_size", "batch_size", "token_size")
+    sizes = [_positive(line, name, where) for name in names]
+    for name, size in zip(names, sizes, strict=True):
+        if size != int(size):
+            raise ProfilingError(f"{where}: {name} is {line[name]!r}: expected a whole number")
     times_ms = [_positive(line, name, where) for name in ("prompt_time", "token_time")]
     return Row(*map(int, sizes), *(time_ms / 1e3 for time_ms in times_ms))
 
@@ -140,8 +156,9 @@ def _positive(line: dict[str, str], name: str, where: str) -> float:
         value = float(line[name])
     except (TypeError, ValueError):
         value = math.nan
-    if not 0.0 < value < math.inf:
-        raise ProfilingError(f"{where}: {name} is {line[name]!r}: expected a number above 0")
+    if not 0.0 < value <= _MOST[name]:
+        shown = repr(line[name])[:60]
+        raise ProfilingError(f"{where}: {name} is {shown}: expected a number above 0, up to {_MOST[name]:g}")
     return value
 
 
@@ -171,6 +188,32 @@ def fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
 
 
 def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
+    context_s, lengths, prompts_s = _prefill(model, rows)
+    per_token_s, batches, tokens_s = _decode(model, hardware, rows)
+    if min(tokens_s) <= 0.0:
+        raise ProfilingError(
+            f"{model.name} on {hardware.name}: token_time of batch_size {batches[tokens_s.index(min(tokens_s))]} is less "
+            "than what its context takes by the rows of batch_size 1: expected more"
+        )
+    most = max(row.num_context_tokens for row in rows)
+    return Profile(
+        name=f"{model.name} on {TENSOR_PARALLEL} {hardware.name}",
+        model=model.name.lower(),
+        hardware=f"{TENSOR_PARALLEL} x {hardware.name}",
+        dtype="float16",
+        prefill=_rounded(lengths, not_falling(prompts_s)),
+        prefill_context_s=float(f"{context_s:.3g}"),
+        decode=_rounded(batches, not_falling(tokens_s)),
+        decode_context=_rounded([0.0, most], [0.0, per_token_s * most]),
+        swap=Link(_LATENCY_S, TENSOR_PARALLEL * _COPY_SHARE * hardware.pcie_bytes_per_s),
+        transfer=Link(_LATENCY_S, TENSOR_PARALLEL * hardware.network_bytes_per_s),
+        kv_bytes_per_token=model.kv_bytes_per_token,
+        source="splitwise_perf_model.csv of SplitwiseSim (Mutinifni/splitwise-sim, MIT), fitted by tools/profile fit",
+    )
+
+
+def _prefill(model: Model, rows: Sequence[Row]) -> tuple[float, list[int], list[float]]:
+    """Seconds for each pair of tokens of attention; prompt lengths, and what each takes, as measured."""
     # The rate of the best prompt, at 2 operations for each parameter and token, is that of attention as well.
     rate = max(2.0 * model.parameters * row.num_prompt_tokens / row.prompt_s for row in rows)
     context_s = 4.0 * model.layers * model.width / rate
@@ -179,32 +222,36 @@ def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
     for (num_tokens, _), each in by_shape.items():
         by_length[num_tokens].append(statistics.median(row.prompt_s + context_s * row.num_apart for row in each))
     lengths = sorted(by_length)
-    prefill_s = not_falling([statistics.geometric_mean(by_length[length]) for length in lengths])
+    return context_s, lengths, [statistics.geometric_mean(by_length[length]) for length in lengths]
 
+
+def _decode(model: Model, hardware: Hardware, rows: Sequence[Row]) -> tuple[float, list[int], list[float]]:
+    """Seconds for each token of context; batches, and what each takes without context, as measured."""
     alone = [row for row in rows if row.batch == 1]
     contexts = [row.num_context_tokens for row in alone]
     least_s = model.kv_bytes_per_token / (TENSOR_PARALLEL * hardware.memory_bytes_per_s)
     per_token_s = max(least_s, statistics.linear_regression(contexts, [row.token_s for row in alone]).slope)
     by_batch = _by(rows, lambda row: row.batch)
     batches = sorted(by_batch)
-    decode_s = not_falling(
-        [statistics.median(row.token_s - per_token_s * row.num_context_tokens for row in by_batch[n]) for n in batches]
+    return (
+        per_token_s,
+        batches,
+        [statistics.median(row.token_s - per_token_s * row.num_context_tokens for row in by_batch[n]) for n in batches],
     )
-    most = max(row.num_context_tokens for row in rows)
-    return Profile(
-        name=f"{model.name} on {TENSOR_PARALLEL} {hardware.name}",
-        model=model.name.lower(),
-        hardware=f"{TENSOR_PARALLEL} x {hardware.name}",
-        dtype="float16",
-        prefill=_rounded(lengths, prefill_s),
-        prefill_context_s=float(f"{context_s:.3g}"),
-        decode=_rounded(batches, decode_s),
-        decode_context=_rounded([0.0, most], [0.0, per_token_s * most]),
-        swap=Link(_LATENCY_S, TENSOR_PARALLEL * _COPY_SHARE * hardware.pcie_bytes_per_s),
-        transfer=Link(_LATENCY_S, TENSOR_PARALLEL * hardware.network_bytes_per_s),
-        kv_bytes_per_token=model.kv_bytes_per_token,
-        source="splitwise_perf_model.csv of SplitwiseSim (Mutinifni/splitwise-sim, MIT), fitted by tools/profile fit",
-    )
+
+
+def falls(model: Model, hardware: Hardware, rows: Sequence[Row]) -> list[str]:
+    """Where more work took notably less time, which the fit evens out: the largest fall of each kind, in a line."""
+    _, lengths, prompts_s = _prefill(model, rows)
+    _, batches, tokens_s = _decode(model, hardware, rows)
+    found = []
+    for name, sizes, seconds in (("prompt_size x batch_size", lengths, prompts_s), ("batch_size", batches, tokens_s)):
+        share, place = max((1.0 - seconds[i + 1] / seconds[i], i) for i in range(len(seconds) - 1))
+        if share > _NOTABLE_FALL:
+            what = "prompt_time" if seconds is prompts_s else "token_time"
+            grown = f"{name} grows from {sizes[place]} to {sizes[place + 1]}"
+            found.append(f"{model.name} on {hardware.name}: {what} falls by {share:.0%} where {grown}: evened out")
+    return found
 
 
 def _rounded(xs: Sequence[float], ys: Sequence[float]) -> Curve:
@@ -274,9 +321,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Raises: ProfilingError."""
     found = read_rows(arguments.csv)
-    console = Console()
-    table = Table("profile", "rows", "prompt_time: median, max", "left out", "token_time: median, max", "left out")
-    table.columns[0].no_wrap = True
+    made = []
     for (model_name, hardware_name), rows in sorted(found.items()):
         if model_name not in MODELS or hardware_name not in HARDWARE:
             raise ProfilingError(f"{arguments.csv}: {model_name} on {hardware_name} is not known here")
@@ -284,9 +329,21 @@ def run(arguments: argparse.Namespace) -> int:
         profile = fit(model, hardware, rows)
         file = arguments.output / f"{profile.model}-{hardware.short}.toml"
         try:
+            parse_profile(profile_text(profile), file.name)
+        except ProfileError as error:
+            raise ProfilingError(f"{arguments.csv}: what it gives is no profile: {error}") from None
+        made.append((model, hardware, rows, profile, file))
+    console = Console()
+    table = Table("profile", "rows", "prompt_time: median, max", "left out", "token_time: median, max", "left out")
+    table.columns[0].no_wrap = True
+    for model, hardware, rows, profile, file in made:
+        for fall in falls(model, hardware, rows):
+            print(f"profile: warning: {fall}", file=sys.stderr)
+        try:
+            prepare_file(file)
             save_profile(profile, file, heading(profile, hardware, len(rows)))
         except OSError as error:
-            raise ProfilingError(f"cannot write {file}: {error}") from None
+            raise ProfilingError(f"cannot write {file}: {error.strerror}") from None
         errors = dict(profile.errors)
         names = ("prompt_time", "prompt_time_left_out", "token_time", "token_time_left_out")
         shown = [f"{errors[f'{name}_median']:.1%}, {errors[f'{name}_max']:.1%}" for name in names]

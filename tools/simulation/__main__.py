@@ -15,9 +15,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from actorserve.errors import ActorserveError, ProtocolError, SimulationError
 from actorserve.wire.replay import replay
+from tools.profiling.output import prepare_file
 from tools.simulation import runner
 from tools.simulation.experiment import Experiment, merged, read_experiment
-from tools.simulation.report import as_values, show, write_json
+from tools.simulation.report import JSON_NAME, as_values, show, write_json
 from tools.simulation.runner import run_experiment
 
 EXIT_DIFFERENT = 1  # a replay did something else
@@ -83,6 +84,7 @@ def run_experiment_file(parsed: argparse.Namespace) -> int:
         overrides = merged(overrides, parse_override(text))
     experiment = read_experiment(parsed.config, overrides)
     folder = parsed.out or Path("simulated") / experiment.name
+    prepare_file(folder / JSON_NAME)
     console = Console()
     console.width = max(console.width, MIN_WIDTH)
     began_s = time.perf_counter()
@@ -105,7 +107,7 @@ def parse_override(text: str) -> dict[str, Any]:
     key, equals, value = text.partition("=")
     try:
         return tomllib.loads(f"{key} = {value}") if equals else _refuse(text)
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, or a number too long, or lists in lists without end
         pass
     try:
         result: dict[str, Any] = tomllib.loads(f"{key} = ''")
@@ -124,7 +126,7 @@ def _refuse(text: str) -> dict[str, Any]:
 
 
 class _ProgressLines:
-    """A bar for each case on a terminal, a line for each finished run elsewhere."""
+    """A bar for each case that has begun on a terminal, elsewhere a line at the beginning and for each finished run."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._cases = experiment.cases
@@ -136,6 +138,10 @@ class _ProgressLines:
 
     def __enter__(self) -> "_ProgressLines":
         self._bars.start()
+        if not self._console.is_terminal:
+            instances = max(case.config.cluster.instances for case in self._cases)
+            told = f"simulating {len(self._cases)} case(s) on {instances} instance(s)"
+            self._console.print(told, highlight=False)
         return self
 
     def __exit__(self, *_: object) -> None:

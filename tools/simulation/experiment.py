@@ -193,7 +193,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def _profile_file(name: str, folder: Path, place: str) -> Path:
     if name.endswith(".toml"):
         file = folder / name
-        if not os.path.isfile(file):  # noqa: PTH113 - Path.is_file raises where a name is too long
+        if not os.path.isfile(file):  # Path.is_file raises where a name is too long
             raise SimulationError(f"{place}: cluster.profile: there is no file {str(file)[:300]}")
         return file
     shipped = {file.stem: file for file in sorted(PROFILES.glob("*.toml"))}

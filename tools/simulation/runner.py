@@ -113,6 +113,7 @@ def _run_case(number: int, case: Case, rates: list[float], search: Search | None
 
     def figures_at(rate: float | None) -> dict[str, Any]:
         if rate not in result.runs:
+            tell(rate, 0.0)  # to make a large cluster takes a while
             result.runs[rate] = run_once(case, rate, lambda share: tell(rate, share))
             tell(rate, 1.0)
         return result.runs[rate]

@@ -1,0 +1,16 @@
+"""Where a tool will write, tried before it works for minutes."""
+
+import tempfile
+from pathlib import Path
+
+
+def prepare_file(file: Path) -> None:
+    """Make its folder, and see that a file can be written there. Raises: OSError, which names a path."""
+    if file.is_dir():
+        raise IsADirectoryError(21, "it is a folder", str(file))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix="partial-"):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from None
