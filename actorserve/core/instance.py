@@ -222,8 +222,8 @@ class InstanceState:
     def _remove(self, request: Request, effects: list[Effect]) -> None:
         """Forget a request, in whatever state it is.
 
-        Its blocks are free at once, also under an iteration that still writes them: blocks are handed out only when
-        the next iteration is planned, and that is after this one is done.
+        Its blocks are free at once, but for those that a copy under way reads or writes; also under an iteration that
+        still writes them: blocks are handed out only when the next one is planned, and that is after this one is done.
         """
         if self.ended.get(request.request_id) is request:
             del self.ended[request.request_id]

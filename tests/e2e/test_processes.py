@@ -161,7 +161,7 @@ def drained(server: Server, body: dict[str, object], then: Callable[[], None]) -
 
 
 def test_worker_that_dies_in_the_drain_is_restarted(tmp_path: Path, default_model_path: Path) -> None:
-    """The only worker is killed while the server drains: a new one carries the whole answer on, and the exit code is 0."""
+    """When the only worker is killed while the server drains, a new one carries the whole answer on; exit code 0."""
     with running(tmp_path, CONFIG, "--model", str(default_model_path)) as server:
         server.wait_workers(1)
         answer = drained(server, LONG, lambda: server.signal("worker-0", signal.SIGKILL))
