@@ -117,8 +117,8 @@ class LengthsTable(Table):
     """How long requests are: ``like`` something known, or ``prompt`` and ``output`` each as a distribution."""
 
     like: str | None = Field(None, description=f"{', '.join(PAIRS)}, or trace")
-    prompt: Lengths | None = None
-    output: Lengths | None = None
+    prompt: Lengths | None = Field(None, description="a length, or a distribution")
+    output: Lengths | None = Field(None, description="a length, or a distribution")
     ratio: float | None = Field(
         None, ge=1e-4, le=1e4, description="of prompt to output, in the mean; that of their sum is kept"
     )
@@ -166,7 +166,7 @@ class RunConfig(Table):
     ``num_requests``, whichever comes first, and all that came are served to the end.
     """
 
-    seed: int = Field(0, ge=-(2**63), lt=2**63)
+    seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
     duration_s: float | None = Field(None, gt=0, le=_MAX_S)
     num_requests: Count | None = None
     drain_limit_s: float = Field(
@@ -195,8 +195,9 @@ class RunConfig(Table):
         for name, share in self.priorities.items():
             is_priority = name.removeprefix("-").isdecimal() and len(name) <= 11 and -(2**31) <= int(name) < 2**31
             if not is_priority or not 0 < share <= 1e6:
+                shown = name if name.isprintable() else repr(name)
                 raise ValueError(
-                    f"priorities.{name} is {share:g}: expected a whole number of 32 bits = a share above 0, up to 1e6"
+                    f"priorities.{shown} is {share:g}: expected a whole number of 32 bits = a share above 0, up to 1e6"
                 )
         last: dict[str, float | None] = {}
         for failure in sorted(self.failures, key=lambda each: each.at_s):

@@ -252,8 +252,12 @@ class Simulation:
         self._incarnations[name] = incarnation = self._incarnations.get(name, 0) + 1
         process = self._make(Peer(name, incarnation))
         self.processes[name] = process
-        for other in list(self.processes.values()):
-            if other is process or other.role is process.role is Role.WORKER:  # workers have nothing to tell each other
+        others = list(self.processes.values())
+        if process.role is Role.WORKER:  # workers have nothing to tell each other, and there may be many
+            hubs = (self.processes.get(hub) for hub in (COORDINATOR, GATEWAY))
+            others = sorted((hub for hub in hubs if hub is not None), key=lambda hub: hub.born_s)
+        for other in others:
+            if other is process:
                 continue
             self._lose(other, Peer(name, incarnation - 1))
             self._meet(other, process)

@@ -44,7 +44,7 @@ def parse_table(model: type[_T], values: Mapping[str, Any], place: str) -> _T:
 
 def _told(problem: ErrorDetails, model: type[Table]) -> str:
     path = problem["loc"]
-    key = ".".join(str(part) for part in path)
+    key = ".".join(str(part) if str(part).isprintable() else repr(part) for part in path)
     match problem["type"]:
         case "extra_forbidden":
             return f"{key} is unknown: expected {', '.join(_known(model, path[:-1]))}"
@@ -55,6 +55,8 @@ def _told(problem: ErrorDetails, model: type[Table]) -> str:
             return f"{key}.{told}" if key else told
         case "too_short":
             return f"{key} is empty: expected at least one"
+        case "string_type" if _expected(model, path) != "a value":
+            expected = _expected(model, path)
         case "string_pattern_mismatch":
             expected = _expected(model, path)
         case kind if kind in _BOUNDS:

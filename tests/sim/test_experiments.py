@@ -78,7 +78,9 @@ def test_an_experiment_gives_the_same_bytes_twice(tmp_path: Path, capsys: pytest
         above = [mean for rate, mean in means.items() if rate > case["held"][goal]]
         assert above
         assert min(above) > 3.0
-    assert "held at" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "held at" in shown.out
+    assert shown.err.startswith("simulating 2 case(s) on 1 instance(s)\n")
 
 
 def test_variants_on_an_axis_make_one_plot(tmp_path: Path) -> None:
@@ -102,16 +104,16 @@ def test_variants_on_an_axis_make_one_plot(tmp_path: Path) -> None:
 
 WRONG = [
     ('profile = "tiny.toml"', "", "cluster.profile is missing: expected the name of a shipped profile, or a file"),
-    ('profile = "tiny.toml"', "profile = 3", "cluster.profile is '3': expected string"),
+    ('profile = "tiny.toml"', "profile = 3", "cluster.profile is 3: expected the name of a shipped profile"),
     ('profile = "tiny.toml"', 'profile = "gpt"', "cluster.profile is 'gpt': expected a .toml file, or one of "),
-    ('profile = "tiny.toml"', 'profile = "no.toml"', "cannot read a profile from "),
+    ('profile = "tiny.toml"', 'profile = "no.toml"', "cluster.profile: there is no file "),
     ("kv_tokens = 120", "kv_token = 120", "cluster.kv_token"),
-    ("kv_tokens = 120", "kv_tokens = 0", "cluster.kv_tokens is '0': expected greater than or equal to 1"),
+    ("kv_tokens = 120", "kv_tokens = 0", "cluster.kv_tokens is 0: expected at least 1"),
     ("kv_tokens = 120", "kv_tokens = 3", "cluster.kv_tokens is 3: expected at least a block of 4"),
     ("kv_tokens = 120", "kv_tokens = nan", "cluster.kv_tokens"),
     ('policy = "fcfs"', 'policy = "lifo"', "fcfs: cluster.policy is 'lifo': expected 'skip_join_mlfq', 'fcfs'"),
     ("cv = 2.0", "", "arrivals.cv is missing: expected a number above 0"),
-    ("cv = 2.0", "cv = -1.0", "arrivals.cv is '-1.0': expected greater than 0"),
+    ("cv = 2.0", "cv = -1.0", "arrivals.cv is -1.0: expected at least 0.01"),
     ('process = "gamma"', 'process = "zipf"', "arrivals.process is 'zipf': expected 'poisson', 'gamma'"),
     ('process = "gamma"', 'process = "trace"', "arrivals.cv is 2.0: expected only with process = 'gamma'"),
     (
@@ -124,21 +126,21 @@ WRONG = [
     (
         'prompt = "uniform:1:30"',
         'prompt = "uniform:30:1"',
-        "small.toml: length distribution 'uniform:30:1': MIN is above MAX",
+        "lengths.prompt: length distribution 'uniform:30:1': MIN is above MAX",
     ),
     ('prompt = "uniform:1:30"', 'like = "bert"', "lengths.like is 'bert': expected sharegpt, alpaca"),
     ('prompt = "uniform:1:30"', 'like = "alpaca"', "lengths.prompt and output are not expected beside like"),
     ('prompt = "uniform:1:30"', "", "lengths.like is missing: expected it, or prompt and output"),
-    ("low = 0.05", "low = 0", "search.low is '0': expected greater than 0"),
+    ("low = 0.05", "low = 0", "search.low is 0: expected at least 0.0001"),
     ("low = 0.05", "low = 5", "search.high is 3.2: expected at least low"),
-    ("step = 2.0", "step = 1.0", "search.step is '1.0': expected greater than 1"),
+    ("step = 2.0", "step = 1.0", "search.step is 1.0: expected at least 1.001"),
     ('"per_token_s.mean"', '"speed"', "search.goals.0.metric is 'speed': expected one of ttft_s"),
     ('compare_at = "fcfs"', 'compare_at = "x"', "search.compare_at is 'x': expected the name of an arm"),
     ('name = "srpt"', 'name = "fcfs"', "arms.1.name is 'fcfs': expected another name"),
     ('name = "srpt"', "", "arms.1.name is None: expected a name"),
-    ("seed = 1", "seed = 1\nrates = [1.0, -2.0]", "rates.1 is -2.0: expected a number above 0"),
+    ("seed = 1", "seed = 1\nrates = [1.0, -2.0]", "rates.1 is -2: expected a number from 0.0001"),
     ("seed = 1", 'seed = 1\ntrace = "t.csv"', "trace is 't.csv': expected with"),
-    ("seed = 1", 'seed = "one"', "seed is 'one': expected integer"),
+    ("seed = 1", 'seed = "one"', "seed is 'one': expected a whole number"),
     ("seed = 1", "seed = ", "not TOML"),
     (
         "[search]",
@@ -160,13 +162,108 @@ WRONG = [
         '[[failures]]\nprocess = "worker-0"\nat_s = 2.0\n[[failures]]\nprocess = "worker-0"\nat_s = 3.0\n[search]',
         "failures: worker-0 is killed at 3.0 s, when it is dead",
     ),
-    ("[search]", "[priorities]\nhigh = 1.0\n[search]", "priorities.high is 1.0: expected a whole number"),
+    ("[search]", "[priorities]\nhigh = 1.0\n[search]", "priorities.high is 1: expected a whole number"),
     (
         "[search]",
         "[prefixes]\ncount = 1\ntokens = 5\n[search]",
         "prefixes are of no use: expected cluster.prefix_cache",
     ),
 ]
+
+
+FAR_OFF = [
+    ('lengths.prompt="lognormal:161:338:1024"', "lengths.prompt: length distribution 'lognormal:161:338:1024': SIGMA"),
+    ('lengths.prompt="powerlaw-mean:5:1e300"', "lengths.prompt: length distribution 'powerlaw-mean:5:1e300': MAX must"),
+    ("lengths.prompt=true", "lengths.prompt is true: expected a length, or a distribution"),
+    ("lengths.ratio=1e308", "lengths.ratio is 1e+308: expected at most 10000"),
+    ("priorities={}", "priorities is empty: expected at least one"),
+    ("priorities.99999999999999999999=1", "priorities.99999999999999999999 is 1: expected a whole number of 32 bits"),
+    ("priorities={1=1e308,2=1e308}", "priorities.1 is 1e+308: expected a whole number of 32 bits = a share above 0"),
+    ("arrivals.cv=1e-200", "arrivals.cv is 1e-200: expected at least 0.01"),
+    ("arrivals.rate_per_s=1e300", "arrivals.rate_per_s is 1e+300: expected at most 1e+06"),
+    ("arrivals.rate_per_s=1e-300", "arrivals.rate_per_s is 1e-300: expected at least 0.0001"),
+    ("duration_s=1e300", "duration_s is 1e+300: expected at most 2.6784e+06"),
+    ("rates=[1e300]", "rates.0 is 1e+300: expected a number from 0.0001 to 1e+06"),
+    ("search.step=1.0000001", "search.step is 1.0000001: expected at least 1.001"),
+    ("cluster.kv_tokens=999999999999999999", "cluster.kv_tokens is 999999999999999999: expected at most 1000000000"),
+    ("cluster.host_kv_tokens=9999999999999", "cluster.host_kv_tokens is 9999999999999: expected at most 1000000000"),
+    ("cluster={kv_tokens=1000000000,instances=10}", "cluster.tokens_per_block is 4: it makes 2500001000 blocks"),
+    ("cluster.instances=100000", "cluster.instances is 100000: expected at most 10000"),
+    ("cluster.load_report_s=1e-300", "cluster.load_report_s is 1e-300: expected at least 0.001"),
+    ("cluster.retry_s=1e-300", "cluster.retry_s is 1e-300: expected at least 0.001"),
+    ("cluster.promote_after_s=1e-300", "cluster.promote_after_s is 1e-300: expected at least 0.001"),
+    ("cluster.network_s=1e300", "cluster.network_s is 1e+300: expected at most 10"),
+    ("cluster.prefix_cache=1", "cluster.prefix_cache is 1: expected true or false"),
+    ('cluster.profile="a\\u0000.toml"', "cluster.profile is 'a\\x00.toml': expected a path, without NUL"),
+    ('cluster.profile="' + "a" * 300 + '.toml"', "cluster.profile: there is no file "),
+    ('trace="a\\u0000"', "trace is 'a\\x00': expected a path, without NUL"),
+    ('variants=[{name="v",x=nan}]', "v: fcfs: x is nan: expected a number above 0"),
+    ('variants=[{name="v",x=1e400}]', "v: fcfs: x is inf: expected a number above 0"),
+    ('variants=[{name="a\\nb"}]', "variants.0.name is 'a\\nb': expected a name"),
+    ('arms=[{name="fcfs",x=3}]', "fcfs: x is unknown: expected arrivals, cluster"),
+    ("arms=[5]", "arms.0 is 5: expected a table"),
+    ('"a\\nb"=5', "'a\\nb' is unknown: expected arms"),
+    ("seed=0x" + "f" * 5000, "seed is a huge number: expected at most 9223372036854775807"),
+    ("cluster=5", "cluster is 5: expected a table"),
+    ("failures=5", "failures is 5: expected a list of tables"),
+    ("failures=[5]", "failures.0 is 5: expected a table"),
+    (
+        'failures=[{process="gateway-0",at_s=1.0}]',
+        "failures.0.process is 'gateway-0': expected coordinator, or worker-N",
+    ),
+]
+
+
+@pytest.mark.parametrize(("setting", "told"), FAR_OFF, ids=[f"{number}" for number in range(len(FAR_OFF))])
+def test_a_value_far_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, told: str) -> None:
+    """A value that no run could work with, or not in a lifetime, is one line that names its key, before any work."""
+    assert main([str(write(tmp_path)), "--out", str(tmp_path), "--set", setting]) == EXIT_UNUSABLE
+    err = capsys.readouterr().err
+    assert err.startswith("simulate: ")
+    assert err.count("\n") == 1
+    assert told in err
+    assert not (tmp_path / "metrics.json").exists()
+
+
+def test_goals_are_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A search without goals is told that it needs a list of them."""
+    text = EXPERIMENT.replace('[[search.goals]]\nmetric = "per_token_s.mean"\nlimit = 3.0\n', "")
+    assert main([str(write(tmp_path, text)), "--out", str(tmp_path)]) == EXIT_UNUSABLE
+    assert "search.goals is missing: expected a list of tables" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (bytes(range(256)), "not text (UTF-8)"),
+        (b"seed = " + b"9" * 5000, "not TOML"),
+        (b"a = " + b"[" * 9999, "not TOML"),
+    ],
+    ids=["bytes", "long number", "deep list"],
+)
+def test_a_file_of_something_else_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
+) -> None:
+    """A file that is no TOML at all is one line."""
+    file = tmp_path / "some.toml"
+    file.write_bytes(content)
+    assert main([str(file), "--out", str(tmp_path)]) == EXIT_UNUSABLE
+    err = capsys.readouterr().err
+    assert f"{file}: {told}" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "folder"])
+def test_where_nothing_can_be_written_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
+) -> None:
+    """A file where the folder should be, or a folder where the results should, is one line before any run."""
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / "metrics.json").mkdir(parents=True)
+    assert main([str(write(tmp_path)), "--out", str(tmp_path / out)]) == EXIT_UNUSABLE
+    err = capsys.readouterr().err
+    assert err.startswith(f"simulate: cannot write {tmp_path / out}")
+    assert err.count("\n") == 1  # no run was begun
 
 
 @pytest.mark.parametrize(("was", "now", "told"), WRONG, ids=[f"{number}" for number in range(len(WRONG))])

@@ -8,7 +8,7 @@ from statistics import fmean, median, pstdev
 
 import pytest
 
-from actorserve.errors import WorkloadError
+from actorserve.errors import SimulationError, WorkloadError
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.lengths import PAIRS, parse_lengths
 from actorserve.sim.traces import TraceRow, read_trace
@@ -90,6 +90,8 @@ def test_fits_are_near_the_traces(name: str, prompts: tuple[float, ...], outputs
     [
         *("", "x", "fixed", "fixed:0", "fixed:-1", "uniform:5", "uniform:9:2", "lognormal:1:nan:3", "zipf:1", "1:2"),
         *("powerlaw-mean:200:100", "lognormal-mean:50:1:40", "fixed:inf"),
+        *("lognormal:161:338:1024", "lognormal-mean:161:338:1024", "powerlaw:1e-300:1e300:3", "powerlaw-mean:5:1e300"),
+        *("powerlaw:1:9:99", "fixed:1e8", "lognormal:1:1e-9:5"),
     ],
 )
 def test_a_wrong_distribution_is_told(spec: str) -> None:
@@ -196,6 +198,7 @@ def test_a_trace_can_be_scaled_and_cut() -> None:
         (AZURE + "\n2023-11-16 18:17:07,5,99999999999", "line 6: GeneratedTokens is 99999999999, not between 0"),
         (AZURE + "\n2023-11-16 18:17:06,5,1", "line 6: TIMESTAMP is before the line above"),
         (AZURE + "\n2023-11-16 18:17:07+00:00,5,1", "line 6: TIMESTAMP has a time zone"),
+        (AZURE + "\n9999-11-16 18:17:07,5,1", "line 6: TIMESTAMP is 2913174 days after the first"),
         (AZURE + "\n\0", "trace"),
     ],
 )
@@ -208,6 +211,37 @@ def test_a_bad_trace_is_told(tmp_path: Path, text: str, why: str) -> None:
     assert why in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_trace_may_begin_with_a_mark(tmp_path: Path) -> None:
+    """The byte order mark that spreadsheets put before UTF-8 is no part of the first column's name."""
+    file = tmp_path / "trace.csv"
+    file.write_text(AZURE, encoding="utf-8-sig")
+    assert len(read_trace(file)) == 3
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("lognormal:1e7:10:1e7", "lognormal:0.001:10:1e7", "lognormal-mean:1000:0.001:1e7"),
+        *("powerlaw:0.001:1e7:10", "powerlaw:1:1e7:0.001", "powerlaw:0.001:1e7:1.00000001", "powerlaw-mean:2:1e7"),
+    ],
+)
+def test_distributions_at_their_bounds_can_be_drawn(spec: str) -> None:
+    """Nothing overflows at the largest and smallest numbers that are taken."""
+    lengths = drawn(spec, 200)
+    assert 1 <= min(lengths) <= max(lengths) <= 10_000_001
+
+
+def test_a_trace_is_not_stretched_without_end() -> None:
+    """A scale that makes a trace last longer than a month is told by its key."""
+    changes = {
+        "trace": "x",
+        "arrivals": {"process": "trace", "rate_per_s": None, "time_scale": 1e6},
+        "lengths": {"like": "trace", "prompt": None, "output": None},
+    }
+    with pytest.raises(SimulationError, match=r"arrivals\.time_scale is 1e\+06: it makes the trace 69\.4444 days long"):
+        next(arrivals(config(changes), ROWS))
 
 
 ROWS = [TraceRow(0.0, 10, 1), TraceRow(2.0, 20, 2), TraceRow(6.0, 300, 3)]

@@ -47,6 +47,8 @@ def test_an_engine_is_measured_shown_and_written(tmp_path: Path) -> None:
         (("--model", "/nowhere"), "profile: model '/nowhere' does not exist"),
         (("--dtype", "int3"), "model.dtype"),
         (("--threads", "0"), "workers.threads"),
+        (("--output", "/dev/null/a.toml"), "cannot write /dev/null/a.toml: Not a directory"),
+        (("--output", "/dev"), "cannot write /dev: Is a directory"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -90,6 +90,28 @@ def test_profiles_are_written(
         ([line(512, 1, 128).replace("llama2-70b", "gpt")], COLUMNS, "gpt on a100-80gb is not known here"),
         ([line(512, 1, 128)], COLUMNS, "1 prompt lengths: expected 3 or more"),
         ([], COLUMNS, "no row with tensor_parallel 8"),
+        (
+            [line(512, 1, 128).replace(",512,", ",0.5,")],
+            COLUMNS,
+            "row 2: prompt_size is '0.5': expected a whole number",
+        ),
+        (
+            [line(512, 1, 128).replace(",512,", ",1e300,")],
+            COLUMNS,
+            "row 2: prompt_size is '1e300': expected a number ab",
+        ),
+        ([line(512, 10**9, 128)], COLUMNS, "row 2: batch_size is '1000000000': expected a number above 0, up to 10000"),
+        (
+            [line(*each) for each in SWEEPS] + [line(1000 + size, 1, 128) for size in range(300)],
+            COLUMNS,
+            "what it gives is no profile: llama-2-70b-a100.toml: prefill.tokens is a list of",
+        ),
+        (
+            [line(*each) for each in SWEEPS]
+            + [line(8192, 16, 8192).replace(f"{token_ms(16, 16 * 12288)}", "1e-3")] * 9,
+            COLUMNS,
+            "Llama-2-70B on NVIDIA A100 80GB: token_time of batch_size 16 is ",
+        ),
     ],
 )
 def test_wrong_measurements_are_one_line(
@@ -102,6 +124,26 @@ def test_wrong_measurements_are_one_line(
     assert says in error
     assert error.count("\n") == 1
     assert list(tmp_path.glob("*.toml")) == []
+
+
+def test_a_fall_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a longer prompt took less time than a shorter one, a line says so, and the profile is written."""
+    lines = [line(*each) for each in SWEEPS]
+    lines[6] = lines[6].replace(f"{prompt_ms(8192)}", "100.0")
+    file = tmp_path / "a.csv"
+    file.write_text("\n".join([COLUMNS, *lines]) + "\n", encoding="utf-8-sig")  # as spreadsheets write it
+    assert main(["fit", str(file), "--output", str(tmp_path)]) == 0
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("profile: warning: Llama-2-70B on NVIDIA A100 80GB: prompt_time falls by ")
+    assert "where prompt_size x batch_size grows from " in told
+    assert load_profile(tmp_path / "llama-2-70b-a100.toml").prefill.xs
+
+
+def test_no_folder_to_write_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file where the folder should be is told."""
+    file = write(tmp_path / "a.csv", [line(*each) for each in SWEEPS])
+    assert main(["fit", str(file), "--output", str(file)]) == EXIT_UNUSABLE
+    assert "cannot write " in capsys.readouterr().err
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

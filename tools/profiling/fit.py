@@ -191,9 +191,10 @@ def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
     context_s, lengths, prompts_s = _prefill(model, rows)
     per_token_s, batches, tokens_s = _decode(model, hardware, rows)
     if min(tokens_s) <= 0.0:
+        batch = batches[tokens_s.index(min(tokens_s))]
         raise ProfilingError(
-            f"{model.name} on {hardware.name}: token_time of batch_size {batches[tokens_s.index(min(tokens_s))]} is less "
-            "than what its context takes by the rows of batch_size 1: expected more"
+            f"{model.name} on {hardware.name}: token_time of batch_size {batch} is {per_token_s * 1e3:.3g} ms for each "
+            "token of context, by the rows of batch_size 1, and nothing besides: expected more"
         )
     most = max(row.num_context_tokens for row in rows)
     return Profile(

@@ -78,8 +78,8 @@ class Plan(Table):
         for name, tables in (("arms", self.arms), ("variants", self.variants)):
             names = [table.get("name") for table in tables]
             for place, each in enumerate(names):
-                if not isinstance(each, str) or not each or "/" in each:
-                    raise ValueError(f"{name}.{place}.name is {each!r}: expected a name")
+                if not isinstance(each, str) or not each or "/" in each or not each.isprintable() or len(each) > 60:
+                    raise ValueError(f"{name}.{place}.name is {repr(each)[:60]}: expected a name, of up to 60 letters")
                 if each in names[:place]:
                     raise ValueError(f"{name}.{place}.name is {each!r}: expected another name than those before it")
         for place, rate in enumerate(self.rates):
@@ -135,7 +135,8 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
     known = sorted({*Plan.model_fields, *RunConfig.model_fields})
     for key in values:
         if key not in known:
-            raise SimulationError(f"{file}: {key} is unknown: expected {', '.join(known)}")
+            shown = key if key.isprintable() else repr(key)
+            raise SimulationError(f"{file}: {shown} is unknown: expected {', '.join(known)}")
     plan = parse_table(Plan, {key: values[key] for key in Plan.model_fields if key in values}, str(file))
     shared = {key: value for key, value in values.items() if key not in Plan.model_fields}
     traces: dict[Path, tuple[TraceRow, ...]] = {}
@@ -163,6 +164,9 @@ def _case(
 ) -> Case:
     of_variant = {key: value for key, value in variant.items() if key not in ("name", "x")}
     of_arm = {key: value for key, value in arm.items() if key != "name"}
+    for key, value in shared.items():
+        if not isinstance(value, Mapping) and any(isinstance(each.get(key), Mapping) for each in (variant, arm)):
+            raise SimulationError(f"{file}: {key} is {str(value)[:60]}: expected a table")
     config = parse_run(merged(merged(shared, of_variant), of_arm), place)
     x = variant.get("x")
     if x is not None and (isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x <= _MAX_X):
