@@ -11,6 +11,8 @@ from actorserve.core.profile import Curve, Link, Profile, not_falling
 from workers.engine import Engine
 from workers.engine_timer import EngineTimer, Shape, loopback_link, memory_link
 
+_NUM_FITS = 30
+
 Progress = Callable[[float, str], None]
 """Told the share of the work that is done, and what is being done."""
 
@@ -145,16 +147,13 @@ def make_profile(name: str, model: str, facts: Facts, kv_bytes_per_token: int, f
     prefill = _curve(sorted((shape.num_tokens, t) for shape, t in prefills.items() if not shape.num_before))
     context_s = _slope([(s.num_tokens * s.num_before, t - prefill(s.num_tokens)) for s, t in prefills.items()])
 
-    by_batch: dict[int, list[tuple[int, float]]] = {}  # tokens of context in all, seconds
-    for shape, seconds in found.fitted_s.items():
-        if shape.num_requests:
-            by_batch.setdefault(shape.num_requests, []).append((shape.num_all_context_tokens, seconds))
-    per_token_s = _slope([pair for points in by_batch.values() for pair in _around_mean(points)])
-    decode = [
-        (batch, statistics.median(seconds - per_token_s * num_tokens for num_tokens, seconds in points))
-        for batch, points in sorted(by_batch.items())
-    ]
-    most = max(1, *(num_tokens for points in by_batch.values() for num_tokens, _ in points))
+    decode, decode_context = _decode_curves(
+        [
+            (shape.num_requests, shape.num_all_context_tokens, seconds)
+            for shape, seconds in found.fitted_s.items()
+            if shape.num_requests
+        ]
+    )
     profile = Profile(
         name=name,
         model=model,
@@ -163,8 +162,8 @@ def make_profile(name: str, model: str, facts: Facts, kv_bytes_per_token: int, f
         threads=facts.threads,
         prefill=prefill,
         prefill_context_s=_rounded(context_s),
-        decode=_curve(decode),
-        decode_context=Curve((0.0, most), (0.0, _rounded(per_token_s * most))),
+        decode=decode,
+        decode_context=decode_context,
         swap=_rounded_link(found.swap),
         transfer=_rounded_link(found.transfer),
         kv_bytes_per_token=kv_bytes_per_token,
@@ -189,9 +188,40 @@ def _curve(points: Sequence[tuple[int, float]]) -> Curve:
     return Curve(tuple(xs), tuple(_rounded(y) for y in ys))
 
 
-def _around_mean(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    mean_x, mean_y = (statistics.fmean(values) for values in zip(*points, strict=True))
-    return [(x - mean_x, y - mean_y) for x, y in points]
+def _decode_curves(points: Sequence[tuple[int, int, float]]) -> tuple[Curve, Curve]:
+    """Curves by requests and by tokens of context in all, whose sum fits points (requests, tokens, seconds).
+
+    Each in turn is what the other leaves, over and over. What a token of context costs depends on how many
+    there are, so that is a curve as well, with a knot for each factor of four. By relative errors: what is right at
+    128,000 tokens must not be wrong by as many milliseconds at 500.
+    """
+    by_batch: dict[int, list[tuple[int, float]]] = {}
+    by_knot: dict[int, list[tuple[int, int, float]]] = {}
+    for batch, num_tokens, seconds in points:
+        by_batch.setdefault(batch, []).append((num_tokens, seconds))
+        by_knot.setdefault(num_tokens.bit_length() // 2, []).append((batch, num_tokens, seconds))
+    knots = [statistics.fmean(n for _, n, _ in its) for _, its in sorted(by_knot.items())]
+    # What a token costs at the first knot: less is not measured, and one curve's constant may as well be the other's.
+    shortest = [sorted(its)[:2] for its in by_batch.values() if len(its) > 1]
+    steps = [(n - n0, t - t0, t) for (n0, t0), (n, t) in shortest]
+    slope_s = _slope([(n / t, more_s / t) for n, more_s, t in steps])
+    context = Curve((0.0, max(1.0, *knots)), (0.0, slope_s * max(1.0, *knots)))
+    for _ in range(_NUM_FITS):
+        decode = _curve(
+            [(b, _weighted_mean([(t - context(n), t) for n, t in its])) for b, its in sorted(by_batch.items())]
+        )
+        left = [_weighted_mean([(t - decode(b), t) for b, _, t in its]) for _, its in sorted(by_knot.items())]
+        shift = left[0] - slope_s * knots[0]
+        xs = (0.0, *(knot for knot in knots if knot > 0.0))
+        ys = not_falling([0.0, *(max(0.0, y - shift) for y, knot in zip(left, knots, strict=True) if knot > 0.0)])
+        context = Curve(xs, tuple(_rounded(y) for y in ys)) if len(xs) > 1 else context
+    return decode, context
+
+
+def _weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:
+    """Of values, each with the duration that it is a part of: its error counts as a share of that."""
+    weights = [1.0 / duration_s**2 for _, duration_s in pairs]
+    return sum(value * weight for (value, _), weight in zip(pairs, weights, strict=True)) / sum(weights)
 
 
 def _slope(pairs: Sequence[tuple[float, float]]) -> float:
