@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from actorserve.core.messages import (
     FinishReason,
+    KVAccess,
+    KVTicket,
     Message,
     Peer,
     RefusalReason,
@@ -64,6 +66,31 @@ class SwapIn:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """Copy what a ticket names, but for its first ``num_skipped`` blocks, from another worker's pool into these blocks
+    of the device's own, in order; answered by a CopyDone, or a CopyFailed.
+
+    It goes beside the iterations: no step touches these blocks before it is done. ``is_urgent``: its request stands
+    still, so no bandwidth budget holds it back.
+    """
+
+    copy_id: int
+    source: Peer
+    access: KVAccess
+    ticket: KVTicket
+    num_skipped: int
+    blocks: tuple[int, ...]
+    is_urgent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Get to know this worker, of whom the coordinator has told; a PeerUp follows if it is there. Repeatable."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Hand newly made tokens, in order and each once, to the client's stream. ``logprobs`` is empty or as long.
 
@@ -96,4 +123,17 @@ class Available:
     """A gateway has met its first worker: requests can be served. Once."""
 
 
-Effect = Available | Drained | Send | AddToEngine | DropFromEngine | RunStep | SwapOut | SwapIn | Deliver | End
+Effect = (
+    Available
+    | Drained
+    | Send
+    | AddToEngine
+    | DropFromEngine
+    | RunStep
+    | SwapOut
+    | SwapIn
+    | Fetch
+    | Meet
+    | Deliver
+    | End
+)

@@ -4,15 +4,15 @@ The wire encodes these as ``[tag, *fields]`` (``actorserve.wire.codec``), the co
 recorded log replay them. Hot messages are columnar: one object for a whole batch, a column per field. Durations may
 cross hosts, timestamps never do.
 
-Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker. ``g -> w`` in a docstring says who sends to whom; *local*
-messages never leave the process that made them.
+Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker; in a migration ``s`` is the source and ``d`` the destination, two
+workers. ``g -> w`` in a docstring says who sends to whom; *local* messages never leave the process that made them.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 class Peer(NamedTuple):
@@ -24,6 +24,13 @@ class Peer(NamedTuple):
 
 LOCAL = Peer("", 0)
 """The sender of a message that never left its process."""
+
+
+class MigrationId(NamedTuple):
+    """One attempt to move a request: who gives it away, and that one's count of attempts."""
+
+    source: Peer
+    number: int
 
 
 class Role(StrEnum):
@@ -48,6 +55,15 @@ class RefusalReason(StrEnum):
     OVERLOADED = "overloaded"  # the cluster's queue is full, or the instance has no memory for it now
     NO_INSTANCE = "no_instance"  # nobody came to serve it in time
     DRAINING = "draining"  # the instance is shutting down
+
+
+class DeclineReason(StrEnum):
+    """Why a destination does not take a request over; it stays where it is."""
+
+    NO_BLOCKS = "no_blocks"  # no room for this stage
+    DRAINING = "draining"
+    UNREACHABLE = "unreachable"  # the source's KV can not be read from here, or reading it failed
+    UNKNOWN = "unknown"  # it was given up here: too late, or never heard of
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +150,34 @@ class Attained:
     waited_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class KVAccess:
+    """How another worker reads this worker's KV pools (``workers.kv_transfer``); the core only hands it on.
+
+    Blocks can be copied between pools of one ``layout``. ``host`` names the machine, where ``shared`` (memory that can
+    be mapped) and ``cuda_ipc`` (a device's memory) are of use; both may be empty. At ``address`` blocks are sent.
+    """
+
+    layout: str
+    address: str
+    host: str = ""
+    shared: str = ""
+    cuda_ipc: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KVTicket:
+    """Leave to read these blocks of a worker's pool once, for a stage of a migration; ``secret`` proves it
+    (``core.tickets``). The blocks lie in the pool on the host where ``on_host``, else in the device's.
+    """
+
+    number: int
+    stage: int
+    on_host: bool
+    blocks: tuple[int, ...]
+    secret: str
+
+
 # --- membership ------------------------------------------------------------------------------------------------------
 
 
@@ -142,7 +186,7 @@ class Hello:
     """Any -> any, first on every link: who I am, where to reach me, what I serve.
 
     ``kind`` names the bits a worker makes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
-    give the same tokens. Empty for gateways and the coordinator, as are ``model`` and ``speed``.
+    give the same tokens. Empty for gateways and the coordinator, as are ``model``, ``speed`` and ``kv``.
     """
 
     protocol_version: int
@@ -152,6 +196,7 @@ class Hello:
     model: ModelInfo | None = None
     answers: int = 0  # the receiver's incarnation that asked; 0 asks for an answer
     speed: Speed | None = None
+    kv: KVAccess | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +223,7 @@ class PeerUp:
     kind: str = ""
     model: ModelInfo | None = None
     speed: Speed | None = None
+    kv: KVAccess | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +310,15 @@ class Unplace:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """g -> w: own this request under ``epoch``. A repeat is answered again; an older epoch is dropped."""
+    """g -> w: own this request under ``epoch``. A repeat is answered again; an older epoch is dropped.
+
+    ``migration``: its last owner handed it over, and its KV was copied here under this name.
+    """
 
     epoch: int
     request: RequestSpec
     attained: Attained = Attained()
+    migration: MigrationId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +389,8 @@ class LoadReport:
     ``kv_*`` is the device's pool, ``host_*`` the one that KV is swapped to. ``kv_needed_bytes`` is the whole KV of all
     started requests, wherever it lies. ``num_swapped`` requests lie on the host now; ``num_swap_outs`` and
     ``swapped_bytes`` (both ways) were in all, and requests were due for the batch but still being copied for
-    ``swap_blocked_s`` in all.
+    ``swap_blocked_s`` in all. ``num_migrating`` requests are on their way, in and out; of those that were on their way
+    out, ``num_migrated`` were handed over, with ``migrated_bytes`` copied, and ``num_migrations_failed`` stayed.
     """
 
     sequence: int
@@ -362,6 +413,101 @@ class LoadReport:
     num_swap_outs: int = 0
     swapped_bytes: int = 0
     swap_blocked_s: float = 0.0
+    num_migrating: int = 0
+    num_migrated: int = 0
+    num_migrations_failed: int = 0
+    migrated_bytes: int = 0
+
+
+# --- migration (core.migration tells the whole story) -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MigrateTo:
+    """c -> w: for the next ``ttl_s`` move requests there, of so many bytes of KV in all, one after another.
+
+    A later one takes its place; one of 0 bytes ends it. What is under way goes on.
+    """
+
+    destination: Peer
+    num_bytes: int
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """s -> d, the first stage: reserve blocks for this request, and copy what the ticket names.
+
+    KV exists for the first ``num_computed`` of its tokens, all in the ticket's blocks. With ``is_last`` the request
+    stands still, and these are all of its tokens.
+    """
+
+    number: int
+    epoch: int
+    gateway: Peer
+    request: RequestSpec
+    num_computed: int
+    ticket: KVTicket
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """s -> d, each further stage: ``token_ids`` were made since, and the ticket's blocks come after those before."""
+
+    number: int
+    token_ids: tuple[int, ...]
+    num_computed: int
+    ticket: KVTicket
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """d -> s: all that this stage named lies here."""
+
+    number: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """d -> s: no; nothing is held here for it any more."""
+
+    number: int
+    reason: DeclineReason
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """s -> d: the request stays, or is gone; let go of what was reserved and copied."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """w -> g: the owner asks that ``to`` own the request from here on. It stands still until the answer.
+
+    Repeated until then, so it is the question "did you commit?" as well. The answer is Release (``to`` owns it, or it
+    is gone) or Keep. ``number`` is that of the migration which copied its KV; 0 where it has none. The gateway must
+    have ``num_output_tokens``, for ``to`` has no log-probabilities of those before.
+    """
+
+    request_id: str
+    epoch: int
+    to: Peer
+    number: int
+    num_output_tokens: int
+    attained: Attained
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """g -> w: the request is not handed over; go on with it."""
+
+    request_id: str
+    epoch: int
 
 
 # --- between an instance and its engine (local) ----------------------------------------------------------------------
@@ -398,10 +544,17 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class CopyDone:
-    """Local: the engine finished the copy ``copy_id`` between device and host."""
+    """Local: the engine finished the copy ``copy_id``, between device and host or from another worker."""
 
     copy_id: int
     duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """Local: the copy ``copy_id`` from another worker failed, and writes nothing any more."""
+
+    copy_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +571,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Local: finish what runs, take nothing new."""
+    """c -> w, or local: finish what runs or move it elsewhere, take nothing new, and end."""
 
 
 # --- between the HTTP face and the gateway's sessions (local) --------------------------------------------------------
@@ -457,8 +610,17 @@ Message = (
     | Release
     | Resend
     | LoadReport
+    | MigrateTo
+    | Offer
+    | Stage
+    | Copied
+    | Declined
+    | Withdrawn
+    | HandOver
+    | Keep
     | StepDone
     | CopyDone
+    | CopyFailed
     | MemoryLimit
     | Tick
     | Drain

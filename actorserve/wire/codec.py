@@ -38,6 +38,15 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     24: m.Release,
     25: m.Resend,
     30: m.LoadReport,
+    40: m.MigrateTo,
+    41: m.Offer,
+    42: m.Stage,
+    43: m.Copied,
+    44: m.Declined,
+    45: m.Withdrawn,
+    46: m.HandOver,
+    47: m.Keep,
+    48: m.Drain,
 }
 
 # What a process tells its own core. A recorded log holds these; a frame from a peer never may.
@@ -46,11 +55,11 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     129: m.PeerDown,
     130: m.StepDone,
     131: m.Tick,
-    132: m.Drain,
     133: m.Open,
     134: m.Close,
     135: m.MemoryLimit,
     136: m.CopyDone,
+    137: m.CopyFailed,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)
@@ -72,7 +81,16 @@ _RULES: Final[dict[type, Rules]] = {
     m.StepDone: Rules(columns=("request_ids", "positions", "token_ids"), optional_columns=("logprobs",)),
 }
 
-_NESTED: Final = (m.SamplingParams, m.TokenLogprobs, m.RequestSpec, m.ModelInfo, m.Speed, m.Attained)
+_NESTED: Final = (
+    m.SamplingParams,
+    m.TokenLogprobs,
+    m.RequestSpec,
+    m.ModelInfo,
+    m.Speed,
+    m.Attained,
+    m.KVAccess,
+    m.KVTicket,
+)
 
 _SCHEMA: Final = Schema(_RULES)
 _CHECKERS: Final = {tag: (cls, _SCHEMA.record(cls)) for tag, cls in (WIRE_TAGS | LOCAL_TAGS).items()}

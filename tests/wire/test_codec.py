@@ -45,6 +45,11 @@ _SAMPLING = st.builds(
 _REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED, _TEXT)
 _MODELS = st.none() | st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
 
+_ATTAINED = st.builds(m.Attained, _FINITE, _FINITE, _FINITE, _FINITE)
+_KV = st.none() | st.builds(m.KVAccess, _TEXT, _TEXT, _TEXT, _TEXT, _TEXT)
+_TICKETS = st.builds(m.KVTicket, _NATURAL, _NATURAL, st.booleans(), _tuples(_NATURAL), _TEXT)
+_MIGRATIONS = st.builds(m.MigrationId, _PEERS, _NATURAL)
+
 
 @st.composite
 def _logprobs(draw: st.DrawFn, rows: int) -> tuple[m.TokenLogprobs | None, ...]:
@@ -84,8 +89,8 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 _ROLES = st.sampled_from(m.Role)
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     _columnar(),
-    st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _TEXT, _MODELS, _NATURAL),
-    st.builds(m.PeerUp, _PEERS, _ROLES, _TEXT, _MODELS),
+    st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _TEXT, _MODELS, _NATURAL, kv=_KV),
+    st.builds(m.PeerUp, _PEERS, _ROLES, _TEXT, _MODELS, kv=_KV),
     st.builds(m.PeerDown, _PEERS),
     st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Tick(), m.Drain()]),
     st.builds(m.Fenced, _NATURAL),
@@ -94,12 +99,21 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Placed, _TEXT, _NATURAL, _PEERS),
     st.builds(m.Refused, _TEXT, _NATURAL, st.sampled_from(m.RefusalReason), _FINITE),
     st.builds(m.Unplace, _TEXT, _NATURAL),
-    st.builds(m.Start, _NATURAL, _REQUESTS),
+    st.builds(m.Start, _NATURAL, _REQUESTS, _ATTAINED, st.none() | _MIGRATIONS),
     st.builds(m.Started, _TEXT, _NATURAL),
     st.builds(m.Finished, _TEXT, _NATURAL, st.sampled_from(m.FinishReason), _NATURAL),
     st.builds(m.Release, _TEXT, _NATURAL),
     st.builds(m.Resend, _TEXT, _NATURAL, _NATURAL),
     st.builds(m.LoadReport, *[_NATURAL] * 6, _POSITIVE, _POSITIVE, _NATURAL, _tuples(_TEXT), st.booleans()),
+    st.builds(m.MigrateTo, _PEERS, _NATURAL, _FINITE),
+    st.builds(m.Offer, _NATURAL, _NATURAL, _PEERS, _REQUESTS, _NATURAL, _TICKETS, st.booleans()),
+    st.builds(m.Stage, _NATURAL, _tuples(_NATURAL), _NATURAL, _TICKETS, st.booleans()),
+    st.builds(m.Copied, _NATURAL, _NATURAL),
+    st.builds(m.Declined, _NATURAL, st.sampled_from(m.DeclineReason)),
+    st.builds(m.Withdrawn, _NATURAL),
+    st.builds(m.HandOver, _TEXT, _NATURAL, _PEERS, _NATURAL, _NATURAL, _ATTAINED),
+    st.builds(m.Keep, _TEXT, _NATURAL),
+    st.builds(m.CopyFailed, _NATURAL),
     st.builds(m.Open, _REQUESTS),
     st.builds(m.Close, _TEXT),
 )
