@@ -13,6 +13,7 @@ from rich.console import Console
 from actorserve import __version__, logs
 from actorserve.actors.supervision import RestartLimits
 from actorserve.errors import ActorserveError
+from actorserve.http.api_keys import read_api_keys
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
 from actorserve.processes import child, launch
@@ -88,6 +89,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until children run, it ends us as Ctrl-C does
     # First what is quick to find out, so that nobody waits for a download to learn that the port is in use.
+    if settings.http.api_keys_file is not None:
+        read_api_keys(settings.http.api_keys_file)
     port = launch.free_port(settings.http.host, settings.http.port)
     settings = launch.replace(settings, "http", port=port)
     with ProgressDisplay(Console(stderr=True)) as display:
@@ -96,19 +99,22 @@ def _serve(arguments: argparse.Namespace) -> int:
         with launch.runtime_dir(settings) as runtime_dir:
             settings_file = runtime_dir / "settings.json"
             child.write_settings(settings, settings_file)
-            specs = launch.child_specs(placement, settings_file, runtime_dir)
+            specs, spare = launch.child_specs(placement, settings_file, runtime_dir)
             host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
             usage = usage_text(f"http://{host}:{port}", settings.model.name or "")
-            return asyncio.run(_supervise(specs, settings, StartDisplay(display, usage)))
+            return asyncio.run(_supervise(specs, spare, settings, StartDisplay(display, usage)))
 
 
-async def _supervise(specs: Sequence[ChildSpec], settings: Settings, listener: StartDisplay) -> int:
+async def _supervise(
+    specs: Sequence[ChildSpec], spare: Sequence[ChildSpec], settings: Settings, listener: StartDisplay
+) -> int:
     rules = settings.supervision
     supervisor = Supervisor(
         specs,
         RestartLimits(rules.max_restarts, rules.window_s, rules.backoff_s, rules.max_backoff_s),
         listener,
         settings.cluster.drain_timeout_s,
+        spare,
     )
     listen_to_signals(supervisor)
     await supervisor.run()

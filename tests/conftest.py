@@ -13,11 +13,23 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-rounds", type=int, default=1, help="how many times in a row the kill tests run")
+    parser.addoption("--fault-examples", type=int, default=150, help="how many misfortunes the core's clusters suffer")
+    parser.addoption("--migration-faults", type=int, default=15, help="how many faults real migrations suffer")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kill_round" in metafunc.fixturenames:
         metafunc.parametrize("kill_round", range(metafunc.config.getoption("--kill-rounds")))
+
+
+@pytest.fixture(scope="session")
+def fault_examples(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--fault-examples"))
+
+
+@pytest.fixture(scope="session")
+def migration_faults(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--migration-faults"))
 
 
 @pytest.fixture(scope="session")

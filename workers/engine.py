@@ -1,16 +1,17 @@
 """The engine protocol: what computes tokens, as the worker process sees it.
 
 An engine is synchronous and runs on two threads: ``add``, ``drop`` and ``step`` on one, ``copy_out`` and ``copy_in`` on
-another, beside the steps. On each thread calls come in the order in which the instance's core issued them; a request is
-added before its first step and dropped after its last, and no step touches a block while it is copied. The engine holds
-the KV pool, and a pool on the host that KV is swapped to; which block belongs to whom is decided by the core and stated
-in every plan and copy.
+another, beside the steps. Further threads read and write blocks of ``kv``, for other workers. On each thread calls come
+in the order in which the instance's core issued them; a request is added before its first step and dropped after its
+last, and no step touches a block while it is copied. The engine holds the KV pool, and a pool on the host that KV is
+swapped to; which block belongs to whom is decided by the core and stated in every plan and copy.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
+from workers.kv_transfer.blocks import KVPools
 
 
 class Engine(Protocol):
@@ -47,6 +48,13 @@ class Engine(Protocol):
     @property
     def num_written_host_blocks(self) -> int:
         """Of these, blocks that were ever written. May be asked on any thread."""
+        ...
+
+    @property
+    def kv(self) -> KVPools:
+        """Both pools as bytes, for copies from worker to worker (``workers.kv_transfer``). No step touches a block
+        while it is written there, and none writes one that is read.
+        """
         ...
 
     def add(self, request: RequestSpec) -> None:

@@ -1,52 +1,82 @@
-"""The engine on two threads of its own, for iterations and for copies: commands go in, results come back on the event
-loop.
+"""The engine on threads of its own, for iterations, for copies, and for fetching from other workers: commands go in,
+results come back on the event loop.
 """
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
-from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, RunStep, SwapIn, SwapOut
-from actorserve.core.messages import CopyDone, StepDone
+from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, Fetch, RunStep, SwapIn, SwapOut
+from actorserve.core.messages import CopyDone, CopyFailed, StepDone
 from workers.engine import Engine
+from workers.kv_transfer.errors import TransferError
 
 _Queue = queue.SimpleQueue[Effect | None]
+Done = StepDone | CopyDone | CopyFailed
+
+_log = logging.getLogger(__name__)
+
+
+class Fetcher(Protocol):
+    """Reads other workers' KV: ``workers.kv_transfer.transfer.KVTransfer``."""
+
+    def fetch(self, fetch: Fetch) -> None: ...
 
 
 class EngineThread:
     """Performs the core's engine effects, and never on the event loop.
 
     Requests and steps go in the order in which they were issued, and so do copies, which go beside the steps: the core
-    alone keeps a copy from meeting a step that touches its blocks. An exception of the engine ends its thread and comes
-    out of ``failure``: the process then ends, and its requests go on elsewhere.
+    alone keeps a copy from meeting a step that touches its blocks. Fetches go beside both, urgent ones beside the
+    others, so that one that a bandwidth budget holds back is in nobody's way.
+
+    An exception of the engine ends its thread and comes out of ``failure``: the process then ends, and its requests go
+    on elsewhere. A fetch that fails is told as CopyFailed, and no more.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, fetcher: Fetcher | None = None) -> None:
+        """``fetcher``: None where nothing is ever fetched."""
         self._engine = engine
+        self._fetcher = fetcher
         self._loop = asyncio.get_running_loop()
         self._steps: _Queue = queue.SimpleQueue()
         self._copies: _Queue = queue.SimpleQueue()
+        self._fetches: _Queue = queue.SimpleQueue()
+        self._urgent_fetches: _Queue = queue.SimpleQueue()
         self.failure: asyncio.Future[None] = self._loop.create_future()
 
-    def start(self, on_done: Callable[[StepDone | CopyDone], None]) -> None:
-        """Begin; ``on_done`` is called on the loop with each StepDone and CopyDone."""
+    def start(self, on_done: Callable[[Done], None]) -> None:
+        """Begin; ``on_done`` is called on the loop with each StepDone, CopyDone and CopyFailed."""
         self._on_done = on_done
-        for name, effects in (("engine", self._steps), ("copies", self._copies)):
+        for name, effects in (
+            ("engine", self._steps),
+            ("copies", self._copies),
+            ("fetches", self._fetches),
+            ("urgent fetches", self._urgent_fetches),
+        ):
             threading.Thread(target=self._run, args=(effects,), name=name, daemon=True).start()
 
     def perform(self, effect: Effect) -> None:
-        """Queue an effect. Steps are bounded to one in flight by the core, copies by its blocks, and the rest by its
-        requests.
+        """Queue an effect. Steps are bounded to one in flight by the core, copies and fetches by its blocks, and the
+        rest by its requests.
         """
-        (self._copies if isinstance(effect, SwapOut | SwapIn) else self._steps).put(effect)
+        match effect:
+            case SwapOut() | SwapIn():
+                self._copies.put(effect)
+            case Fetch(is_urgent=is_urgent):
+                (self._urgent_fetches if is_urgent else self._fetches).put(effect)
+            case _:
+                self._steps.put(effect)
 
     def stop(self) -> None:
         """End after what is queued. Does not wait: a step in flight has nobody left to read its result."""
-        self._steps.put(None)
-        self._copies.put(None)
+        for effects in (self._steps, self._copies, self._fetches, self._urgent_fetches):
+            effects.put(None)
 
     def _run(self, effects: _Queue) -> None:
         try:
@@ -67,6 +97,8 @@ class EngineThread:
                 began = time.perf_counter()
                 self._engine.copy_in(host_blocks, device_blocks)
                 self._tell(self._on_done, CopyDone(copy_id, time.perf_counter() - began))
+            case Fetch() if self._fetcher is not None:
+                self._tell(self._on_done, _fetch(self._fetcher, effect))
             case AddToEngine(request=request):
                 self._engine.add(request)
             case DropFromEngine(request_id=request_id):
@@ -81,3 +113,16 @@ class EngineThread:
     def _fail(self, error: Exception) -> None:
         if not self.failure.done():
             self.failure.set_exception(error)
+
+
+def _fetch(fetcher: Fetcher, fetch: Fetch) -> CopyDone | CopyFailed:
+    began = time.perf_counter()
+    try:
+        fetcher.fetch(fetch)
+    except TransferError as error:
+        _log.warning("KV of %s was not copied: %s", fetch.source.name, error)
+        return CopyFailed(fetch.copy_id)
+    except Exception:  # noqa: BLE001 - whatever a source's bytes or a driver bring about: the requests here go on
+        _log.exception("KV of %s was not copied", fetch.source.name)
+        return CopyFailed(fetch.copy_id)
+    return CopyDone(fetch.copy_id, time.perf_counter() - began)

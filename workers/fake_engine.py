@@ -1,8 +1,9 @@
 """A deterministic engine without a model, for tests of everything around the engine.
 
-It keeps a real KV pool of one integer a slot: each token's entry is a hash chained through the entry before it, read
-back through the block table. A token sampled from it depends on every token before, so a block that was overwritten,
-freed too early or listed in the wrong order changes the answer; so does one that was swapped to the wrong place.
+It keeps a real KV pool of one integer a slot, in shared memory as the real one: each token's entry is a hash chained
+through the entry before it, read back through the block table. A token sampled from it depends on every token before,
+so a block that was overwritten, freed too early or listed in the wrong order changes the answer; so does one that was
+copied to the wrong place.
 """
 
 import hashlib
@@ -11,6 +12,8 @@ from collections.abc import Sequence
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
 from workers.engine import check_copy
+from workers.kv_transfer.blocks import HostBlocks, KVPools, layout_digest, view
+from workers.kv_transfer.shared import SharedMemory
 
 BYTES_PER_TOKEN = 8  # of KV, as it tells
 
@@ -55,8 +58,15 @@ class FakeEngine:
         self.tokens_per_block = tokens_per_block
         self.bytes_per_block = BYTES_PER_TOKEN * tokens_per_block
         self.num_host_blocks = num_host_blocks
-        self._kv = [0] * (num_blocks * tokens_per_block)
-        self._host_kv: dict[int, list[int]] = {}  # by block: those that were written
+        shape = (1, self.bytes_per_block)
+        memory = SharedMemory(num_blocks * self.bytes_per_block)
+        host_memory = SharedMemory(num_host_blocks * self.bytes_per_block) if num_host_blocks else None
+        self._device = HostBlocks(view(memory.buffer, num_blocks, shape, on_host=False))
+        self._host = HostBlocks(view(host_memory.buffer if host_memory else b"", num_host_blocks, shape, on_host=True))
+        layout = layout_digest(engine="fake", tokens_per_block=tokens_per_block)
+        self.kv = KVPools(layout, shape, self._device, self._host, memory, host_memory)
+        self._kv = memoryview(memory.buffer).cast("Q")
+        self._written_host_blocks: set[int] = set()
         self._requests: dict[str, RequestSpec] = {}
         self._step_s = step_s
         self._copy_s = copy_s
@@ -68,7 +78,7 @@ class FakeEngine:
 
     @property
     def num_written_host_blocks(self) -> int:
-        return len(self._host_kv)
+        return len(self._written_host_blocks)
 
     def add(self, request: RequestSpec) -> None:
         self._requests[request.request_id] = request
@@ -106,22 +116,36 @@ class FakeEngine:
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._begin_copy(device_blocks, host_blocks)
-        for device, host in zip(device_blocks, host_blocks, strict=True):
-            self._host_kv[host] = self._kv[self._slots(device)]
+        self._written_host_blocks.update(host_blocks)
+        self._host.write(host_blocks, self._device.array, device_blocks)
 
     def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
         self._begin_copy(device_blocks, host_blocks)
-        nothing = [0] * self.tokens_per_block
-        for device, host in zip(device_blocks, host_blocks, strict=True):
-            self._kv[self._slots(device)] = self._host_kv.get(host, nothing)
+        self._device.write(device_blocks, self._host.array, host_blocks)
+
+    def fetch_from(
+        self,
+        source: "FakeEngine",
+        source_blocks: Sequence[int],
+        blocks: Sequence[int],
+        *,
+        on_host: bool = False,
+        into_host: bool = False,
+    ) -> None:
+        """Copy another engine's blocks, of its host's pool where ``on_host``, into these of ours, of our host's where
+        ``into_host``, in order: what ``workers.kv_transfer`` does between processes.
+
+        Raises: ValueError as ``check_copy`` does.
+        """
+        num_there = source.num_host_blocks if on_host else source.num_blocks
+        check_copy(blocks, self.num_host_blocks if into_host else self.num_blocks, source_blocks, num_there)
+        pool = source._host if on_host else source._device
+        (self._host if into_host else self._device).write(blocks, pool.array, source_blocks)
 
     def _begin_copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         check_copy(device_blocks, self.num_blocks, host_blocks, self.num_host_blocks)
         if self._copy_s:
             time.sleep(self._copy_s)
-
-    def _slots(self, block: int) -> slice:
-        return slice(block * self.tokens_per_block, (block + 1) * self.tokens_per_block)
 
     def _feed(self, plan: StepPlan, row: int) -> int:
         """Write a chunk's KV entries; returns the last one."""

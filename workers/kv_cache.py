@@ -1,10 +1,14 @@
 """The KV pool: one tensor of slots for all requests; who owns which block is the core's business."""
 
+import math
+
 import torch
 from torch import Tensor
 
+from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from workers.batch import Batch
+from workers.kv_transfer.shared import SharedMemory
 
 
 class KVCache:
@@ -12,6 +16,9 @@ class KVCache:
 
     With ``keys_transposed`` a block's keys lie the other way round (see `transposed`), in the same bytes: there the
     pool's last two dimensions say nothing of keys, and ``layers`` is what to read.
+
+    On a CPU the pool lies in ``memory``, which other workers on this host can map; pages of it become resident as they
+    are first written.
     """
 
     def __init__(
@@ -23,16 +30,23 @@ class KVCache:
         device: torch.device,
         keys_transposed: bool = False,
     ) -> None:
-        """``keys_transposed``: as the attention backend says. The native kernels then store, and must be loaded."""
-        self._keys_transposed = keys_transposed
+        """``keys_transposed``: as the attention backend says. The native kernels then store, and must be loaded.
+
+        Raises: SettingsError where so much memory cannot be had.
+        """
+        self.keys_transposed = keys_transposed
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
-        # Not cleared, which would touch all of it.
-        self.pool = torch.empty(
-            (config.num_layers, 2, config.num_kv_heads, num_blocks * tokens_per_block, config.head_dim),
-            dtype=dtype,
-            device=device,
-        )
+        shape = (config.num_layers, 2, config.num_kv_heads, num_blocks * tokens_per_block, config.head_dim)
+        self.memory: SharedMemory | None = None
+        if device.type == "cpu":
+            try:
+                self.memory = SharedMemory(math.prod(shape) * dtype.itemsize)
+            except (OSError, OverflowError) as error:
+                raise SettingsError(f"no memory for workers.kv_cache_bytes: {error}") from None
+            self.pool = torch.frombuffer(self.memory.buffer, dtype=dtype).view(shape)
+        else:
+            self.pool = torch.empty(shape, dtype=dtype, device=device)
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             (transposed(layer[0], tokens_per_block) if keys_transposed else layer[0], layer[1]) for layer in self.pool
         )
@@ -60,7 +74,7 @@ class KVCache:
 
     def write(self, layer: int, batch: Batch, keys: Tensor, values: Tensor) -> None:
         """Store this step's keys and values, [T, num_kv_heads, head_dim], rounded to the pool's dtype."""
-        if self._keys_transposed:
+        if self.keys_transposed:
             torch.ops.actorserve.store_kv(*self.layers[layer], batch.slots, keys, values)
             return
         for pool, new in zip(self.layers[layer], (keys, values), strict=True):

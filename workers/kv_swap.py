@@ -13,6 +13,7 @@ from torch import Tensor
 from actorserve.errors import SettingsError
 from workers.engine import check_copy
 from workers.kv_cache import KVCache
+from workers.kv_transfer.shared import SharedMemory
 
 STAGING_BYTES = 64 * 2**20  # of a GPU's memory, through which copies go
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -21,8 +22,8 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 class HostPool:
     """``num_blocks`` blocks of host memory for what is swapped out of ``cache``. One thread copies.
 
-    For a cache on the CPU memory becomes resident as blocks are first written; for one on a GPU it is pinned at once,
-    so that copies go by themselves.
+    It lies in ``memory``, which other workers on this host can map. For a cache on the CPU it becomes resident as
+    blocks are first written; for one on a GPU it is pinned at once, so that copies go by themselves.
     """
 
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
@@ -30,10 +31,15 @@ class HostPool:
         self.num_blocks = num_blocks
         self._num_device_blocks = cache.num_blocks
         _, num_pieces, piece_bytes = cache.blocks.shape
-        try:
-            self.blocks = torch.empty((num_blocks, num_pieces, piece_bytes), dtype=torch.uint8)
-        except RuntimeError as error:
-            raise SettingsError(f"no memory for workers.host_kv_bytes: {error}") from None
+        self.memory: SharedMemory | None = None
+        self.blocks = torch.empty((0, num_pieces, piece_bytes), dtype=torch.uint8)
+        if num_blocks:
+            try:
+                self.memory = SharedMemory(num_blocks * num_pieces * piece_bytes)
+            except (OSError, OverflowError) as error:
+                raise SettingsError(f"no memory for workers.host_kv_bytes: {error}") from None
+            flat = torch.frombuffer(self.memory.buffer, dtype=torch.uint8)
+            self.blocks = flat.view(num_blocks, num_pieces, piece_bytes)
         self._written: set[int] = set()
         self._copies: _Copies
         if cache.pool.is_cuda:

@@ -1,6 +1,7 @@
 """How much memory an engine may take: the KV pool's size at start, and how much of it may be used while it runs.
 
-On a CPU the pool is reserved whole but becomes resident only as blocks are first written. So what the host has
+On a CPU the pool is reserved whole but becomes resident only as blocks are first written (shared memory, which the
+kernel's figures of a host and of its groups count where it is resident, as they do any other). So what the host has
 available does not show what a sibling will take, and each worker is given its share of what was free before any of
 them started (``workers.memory_bytes``). A worker that starts again gets the same share.
 
@@ -22,6 +23,7 @@ from workers import native
 from workers.devices import usable_devices
 from workers.kernels import Kernels
 from workers.kv_swap import STAGING_BYTES
+from workers.kv_transfer.shared import resident_shared_bytes
 from workers.linear import PackedLinear, linear_class
 
 _CPU_POOL_SHARE = 0.5  # of what is left beside weights and activations; the rest is for page cache and everybody else
@@ -202,10 +204,10 @@ class MemoryPlan:
 class PoolWatch:
     """Measures how many blocks of a pool in host memory have room, while other processes take and give memory.
 
-    What this process has written since the pool was reserved is taken to be the pool's, and ``num_host_blocks`` more
-    that KV is swapped to. Of what is available beyond a reserve (an eighth of what there was at first, 512 MiB at most)
-    each of the host's workers counts on its part, so that all of them together can use what each was told. That part
-    goes first to the blocks that may yet be swapped to, whose number nobody limits later.
+    What was written of this process's shared memory is the pool's, and that of ``num_host_blocks`` more that KV is
+    swapped to; what it maps of other processes' is not. Of what is available beyond a reserve (an eighth of what there
+    was at first, 512 MiB at most) each of the host's workers counts on its part, so that all of them together can use
+    what each was told. That part goes first to the blocks that may yet be swapped to, whose number nobody limits later.
     """
 
     def __init__(
@@ -223,15 +225,13 @@ class PoolWatch:
         self._num_workers = num_workers_on_host
         self._root = root
         self._reserve_bytes = min(_MAX_RUNNING_RESERVE_BYTES, available_memory_bytes(root) // 8)
-        self._private_bytes = resident_memory(root).private_bytes
 
     def num_usable_blocks(self, num_written_host_blocks: int = 0) -> int:
         """Blocks that are resident already or that memory has room for now, out of the whole pool.
 
         ``num_written_host_blocks``: of those that KV is swapped to, how many were ever written.
         """
-        written = resident_memory(self._root).private_bytes - self._private_bytes
-        written -= num_written_host_blocks * self._bytes_per_block
+        written = resident_shared_bytes() - num_written_host_blocks * self._bytes_per_block
         spare = max(0, available_memory_bytes(self._root) - self._reserve_bytes) // self._num_workers
         spare -= (self._num_host_blocks - num_written_host_blocks) * self._bytes_per_block
         usable = (max(0, written) + max(0, spare)) // self._bytes_per_block

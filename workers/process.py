@@ -1,7 +1,7 @@
 """The worker process: one engine, its instance's core, and the node that joins them to the cluster."""
 
 import asyncio
-import contextlib
+import secrets
 from collections.abc import Callable
 
 import uvloop
@@ -10,22 +10,30 @@ from actorserve.actors.process import make_node, on_termination
 from actorserve.core.effects import Drained, Effect
 from actorserve.core.instance import InstanceConfig
 from actorserve.core.messages import Drain, MemoryLimit, Role
+from actorserve.core.migration import MigrationConfig, MigrationMode
 from actorserve.core.origin import InstanceOrigin
 from actorserve.core.profile import Profile
 from actorserve.core.swapping import SwapMode
+from actorserve.core.tickets import KEY_BYTES
 from actorserve.processes.child import Child
 from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engine_thread import EngineThread
+from workers.kv_transfer.transfer import KVTransfer
 from workers.load import load_engine
 from workers.memory import PoolWatch
 from workers.profiling import profile_of
 
 _MEASURE_MEMORY_S = 1.0
+_CPU_BYTES_PER_S = 100 * 2**20  # copying takes the cores that neighbours compute with; so it takes a few percent
 
 
 def main(child: Child) -> None:
-    """Load the model, then compute until told to end; then finish what runs, within the drain's time."""
+    """Load the model, then compute until told to end; then finish what runs, or move it elsewhere.
+
+    Whoever started this process has it end within the drain's time (SIGTERM); the coordinator leaves it all the time
+    that it needs (Drain), and after that it is not to be started again by itself.
+    """
     # Before the loop: nobody waits for this process yet.
     engine = load_engine(child)
     watch = _pool_watch(child, engine)  # before anything is written to the pools
@@ -33,8 +41,12 @@ def main(child: Child) -> None:
     uvloop.run(_run(child, engine, profile, watch))
 
 
-def instance_config(engine: Engine, settings: Settings) -> InstanceConfig:
-    """The instance's sizes: what the engine holds, and how much of it one iteration may take."""
+def instance_config(engine: Engine, settings: Settings, ticket_key: bytes = b"") -> InstanceConfig:
+    """The instance's sizes: what the engine holds, and how much of it one iteration may take.
+
+    Whoever shows a ticket made with ``ticket_key`` may read the engine's KV.
+    """
+    migration = settings.migration
     return InstanceConfig(
         num_blocks=engine.num_blocks,
         tokens_per_block=engine.tokens_per_block,
@@ -48,7 +60,25 @@ def instance_config(engine: Engine, settings: Settings) -> InstanceConfig:
         prefix_cache=settings.workers.prefix_cache,
         num_host_blocks=engine.num_host_blocks,
         swap_mode=SwapMode(settings.workers.swap),
+        headroom_bytes={
+            priority: num_tokens * engine.bytes_per_block // engine.tokens_per_block
+            for priority, num_tokens in settings.workers.headroom_tokens_by_priority.items()
+        },
+        migration=MigrationConfig(
+            MigrationMode(migration.mode),
+            ticket_key.hex(),
+            max_outgoing=migration.max_outgoing,
+            timeout_s=migration.timeout_s,
+            bytes_per_s=bytes_per_s(settings),
+        ),
+        checkpoint_tokens=migration.checkpoint_tokens,
     )
+
+
+def bytes_per_s(settings: Settings) -> int | None:
+    """What KV a worker reads of another in a second; None: as much as goes."""
+    given = settings.migration.bytes_per_s
+    return _CPU_BYTES_PER_S if given is None and settings.workers.device == "cpu" else given
 
 
 def instance_origin(config: InstanceConfig, settings: Settings, profile: Profile) -> InstanceOrigin:
@@ -66,9 +96,17 @@ def instance_origin(config: InstanceConfig, settings: Settings, profile: Profile
 
 async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch | None) -> None:
     settings = child.settings
-    origin = instance_origin(instance_config(engine, settings), settings, profile)
+    ticket_key = secrets.token_bytes(KEY_BYTES)
+    origin = instance_origin(instance_config(engine, settings, ticket_key), settings, profile)
     core = origin.make()
-    thread = EngineThread(engine)
+    transfer = KVTransfer(
+        engine.kv,
+        f"ipc://{child.runtime_dir}/{child.name}.kv.sock",
+        ticket_key,
+        bytes_per_s=bytes_per_s(settings),
+        use_nixl=settings.migration.use_nixl,
+    )
+    thread = EngineThread(engine, transfer)
     drained = asyncio.Event()
 
     def perform(effect: Effect) -> None:
@@ -87,25 +125,35 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         kind=engine.kind,
         model=engine.model,
         speed=profile.speed(),
+        kv=transfer.access,
         origin=origin,
+        on_down=transfer.forget,
     )
     thread.start(node.inject)
-    ending = asyncio.Event()
-    on_termination(ending.set)
+    was_terminated = False
+
+    def end() -> None:
+        nonlocal was_terminated
+        if not was_terminated:
+            was_terminated = True
+            node.inject(Drain())
+            asyncio.get_running_loop().call_later(settings.cluster.drain_timeout_s, drained.set)
+
+    on_termination(end)
     child.status.ready()
     async with asyncio.TaskGroup() as group:
         watching = [group.create_task(_watch(thread), name="engine")]
         if watch is not None:
             watching.append(group.create_task(_watch_memory(watch, engine, node.inject), name="memory"))
         group.create_task(node.run(), name="node")
-        await ending.wait()
-        node.inject(Drain())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(drained.wait(), settings.cluster.drain_timeout_s)
+        await drained.wait()
+        if not was_terminated:
+            child.status.stopped("it is not needed now")
         node.stop()
         for task in watching:
             task.cancel()
     thread.stop()
+    transfer.close()
 
 
 def _pool_watch(child: Child, engine: Engine) -> PoolWatch | None:

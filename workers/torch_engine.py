@@ -9,13 +9,15 @@ from torch import Tensor
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
-from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.description import DecoderConfig, ModelDescription
 from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
 from workers.kernels import choose_kernels
 from workers.kind import kind_digest, platform_facts
 from workers.kv_cache import KVCache, bytes_per_token
 from workers.kv_swap import HostPool
+from workers.kv_transfer.blocks import HostBlocks, KVPools, layout_digest
+from workers.kv_transfer.cuda import CudaBlocks
 from workers.memory import MemoryPlan, activation_bytes, weights_bytes
 from workers.models.decoder import Tiles
 from workers.models.load import load_model
@@ -110,6 +112,7 @@ class TorchEngine:
                 config, num_blocks, tokens_per_block, mode.kv, self._device, self._attention.keys_transposed
             )
             self._host_pool = HostPool(self._cache, memory.host_pool_bytes(pool_bytes) // self._bytes_per_block)
+            self._kv = self._pools(config)
         _log.info(
             "%s with %s; attention %s; %d threads; KV cache of %d tokens, and %d on the host",
             description.name,
@@ -162,6 +165,10 @@ class TorchEngine:
     @property
     def num_written_host_blocks(self) -> int:
         return self._host_pool.num_written_blocks
+
+    @property
+    def kv(self) -> KVPools:
+        return self._kv
 
     def add(self, request: RequestSpec) -> None:
         self._num_prompt_tokens[request.request_id] = len(request.prompt_token_ids)
@@ -237,6 +244,21 @@ class TorchEngine:
         if self._attention.reads_whole_blocks:
             self._cache.begin(batch)
         return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
+
+    def _pools(self, config: DecoderConfig) -> KVPools:
+        blocks = self._cache.blocks
+        layout = layout_digest(
+            pool_dtype=str(self._cache.pool.dtype),
+            tokens_per_block=self._cache.tokens_per_block,
+            keys_transposed=self._cache.keys_transposed,
+            block=(blocks.shape[1], blocks.shape[2]),
+            model=(config.architecture, config.num_layers, config.num_kv_heads, config.head_dim),
+        )
+        device = CudaBlocks(blocks) if blocks.is_cuda else HostBlocks(blocks.numpy())
+        host = HostBlocks(self._host_pool.blocks.numpy())
+        return KVPools(
+            layout, (blocks.shape[1], blocks.shape[2]), device, host, self._cache.memory, self._host_pool.memory
+        )
 
     def _use_threads(self) -> None:
         """The number of threads decides bits, so it is part of the kind, and must not be left to other code."""

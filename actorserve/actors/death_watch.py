@@ -1,14 +1,25 @@
 """Who is alive: heartbeats, silence, and incarnations. Pure: time is an argument.
 
-Silence is measured in our own running time. When a tick comes late, it was we who were paused (a stopped process, a
-suspended machine, a blocked loop): what peers sent meanwhile may still be unread, so they all get fresh patience.
+Silence is measured in our own running time: we look once a heartbeat, and a look counts for no more than that. If it
+comes late, it was we who were slow or paused (a stopped process, a suspended machine, a blocked loop), and what peers
+sent meanwhile may still be unread. While more has arrived than we have handled, patience is longer: what we miss may be
+among it. It has an end even then, so that the dead are found by one who never catches up, too.
+
+Whatever is sent to a peer tells it that we are alive, so a heartbeat is due only where nothing was sent for so long;
+and where it is due to many, a few get theirs at once and the rest soon after.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from itertools import islice, takewhile
+from typing import Final, NamedTuple
 
 from actorserve.core.messages import Peer
+
+_SLOTS: Final = 16  # of a heartbeat; some get theirs in one, and the next do in another
+_BEATS_AT_ONCE: Final = 16  # or twice a slot's share of all, where that is more
+_PATIENCE_WHEN_BEHIND: Final = 5  # times that for silence
 
 
 class Standing(Enum):
@@ -22,7 +33,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """Silence for ``suspect_after_s`` is reason to ask, for ``death_after_s`` death; our own ``late_s`` excuses it."""
+    """Silence for ``suspect_after_s`` is reason to ask, for ``death_after_s`` death."""
 
     heartbeat_s: float = 0.25
     death_after_s: float = 2.0
@@ -31,13 +42,9 @@ class WatchTimes:
     def suspect_after_s(self) -> float:
         return min(2.5 * self.heartbeat_s, self.death_after_s)
 
-    @property
-    def late_s(self) -> float:
-        return max(self.death_after_s / 2, self.heartbeat_s)
-
 
 class Verdict(NamedTuple):
-    """What a tick found, each in the order of names."""
+    """What a tick found: heartbeats for those first who were sent nothing for longest, the others by their names."""
 
     heartbeats_due: tuple[Peer, ...] = ()
     suspects: tuple[Peer, ...] = ()
@@ -57,10 +64,13 @@ class DeathWatch:
 
     def __init__(self, times: WatchTimes) -> None:
         self._times = times
-        self._heard_at: dict[Peer, float] = {}
+        self._heard_at: OrderedDict[Peer, float] = OrderedDict()  # in running time, the most silent first
+        self._sent_at: OrderedDict[Peer, float] = OrderedDict()  # the longest ago first
         self._alive: dict[str, Peer] = {}
         self._past: dict[str, _Past] = {}
-        self._next_beat_at: float | None = None
+        self._ran_s = 0.0  # our running time when we last looked
+        self._looked_at = 0.0
+        self._beat_at = 0.0
 
     @property
     def alive(self) -> tuple[Peer, ...]:
@@ -90,18 +100,26 @@ class DeathWatch:
         replaced = self._alive.get(peer.name)
         if replaced is not None:
             self._end(replaced, said_goodbye=False)
+        if not self._alive:
+            self._looked_at = self._beat_at = now
         self._alive[peer.name] = peer
-        self._heard_at[peer] = now
-        if self._next_beat_at is None:
-            self._next_beat_at = now + self._times.heartbeat_s
+        self._heard_at[peer] = self._running_s(now)
+        self._sent_at[peer] = now
         return replaced
 
     def heard(self, peer: Peer, now: float) -> bool:
         """A sign of life. False where we do not hold ``peer`` for alive: then it changes nothing."""
         if peer not in self._heard_at:
             return False
-        self._heard_at[peer] = now
+        self._heard_at[peer] = self._running_s(now)
+        self._heard_at.move_to_end(peer)
         return True
+
+    def sent(self, peer: Peer, now: float) -> None:
+        """``peer`` was sent something. Nothing happens where we do not hold it for alive."""
+        if peer in self._sent_at:
+            self._sent_at[peer] = now
+            self._sent_at.move_to_end(peer)
 
     def leave(self, peer: Peer) -> bool:
         """``peer`` said goodbye. False where we do not hold it for alive."""
@@ -123,30 +141,49 @@ class DeathWatch:
         self._past.clear()
         self._alive.clear()
         self._heard_at.clear()
-        self._next_beat_at = None
+        self._sent_at.clear()
         return alive
 
     def next_deadline(self) -> float | None:
-        """When to tick. Death is seen at a beat, at most one ``heartbeat_s`` late."""
-        return self._next_beat_at if self._alive else None
+        """When to tick. Death is seen when we look, at most one ``heartbeat_s`` late."""
+        if not self._alive:
+            return None
+        longest_ago = next(iter(self._sent_at.values()))
+        return min(self._looked_at + self._times.heartbeat_s, max(longest_ago + self._times.heartbeat_s, self._beat_at))
 
-    def tick(self, now: float) -> Verdict:
-        """To be called at the deadline, after what has arrived was heard."""
-        if self._next_beat_at is None or now < self._next_beat_at:
-            return Verdict()
-        if now - self._next_beat_at > self._times.late_s:
-            for peer in self._heard_at:
-                self._heard_at[peer] = now
-        self._next_beat_at = now + self._times.heartbeat_s
-        alive = self.alive
-        dead = tuple(peer for peer in alive if now - self._heard_at[peer] >= self._times.death_after_s)
-        for peer in dead:
-            self._end(peer, said_goodbye=False)
-        living = self.alive
-        suspects = tuple(peer for peer in living if now - self._heard_at[peer] >= self._times.suspect_after_s)
-        return Verdict(living, suspects, dead)
+    def tick(self, now: float, *, is_behind: bool = False) -> Verdict:
+        """To be called at the deadline. ``is_behind`` says that more may have arrived than was ``heard``."""
+        suspects: tuple[Peer, ...] = ()
+        dead: tuple[Peer, ...] = ()
+        if self._alive and now >= self._looked_at + self._times.heartbeat_s:
+            self._ran_s, self._looked_at = self._running_s(now), now
+            dead = self._silent_for(self._times.death_after_s * (_PATIENCE_WHEN_BEHIND if is_behind else 1))
+            for peer in dead:
+                self._end(peer, said_goodbye=False)
+            suspects = () if is_behind else self._silent_for(self._times.suspect_after_s)
+        return Verdict(self._take_beats(now), suspects, dead)
+
+    def _take_beats(self, now: float) -> tuple[Peer, ...]:
+        if now < self._beat_at:
+            return ()
+        limit = max(_BEATS_AT_ONCE, 2 * len(self._alive) // _SLOTS)
+        last_s = self._times.heartbeat_s
+        due = tuple(islice(takewhile(lambda peer: now >= self._sent_at[peer] + last_s, self._sent_at), limit))
+        for peer in due:
+            self.sent(peer, now)
+        if due:
+            self._beat_at = now + self._times.heartbeat_s / _SLOTS
+        return due
+
+    def _silent_for(self, seconds: float) -> tuple[Peer, ...]:
+        silent = takewhile(lambda peer: self._ran_s - self._heard_at[peer] >= seconds, self._heard_at)
+        return tuple(sorted(silent))
+
+    def _running_s(self, now: float) -> float:
+        return self._ran_s + min(now - self._looked_at, self._times.heartbeat_s)
 
     def _end(self, peer: Peer, said_goodbye: bool) -> None:
         del self._alive[peer.name]
         del self._heard_at[peer]
+        del self._sent_at[peer]
         self._past[peer.name] = _Past(peer.incarnation, said_goodbye)

@@ -7,13 +7,21 @@ a peer is up here only when what we send will be heard there. Whichever side sta
 the two is still asking until both have met.
 
 Everybody asks the coordinator, whose address is known; it tells all of them who is there (Members), and those who
-need each other ask each other. A peer that is silent for a while is asked again, which finds its successor at the same
-address before its silence counts as death. A process that was held for dead by mistake (it was paused) is told so
-(Fenced) when it next says Hello, and rejoins as a new incarnation: nobody ever takes back that an incarnation is dead.
+need each other ask each other. It does so whenever that changes, and again after a while, for a Members may be lost;
+where there are many processes Members is long, so that it is told at a pace that leaves time for others, and repeated
+less often. A peer that is silent for a while is asked again, which finds its successor at the same address before its
+silence counts as death. A process that was held for dead by mistake (it was paused) is told so (Fenced) when it next
+says Hello, and rejoins as a new incarnation: nobody ever takes back that an incarnation is dead.
+
+Workers meet each other only on demand (``get_to_know``), at the addresses of which Members told, and watch each other
+from then on. They fence nobody: two workers that lost each other, though the coordinator hears both, stay apart until
+one of them is somebody new. That costs them a few migrations, and rejoining would cost a worker all of its requests.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, replace
+from itertools import islice
+from math import inf
 from typing import Final, Protocol
 
 from actorserve.actors.death_watch import DeathWatch, Standing, WatchTimes
@@ -34,6 +42,12 @@ from actorserve.core.messages import (
 COORDINATOR_NAME: Final = "coordinator"
 MAX_PEERS: Final = 4096
 _ANY: Final = 0
+_HEARTBEAT: Final = Heartbeat()
+_ROW_S: Final = 5e-7  # set aside for each row of Members to each peer; it takes less, and the rest is for others
+_LEAST_ROWS: Final = 256  # as which a short Members counts
+_AT_ONCE_S: Final = 0.032  # so much of that time is saved up in a rest
+_TURN_S: Final = 0.008  # and so much passes between two turns
+_REPEATING: Final = 32  # times as long as a round takes, at least, until it is repeated
 _MAX_INCARNATION: Final = 2**62  # nobody honest gets there, and the wire has room above it
 
 
@@ -54,19 +68,25 @@ class Links(Protocol):
 
 @dataclass(slots=True)
 class _Candidate:
-    """Somebody whom we want to meet and have not met."""
+    """Somebody whom we want to meet and have not met. One met on demand is given up ``until`` then."""
 
     address: str
     ask_at: float
     interval_s: float
+    until: float = inf
 
 
 Change = PeerUp | PeerDown
 
 
 def are_linked(one: Role, other: Role) -> bool:
-    """Whether processes of these roles talk to each other."""
+    """Whether processes of these roles need each other: they meet unasked."""
     return one is not other and (Role.COORDINATOR in (one, other) or {one, other} == {Role.GATEWAY, Role.WORKER})
+
+
+def may_link(one: Role, other: Role) -> bool:
+    """Whether processes of these roles ever talk to each other."""
+    return are_linked(one, other) or one is other is Role.WORKER
 
 
 class Membership:
@@ -85,9 +105,14 @@ class Membership:
         self._hellos: dict[Peer, Hello] = {}  # of those alive
         self._names: set[str] = set()  # of everybody ever met, to bound what we remember
         self._candidates: dict[str, _Candidate] = {}
+        self._others: dict[str, tuple[Peer, str]] = {}  # where those are whom we meet on demand, by the last Members
         self._answered_at: dict[Peer, float] = {}
         self._fenced_at: dict[str, float] = {}
-        self._members_at: float | None = None
+        self._members = Members((), (), (), ())  # as it is being told
+        self._untold: deque[Peer] = deque()
+        self._have_changed = False
+        self._tell_again_at = inf
+        self._paid_until = -inf  # who was told so far has used the time up to then
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -100,7 +125,7 @@ class Membership:
     def start(self, now: float) -> None:
         """Begin to look for the others."""
         if self._hello.role is Role.COORDINATOR:
-            self._members_at = now + self._times.death_after_s
+            self._tell_again_at = now + self._times.death_after_s
         else:
             self._look_for(COORDINATOR_NAME, self._coordinator_address, now)
 
@@ -108,6 +133,22 @@ class Membership:
         """Tell everybody that we go."""
         for peer in self._watch.alive:
             self._links.send(peer, Goodbye())
+
+    def sent(self, peer: Peer, now: float) -> None:
+        """Something went to ``peer``, beside what membership sends itself."""
+        self._watch.sent(peer, now)
+
+    def get_to_know(self, peer: Peer, now: float) -> None:
+        """Meet this worker, if the coordinator names it; it is up once it has answered.
+
+        Nothing happens for one that is up or being asked, that we lost or that left, or of whom we have not been told.
+        One that does not answer is given up after the patience for silence; whoever still needs it asks again.
+        """
+        known, address = self._others.get(peer.name, (None, ""))
+        if known != peer:
+            self.counts["meeting nobody whom we know"] += 1
+        elif self._watch.standing(peer) is Standing.UNKNOWN:
+            self._look_for(peer.name, address, now, now + self._times.death_after_s)
 
     def handle(self, message: Message, now: float, sender: Peer) -> list[Change] | None:
         """Take what came from ``sender``. None says: it is the core's, and ``sender`` is up."""
@@ -130,34 +171,43 @@ class Membership:
         if type(message) is Goodbye:
             self._watch.leave(sender)
             down = self._lose(sender, now)
-            self._tell_members()
+            self._on_change(now)
             return [down]
         if type(message) is Members:
             return self._on_members(message, now, sender)
         return None
 
     def next_deadline(self) -> float | None:
-        deadlines = [candidate.ask_at for candidate in self._candidates.values()]
-        deadlines += [at for at in (self._watch.next_deadline(), self._members_at) if at is not None]
-        return min(deadlines, default=None)
+        deadline = self._watch.next_deadline()
+        at = inf if deadline is None else deadline
+        if self._candidates:
+            at = min(at, *(candidate.ask_at for candidate in self._candidates.values()))
+        if self._hello.role is Role.COORDINATOR:
+            at = min(at, self._next_telling())
+        return None if at == inf else at
 
-    def tick(self, now: float) -> list[Change]:
-        """Do what is due: heartbeats, asks, deaths."""
-        verdict = self._watch.tick(now)
+    def tick(self, now: float, *, is_behind: bool = False) -> list[Change]:
+        """Do what is due: heartbeats, asks, deaths. ``is_behind`` says that more may have arrived than we have taken.
+
+        While it is so, silence is borne for longer.
+        """
+        verdict = self._watch.tick(now, is_behind=is_behind)
         for peer in verdict.heartbeats_due:
-            self._links.send(peer, Heartbeat())
+            self._links.send(peer, _HEARTBEAT)
         for peer in verdict.suspects:
             self._ask(peer.name, self._hellos[peer].address)
         changes: list[Change] = [self._lose(peer, now) for peer in verdict.dead]
-        for name, candidate in self._candidates.items():
-            if now >= candidate.ask_at:
+        for name, candidate in list(self._candidates.items()):
+            if now >= candidate.ask_at and now >= candidate.until:
+                self._stop_looking_for(name)
+            elif now >= candidate.ask_at:
                 self._ask(name, candidate.address)
                 candidate.ask_at = now + candidate.interval_s
                 candidate.interval_s = min(2 * candidate.interval_s, self._times.death_after_s)
-        if verdict.dead or (self._members_at is not None and now >= self._members_at):
-            self._tell_members()
-            if self._members_at is not None:
-                self._members_at = now + self._times.death_after_s
+        if verdict.dead:
+            self._on_change(now)
+        elif self._hello.role is Role.COORDINATOR:
+            self._tell_members(now)
         return changes
 
     # --- meeting -----------------------------------------------------------------------------------------------------
@@ -175,7 +225,7 @@ class Membership:
         if is_coordinator != (sender.name == COORDINATOR_NAME):
             self.counts["hello of a false coordinator"] += 1
             return []
-        if sender.name == me.name or not are_linked(self._hello.role, hello.role):
+        if sender.name == me.name or not may_link(self._hello.role, hello.role):
             self.counts["hello of nobody for us"] += 1
             return []
         match self._watch.standing(sender):
@@ -186,8 +236,11 @@ class Membership:
                 return []
             case Standing.UNKNOWN:
                 return self._meet(hello, now, sender)
-            case Standing.SILENT:
+            case Standing.SILENT if are_linked(self._hello.role, hello.role):
                 self._fence(sender, hello.address, now)
+                return []
+            case Standing.SILENT:
+                self.counts["apart"] += 1
                 return []
             case Standing.GONE:
                 self.counts["stranger"] += 1
@@ -214,8 +267,8 @@ class Membership:
         self._hellos[sender] = hello
         self._names.add(sender.name)
         self._answered_at.setdefault(sender, now)
-        changes.append(PeerUp(sender, hello.role, hello.kind, hello.model, hello.speed))
-        self._tell_members()
+        changes.append(PeerUp(sender, hello.role, hello.kind, hello.model, hello.speed, hello.kv))
+        self._on_change(now)
         return changes
 
     def _on_members(self, members: Members, now: float, sender: Peer) -> list[Change]:
@@ -223,34 +276,53 @@ class Membership:
             self.counts["members from a stranger"] += 1
             return []
         changes: list[Change] = []
-        wanted = {COORDINATOR_NAME, self._links.me.name}
+        wanted = {COORDINATOR_NAME}
+        others: dict[str, tuple[Peer, str]] = {}
         rows = zip(members.names, members.incarnations, members.roles, members.addresses, strict=True)
-        for name, incarnation, role, address in rows:
+        for name, incarnation, role, address in islice(rows, MAX_PEERS):
             peer = Peer(name, incarnation)
-            if name in wanted or not are_linked(self._hello.role, role) or len(wanted) > MAX_PEERS:
+            if name in (COORDINATOR_NAME, self._links.me.name) or not may_link(self._hello.role, role):
                 continue
-            wanted.add(name)
-            standing = self._watch.standing(peer)
-            if standing is Standing.SILENT and role is Role.WORKER and incarnation == self._watch.incarnation_of(name):
-                # The coordinator hears it: only we lost each other. One of the two has to come back anew before they
-                # may meet again, and the worker has less to lose than a gateway with requests on many workers.
-                self._fence(peer, address, now)
-            if standing is not Standing.UNKNOWN:
-                continue
-            known = self._watch.incarnation_of(name)
-            if self._watch.give_up(Peer(name, known)):
-                changes.append(self._drop_link(Peer(name, known)))
-            self._look_for(name, address, now)
+            are_needed = are_linked(self._hello.role, role)
+            if not are_needed:
+                others[name] = peer, address
+            if are_needed or self._others.get(name) == others[name]:
+                wanted.add(name)
+            changes += self._on_member(peer, role, address, now)
+        self._others = others
         for name in [name for name in self._candidates if name not in wanted]:
-            del self._candidates[name]
-            self._links.disconnect(Peer(name, _ANY))
+            self._stop_looking_for(name)
         return changes
 
-    def _look_for(self, name: str, address: str, now: float) -> None:
+    def _on_member(self, peer: Peer, role: Role, address: str, now: float) -> list[Change]:
+        """The coordinator hears ``peer``, whom we may link to."""
+        are_needed = are_linked(self._hello.role, role)
+        standing = self._watch.standing(peer)
+        known = Peer(peer.name, self._watch.incarnation_of(peer.name))
+        if standing is Standing.SILENT and are_needed and role is Role.WORKER and peer == known:
+            # Only we lost each other. One of the two has to come back anew before they may meet again, and the worker
+            # has less to lose than a gateway with requests on many workers.
+            self._fence(peer, address, now)
+        if standing is not Standing.UNKNOWN:
+            return []
+        changes: list[Change] = []
+        if self._watch.give_up(known):
+            changes.append(self._drop_link(known))
+            self._links.disconnect(Peer(peer.name, _ANY))
+        if are_needed:
+            self._look_for(peer.name, address, now)
+        return changes
+
+    def _look_for(self, name: str, address: str, now: float, until: float = inf) -> None:
         candidate = self._candidates.get(name)
         if candidate is None or candidate.address != address:
-            self._candidates[name] = _Candidate(address, now + self._times.heartbeat_s, 2 * self._times.heartbeat_s)
+            interval_s = self._times.heartbeat_s
+            self._candidates[name] = _Candidate(address, now + interval_s, 2 * interval_s, until)
             self._ask(name, address)
+
+    def _stop_looking_for(self, name: str) -> None:
+        del self._candidates[name]
+        self._links.disconnect(Peer(name, _ANY))
 
     def _ask(self, name: str, address: str) -> None:
         anyone = Peer(name, _ANY)
@@ -261,19 +333,46 @@ class Membership:
         self._answered_at[peer] = now
         return self._links.send(peer, replace(self._hello, answers=peer.incarnation))
 
-    def _tell_members(self) -> None:
-        if self._hello.role is not Role.COORDINATOR:
-            return
+    # --- telling who is there ----------------------------------------------------------------------------------------
+
+    def _on_change(self, now: float) -> None:
+        if self._hello.role is Role.COORDINATOR:
+            self._have_changed = True
+            self._tell_members(now)
+
+    def _next_telling(self) -> float:
+        if self._untold or self._have_changed:
+            return self._paid_until + _TURN_S
+        return self._tell_again_at
+
+    def _tell_members(self, now: float) -> None:
+        """Tell as many as the pace allows. All are told one state of things before the next round begins."""
+        self._paid_until = max(self._paid_until, now - _AT_ONCE_S)
+        while self._paid_until < now:
+            if not self._untold:
+                if not self._have_changed and now < self._tell_again_at:
+                    return
+                self._begin_round(now)
+                if not self._untold:
+                    return
+            peer = self._untold.popleft()
+            if peer in self._hellos and self._links.send(peer, self._members):
+                self._watch.sent(peer, now)
+                self._paid_until += _ROW_S * max(len(self._members.names), _LEAST_ROWS)
+
+    def _begin_round(self, now: float) -> None:
         alive = self._watch.alive
         hellos = [self._hellos[peer] for peer in alive]
-        members = Members(
+        self._members = Members(
             tuple(peer.name for peer in alive),
             tuple(peer.incarnation for peer in alive),
             tuple(hello.role for hello in hellos),
             tuple(hello.address for hello in hellos),
         )
-        for peer in alive:
-            self._links.send(peer, members)
+        self._untold.extend(alive)
+        self._have_changed = False
+        round_s = len(alive) * _ROW_S * max(len(alive), _LEAST_ROWS)
+        self._tell_again_at = now + max(self._times.death_after_s, _REPEATING * round_s)
 
     # --- parting -----------------------------------------------------------------------------------------------------
 
@@ -309,8 +408,10 @@ class Membership:
         for name in self._candidates:
             self._links.disconnect(Peer(name, _ANY))
         self._candidates.clear()
+        self._others.clear()
         self._names.clear()
         self._fenced_at.clear()
+        self._untold.clear()
         self._links.reincarnate(incarnation)
         self.start(now)
         return changes

@@ -1,8 +1,9 @@
 """The process shell: joins a transport, membership and one pure core on one thread.
 
 A node decides nothing. It tells its core, in order and one at a time, what arrives, who comes and goes, and that a
-deadline has come; it sends what the core wants sent, and hands every other effect to the process. ``step`` does one
-round and knows no event loop, so that tests and replays drive it with a virtual clock; ``run`` steps it on asyncio.
+deadline has come; it sends what the core wants sent, has membership meet whom the core wants to know, and hands every
+other effect to the process. ``step`` does one round and knows no event loop, so that tests and replays drive it with a
+virtual clock; ``run`` steps it on asyncio.
 
 Crash-only: an exception from the core or from performing an effect is a bug; it leaves ``run`` after one log line.
 """
@@ -12,12 +13,13 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from math import inf
 from types import TracebackType
 from typing import Final, Protocol
 
 from actorserve.actors.membership import Membership
-from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import Message, Peer, Tick
+from actorserve.core.effects import Effect, Meet, Send
+from actorserve.core.messages import Message, Peer, PeerDown, Tick
 from actorserve.wire.journal import Entry
 from actorserve.wire.transport import Transport
 
@@ -61,12 +63,55 @@ class _CrashLine:
             _log.critical("%s ends: %s at %s", self._name, repr(error)[:500], where)
 
 
+class _Alarm:
+    """Wakes one waiter: when it is rung, or at a time. Its timer is set anew only where it has to wake earlier."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_rung = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
+
+    def ring(self) -> None:
+        """Let ``wait`` end, or the next one."""
+        self._is_rung = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def quiet(self) -> None:
+        """Forget that it was rung."""
+        self._is_rung = False
+
+    async def wait(self, until: float | None) -> None:
+        """Until it is rung, at the latest about ``until`` (loop time), and perhaps before."""
+        if self._is_rung:
+            return
+        if until is not None and until < self._timer_at:
+            self.cancel()
+            self._timer_at = until
+            self._timer = self._loop.call_at(until, self._on_timer)
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def cancel(self) -> None:
+        """Wake nobody at a time any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, inf
+
+    def _on_timer(self) -> None:
+        self._timer, self._timer_at = None, inf
+        self.ring()
+
+
 class Node:
     """One process of the cluster. Owns its transport, and closes it when ``run`` ends.
 
-    ``clock`` is the loop's (``loop.time``) under ``run``. ``perform`` takes every effect that is not a Send. ``record``
+    ``clock`` is the loop's (``loop.time``) under ``run``. ``perform`` takes every effect but Send and Meet. ``record``
     gets each input of the core before the core sees it, so that a log shows what a crash was made of, and
-    ``record_effects`` what the core had done for it, before any of that is done.
+    ``record_effects`` what the core had done for it, before any of that is done. ``on_down`` hears of peers
+    that went down, once the core knows.
     """
 
     def __init__(
@@ -78,6 +123,7 @@ class Node:
         clock: Callable[[], float],
         record: Callable[[Entry], None] | None = None,
         record_effects: Callable[[Sequence[Effect]], None] | None = None,
+        on_down: Callable[[Peer], None] | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._transport = transport
@@ -87,7 +133,9 @@ class Node:
         self._clock = clock
         self._record = record
         self._record_effects = record_effects
+        self._on_down = on_down
         self._local: deque[Message] = deque()
+        self._deadline: float | None = None  # as the last step left it
         self._wake: Callable[[], None] | None = None
         self._is_stopping = False
 
@@ -144,13 +192,10 @@ class Node:
                 for change in changes:
                     self._tell(change, now, None)
         now = self._clock()
-        deadline = self._membership.next_deadline()
-        if deadline is not None and now >= deadline:
-            for change in self._membership.tick(now):
-                self._tell(change, now, None)
-        deadline = self._core.next_deadline()
-        if deadline is not None and now >= deadline:
-            self._tell(Tick(), now, None)
+        self._deadline = self.next_deadline()
+        if self._deadline is not None and now >= self._deadline:
+            self._on_deadline(now, is_behind=len(arrived) == _BATCH)
+            self._deadline = self.next_deadline()
         return bool(self._local) or len(arrived) == _BATCH
 
     def next_deadline(self) -> float | None:
@@ -158,31 +203,32 @@ class Node:
         deadlines = (self._membership.next_deadline(), self._core.next_deadline())
         return min((at for at in deadlines if at is not None), default=None)
 
+    def _on_deadline(self, now: float, *, is_behind: bool) -> None:
+        deadline = self._membership.next_deadline()
+        if deadline is not None and now >= deadline:
+            for change in self._membership.tick(now, is_behind=is_behind):
+                self._tell(change, now, None)
+        deadline = self._core.next_deadline()
+        if deadline is not None and now >= deadline:
+            self._tell(Tick(), now, None)
+
     async def run(self) -> None:
         """Live until ``stop``, or until a bug ends us. Raises: as ``step``."""
-        wake = asyncio.Event()
-        self._wake = wake.set
-        loop = asyncio.get_running_loop()
+        alarm = _Alarm(asyncio.get_running_loop())
+        self._wake = alarm.ring
         try:
             with _CrashLine(self.me.name):
                 self.start()
-                self._transport.on_arrival(wake.set)
+                self._transport.on_arrival(alarm.ring)
                 while not self._is_stopping:
-                    wake.clear()
+                    alarm.quiet()
                     if self.step():
                         # More is waiting: let the others on this loop have their turn first.
                         await asyncio.sleep(0)
-                        continue
-                    deadline = self.next_deadline()
-                    if deadline is None:
-                        await wake.wait()
-                        continue
-                    timer = loop.call_later(max(0.0, deadline - self._clock()), wake.set)
-                    try:
-                        await wake.wait()
-                    finally:
-                        timer.cancel()
+                    else:
+                        await alarm.wait(self._deadline)
         finally:
+            alarm.cancel()
             self._wake = None
             self._transport.close()
 
@@ -196,12 +242,18 @@ class Node:
             self._record_effects(effects)
         for effect in effects:
             if type(effect) is Send:
-                self._send(effect)
+                self._send(effect, now)
+            elif type(effect) is Meet:
+                self._membership.get_to_know(effect.peer, now)
             else:
                 self._perform(effect)
+        if self._on_down is not None and type(message) is PeerDown:
+            self._on_down(message.peer)
 
-    def _send(self, effect: Send) -> None:
+    def _send(self, effect: Send, now: float) -> None:
         if not self._membership.is_up(effect.to):
             self.counts["sends to a peer that is down"] += 1
-        elif not self._transport.send(effect.to, effect.message):
+        elif self._transport.send(effect.to, effect.message):
+            self._membership.sent(effect.to, now)
+        else:
             self.counts["sends refused by the transport"] += 1

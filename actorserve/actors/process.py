@@ -1,22 +1,28 @@
 """A process of the cluster from its settings: transport, membership, core and, where asked for, a journal."""
 
 import asyncio
+import os
+import resource
 import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from actorserve.actors.death_watch import WatchTimes
-from actorserve.actors.membership import COORDINATOR_NAME, Membership
+from actorserve.actors.membership import COORDINATOR_NAME, MAX_PEERS, Membership
 from actorserve.actors.node import Core, Node, fresh_incarnation
 from actorserve.core.effects import Effect
-from actorserve.core.messages import PROTOCOL_VERSION, Hello, ModelInfo, Peer, Role, Speed
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, KVAccess, ModelInfo, Peer, Role, Speed
 from actorserve.core.origin import Origin
 from actorserve.settings import ClusterSettings
 from actorserve.wire.journal import write_effects, write_entry, write_origin
 from actorserve.wire.origins import origin_text
+from actorserve.wire.transport import TransportLimits
 from actorserve.wire.zmq_transport import ZmqTransport
+
+_FILES_PER_PEER: Final = 4  # one for what goes there, one for what comes, one for the socket; and room for others
+_LINKS_PER_PEER: Final = 2  # while it moves to another address
 
 
 def address_of(name: str, runtime_dir: Path) -> str:
@@ -35,19 +41,22 @@ def make_node(
     kind: str = "",
     model: ModelInfo | None = None,
     speed: Speed | None = None,
+    kv: KVAccess | None = None,
     origin: Origin | None = None,
+    on_down: Callable[[Peer], None] | None = None,
 ) -> Node:
     """The node of this process. Call it on the running event loop, once what the process needs is loaded.
 
-    ``origin`` is what ``core`` was made from, for the journal.
+    ``origin`` is what ``core`` was made from, for the journal. ``on_down`` is as a ``Node`` takes it.
 
     Raises: ActorserveError where its address cannot be bound; OSError where the journal cannot be written.
     """
     me = Peer(name, fresh_incarnation())
-    transport = ZmqTransport(me, address_of(name, runtime_dir))
+    max_links = min(_LINKS_PER_PEER * MAX_PEERS, raise_file_limit() // _FILES_PER_PEER)
+    transport = ZmqTransport(me, address_of(name, runtime_dir), TransportLimits(max_links=max_links))
     membership = Membership(
         transport,
-        Hello(PROTOCOL_VERSION, role, transport.address, kind, model, speed=speed),
+        Hello(PROTOCOL_VERSION, role, transport.address, kind, model, speed=speed, kv=kv),
         address_of(COORDINATOR_NAME, runtime_dir),
         WatchTimes(settings.heartbeat_s, settings.death_after_s),
     )
@@ -57,13 +66,26 @@ def make_node(
         if origin is not None:
             write_origin(journal, origin_text(origin))
         record, record_effects = partial(write_entry, journal), partial(write_effects, journal)
-    return Node(transport, membership, core, perform, asyncio.get_running_loop().time, record, record_effects)
+    clock = asyncio.get_running_loop().time
+    return Node(transport, membership, core, perform, clock, record, record_effects, on_down)
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it ever may: each peer takes some. Returns how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def open_journal(folder: Path, me: Peer) -> BinaryIO:
-    """A fresh journal of this incarnation, unbuffered: after a kill it holds all that the core was told."""
+    """A fresh journal of this incarnation, unbuffered: after a kill it holds all that the core was told.
+
+    Only its owner may read it: it holds prompts, and the key of the worker's tickets.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    return (folder / f"{me.name}-{me.incarnation}.journal").open("wb", buffering=0)
+    file = folder / f"{me.name}-{me.incarnation}.journal"
+    return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)
 
 
 def on_termination(callback: Callable[[], None]) -> None:

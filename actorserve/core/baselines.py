@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from actorserve.core.messages import Attained
 from actorserve.core.mlfq import SkipJoinMLFQ
-from actorserve.core.policy import NEWCOMER
 from actorserve.core.request import Request
 from actorserve.core.step_times import StepTimes
+from actorserve.core.values import NEWCOMER
 
 
 class NaiveMLFQ(SkipJoinMLFQ):

@@ -6,12 +6,13 @@ Decodes take one token each, prefills share what ``core.token_budget`` leaves be
 now, because its KV is on the host, lets those behind it pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
 from actorserve.core.effects import Effect
 from actorserve.core.kv_memory import KVMemory
+from actorserve.core.messages import StepPlan
 from actorserve.core.policy import SchedulingPolicy
 from actorserve.core.request import Request
 from actorserve.core.step_times import StepTimes
@@ -32,6 +33,20 @@ class Batch:
     @property
     def num_decodes(self) -> int:
         return self.budget.iteration.num_decodes if self.budget is not None else 0
+
+    def step_plan(self, step_id: int) -> StepPlan:
+        """What the engine is told of it."""
+        rows = self.rows
+        return StepPlan(
+            step_id=step_id,
+            request_ids=tuple(request.request_id for request, _ in rows),
+            starts=tuple(request.num_computed for request, _ in rows),
+            token_ids=tuple(
+                tuple(request.token_ids[request.num_computed : request.num_computed + n]) for request, n in rows
+            ),
+            block_tables=tuple(tuple(request.blocks) for request, _ in rows),
+            samples=tuple(n == request.num_uncomputed for request, n in rows),
+        )
 
 
 class Batcher:
@@ -79,13 +94,18 @@ class Batcher:
         """A request got a token, for so much service."""
         self._mover.on_token(request, service_s)
 
-    def plan(self, now: float, effects: list[Effect]) -> tuple[Batch, list[Request]]:
+    def plan(
+        self, now: float, effects: list[Effect], standing_still: Collection[Request] = ()
+    ) -> tuple[Batch, list[Request]]:
         """The next iteration; without rows where nothing can run before a copy is done, or something comes.
 
         And the requests whose KV does not fit into the memory that is usable now: they must look for another place.
+        Those that stand still are left alone, with what they hold.
         """
         self._count_blocked(now)
         order = self._policy.order(now)
+        if standing_still:
+            order = [request for request in order if request not in standing_still]
         refused: list[Request] = []
         while True:
             if too_large := self._too_large_now(order):

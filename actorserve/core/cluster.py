@@ -8,13 +8,19 @@ gateway decides. Whenever room may have come, those who wait get it in their ord
 those behind it pass. Short ones could so take for ever what comes free. Therefore a request that would be passed after
 it has waited for its promotion has an instance kept for it, the one with the most room of those that could hold it:
 nobody else is sent there, so its room grows until the request fits, there or anywhere else.
+
+Each round it is looked at who should move requests to whom (``core.pairing``), whether there should be more instances
+or fewer (``core.scaling``), and who guards whose requests (``core.guardians``).
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from actorserve.core.dispatch import Fleet, InstanceView
+from actorserve.core.dispatch_baselines import ORDERS
 from actorserve.core.effects import Effect, Send
+from actorserve.core.guardians import Guardians
 from actorserve.core.messages import (
     LOCAL,
     LoadReport,
@@ -27,12 +33,15 @@ from actorserve.core.messages import (
     Refused,
     Role,
     Speed,
+    StartFailed,
     Tick,
     Unplace,
 )
 from actorserve.core.mlfq import PROMOTE_AFTER_S
+from actorserve.core.pairing import Pairing, PairingConfig
 from actorserve.core.policies import MIN_SHARE
 from actorserve.core.profile import Curve
+from actorserve.core.scaling import Scaling, ScalingConfig
 from actorserve.core.waiting_line import MAX_RETRY_AFTER_S, Waiting, WaitingLine
 
 
@@ -42,7 +51,12 @@ class ClusterConfig:
 
     ``promote_after_s_of`` is by priority, for classes that wait for their promotion longer or shorter than
     ``promote_after_s``. ``placement_ttl_s`` bounds how long a placement counts that no report confirms: its gateway may
-    have died.
+    have died. After ``report_ttl_s`` of silence an instance gets nothing, until it reports again.
+
+    ``dispatch`` is one of ``core.dispatch_baselines.ORDERS``. Without ``late_binding`` requests wait on instances: each
+    goes at once to one that could ever hold it. Where prompts have prefixes in common but instances have no prefix
+    cache, ``prefix_aware`` has to be off. Without ``migration``, ``scaling`` or ``checkpoints`` there are none; else
+    they are decided each ``round_s``.
     """
 
     max_waiting_requests: int
@@ -51,6 +65,14 @@ class ClusterConfig:
     promote_after_s: float = PROMOTE_AFTER_S
     promote_after_s_of: Mapping[int, float] = field(default_factory=dict)
     min_share: float = MIN_SHARE
+    report_ttl_s: float = inf
+    dispatch: str = "freeness"
+    late_binding: bool = True
+    prefix_aware: bool = True
+    round_s: float = 0.25
+    migration: PairingConfig | None = None
+    scaling: ScalingConfig | None = None
+    checkpoints: bool = False
 
     @property
     def placement_ttl_s(self) -> float:
@@ -62,13 +84,23 @@ class ClusterState:
 
     def __init__(self, config: ClusterConfig) -> None:
         self.config = config
-        self.fleet = Fleet(config.max_queue_per_instance, config.placement_ttl_s)
+        self.fleet = Fleet(
+            config.max_queue_per_instance if config.late_binding else None,
+            config.placement_ttl_s,
+            report_ttl_s=config.report_ttl_s,
+            order=ORDERS[config.dispatch],
+            prefix_aware=config.prefix_aware,
+        )
+        self.pairing = None if config.migration is None else Pairing(config.migration, self.fleet)
+        self.scaling = None if config.scaling is None else Scaling(config.scaling)
+        self.guardians = Guardians() if config.checkpoints else None
         self.line = WaitingLine(
             lambda priority: config.promote_after_s_of.get(priority, config.promote_after_s), config.min_share
         )
         self.num_stale_messages = 0
         self._speeds: dict[Peer, tuple[float, Curve]] = {}  # first quantum, prefill time by tokens
         self._fastest: tuple[float, Curve] | None = None
+        self._next_round_s: float | None = None
 
     @property
     def instances(self) -> Mapping[Peer, InstanceView]:
@@ -83,30 +115,74 @@ class ClusterState:
         """Take one message (local ones have no sender), and return what is to be done, in order."""
         sender = sender or LOCAL
         effects: list[Effect] = []
+        self.fleet.expire_reports(now)
         match message:
             case Place():
                 self._on_place(message, sender, now, effects)
             case LoadReport() if sender in self.instances:
-                self.fleet.on_report(sender, message)
+                self._on_report(sender, message, now)
+            case StartFailed() if self.scaling is not None:
+                self.scaling.on_start_failed()
             case Unplace(request_id=request_id, epoch=epoch):
                 self._forget(request_id, epoch, now)
             case PeerUp(peer=peer, role=Role.WORKER, kind=kind, model=model, speed=speed) if model is not None:
-                self.fleet.add(InstanceView(peer, kind, model))
-                self._learn_speed(peer, speed)
+                self._on_instance_up(InstanceView(peer, kind, model), speed)
             case PeerUp():
                 pass  # gateways make themselves known by what they ask
             case PeerDown(peer=peer):
                 self._on_peer_down(peer, now)
             case Tick():
                 self.fleet.expire(now)
+                if self._next_round_s is not None and now >= self._next_round_s:
+                    self._decide_round(now, effects)
             case _:
                 self.num_stale_messages += 1
+        if self._next_round_s is None and self._has_rounds():
+            self._next_round_s = now + self.config.round_s
         self._dispatch_waiting(now, effects)
         return effects
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
-        return self.fleet.next_expiry_s()
+        expiry_s = self.fleet.next_expiry_s()
+        if self._next_round_s is None or not self._has_rounds():
+            return expiry_s
+        return self._next_round_s if expiry_s is None else min(expiry_s, self._next_round_s)
+
+    # --- instances come and report, and rounds -----------------------------------------------------------------------
+
+    def _on_instance_up(self, view: InstanceView, speed: Speed | None) -> None:
+        if view.peer in self.instances and self.pairing is not None:
+            self.pairing.on_down(view.peer)
+        self.fleet.add(view)
+        if self.scaling is not None:
+            self.scaling.on_up(view.peer)
+        self._learn_speed(view.peer, speed)
+
+    def _on_report(self, peer: Peer, report: LoadReport, now: float) -> None:
+        self.fleet.on_report(peer, report, now)
+        if self.pairing is not None:
+            self.pairing.on_report(self.instances[peer])
+        if self.scaling is not None:
+            self.scaling.on_report(peer, now)
+
+    def _has_rounds(self) -> bool:
+        """Whether there is anything that a round could decide."""
+        has_pairs = self.pairing is not None or self.guardians is not None
+        return self.scaling is not None or (has_pairs and len(self.instances) > 1)
+
+    def _decide_round(self, now: float, effects: list[Effect]) -> None:
+        self._next_round_s = now + self.config.round_s if self._has_rounds() else None
+        if self.scaling is not None:
+            decided, leaving = self.scaling.round(self.instances.values(), len(self.line), self.line.num_tokens, now)
+            effects += decided
+            if leaving is not None:
+                self.fleet.drain(leaving)
+        if self.pairing is not None:
+            self._keep_for_first(now)
+            effects += self.pairing.round(now)
+        if self.guardians is not None:
+            effects += self.guardians.round(self.instances.values(), now)
 
     # --- requests come and go ----------------------------------------------------------------------------------------
 
@@ -165,8 +241,13 @@ class ClusterState:
         self.fleet.release(request_id)
 
     def _on_peer_down(self, peer: Peer, now: float) -> None:
+        if self.pairing is not None:
+            self.pairing.on_down(peer)
+        if self.scaling is not None:
+            self.scaling.on_down(peer)
         self.fleet.remove(peer)
-        if self._speeds.pop(peer, None) is not None:
+        speed = self._speeds.pop(peer, None)
+        if speed is not None and speed is self._fastest:
             self._find_fastest()
         for request_id in [r for r, waiting in self.waiting.items() if waiting.gateway == peer]:
             self._remove_waiting(request_id, now)
@@ -206,6 +287,15 @@ class ClusterState:
                 break
         return False
 
+    def _keep_for_first(self, now: float) -> None:
+        """Keep an instance for the first in the line once it is overdue, also where nobody could pass it.
+
+        For what is kept for a request is where others are moved away, to make room for it.
+        """
+        request_id = next(iter(self.line.order(now)), None)
+        if request_id is not None and not self.fleet.is_kept_for(request_id) and self.line.is_overdue(request_id, now):
+            self.fleet.keep_for(self.waiting[request_id].place)
+
     def _is_room(self) -> bool:
         """Whether there is room for the shortest of those who wait."""
         shortest_tokens = self.line.shortest_tokens()
@@ -218,10 +308,12 @@ class ClusterState:
         if speed is None:
             return
         try:
-            self._speeds[peer] = speed.min_iteration_s, Curve(speed.prefill_tokens, speed.prefill_s)
+            self._speeds[peer] = known = speed.min_iteration_s, Curve(speed.prefill_tokens, speed.prefill_s)
         except ValueError:
             self.num_stale_messages += 1
-        self._find_fastest()
+            return
+        if known[0] > 0.0 and (self._fastest is None or known[0] < self._fastest[0]):
+            self._fastest = known
 
     def _find_fastest(self) -> None:
         quanta = ((quantum_s, peer) for peer, (quantum_s, _) in self._speeds.items() if quantum_s > 0.0)

@@ -68,7 +68,7 @@ class SwapIn:
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Copy what a ticket names, but for its first ``num_skipped`` blocks, from another worker's pool into these blocks
-    of the device's own, in order; answered by a CopyDone, or a CopyFailed.
+    of the device's own pool, or of the host's, in order; answered by a CopyDone, or a CopyFailed.
 
     It goes beside the iterations: no step touches these blocks before it is done. ``is_urgent``: its request stands
     still, so no bandwidth budget holds it back.
@@ -81,6 +81,7 @@ class Fetch:
     num_skipped: int
     blocks: tuple[int, ...]
     is_urgent: bool
+    into_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,11 @@ class Meet:
     """Get to know this worker, of whom the coordinator has told; a PeerUp follows if it is there. Repeatable."""
 
     peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Have one more worker started; it makes itself known when it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,7 @@ Effect = (
     | SwapIn
     | Fetch
     | Meet
+    | StartWorker
     | Deliver
     | End
 )

@@ -3,25 +3,39 @@
 A request that comes is queued by the policy (``core.mlfq``); ``core.batching`` chooses each iteration's requests anew,
 and moves KV between device and host (``core.swapping``). Blocks that an iteration filled are shared with requests that
 begin with the same tokens, and outlive their owner until their place is needed. One iteration is in flight at a time,
-and copies go beside it.
+and copies go beside it. Requests move to other instances while they run (``core.migration``), and come from there
+(``core.arrivals``).
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
+from actorserve.core.arrivals import Arrivals
 from actorserve.core.batching import Batch, Batcher
+from actorserve.core.checkpoints import CheckpointSource
 from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, Effect, RunStep, Send
-from actorserve.core.freeness import virtual_usage_bytes
+from actorserve.core.ended import Ended
+from actorserve.core.guarding import CheckpointStore
+from actorserve.core.instance_config import InstanceConfig as InstanceConfig
 from actorserve.core.kv_memory import KVMemory
+from actorserve.core.load import memory_report
 from actorserve.core.messages import (
     LOCAL,
+    Checkpoint,
+    Confirmed,
+    Copied,
     CopyDone,
+    CopyFailed,
+    Declined,
+    DeclineReason,
     Drain,
-    Finished,
+    GuardedBy,
+    Keep,
     LoadReport,
     MemoryLimit,
     Message,
+    MigrateTo,
+    Offer,
     Peer,
     PeerDown,
     PeerUp,
@@ -30,42 +44,21 @@ from actorserve.core.messages import (
     Release,
     Resend,
     Role,
+    Stage,
     Start,
     Started,
     StepDone,
-    StepPlan,
     Tick,
+    Withdrawn,
 )
+from actorserve.core.migration import Departures
 from actorserve.core.outputs import Row, send_tokens
 from actorserve.core.policy import SchedulingPolicy
 from actorserve.core.request import Request
 from actorserve.core.step_times import StepTimes
-from actorserve.core.swapping import SwapMode
 from actorserve.core.token_budget import TokenBudget
 
-
-@dataclass(frozen=True, slots=True)
-class InstanceConfig:
-    """The sizes of an instance, told by its engine and settings. ``headroom_bytes`` is by priority."""
-
-    num_blocks: int
-    tokens_per_block: int
-    bytes_per_block: int
-    max_context_tokens: int
-    max_batch_requests: int
-    max_batch_tokens: int
-    load_report_s: float
-    retry_s: float
-    tpot_target_s: float = math.inf
-    headroom_bytes: dict[int, int] = field(default_factory=dict)
-    prefix_cache: bool = True
-    num_host_blocks: int = 0
-    swap_mode: SwapMode = SwapMode.PROACTIVE
-
-    @property
-    def max_tokens(self) -> int:
-        """Prompt and output of the largest request that can be served."""
-        return min(self.max_context_tokens, self.num_blocks * self.tokens_per_block)
+_KEEP_AFTER_DEATH_S = 10.0  # checkpoints of a dead worker's requests: its gateways hear of it, and ask for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,11 @@ class _Step:
 
     step_id: int
     batch: Batch
-    starts: list[int]  # of each row: the tokens computed before
+    starts: Sequence[int]  # of each row: the tokens computed before
+
+    @property
+    def requests(self) -> list[Request]:
+        return [request for request, _ in self.batch.rows]
 
 
 class InstanceState:
@@ -104,7 +101,16 @@ class InstanceState:
             max_tokens=config.max_tokens,
         )
         self.requests: dict[str, Request] = {}  # waiting or started
-        self.ended: dict[str, Request] = {}  # finished or given back, until their gateway releases them
+        self.departures = Departures(
+            config.migration, self.memory, policy, times, self.requests, config.tokens_per_block, config.retry_s
+        )
+        self.arrivals = Arrivals(self.memory, config.max_tokens, 2 * config.migration.timeout_s)
+        self.checkpoints = CheckpointSource(
+            self.memory, self.requests, config.migration.ticket_key, config.checkpoint_tokens
+        )
+        self.guarding = CheckpointStore(self.memory, _KEEP_AFTER_DEATH_S)
+        self.ended = Ended(config.retry_s)
+        self.leaving: list[Request] = []  # gone, and the iteration in flight still writes their blocks
         self.num_stale_messages = 0
         self.draining = False
         self._said_drained = False
@@ -114,7 +120,6 @@ class InstanceState:
         self._report_sequence = 0
         self._accepted: list[str] = []
         self._next_report_s: float | None = None
-        self._next_retry_s: float | None = None
 
     # --- the shell's two calls ---------------------------------------------------------------------------------------
 
@@ -136,19 +141,39 @@ class InstanceState:
                 effects.append(Send(peer, self._load_report(())))
                 if self._next_report_s is None:
                     self._next_report_s = now + self.config.load_report_s
+            case PeerUp(peer=peer, role=Role.WORKER, kv=access):
+                for side in (self.departures, self.arrivals, self.checkpoints, self.guarding):
+                    side.on_peer_up(peer, access)
             case PeerDown(peer=peer):
-                self._on_peer_down(peer, effects)
+                self._on_peer_down(peer, now, effects)
             case Tick():
                 self._on_tick(now, effects)
+            case CopyDone(copy_id=copy_id) | CopyFailed(copy_id=copy_id) if self.memory.is_fetch(copy_id):
+                request, failed = self.memory.on_fetched(copy_id), isinstance(message, CopyFailed)
+                if request is not None and not self.arrivals.on_fetched(request, now, effects, failed=failed):
+                    self.guarding.on_fetched(request, effects, failed=failed)
             case CopyDone(copy_id=copy_id, duration_s=duration_s):
                 self.times.observe_swap(self.memory.on_copy_done(copy_id), duration_s)
+            case MigrateTo() | Copied() | Declined() | Keep() | Offer() | Stage() | Withdrawn():
+                self._on_migration(message, now, sender, effects)
+            case GuardedBy(guardian=guardian):
+                self.checkpoints.on_order(guardian, effects)
+            case Checkpoint():
+                self.guarding.on_checkpoint(message, sender, now, effects)
+            case Confirmed():
+                self.guarding.on_confirmed(message, sender, now)
             case MemoryLimit(num_blocks=num_blocks):
                 self.memory.device.limit(num_blocks)
             case Drain():
                 self.draining = True
+                self.arrivals.decline_all(effects)
+                self.guarding.let_all_go()
                 self._report_load(now, effects)
             case _:
                 self.num_stale_messages += 1
+        if self.departures.is_busy:
+            self.departures.settle(self._running, now, effects)
+        self.checkpoints.settle(now, effects)
         self._run_next_step(now, effects)
         if self.draining and not self._said_drained and not self.requests and not self.ended:
             self._said_drained = True
@@ -157,7 +182,15 @@ class InstanceState:
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
-        return min((t for t in (self._next_report_s, self._next_retry_s) if t is not None), default=None)
+        deadlines = (
+            self._next_report_s,
+            self.ended.next_retry_s,
+            self.departures.next_deadline(),
+            self.arrivals.next_deadline(),
+            self.checkpoints.next_deadline(),
+            self.guarding.next_deadline(),
+        )
+        return min((t for t in deadlines if t is not None), default=None)
 
     # --- requests come and go ----------------------------------------------------------------------------------------
 
@@ -168,7 +201,7 @@ class InstanceState:
             if present.epoch == epoch:
                 effects.append(Send(gateway, Started(spec.request_id, epoch)))
                 if spec.request_id in self.ended:
-                    effects.append(self._last_word(present))
+                    effects.append(self.ended.last_word(present))
             else:
                 self.num_stale_messages += 1
             return
@@ -183,11 +216,20 @@ class InstanceState:
         effects.append(Send(gateway, Started(spec.request_id, epoch)))
         if request.check_finished(self.config.max_tokens):
             # Its last owner died between the last token and saying so.
-            self._end(request, now, effects)
+            self.ended.say(request, now, effects)
             return
         self.requests[spec.request_id] = request
-        self.policy.add(request, now, self.memory.prefixes.num_cached_tokens(request), message.attained)
-        self.batcher.on_arrival(request, now)
+        migration = message.migration
+        is_adopted = migration is not None and (
+            self.arrivals.adopt(migration, request) or self.guarding.adopt(migration, request)
+        )
+        num_cached = request.num_computed if is_adopted else self.memory.prefixes.num_cached_tokens(request)
+        self.policy.add(request, now, num_cached, message.attained)
+        if is_adopted:
+            # As one that was swapped in: it stays for as much service as coming cost (``core.swapping``).
+            request.owed_s = self.times.transfer_s(self.memory.bytes_of(request))
+        else:
+            self.batcher.on_arrival(request, now)
         effects.append(AddToEngine(spec))
 
     def _refusal(self, request: Request) -> RefusalReason | None:
@@ -202,9 +244,11 @@ class InstanceState:
         if request is not None and request.epoch <= message.epoch:
             self._remove(request, effects)
 
-    def _on_peer_down(self, peer: Peer, effects: list[Effect]) -> None:
+    def _on_peer_down(self, peer: Peer, now: float, effects: list[Effect]) -> None:
         if self._listeners.get(peer.name) == peer:
             del self._listeners[peer.name]
+        for side in (self.departures, self.arrivals, self.checkpoints, self.guarding):
+            side.on_peer_down(peer, now)
         for request in [*self.requests.values(), *self.ended.values()]:
             if request.gateway == peer:
                 self._remove(request, effects)
@@ -217,13 +261,11 @@ class InstanceState:
         first = max(message.from_position, request.resumed_output)
         send_tokens(((request, position) for position in range(first, request.num_output)), effects)
         if message.request_id in self.ended:
-            effects.append(self._last_word(request))
+            effects.append(self.ended.last_word(request))
 
     def _remove(self, request: Request, effects: list[Effect]) -> None:
-        """Forget a request, in whatever state it is.
-
-        Its blocks are free at once, but for those that a copy under way reads or writes; also under an iteration that
-        still writes them: blocks are handed out only when the next one is planned, and that is after this one is done.
+        """Forget a request, in whatever state it is. Its blocks are free as soon as no copy under way and no iteration
+        in flight touches them.
         """
         if self.ended.get(request.request_id) is request:
             del self.ended[request.request_id]
@@ -232,23 +274,54 @@ class InstanceState:
         self._leave(request, effects)
 
     def _leave(self, request: Request, effects: list[Effect]) -> None:
+        self.departures.on_gone(request, effects)
+        self.checkpoints.on_gone(request, effects)
         self.policy.remove(request)
-        self.memory.drop(request)
+        if request in self._running:
+            self.leaving.append(request)
+        else:
+            self.memory.drop(request)
         effects.append(DropFromEngine(request.request_id))
 
-    def _end(self, request: Request, now: float, effects: list[Effect]) -> None:
-        """It is finished, or has no room here; that is said again and again until its gateway releases it."""
-        self.ended[request.request_id] = request
-        effects.append(self._last_word(request))
-        if self._next_retry_s is None:
-            self._next_retry_s = now + self.config.retry_s
+    # --- migration ---------------------------------------------------------------------------------------------------
 
-    def _last_word(self, request: Request) -> Send:
-        request_id, epoch, reason = request.request_id, request.epoch, request.finish_reason
-        if reason is None:
-            refusal = RefusalReason.OVERLOADED
-            return Send(request.gateway, Refused(request_id, epoch, refusal, self.config.retry_s, request.attained))
-        return Send(request.gateway, Finished(request_id, epoch, reason, request.num_output))
+    def _on_migration(
+        self,
+        message: MigrateTo | Copied | Declined | Keep | Offer | Stage | Withdrawn,
+        now: float,
+        sender: Peer,
+        effects: list[Effect],
+    ) -> None:
+        is_expected = True
+        match message:
+            case MigrateTo():
+                self.departures.on_order(message, now, effects)
+            case Copied():
+                is_expected = self.departures.on_copied(message, sender, now, effects)
+                is_expected = is_expected or self.checkpoints.on_copied(message, sender, effects)
+                if not is_expected and not self.departures.knows(message.number, sender):
+                    effects.append(Send(sender, Withdrawn(message.number)))  # told before, but that may have been lost
+            case Declined():
+                is_expected = self.departures.on_declined(message, sender)
+                is_expected = is_expected or self.checkpoints.on_declined(message, sender, now)
+            case Keep(request_id=request_id, epoch=epoch):
+                is_expected = self.departures.on_keep(request_id, epoch)
+            case Offer(number=number) if self.draining:
+                effects.append(Send(sender, Declined(number, DeclineReason.DRAINING)))
+            case Offer():
+                # A block is left for each that runs: to take it, and send somebody away for want of it, wins nothing.
+                self.arrivals.on_offer(message, sender, len(self._running), now, effects)
+            case Stage():
+                self.arrivals.on_stage(message, sender, now, effects)
+            case Withdrawn(number=number):
+                self.arrivals.on_withdrawn(number, sender)
+                self.guarding.on_withdrawn(number, sender)
+        self.num_stale_messages += not is_expected
+
+    @property
+    def _running(self) -> Collection[Request]:
+        """Those in the iteration in flight."""
+        return () if self._step is None else self._step.requests
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
@@ -258,40 +331,29 @@ class InstanceState:
         if not self.requests:
             self.batcher.rest(now)
             return
-        batch, refused = self.batcher.plan(now, effects)
+        batch, refused = self.batcher.plan(now, effects, self.departures.standing_still)
         for request in refused:
             request.attained = self.policy.attained(request, now)
             del self.requests[request.request_id]
             self._leave(request, effects)
-            self._end(request, now, effects)
+            self.ended.say(request, now, effects)
         if batch.rows:
             self._begin_step(batch, effects)
 
     def _begin_step(self, batch: Batch, effects: list[Effect]) -> None:
-        rows = batch.rows
         self._num_steps += 1
-        starts = [request.num_computed for request, _ in rows]
-        self._step = _Step(self._num_steps, batch, starts)
-        effects.append(
-            RunStep(
-                StepPlan(
-                    step_id=self._num_steps,
-                    request_ids=tuple(request.request_id for request, _ in rows),
-                    starts=tuple(starts),
-                    token_ids=tuple(
-                        tuple(request.token_ids[request.num_computed : request.num_computed + n]) for request, n in rows
-                    ),
-                    block_tables=tuple(tuple(request.blocks) for request, _ in rows),
-                    samples=tuple(n == request.num_uncomputed for request, n in rows),
-                )
-            )
-        )
+        plan = batch.step_plan(self._num_steps)
+        self._step = _Step(self._num_steps, batch, plan.starts)
+        effects.append(RunStep(plan))
 
     def _on_step_done(self, done: StepDone, now: float, effects: list[Effect]) -> None:
         step = self._step
         if step is None or step.step_id != done.step_id:
             raise ValueError(f"step {done.step_id} is done, but was not in flight")
         self._step = None
+        for request in self.leaving:
+            self.memory.drop(request)
+        self.leaving.clear()
         batch = step.batch
         assert batch.budget is not None
         self.token_budget.observe(batch.budget, done.duration_s)
@@ -323,7 +385,7 @@ class InstanceState:
         for request in ended:
             del self.requests[request.request_id]
             self._leave(request, effects)
-            self._end(request, now, effects)
+            self.ended.say(request, now, effects)
 
     # --- many iterations at once, for a simulator ---------------------------------------------------------------------
 
@@ -334,7 +396,7 @@ class InstanceState:
         there are blocks for all of them: then nothing is decided in between, unless a message comes.
         """
         step, memory = self._step, self.memory
-        if step is None or memory.is_copying or self.config.prefix_cache:
+        if step is None or memory.is_copying or self.config.prefix_cache or self.departures.wants_step_end:
             return 0
         if not len(self.requests) == len(step.batch.rows) == step.batch.num_decodes:
             return 0
@@ -396,9 +458,10 @@ class InstanceState:
         if self._next_report_s is not None and now >= self._next_report_s:
             self._report_load(now, effects)
             self._next_report_s = now + self.config.load_report_s if self._listeners else None
-        if self._next_retry_s is not None and now >= self._next_retry_s:
-            effects.extend(self._last_word(request) for request in self.ended.values())
-            self._next_retry_s = now + self.config.retry_s if self.ended else None
+        self.ended.on_tick(now, effects)
+        self.departures.on_tick(now, effects)
+        self.arrivals.on_tick(now, effects)
+        self.guarding.on_tick(now, effects)
 
     def _report_load(self, now: float, effects: list[Effect]) -> None:
         accepted, self._accepted = tuple(self._accepted), []
@@ -407,33 +470,20 @@ class InstanceState:
         effects.extend(Send(peer, report) for peer in self._listeners.values())
 
     def _load_report(self, accepted: tuple[str, ...]) -> LoadReport:
-        config, memory = self.config, self.memory
         planned = [request for request in self.batcher.order if self.requests.get(request.request_id) is request]
         order = list(dict.fromkeys([*planned, *self.requests.values()]))
-        num_usable = memory.device.num_usable_blocks
-        num_host_used = memory.host.num_blocks - memory.host.num_free_blocks
-        num_started = sum(request.is_started for request in order)
-        return LoadReport(
+        config, departures = self.config, self.departures
+        return replace(
+            memory_report(self.memory, order, config.headroom_bytes),
             sequence=self._report_sequence,
-            num_running=num_started,
-            num_waiting=len(order) - num_started,
-            kv_total_bytes=num_usable * config.bytes_per_block,
-            kv_used_bytes=(num_usable - memory.device.num_free_blocks) * config.bytes_per_block,
-            virtual_usage_bytes=virtual_usage_bytes(
-                order, memory.held_blocks, memory.blocks_wanted, config.bytes_per_block, config.headroom_bytes
-            ),
-            bytes_per_block=config.bytes_per_block,
-            tokens_per_block=config.tokens_per_block,
             num_preemptions=self.batcher.num_preemptions,
             accepted=accepted,
             draining=self.draining,
-            num_tokens_looked_up=memory.prefixes.num_tokens_looked_up,
-            num_tokens_found=memory.prefixes.num_tokens_found,
-            host_total_bytes=memory.host.num_blocks * config.bytes_per_block,
-            host_used_bytes=num_host_used * config.bytes_per_block,
-            kv_needed_bytes=memory.held_blocks * config.bytes_per_block,
-            num_swapped=sum(request.is_swapped for request in order),
-            num_swap_outs=memory.num_swap_outs,
-            swapped_bytes=memory.num_copied_blocks * config.bytes_per_block,
             swap_blocked_s=self.batcher.blocked_s,
+            num_migrating=len(departures) + len(self.arrivals),
+            num_migrated=departures.num_migrated,
+            num_migrations_failed=departures.num_failed,
+            migrated_bytes=departures.migrated_bytes,
+            checkpointed_bytes=self.checkpoints.checkpointed_bytes,
+            kv_reserved_bytes=self.memory.bytes_of_blocks(self.arrivals.num_blocks),
         )

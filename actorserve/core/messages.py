@@ -9,173 +9,41 @@ workers. ``g -> w`` in a docstring says who sends to whom; *local* messages neve
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NamedTuple
+
+from actorserve.core.migration_messages import (
+    Checkpoint as Checkpoint,
+    Confirmed as Confirmed,
+    Copied as Copied,
+    Declined as Declined,
+    Guarded as Guarded,
+    GuardedBy as GuardedBy,
+    HandOver as HandOver,
+    Keep as Keep,
+    MigrateTo as MigrateTo,
+    Offer as Offer,
+    Stage as Stage,
+    Withdrawn as Withdrawn,
+)
+from actorserve.core.values import (
+    LOCAL as LOCAL,
+    NEWCOMER as NEWCOMER,
+    Attained as Attained,
+    DeclineReason as DeclineReason,
+    FinishReason as FinishReason,
+    KVAccess as KVAccess,
+    KVTicket as KVTicket,
+    MigrationId as MigrationId,
+    ModelInfo as ModelInfo,
+    Peer as Peer,
+    RefusalReason as RefusalReason,
+    RequestSpec as RequestSpec,
+    Role as Role,
+    SamplingParams as SamplingParams,
+    Speed as Speed,
+    TokenLogprobs as TokenLogprobs,
+)
 
 PROTOCOL_VERSION = 4
-
-
-class Peer(NamedTuple):
-    """A process as others know it: its stable name, and which life of it this is (grows with every start)."""
-
-    name: str
-    incarnation: int
-
-
-LOCAL = Peer("", 0)
-"""The sender of a message that never left its process."""
-
-
-class MigrationId(NamedTuple):
-    """One attempt to move a request: who gives it away, and that one's count of attempts."""
-
-    source: Peer
-    number: int
-
-
-class Role(StrEnum):
-    GATEWAY = "gateway"
-    COORDINATOR = "coordinator"
-    WORKER = "worker"
-
-
-class FinishReason(StrEnum):
-    """Why a request ended. ``STOP`` and ``LENGTH`` are successes; each request ends exactly once."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-class RefusalReason(StrEnum):
-    """Why a request was not taken; the gateway turns it into an HTTP status."""
-
-    TOO_LARGE = "too_large"  # never fits this instance, however empty
-    OVERLOADED = "overloaded"  # the cluster's queue is full, or the instance has no memory for it now
-    NO_INSTANCE = "no_instance"  # nobody came to serve it in time
-    DRAINING = "draining"  # the instance is shutting down
-
-
-class DeclineReason(StrEnum):
-    """Why a destination does not take a request over; it stays where it is."""
-
-    NO_BLOCKS = "no_blocks"  # no room for this stage
-    DRAINING = "draining"
-    UNREACHABLE = "unreachable"  # the source's KV can not be read from here, or reading it failed
-    UNKNOWN = "unknown"  # it was given up here: too late, or never heard of
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to choose tokens, and when to stop. Complete: two requests with equal params and tokens go on equally.
-
-    ``seed`` is always set (the gateway draws one where the client gave none): token ``i`` is chosen with randomness
-    that depends on ``(seed, i)`` alone. ``top_k`` 0 and ``top_p`` 1.0 switch those off; temperature 0 is greedy.
-    ``top_logprobs`` -1 asks for none, 0 for the chosen token's, k for the k best beside it.
-    """
-
-    seed: int
-    max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    stop_token_ids: tuple[int, ...] = ()  # includes end-of-sequence, unless the client ignores it
-    top_logprobs: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities of one position, from the model's raw logits: the chosen token's and the best others'."""
-
-    logprob: float
-    top_token_ids: tuple[int, ...]
-    top_logprobs: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestSpec:
-    """A request, whole: enough for any worker to start it, or to carry it on from the tokens already made.
-
-    Position ``i`` of ``prompt_token_ids + output_token_ids`` is absolute and the same on every worker.
-    ``output_token_ids`` is empty at first, and holds what the client already has after a failover. Requests share KV
-    only with those of the same ``cache_salt``. A lower ``priority`` is more urgent.
-    """
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    sampling: SamplingParams
-    output_token_ids: tuple[int, ...] = ()
-    priority: int = 0
-    cache_salt: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What a worker serves. ``max_tokens`` bounds prompt + output: the model's context or the KV pool's capacity."""
-
-    name: str
-    vocab_size: int
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """How fast a worker is, as far as the coordinator's queue needs it: points of its profile's prefill curve (tokens,
-    seconds; ``core.profile``), and the shortest iteration, which is the first quantum.
-    """
-
-    prefill_tokens: tuple[int, ...]
-    prefill_s: tuple[float, ...]
-    min_iteration_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Attained:
-    """What a request had from a multi-level feedback queue so far, in durations: whoever receives it derives the level.
-
-    ``service_s`` in all; ``quantum_s`` of the level that it was on (0: it is new, and joins by its prefill time) and
-    what it used of that; ``waited_s`` since it last ran, or since it came.
-    """
-
-    service_s: float = 0.0
-    quantum_s: float = 0.0
-    quantum_used_s: float = 0.0
-    waited_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class KVAccess:
-    """How another worker reads this worker's KV pools (``workers.kv_transfer``); the core only hands it on.
-
-    Blocks can be copied between pools of one ``layout``. ``host`` names the machine, where ``shared`` (memory that can
-    be mapped) and ``cuda_ipc`` (a device's memory) are of use; both may be empty. At ``address`` blocks are sent.
-    """
-
-    layout: str
-    address: str
-    host: str = ""
-    shared: str = ""
-    cuda_ipc: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class KVTicket:
-    """Leave to read these blocks of a worker's pool once, for a stage of a migration; ``secret`` proves it
-    (``core.tickets``). The blocks lie in the pool on the host where ``on_host``, else in the device's.
-    """
-
-    number: int
-    stage: int
-    on_host: bool
-    blocks: tuple[int, ...]
-    secret: str
 
 
 # --- membership ------------------------------------------------------------------------------------------------------
@@ -262,7 +130,8 @@ class Place:
     ``num_tokens`` counts what must be prefilled (prompt and output so far). ``kind`` is the kind that made the tokens
     so far ("" when there are none): an instance of that kind is preferred, so that the answer does not change.
     ``avoid`` is the instance that just failed this request, which the coordinator may not have noticed yet.
-    ``waited_s`` is how long it has waited elsewhere since it came or got its last token.
+    ``waited_s`` is how long it has waited elsewhere since it came or got its last token. ``prefix_names`` are those of
+    the prompt's beginnings, the shortest first (``core.prefix_map``).
     """
 
     request_id: str
@@ -272,6 +141,7 @@ class Place:
     kind: str = ""
     avoid: Peer | None = None
     waited_s: float = 0.0
+    prefix_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +164,7 @@ class Refused:
     epoch: int
     reason: RefusalReason
     retry_after_s: float
-    attained: Attained = Attained()
+    attained: Attained = NEWCOMER
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +187,7 @@ class Start:
 
     epoch: int
     request: RequestSpec
-    attained: Attained = Attained()
+    attained: Attained = NEWCOMER
     migration: MigrationId | None = None
 
 
@@ -391,6 +261,9 @@ class LoadReport:
     ``swapped_bytes`` (both ways) were in all, and requests were due for the batch but still being copied for
     ``swap_blocked_s`` in all. ``num_migrating`` requests are on their way, in and out; of those that were on their way
     out, ``num_migrated`` were handed over, with ``migrated_bytes`` copied, and ``num_migrations_failed`` stayed.
+    ``kv_reserved_bytes``, a part of the virtual usage, is kept for those on their way in; ``kv_wanted_bytes`` is the
+    demand of all that wait, of which the virtual usage holds only the first one's. ``checkpointed_bytes`` were copied
+    into another worker's host memory.
     """
 
     sequence: int
@@ -417,97 +290,9 @@ class LoadReport:
     num_migrated: int = 0
     num_migrations_failed: int = 0
     migrated_bytes: int = 0
-
-
-# --- migration (core.migration tells the whole story) -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MigrateTo:
-    """c -> w: for the next ``ttl_s`` move requests there, of so many bytes of KV in all, one after another.
-
-    A later one takes its place; one of 0 bytes ends it. What is under way goes on.
-    """
-
-    destination: Peer
-    num_bytes: int
-    ttl_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """s -> d, the first stage: reserve blocks for this request, and copy what the ticket names.
-
-    KV exists for the first ``num_computed`` of its tokens, all in the ticket's blocks. With ``is_last`` the request
-    stands still, and these are all of its tokens.
-    """
-
-    number: int
-    epoch: int
-    gateway: Peer
-    request: RequestSpec
-    num_computed: int
-    ticket: KVTicket
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """s -> d, each further stage: ``token_ids`` were made since, and the ticket's blocks come after those before."""
-
-    number: int
-    token_ids: tuple[int, ...]
-    num_computed: int
-    ticket: KVTicket
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """d -> s: all that this stage named lies here."""
-
-    number: int
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """d -> s: no; nothing is held here for it any more."""
-
-    number: int
-    reason: DeclineReason
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """s -> d: the request stays, or is gone; let go of what was reserved and copied."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class HandOver:
-    """w -> g: the owner asks that ``to`` own the request from here on. It stands still until the answer.
-
-    Repeated until then, so it is the question "did you commit?" as well. The answer is Release (``to`` owns it, or it
-    is gone) or Keep. ``number`` is that of the migration which copied its KV; 0 where it has none. The gateway must
-    have ``num_output_tokens``, for ``to`` has no log-probabilities of those before.
-    """
-
-    request_id: str
-    epoch: int
-    to: Peer
-    number: int
-    num_output_tokens: int
-    attained: Attained
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """g -> w: the request is not handed over; go on with it."""
-
-    request_id: str
-    epoch: int
+    kv_reserved_bytes: int = 0
+    kv_wanted_bytes: int = 0
+    checkpointed_bytes: int = 0
 
 
 # --- between an instance and its engine (local) ----------------------------------------------------------------------
@@ -565,6 +350,11 @@ class MemoryLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class StartFailed:
+    """Local: a worker that was to be started will not come. Not each that fails is known, so waiting has its bounds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Local: the deadline that ``next_deadline`` named has come."""
 
@@ -618,10 +408,15 @@ Message = (
     | Withdrawn
     | HandOver
     | Keep
+    | GuardedBy
+    | Checkpoint
+    | Confirmed
+    | Guarded
     | StepDone
     | CopyDone
     | CopyFailed
     | MemoryLimit
+    | StartFailed
     | Tick
     | Drain
     | Open

@@ -14,9 +14,9 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from actorserve.core.messages import Attained
-from actorserve.core.policy import NEWCOMER
 from actorserve.core.request import Request
 from actorserve.core.step_times import StepTimes
+from actorserve.core.values import NEWCOMER
 
 PROMOTE_AFTER_S = 0.3
 """FastServe's default for the starvation limit, its alpha."""

@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from actorserve.core.messages import Attained
+from actorserve.core.messages import NEWCOMER, Attained
 from actorserve.core.request import Request
-
-NEWCOMER = Attained()
 
 
 class SchedulingPolicy(Protocol):

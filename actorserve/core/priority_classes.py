@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from actorserve.core.messages import Attained
-from actorserve.core.policy import NEWCOMER, SchedulingPolicy
+from actorserve.core.policy import SchedulingPolicy
 from actorserve.core.request import Request
+from actorserve.core.values import NEWCOMER
 
 
 class _Class:

@@ -1,5 +1,7 @@
 """A request as its instance holds it: its tokens, how far its KV has come, and which blocks hold that."""
 
+from dataclasses import replace
+
 from actorserve.core.messages import Attained, FinishReason, Peer, RequestSpec, TokenLogprobs
 
 
@@ -80,6 +82,10 @@ class Request:
     def is_swapped(self) -> bool:
         """Whether its KV lies on the host alone."""
         return bool(self.host_blocks) and self.copy_id is None
+
+    def spec_now(self) -> RequestSpec:
+        """What another instance would start it from."""
+        return replace(self.spec, output_token_ids=tuple(self.token_ids[self.num_prompt :]))
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Take one sampled token."""

@@ -1,12 +1,16 @@
 """The gateway's sessions: each owns one client's stream, issues its request's epochs, and outlives its workers.
 
-A session asks the coordinator for a place, starts its request there, and takes the tokens. When the owner dies, it
-begins a new epoch and has the request carried on elsewhere from the tokens it holds. Epochs are issued here and
-nowhere else, so at any time at most one (instance, epoch) is current; output of any other is dropped, and its sender
-is told to release it.
+A session asks the coordinator for a place, starts its request there, and takes the tokens. While the coordinator is
+gone the gateway places by itself (``core.stand_in``). When the owner dies, the session begins a new epoch and has the
+request carried on elsewhere from the tokens it holds. Epochs are issued here and nowhere else, so at any time at most
+one (instance, epoch) is current; output of any other is dropped, and its sender is told to release it.
 
 A worker may refuse what it was given: it drains, or others took the memory that the request needs. That too means a new
 epoch and another place, within the request's patience. What the coordinator refuses ends a request that has no output.
+
+Or it hands a request over to another worker, which may hold a copy of its KV (``core.migration``). The session alone
+commits that, by the new epoch: the owner asks, stands still, and is told either to let go or to keep the request, each
+time that it asks. So no message that is lost or late, and nobody's death, can leave two owners or none.
 
 What a request attained at a worker goes with it where that gives it back, and is gone where that dies. Then it begins
 at the next as a newcomer with a longer prompt, but with the time that it has waited since it last got a token, so that
@@ -16,8 +20,7 @@ Every message to a peer may be lost: what is not answered is sent again after ``
 repeated without harm.
 """
 
-from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from dataclasses import dataclass, replace
 
 from actorserve.core.effects import Available, Deliver, Effect, End, Send
 from actorserve.core.messages import (
@@ -26,8 +29,12 @@ from actorserve.core.messages import (
     Close,
     Finished,
     FinishReason,
+    Guarded,
+    HandOver,
+    Keep,
     LoadReport,
     Message,
+    MigrationId,
     Open,
     Peer,
     PeerDown,
@@ -37,7 +44,6 @@ from actorserve.core.messages import (
     RefusalReason,
     Refused,
     Release,
-    RequestSpec,
     Resend,
     Role,
     Start,
@@ -47,40 +53,10 @@ from actorserve.core.messages import (
     Tokens,
     Unplace,
 )
+from actorserve.core.prefix_map import prefix_names
+from actorserve.core.session import Session, Stage
+from actorserve.core.stand_in import StandIn
 from actorserve.core.waiting_line import MAX_RETRY_AFTER_S
-
-
-class Stage(Enum):
-    """Where a session's request is."""
-
-    PLACING = auto()  # with the coordinator; no worker knows this epoch
-    STARTING = auto()  # sent to a worker that has not answered
-    RUNNING = auto()  # a worker owns it
-
-
-@dataclass(slots=True)
-class Session:
-    """One request's life at the gateway.
-
-    Its patience counts from ``patient_from_s``: since it came, lost its owner, or was last served. ``served_at_s`` is
-    when it was last served, or came; of the time since then, ``waited_s`` passed under earlier epochs, and ``queued_s``
-    in the coordinator's queue under this one.
-    """
-
-    spec: RequestSpec
-    patient_from_s: float
-    served_at_s: float
-    retry_at_s: float
-    epoch: int = 1
-    stage: Stage = Stage.PLACING
-    instance: Peer | None = None
-    kind: str = ""  # of the worker that made the tokens so far
-    avoid: Peer | None = None
-    waited_s: float = 0.0
-    attained: Attained = field(default_factory=Attained)  # at the owner that gave it back
-    queued_s: float = 0.0
-    output: list[int] = field(default_factory=list)
-    resend_asked_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +64,11 @@ class SessionsConfig:
     retry_s: float
     no_instance_timeout_s: float
     resume_timeout_s: float
+    max_queue_per_instance: int = 64  # as the coordinator's; for when it is gone
+
+    @property
+    def placement_ttl_s(self) -> float:
+        return 5 * self.retry_s
 
     @property
     def retry_slack_s(self) -> float:
@@ -102,10 +83,13 @@ class SessionsState:
         self.config = config
         self.sessions: dict[str, Session] = {}
         self.coordinator: Peer | None = None
+        self.stand_in: StandIn | None = None  # while the coordinator is gone, or did not come
         self.workers: dict[Peer, PeerUp] = {}
         self.loads: dict[Peer, LoadReport] = {}
         self.num_stale_messages = 0
         self.num_failovers = 0
+        self.num_handed_over = 0
+        self.num_placed_here = 0  # by the stand-in
         self._said_available = False
         self._next_tick_s: float | None = None
 
@@ -120,7 +104,12 @@ class SessionsState:
                 self._on_finished(message, sender, now, effects)
             case Open(request=spec):
                 opened = Session(
-                    spec, patient_from_s=now, served_at_s=now, retry_at_s=now, output=list(spec.output_token_ids)
+                    spec,
+                    patient_from_s=now,
+                    served_at_s=now,
+                    retry_at_s=now,
+                    output=list(spec.output_token_ids),
+                    prefix_names=prefix_names(spec),
                 )
                 self.sessions[spec.request_id] = opened
                 self._place(opened, now, effects)
@@ -134,8 +123,18 @@ class SessionsState:
                     session.stage = Stage.RUNNING
             case Refused():
                 self._on_refused(message, sender, now, effects)
+            case HandOver(request_id=request_id, epoch=epoch):
+                session = self._current(request_id, epoch, sender, effects)
+                if session is not None:
+                    session.stage = Stage.RUNNING
+                    session.handing_over = message
+                    self._hand_over(session, now, effects)
+            case Guarded(request_id=request_id, epoch=epoch):
+                session = self._current(request_id, epoch, sender, effects)
+                if session is not None:
+                    session.guarded = message
             case LoadReport():
-                self.loads[sender] = message
+                self._on_load_report(message, sender, now, effects)
             case PeerUp():
                 self._on_peer_up(message, now, effects)
             case PeerDown(peer=peer):
@@ -153,27 +152,28 @@ class SessionsState:
     # --- finding an owner --------------------------------------------------------------------------------------------
 
     def _place(self, session: Session, now: float, effects: list[Effect], not_now: Peer | None = None) -> None:
-        """(Re)ask for a place. With the coordinator gone, wait: its next incarnation is asked at once.
+        """(Re)ask for a place. With the coordinator gone, whoever finds none here asks its next incarnation at once.
 
         ``not_now`` is avoided by this question alone, ``session.avoid`` by those that repeat it too.
         """
         session.stage = Stage.PLACING
         self._retry_later(session, now)
         if self.coordinator is not None:
-            effects.append(
-                Send(
-                    self.coordinator,
-                    Place(
-                        session.spec.request_id,
-                        session.epoch,
-                        num_tokens=len(session.spec.prompt_token_ids) + len(session.output),
-                        priority=session.spec.priority,
-                        kind=session.kind,
-                        avoid=not_now or session.avoid,
-                        waited_s=session.waited_s,
-                    ),
-                )
-            )
+            effects.append(Send(self.coordinator, self._question(session, not_now)))
+        elif self.stand_in is not None:
+            self._ask(self.stand_in, session, now, effects, not_now)
+
+    def _question(self, session: Session, not_now: Peer | None = None) -> Place:
+        return Place(
+            session.spec.request_id,
+            session.epoch,
+            num_tokens=session.num_tokens,
+            priority=session.spec.priority,
+            kind=session.kind,
+            avoid=not_now or session.avoid,
+            waited_s=session.waited_s,
+            prefix_names=session.prefix_names,
+        )
 
     def _on_placed(self, message: Placed, sender: Peer, now: float, effects: list[Effect]) -> None:
         session = self.sessions.get(message.request_id)
@@ -182,7 +182,10 @@ class SessionsState:
             effects.append(Send(sender, Unplace(message.request_id, message.epoch)))
             return
         if session.stage is not Stage.PLACING:
-            return  # a repeated answer
+            if session.instance != message.instance:
+                # It was placed elsewhere before. (Else the answer is only repeated.)
+                effects.append(Send(sender, Unplace(message.request_id, message.epoch)))
+            return
         session.instance = message.instance
         session.queued_s = message.waited_s
         if message.instance in self.workers:
@@ -190,13 +193,40 @@ class SessionsState:
         # Else this gateway has not met that worker yet (its PeerUp starts the request), or knows it dead before the
         # coordinator does (the next retry asks again, and finds it gone).
 
+    def _ask(
+        self, stand_in: StandIn, session: Session, now: float, effects: list[Effect], not_now: Peer | None = None
+    ) -> None:
+        """Start the request wherever the stand-in has room for it, under the epoch that no worker knows yet."""
+        instance = stand_in.place(self._question(session, not_now), now)
+        if instance is not None:
+            self.num_placed_here += 1
+            session.instance = instance
+            session.queued_s = now - session.served_at_s - session.waited_s
+            self._start(session, now, effects)
+
+    def _place_waiting(self, stand_in: StandIn, now: float, effects: list[Effect]) -> None:
+        """Give what room there may be to those who wait, the most urgent first and then the earliest."""
+        if stand_in.room_tokens <= 0:
+            return
+        waiting = [session for session in self.sessions.values() if session.stage is Stage.PLACING]
+        for session in sorted(waiting, key=lambda session: session.spec.priority):
+            if session.num_tokens <= stand_in.room_tokens:
+                self._ask(stand_in, session, now, effects)
+
+    def _begin_to_stand_in(self, now: float, effects: list[Effect]) -> None:
+        config = self.config
+        self.stand_in = StandIn(
+            self.workers.values(), self.loads, config.max_queue_per_instance, config.placement_ttl_s, now
+        )
+        self._place_waiting(self.stand_in, now, effects)
+
     def _start(self, session: Session, now: float, effects: list[Effect]) -> None:
         assert session.instance is not None
         session.stage = Stage.STARTING
         self._retry_later(session, now)
         spec = replace(session.spec, output_token_ids=tuple(session.output))
         attained = replace(session.attained, waited_s=session.waited_s + session.queued_s)
-        effects.append(Send(session.instance, Start(session.epoch, spec, attained)))
+        effects.append(Send(session.instance, Start(session.epoch, spec, attained, session.migration)))
 
     def _retry_later(self, session: Session, now: float) -> None:
         session.retry_at_s = now + self.config.retry_s
@@ -204,19 +234,47 @@ class SessionsState:
             self._next_tick_s = session.retry_at_s
 
     def _fail_over(self, session: Session, now: float, effects: list[Effect]) -> None:
-        """The owner is lost: have the request carried on elsewhere, with new patience."""
+        """The owner is lost: have the request carried on, best where checkpoints of its KV are, with new patience."""
         self.num_failovers += 1
-        session.avoid = session.instance
+        lost, guarded = session.instance, session.guarded
+        session.avoid = lost
         session.patient_from_s = now
         self._begin_epoch(session, now)
-        self._place(session, now, effects)
+        if lost is not None and guarded is not None and guarded.guardian in self.workers:
+            session.instance = guarded.guardian
+            session.queued_s = 0.0
+            session.migration = MigrationId(lost, guarded.number)
+            self._start(session, now, effects)
+        else:
+            self._place(session, now, effects)
 
     def _begin_epoch(self, session: Session, now: float) -> None:
         """From here on the request has no owner, and the tokens that its client has."""
         session.epoch += 1
         session.instance = None
         session.resend_asked_s = None
+        session.migration = session.handing_over = session.guarded = None
         session.waited_s = now - session.served_at_s
+
+    def _hand_over(self, session: Session, now: float, effects: list[Effect]) -> None:
+        """Commit what the owner asked for, or have it keep the request; once all of its tokens are here."""
+        asked, owner = session.handing_over, session.instance
+        assert asked is not None
+        assert owner is not None
+        if asked.to not in self.workers:
+            session.handing_over = None
+            effects.append(Send(owner, Keep(asked.request_id, asked.epoch)))
+        elif asked.num_output_tokens > len(session.output):
+            self._ask_resend(session, now, effects)
+        else:
+            self.num_handed_over += 1
+            self._begin_epoch(session, now)
+            session.instance = asked.to
+            session.attained = asked.attained
+            session.queued_s = 0.0
+            session.migration = MigrationId(owner, asked.number) if asked.number else None
+            self._start(session, now, effects)
+            effects.append(Send(owner, Release(asked.request_id, asked.epoch)))
 
     # --- what the owner says -----------------------------------------------------------------------------------------
 
@@ -259,6 +317,8 @@ class SessionsState:
                 if message.num_cached_tokens:
                     num_cached.setdefault(request_id, message.num_cached_tokens[first])
                 session.kind = self.workers[sender].kind
+                if session.handing_over is not None:
+                    self._hand_over(session, now, effects)
         for request_id, (token_ids, logprobs) in fresh.items():
             effects.append(Deliver(request_id, tuple(token_ids), tuple(logprobs), num_cached.get(request_id, 0)))
 
@@ -319,9 +379,9 @@ class SessionsState:
         reason, retry_after_s = RefusalReason.NO_INSTANCE, self.config.retry_s
         if self.coordinator is not None:
             effects.append(Send(self.coordinator, Unplace(session.spec.request_id, session.epoch)))
-            if any(peer not in self.loads or not self.loads[peer].draining for peer in self.workers):
-                # The queue takes at least as long as was waited here in vain; more is not known.
-                reason, retry_after_s = RefusalReason.OVERLOADED, min(now - session.patient_from_s, MAX_RETRY_AFTER_S)
+        if any(peer not in self.loads or not self.loads[peer].draining for peer in self.workers):
+            # The queue takes at least as long as was waited here in vain; more is not known.
+            reason, retry_after_s = RefusalReason.OVERLOADED, min(now - session.patient_from_s, MAX_RETRY_AFTER_S)
         self._end_with_refusal(session, reason, retry_after_s, effects)
 
     def _end_with_refusal(
@@ -343,7 +403,7 @@ class SessionsState:
 
     def _on_peer_up(self, message: PeerUp, now: float, effects: list[Effect]) -> None:
         if message.role is Role.COORDINATOR:
-            self.coordinator = message.peer
+            self.coordinator, self.stand_in = message.peer, None
             for session in self.sessions.values():
                 if session.stage is Stage.PLACING:
                     self._place(session, now, effects)
@@ -352,6 +412,8 @@ class SessionsState:
                 self._said_available = True
                 effects.append(Available())
             self.workers[message.peer] = message
+            if self.stand_in is not None:
+                self.stand_in.meet(message)
             for session in self.sessions.values():
                 if session.avoid == message.peer:
                     # Not dead after all (it was we who were fenced): it may be the only one there is.
@@ -362,16 +424,28 @@ class SessionsState:
                     self._start(session, now, effects)
 
     def _on_peer_down(self, peer: Peer, now: float, effects: list[Effect]) -> None:
+        self.loads.pop(peer, None)
         if peer == self.coordinator:
             self.coordinator = None
-        self.loads.pop(peer, None)
+            self._begin_to_stand_in(now, effects)
+        if self.stand_in is not None:
+            self.stand_in.lose(peer)
         if self.workers.pop(peer, None) is not None:
             for session in self.sessions.values():
                 if session.instance == peer:
                     session.attained = Attained()
                     self._fail_over(session, now, effects)
 
+    def _on_load_report(self, report: LoadReport, sender: Peer, now: float, effects: list[Effect]) -> None:
+        self.loads[sender] = report
+        if self.stand_in is not None:
+            self.stand_in.on_report(sender, report, now)
+            self._place_waiting(self.stand_in, now, effects)
+
     def _on_tick(self, now: float, effects: list[Effect]) -> None:
+        if self.coordinator is None and self.stand_in is None:
+            # None was met yet, and somebody has waited for it for ``retry_s``.
+            self._begin_to_stand_in(now, effects)
         for session in list(self.sessions.values()):
             if session.stage is Stage.RUNNING or now < session.retry_at_s - self.config.retry_slack_s:
                 continue

@@ -5,7 +5,7 @@ these attend to, its prefill tokens, and what these attend to before their chunk
 measurement scales each factor by a power of measured over predicted duration, the higher the larger its part is in that
 prediction (as in the multiplicative algebraic reconstruction technique: Gordon, Bender and Herman, 1970). So iterations
 like the last ones are soon predicted rightly, however wrong the profile was; iterations of decodes or of prefills alone
-tell the parts apart; and times stay positive. Deterministic, six numbers of state.
+tell the parts apart; and times stay positive. Deterministic, seven numbers of state.
 """
 
 import math
@@ -54,6 +54,7 @@ class StepTimes:
         self.profile = profile
         self._factors = [1.0] * 5
         self._swap_factor = 1.0
+        self._transfer_factor = 1.0
 
     @property
     def min_iteration_s(self) -> float:
@@ -119,6 +120,16 @@ class StepTimes:
         low, high = _FACTOR_BOUNDS
         factor = self._swap_factor * math.exp(_deviation(duration_s, self.swap_s(num_bytes)))
         self._swap_factor = min(max(factor, low), high)
+
+    def transfer_s(self, num_bytes: int) -> float:
+        """Copying so many bytes of KV to another instance."""
+        return self._transfer_factor * self.profile.transfer.copy_s(num_bytes)
+
+    def observe_transfer(self, num_bytes: int, duration_s: float) -> None:
+        """A copy of so many bytes to another instance took so long. What cannot be a duration is ignored."""
+        low, high = _FACTOR_BOUNDS
+        factor = self._transfer_factor * math.exp(_deviation(duration_s, self.transfer_s(num_bytes)))
+        self._transfer_factor = min(max(factor, low), high)
 
     def _parts(self, iteration: Iteration) -> tuple[float, float, float, float, float]:
         """The iteration's seconds, as the factors have them."""

@@ -53,6 +53,7 @@ class WaitingLine:
 
     def __init__(self, promote_after_s: Callable[[int], float], min_share: float) -> None:
         self.waiting: dict[str, Waiting] = {}  # by request id
+        self.num_tokens = 0  # of all of them
         self._promote_after_s = promote_after_s
         self._min_share = min_share
         self._classes: dict[int, _Class] = {}  # those with requests, the most urgent first
@@ -73,6 +74,7 @@ class WaitingLine:
             self._classes[place.priority] = _Class(queue)
             self._classes = dict(sorted(self._classes.items()))
         self.waiting[place.request_id] = waiting
+        self.num_tokens += place.num_tokens
         queue = self._classes[place.priority].queue
         promotion_s = queue.next_change_s(now)
         if promotion_s is not None and promotion_s <= now:
@@ -88,6 +90,7 @@ class WaitingLine:
     def remove(self, request_id: str, now: float) -> Waiting:
         """It has a place, or gave up."""
         waiting = self.waiting.pop(request_id)
+        self.num_tokens -= waiting.place.num_tokens
         its_class = self._classes[waiting.place.priority]
         its_class.queue.remove(request_id)
         if not len(its_class.queue):

@@ -12,6 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actorserve.errors import InvalidRequestError
 from actorserve.http import errors
+from actorserve.http.api_keys import ApiKeys
+from actorserve.http.authentication import Authentication
 from actorserve.http.chat_template import ChatTemplate
 from actorserve.http.endpoints import Endpoints
 from actorserve.http.metrics import Metrics
@@ -31,11 +33,12 @@ def create_app(
     description: ModelDescription,
     settings: HttpSettings,
     *,
+    api_keys: ApiKeys | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
     """The app that serves ``description``'s model through ``service``. ``clock`` is for measured latencies, in seconds.
 
-    Without a ``template`` chats are refused.
+    Without a ``template`` chats are refused. With ``api_keys`` every route but ``/health`` needs one of them.
     """
     translator = Translator(service, tokenizer, template, description, settings)
     endpoints = Endpoints(service, tokenizer, translator, Metrics(service, clock), settings)
@@ -59,7 +62,7 @@ def create_app(
     )
     app.router.redirect_slashes = False  # a redirect would be to whatever host the client named
     # Outside of everything, so that the answer to an unexpected error passes them too.
-    return DiscardUnreadBody(RequestId(app))
+    return DiscardUnreadBody(RequestId(app if api_keys is None else Authentication(app, api_keys)))
 
 
 class _Silence(Response):

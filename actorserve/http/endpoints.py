@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from actorserve.core.messages import RequestSpec
 from actorserve.http.answer_format import AnswerFormat, AnswerHead
+from actorserve.http.authentication import granted_priority
 from actorserve.http.body import BodyReader
 from actorserve.http.chat import ChatFormat
 from actorserve.http.choice import Choice
@@ -51,7 +52,8 @@ class Endpoints:
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
             asked = await parse_request(ChatRequest, body, self._settings)
-            question = await self._translator.chat(asked, answer_id)
+            priority = granted_priority(request.scope, asked.priority)
+            question = await self._translator.chat(asked, answer_id, priority)
         head = self._head(asked, answer_id, question)
         return Answer(self, question, asked, ChatFormat(head, self._tokenizer))
 
@@ -59,7 +61,8 @@ class Endpoints:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
             asked = await parse_request(CompletionRequest, body, self._settings)
-            question = await self._translator.completion(asked, answer_id)
+            priority = granted_priority(request.scope, asked.priority)
+            question = await self._translator.completion(asked, answer_id, priority)
         head = self._head(asked, answer_id, question)
         return Answer(self, question, asked, CompletionFormat(head, self._tokenizer))
 

@@ -129,7 +129,7 @@ class SamplingFields(StrictFields):
     stream: Annotated[bool, _null_is(False)] = False
     stream_options: StreamOptions | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX), _null_is(0)] = 0
+    priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None  # lower is more urgent
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None  # 1 KiB on the wire, at most
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ from actorserve.actors.process import make_node, on_termination
 from actorserve.core.messages import Role
 from actorserve.core.sessions import SessionsConfig, SessionsState
 from actorserve.errors import ActorserveError
+from actorserve.http.api_keys import read_api_keys
 from actorserve.http.app import create_app
 from actorserve.http.chat_template import ChatTemplate
 from actorserve.http.server import bind, serve
@@ -47,12 +48,17 @@ def _template(description: ModelDescription, settings: HttpSettings) -> ChatTemp
 
 async def _run(child: Child) -> None:
     settings = child.settings
+    keys_file = settings.http.api_keys_file
+    keys = None if keys_file is None else read_api_keys(keys_file)
     listener = bind(settings.http.host, settings.http.port)
     child.status.loading("reading the tokenizer")
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
     config = SessionsConfig(
-        settings.cluster.retry_s, settings.cluster.no_instance_timeout_s, settings.cluster.resume_timeout_s
+        settings.cluster.retry_s,
+        settings.cluster.no_instance_timeout_s,
+        settings.cluster.resume_timeout_s,
+        max_queue_per_instance=settings.workers.max_waiting_requests,
     )
     core = SessionsState(config)
     service = SessionService(core, settings.http.max_open_requests)
@@ -60,7 +66,8 @@ async def _run(child: Child) -> None:
         child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir, origin=config
     )
     service.attach(node.inject, node.num_dropped_frames)
-    app = create_app(service, tokenizer, _template(description, settings.http), description, settings.http)
+    template = _template(description, settings.http)
+    app = create_app(service, tokenizer, template, description, settings.http, api_keys=keys)
     ending = asyncio.Event()
     on_termination(ending.set)
 

@@ -1,17 +1,16 @@
 """``/metrics``: the names that dashboards for vLLM read, on a registry of our own.
 
-Load comes from the instances' latest reports, one ``engine`` each. What clients see (tokens, latencies, endings) is
-measured here, where a request is one choice of an answer; its ``engine`` is ``gateway``, for a request may change its
-worker. Latencies include the wait for a client that reads slowly.
+Load comes from the instances' latest reports (``http.load_metrics``), one ``engine`` each. What clients see (tokens,
+latencies, endings) is measured here, where a request is one choice of an answer; its ``engine`` is ``gateway``, for a
+request may change its worker. Latencies include the wait for a client that reads slowly.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from actorserve.core.messages import FinishReason
+from actorserve.http.load_metrics import LoadMetrics
 from actorserve.http.service import Service
 
 _ENGINE = "gateway"
@@ -28,7 +27,7 @@ class Metrics:
         self._service = service
         self._clock = clock
         self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(_Loads(service))
+        self.registry.register(LoadMetrics(service))
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were answered.")
         self.prompt_tokens_cached = self._counter(
             "vllm:prompt_tokens_cached", "Of those, the tokens that were found in a prefix cache."
@@ -99,55 +98,3 @@ class RequestMeter:
     def released(self) -> None:
         """Nobody waits for it any more; without an end of its own, that is an abort."""
         self.finished(FinishReason.ABORT)
-
-
-class _Loads(Collector):
-    """Reads the instances' load reports, and the service's own counters, whenever somebody looks."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def collect(self) -> Iterable[Metric]:
-        model = self._service.model
-        name = model.name if model is not None else ""
-        running = GaugeMetricFamily("vllm:num_requests_running", "Requests in the batch.", labels=_LABELS)
-        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Requests that wait for a place.", labels=_LABELS)
-        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Part of the KV cache in use, 0 to 1.", labels=_LABELS)
-        preempted = CounterMetricFamily("vllm:num_preemptions", "Requests that gave up their blocks.", labels=_LABELS)
-        queries = CounterMetricFamily(
-            "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", labels=_LABELS
-        )
-        hits = CounterMetricFamily("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", labels=_LABELS)
-        host = GaugeMetricFamily(
-            "actorserve_host_kv_usage", "Part of the host's pool for KV in use, 0 to 1.", labels=_LABELS
-        )
-        swapped = GaugeMetricFamily(
-            "actorserve_requests_swapped", "Requests whose KV lies on the host.", labels=_LABELS
-        )
-        swap_outs = CounterMetricFamily(
-            "actorserve_swap_outs", "Requests whose KV was copied to the host.", labels=_LABELS
-        )
-        swapped_bytes = CounterMetricFamily(
-            "actorserve_swapped_bytes", "KV copied to the host and back.", labels=_LABELS
-        )
-        blocked = CounterMetricFamily(
-            "actorserve_swap_blocked_seconds", "Time that requests due for a step waited for copies.", labels=_LABELS
-        )
-        for instance, load in sorted(self._service.loads().items()):
-            labels = (name, instance)
-            running.add_metric(labels, load.num_running)
-            waiting.add_metric(labels, load.num_waiting)
-            usage.add_metric(labels, load.kv_used_bytes / load.kv_total_bytes if load.kv_total_bytes > 0 else 0.0)
-            preempted.add_metric(labels, load.num_preemptions)
-            queries.add_metric(labels, load.num_tokens_looked_up)
-            hits.add_metric(labels, load.num_tokens_found)
-            host.add_metric(labels, load.host_used_bytes / load.host_total_bytes if load.host_total_bytes > 0 else 0.0)
-            swapped.add_metric(labels, load.num_swapped)
-            swap_outs.add_metric(labels, load.num_swap_outs)
-            swapped_bytes.add_metric(labels, load.swapped_bytes)
-            blocked.add_metric(labels, load.swap_blocked_s)
-        yield from (running, waiting, usage, preempted, queries, hits)
-        yield from (host, swapped, swap_outs, swapped_bytes, blocked)
-        yield GaugeMetricFamily("actorserve_instances", "Workers that are up.", value=self._service.num_instances)
-        for counter, count in sorted(self._service.counters().items()):
-            yield CounterMetricFamily(f"actorserve_{counter}", f"{counter.replace('_', ' ')}.", value=count)

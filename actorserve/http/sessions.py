@@ -115,6 +115,8 @@ class SessionService:
         return {
             "dropped_frames": self._num_dropped_frames(),
             "failovers": self._core.num_failovers,
+            "handed_over": self._core.num_handed_over,
+            "placed_without_coordinator": self._core.num_placed_here,
             "stale_messages": self._core.num_stale_messages,
         }
 

@@ -74,7 +74,7 @@ class Translator:
             raise RequestFailedError(404, message, param="model", code="model_not_found")
         return model
 
-    async def chat(self, request: ChatRequest, answer_id: str) -> Question:
+    async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> Question:
         """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         if self._template is None:
@@ -88,16 +88,24 @@ class Translator:
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         return self._question(
-            request, model, answer_id, [token_ids], max_tokens, model.max_tokens, top_logprobs, "messages"
+            request, model, answer_id, priority, [token_ids], max_tokens, model.max_tokens, top_logprobs, "messages"
         )
 
-    async def completion(self, request: CompletionRequest, answer_id: str) -> Question:
+    async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> Question:
         """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
         top_logprobs = -1 if request.logprobs is None else request.logprobs
         return self._question(
-            request, model, answer_id, prompts, request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs, "prompt"
+            request,
+            model,
+            answer_id,
+            priority,
+            prompts,
+            request.max_tokens,
+            DEFAULT_COMPLETION_TOKENS,
+            top_logprobs,
+            "prompt",
         )
 
     async def _off_loop(self, read: Callable[[], T]) -> T:
@@ -129,6 +137,7 @@ class Translator:
         request: SamplingFields,
         model: ModelInfo,
         answer_id: str,
+        priority: int,
         prompts: Sequence[tuple[int, ...]],
         asked_max_tokens: int | None,
         default_max_tokens: int,
@@ -154,7 +163,7 @@ class Translator:
             for choice in range(request.n):
                 sampling = self._sampling(request, derive_seed(seed, choice), max_tokens, top_logprobs)
                 request_id, salt = f"{answer_id}-{len(specs)}", request.cache_salt or ""
-                specs.append(RequestSpec(request_id, prompt, sampling, priority=request.priority, cache_salt=salt))
+                specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
         return Question(tuple(specs), sum(map(len, prompts)), request.n)
 
     def _sampling(self, request: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Child:
-    """What a child process is given: ``index`` of ``count`` processes of its role, named ``name``.
+    """What a child process is given: ``index`` of at most ``count`` processes of its role on the host, named ``name``.
 
     ``settings`` are resolved: model path, device, threads, memory, number of workers and port are no longer open.
     """
@@ -58,7 +58,7 @@ def _parse(program: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR", help="folder of the sockets")
     parser.add_argument("--name", required=True, help="this process's name, the same in every life of it")
     parser.add_argument("--index", type=int, default=0, help="which of the processes of its role it is, from 0")
-    parser.add_argument("--count", type=int, default=1, help="how many processes of its role there are")
+    parser.add_argument("--count", type=int, default=1, help="how many processes of its role there may be")
     return parser.parse_args(arguments)
 
 

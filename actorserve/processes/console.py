@@ -69,11 +69,13 @@ class StartDisplay:
         self._usage = usage
         self._out = out
         self._started = False
+        self._added: set[str] = set()  # and not ready yet
 
     def progress(self, name: str, report: Status) -> None:
         if self._started:
             if report.phase is Phase.READY:
-                self._display.line(f"{name} is ready again")
+                self._display.line(f"{name} is ready" if name in self._added else f"{name} is ready again")
+                self._added.discard(name)
             return
         if report.phase is Phase.READY:
             self._display.update(name, report.text or "ready", 1.0)
@@ -88,6 +90,14 @@ class StartDisplay:
 
     def restarting(self, name: str, how: str, after_s: float) -> None:
         self._display.line(f"{name} {how}; starting it again in {after_s:.1f} s")
+
+    def adding(self, name: str) -> None:
+        self._added.add(name)
+        self._display.line(f"starting {name}")
+
+    def removed(self, name: str, why: str) -> None:
+        self._added.discard(name)
+        self._display.line(why)
 
     def stopping(self, num_children: int) -> None:
         self._display.close()

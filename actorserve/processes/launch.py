@@ -30,11 +30,20 @@ class LaunchError(ActorserveError):
 
 @dataclass(frozen=True)
 class Placement:
-    """On what workers run: worker i on ``selectors[i % len(selectors)]``, or on the CPU where that is empty."""
+    """On what workers run: worker i on ``selectors[i % len(selectors)]``, or on the CPU where that is empty.
+
+    ``num_workers`` run from the start, and ``num_spare`` more may be started later.
+    """
 
     num_workers: int
     selectors: tuple[str, ...]
     threads_per_worker: int
+    num_spare: int = 0
+
+    @property
+    def max_workers(self) -> int:
+        """Among how many cores and memory are shared out."""
+        return self.num_workers + self.num_spare
 
 
 def replace(settings: Settings, section: str, **values: Any) -> Settings:
@@ -89,7 +98,7 @@ def find_gpus() -> tuple[str, ...]:
 
 
 def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> Placement:
-    """One worker a GPU, or two CPU workers, unless settings say otherwise.
+    """One worker a GPU, or two CPU workers, unless settings say otherwise; and what scaling may add on this machine.
 
     Raises: SettingsError, for settings that this machine cannot meet.
     """
@@ -98,12 +107,25 @@ def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> 
         gpus = ()
     elif wanted.device == "cuda" and not gpus:
         raise SettingsError("workers.device is cuda, but no GPU can be used here")
-    count = wanted.count or len(gpus) or DEFAULT_CPU_WORKERS
-    if gpus and count > len(gpus) and wanted.kv_cache_bytes is None:
+    count, most = _num_workers(settings, len(gpus) or DEFAULT_CPU_WORKERS)
+    if gpus and most > len(gpus) and wanted.kv_cache_bytes is None:
         raise SettingsError(
-            f"{count} workers would share {len(gpus)} GPU(s): set workers.kv_cache_bytes, what each may take"
+            f"{most} workers would share {len(gpus)} GPU(s): set workers.kv_cache_bytes, what each may take"
         )
-    return Placement(count, gpus, wanted.threads or max(1, num_cores // count))
+    return Placement(count, gpus, wanted.threads or max(1, num_cores // most), most - count)
+
+
+def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
+    """How many workers run here from the start, and how many there may be here."""
+    scaling, count = settings.scaling, settings.workers.count
+    if scaling.max_workers is None:
+        return count or usual, count or usual
+    least, most = scaling.min_workers or 1, scaling.max_workers
+    if count is None:
+        count = min(max(usual, least), most)
+    elif not least <= count <= most:
+        raise SettingsError(f"workers.count is {count}, and scaling allows {least} to {most} workers")
+    return count, most if scaling.start_with == "processes" else count
 
 
 def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
@@ -112,7 +134,7 @@ def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
     gpus = find_gpus() if asks_driver else ()
     placement = place_workers(settings, gpus, usable_cores())
     # Shared out here, once, before any worker has started: later nobody could tell what the others will take.
-    memory_bytes = available_memory_bytes() // placement.num_workers
+    memory_bytes = available_memory_bytes() // placement.max_workers
     resolved = replace(
         settings,
         "workers",
@@ -153,8 +175,12 @@ def runtime_dir(settings: Settings) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def child_specs(placement: Placement, settings_file: Path, runtime_dir: Path) -> list[ChildSpec]:
-    """Coordinator, gateway and workers. The gateway drains first; the others end when nobody needs them."""
+def child_specs(
+    placement: Placement, settings_file: Path, runtime_dir: Path
+) -> tuple[list[ChildSpec], list[ChildSpec]]:
+    """Coordinator, gateway and workers; and the spare workers. The gateway drains first, the others end when nobody
+    needs them.
+    """
     python = _python()
 
     def command(module: tuple[str, ...], name: str, index: int = 0, count: int = 1) -> tuple[str, ...]:
@@ -164,13 +190,13 @@ def child_specs(placement: Placement, settings_file: Path, runtime_dir: Path) ->
         ChildSpec("coordinator", command(("actorserve", "coordinator"), "coordinator"), stop_stage=1),
         ChildSpec("gateway-0", command(("actorserve", "gateway"), "gateway-0"), stop_stage=0),
     ]
-    for index in range(placement.num_workers):
+    for index in range(placement.max_workers):
         name = f"worker-{index}"
         selectors = placement.selectors
         specs.append(
             ChildSpec(
                 name,
-                command(("workers",), name, index, placement.num_workers),
+                command(("workers",), name, index, placement.max_workers),
                 stop_stage=1,
                 environment={
                     "CUDA_VISIBLE_DEVICES": selectors[index % len(selectors)] if selectors else "",
@@ -179,4 +205,5 @@ def child_specs(placement: Placement, settings_file: Path, runtime_dir: Path) ->
                 },
             )
         )
-    return specs
+    first_spare = len(specs) - placement.num_spare
+    return specs[:first_spare], specs[first_spare:]

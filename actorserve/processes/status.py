@@ -2,7 +2,8 @@
 
 The parent (``processes.supervisor``) hands over a pipe's number in ``ACTORSERVE_STATUS_FD`` and its own process id in
 ``ACTORSERVE_PARENT_PID``. Without them, as under systemd, nothing is reported and nobody is followed into death.
-A report is one JSON line: ``{"status": "loading", "progress": 0.4, "text": "..."}``, ``ready`` or ``failed``.
+A report is one JSON line: ``{"status": "loading", "progress": 0.4, "text": "..."}``, ``ready``, ``failed`` or
+``stopped``. The coordinator also asks for workers on this way (``wants_worker``); a signal says that none will come.
 """
 
 import contextlib
@@ -18,6 +19,8 @@ from typing import Any
 STATUS_FD = "ACTORSERVE_STATUS_FD"
 PARENT_PID = "ACTORSERVE_PARENT_PID"
 MAX_TEXT_CHARS = 1000
+NO_WORKER = signal.SIGUSR1
+"""What the parent sends to a child that has asked for a worker, where none will come."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -25,6 +28,8 @@ class Phase(StrEnum):
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
+    STOPPED = "stopped"
+    WANTS_WORKER = "wants_worker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +90,30 @@ class Reporter:
         """Tell in one line why the process ends now."""
         self._send(Status(Phase.FAILED, text))
 
+    def stopped(self, text: str) -> None:
+        """Tell in one line why the process ends now, as it should: it is not started again."""
+        self._send(Status(Phase.STOPPED, text))
+
+    def want_worker(self) -> None:
+        """Ask for one more worker. Who asks handles ``NO_WORKER``."""
+        self._send(Status(Phase.WANTS_WORKER))
+
     def _send(self, status: Status) -> None:
         if self._descriptor is None:
             return
         # A line is shorter than PIPE_BUF, so it is written whole; a parent that is gone needs no report.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._descriptor, encode_status(status))
+
+
+def describe_exit(return_code: int) -> str:
+    """How a process ended, in words, from its return code (negative: the signal that killed it)."""
+    if return_code >= 0:
+        return f"ended with exit status {return_code}"
+    try:
+        return f"was killed by {signal.Signals(-return_code).name}"
+    except ValueError:
+        return f"was killed by signal {-return_code}"
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -4,19 +4,24 @@ Children are process groups of their own, so that a terminal's Ctrl-C reaches th
 A child tells its progress on a pipe (``processes.status``). One that ends before it was ever ready ends everything;
 one that ends later is restarted with backoff, and given up when that happens too often (``actors.supervision``). That
 goes on while an earlier stage drains, which needs the others to finish what it is doing.
+
+Beside those that run from the start there may be spare ones, of which one is started each time that a child asks for a
+worker; where none is left, or it cannot start, who asked is told. Whatever befalls it ends nothing else. A child that
+says that it stopped on purpose becomes a spare one.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from actorserve.actors.supervision import GiveUp, Restart, RestartLimits, RestartPolicy
 from actorserve.errors import ActorserveError
-from actorserve.processes.status import PARENT_PID, STATUS_FD, Phase, Status, decode_status
+from actorserve.processes.status import NO_WORKER, PARENT_PID, STATUS_FD, Phase, Status, decode_status, describe_exit
 
 _STOP_GRACE_S = 5.0  # for a process that has nothing to finish
 _REPORT_BYTES = 2**16  # the longest report that is read
@@ -44,6 +49,12 @@ class Listener(Protocol):
     def restarting(self, name: str, how: str, after_s: float) -> None:
         """A child that was ready has ended unexpectedly, and is started again after that time."""
 
+    def adding(self, name: str) -> None:
+        """A spare child is started, for there is work for it."""
+
+    def removed(self, name: str, why: str) -> None:
+        """A child has ended for good, and the others go on: it has stopped, or was a spare one and failed."""
+
     def stopping(self, num_children: int) -> None:
         """The children are being told to end. Called once."""
 
@@ -52,33 +63,30 @@ class ChildFailedError(ActorserveError):
     """A child could not be kept running."""
 
 
-def describe_exit(return_code: int) -> str:
-    """How a process ended, in words, from its return code (negative: the signal that killed it)."""
-    if return_code >= 0:
-        return f"ended with exit status {return_code}"
-    try:
-        return f"was killed by {signal.Signals(-return_code).name}"
-    except ValueError:
-        return f"was killed by signal {-return_code}"
-
-
 class _Child:
     """One child over all of its lives."""
 
-    def __init__(self, spec: ChildSpec) -> None:
+    def __init__(self, spec: ChildSpec, tell_failure: Callable[[], None] | None = None) -> None:
+        """``tell_failure``: only of a spare one; tells whoever asked for it that it could not start."""
         self.spec = spec
+        self.tell_failure = tell_failure
         self.was_ready = False
+        self.stopped_because = ""  # what the present life said when it stopped on purpose
         self.failure = ""  # what the present life said about why it ends
         self.process: asyncio.subprocess.Process | None = None
         self.told_to_end = asyncio.Event()  # it is not restarted any more
         self.ended = asyncio.Event()  # for good: no further life follows
+
+    @property
+    def was_spare(self) -> bool:
+        return self.tell_failure is not None
 
     async def start(self) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.ReadTransport]:
         """Start a life. Returns it, the stream of its reports, and that stream's transport, which is to be closed.
 
         Raises: OSError, when the program cannot be run.
         """
-        self.failure = ""
+        self.failure = self.stopped_because = ""
         reading, writing = os.pipe()
         try:
             self.process = await asyncio.create_subprocess_exec(
@@ -121,7 +129,8 @@ class Supervisor:
     """Keeps children running until it is told to stop.
 
     ``limits`` bound the restarts of each child. ``drain_timeout_s`` is for the first stage, which finishes what it is
-    doing. All of it runs on one event loop.
+    doing. The first of the ``spare`` children that does not run is started when a child asks for a worker. All of it
+    runs on one event loop.
     """
 
     def __init__(
@@ -130,8 +139,13 @@ class Supervisor:
         limits: RestartLimits,
         listener: Listener,
         drain_timeout_s: float,
+        spare: Sequence[ChildSpec] = (),
     ) -> None:
         self._children = [_Child(spec) for spec in specs]
+        self._order = {spec.name: number for number, spec in enumerate((*specs, *spare))}
+        self._spare = list(spare)
+        self._group = asyncio.TaskGroup()
+        self._said_ready = False
         self._limits = limits
         self._listener = listener
         self._drain_timeout_s = drain_timeout_s
@@ -157,10 +171,10 @@ class Supervisor:
 
         Raises: ChildFailedError, when all have ended and one could not be kept running, or has not finished its drain.
         """
-        async with asyncio.TaskGroup() as group:
+        async with self._group:
             for child in self._children:
-                group.create_task(self._keep_running(child))
-            group.create_task(self._end_in_order())
+                self._group.create_task(self._keep_running(child))
+            self._group.create_task(self._end_in_order())
         if self._failure is not None:
             raise ChildFailedError(self._failure)
 
@@ -173,8 +187,11 @@ class Supervisor:
                 told_to_end = child.told_to_end.is_set()
                 if told_to_end and (ended_well or child.spec.stop_stage > 0 or self._killing.is_set()):
                     return
+                if ended_well and child.stopped_because:
+                    self._remove(child, f"{child.spec.name} has stopped: {child.stopped_because}")
+                    return
                 if not child.was_ready:
-                    self._fail(f"{child.spec.name} could not start: {child.failure or f'it {how}'}")
+                    self._lose(child, f"{child.spec.name} could not start: {child.failure or f'it {how}'}")
                     return
                 if told_to_end:
                     self._fail(f"{child.spec.name}: {child.failure or f'it {how} before it had finished'}")
@@ -182,7 +199,8 @@ class Supervisor:
                 how = f"failed: {child.failure}" if child.failure else how
                 match policy.failed(loop.time()):
                     case GiveUp(num_failures=times):
-                        self._fail(f"{child.spec.name} {how}; that was failure {times} in {self._limits.window_s:g} s")
+                        window_s = self._limits.window_s
+                        self._lose(child, f"{child.spec.name} {how}; that was failure {times} in {window_s:g} s")
                         return
                     case Restart(after_s=after_s):
                         self._listener.restarting(child.spec.name, how, after_s)
@@ -222,13 +240,50 @@ class Supervisor:
             report = decode_status(line)
             if report is None:
                 continue
-            if report.phase is Phase.FAILED:
-                child.failure = report.text
-            first = report.phase is Phase.READY and not child.was_ready
-            child.was_ready = child.was_ready or first
+            match report.phase:
+                case Phase.FAILED:
+                    child.failure = report.text
+                case Phase.STOPPED:
+                    child.stopped_because = report.text or "it was told to"
+                case Phase.READY:
+                    child.was_ready = True
+                case Phase.WANTS_WORKER:
+                    self._add_spare(child)
+                    continue
             self._listener.progress(child.spec.name, report)
-            if first and all(each.was_ready for each in self._children) and not self._stopping.is_set():
+            all_ready = all(each.was_ready or each.was_spare for each in self._children)
+            if all_ready and not self._said_ready and not self._stopping.is_set():
+                self._said_ready = True
                 self._listener.all_ready()
+
+    def _add_spare(self, asker: _Child) -> None:
+        its_life = asker.process
+
+        def tell_failure() -> None:
+            # A later life has not asked, and may not know the signal yet; one that ends may know it no more.
+            if asker.process is its_life and not self._stopping.is_set():
+                asker.send_signal(NO_WORKER)
+
+        if not self._spare or self._stopping.is_set():
+            tell_failure()
+            return
+        child = _Child(self._spare.pop(0), tell_failure)
+        self._children.append(child)
+        self._listener.adding(child.spec.name)
+        self._group.create_task(self._keep_running(child))
+
+    def _remove(self, child: _Child, why: str) -> None:
+        self._children.remove(child)
+        insort(self._spare, child.spec, key=lambda spec: self._order[spec.name])
+        self._listener.removed(child.spec.name, why)
+
+    def _lose(self, child: _Child, why: str) -> None:
+        if child.tell_failure is not None:
+            self._remove(child, why)
+            if not child.was_ready:
+                child.tell_failure()
+        else:
+            self._fail(why)
 
     def _fail(self, why: str) -> None:
         if self._failure is None:

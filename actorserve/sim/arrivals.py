@@ -12,13 +12,16 @@ from actorserve.sim.workload import (
     Arrival,
     LengthPairs,
     cut,
+    cycle_factors,
     gamma_times,
     in_order,
     independent,
     poisson_times,
     regular_times,
     sampled,
+    spike_factors,
     trace_times,
+    warped,
     with_ratio,
 )
 
@@ -57,6 +60,15 @@ def _arrivals(config: RunConfig, times: Iterator[float], pairs: LengthPairs) -> 
 
 
 def _times(config: ArrivalsTable, trace: Sequence[TraceRow], rng: random.Random) -> Iterator[float]:
+    times = _even_times(config, trace, rng)
+    if config.spike is not None:
+        return warped(times, spike_factors(config.spike.at_s, config.spike.duration_s, config.spike.factor))
+    if config.cycle is not None:
+        return warped(times, cycle_factors(config.cycle.factors, config.cycle.each_s))
+    return times
+
+
+def _even_times(config: ArrivalsTable, trace: Sequence[TraceRow], rng: random.Random) -> Iterator[float]:
     if config.process == "trace":
         times = trace_times(trace, config.time_scale)
         if times and times[-1] > MAX_TRACE_S:

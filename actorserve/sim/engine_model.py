@@ -32,9 +32,9 @@ class Flight:
 class EngineModel:
     """Takes what the core asks of an engine, and says when it is done.
 
-    Copies go beside steps, one after another on the link of their direction. A step that begins while copies are under
-    way takes longer by ``copy_slowdown`` for as long as both go on. ``noise`` is the deviation of a step's duration, as
-    a share of it; ``overhead_s`` goes before each.
+    Copies go beside steps, one after another on the link of their direction; those from and to other instances share
+    one link here. A step that begins while copies are under way takes longer by ``copy_slowdown`` for as long as both
+    go on. ``noise`` is the deviation of a step's duration, as a share of it; ``overhead_s`` goes before each.
     """
 
     def __init__(
@@ -57,6 +57,10 @@ class EngineModel:
         self._num_prompt: dict[str, int] = {}
         self._out_free_s = 0.0
         self._in_free_s = 0.0
+        self._link_free_s = 0.0
+        self._urgent_free_s = 0.0
+        self._paced_free_s = 0.0
+        self._transfers_until_s = 0.0
         self.busy_s = 0.0
         self.num_steps = 0
         self.num_rows = 0
@@ -120,6 +124,34 @@ class EngineModel:
         self._in_free_s = max(now, self._in_free_s) + duration_s
         return self._in_free_s, duration_s
 
+    def fetch(
+        self, source: "EngineModel", num_blocks: int, now: float, *, bytes_per_s: float | None, is_urgent: bool
+    ) -> tuple[float, float]:
+        """When a copy of so many blocks from another instance is done, and what it takes from now on.
+
+        It takes its turn on both instances' links, at their whole speed. An urgent one waits only for others like it,
+        and those that are not under way yet wait for it. Where ``bytes_per_s`` is set, copies that are not urgent take
+        turns at that rate besides.
+        """
+        num_bytes = num_blocks * self._bytes_per_block
+        copy_s = self._profile.transfer.copy_s(num_bytes)
+        ends = (self, source)
+        if is_urgent:
+            done_s = max(now, *(each._urgent_free_s for each in ends)) + copy_s
+            for each in ends:
+                each._urgent_free_s = done_s
+                each._link_free_s = max(now, each._link_free_s) + copy_s
+        else:
+            done_s = max(now, *(each._link_free_s for each in ends)) + copy_s
+            for each in ends:
+                each._link_free_s = done_s
+            if bytes_per_s is not None:
+                self._paced_free_s = max(now, self._paced_free_s) + num_bytes / bytes_per_s
+                done_s = max(done_s, self._paced_free_s)
+        for each in ends:
+            each._transfers_until_s = max(each._transfers_until_s, done_s)
+        return done_s, done_s - now
+
     def _noise_of(self, place: int) -> float:
         """The factor of a step to come."""
         while len(self._noises) <= place:
@@ -127,7 +159,7 @@ class EngineModel:
         return self._noises[place]
 
     def _with_copies(self, duration_s: float, now: float) -> float:
-        copying_s = max(self._out_free_s, self._in_free_s) - now
+        copying_s = max(self._out_free_s, self._in_free_s, self._transfers_until_s) - now
         if not self._copy_slowdown or copying_s <= 0.0:
             return duration_s
         return duration_s + self._copy_slowdown * min(duration_s, copying_s)

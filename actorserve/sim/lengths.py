@@ -30,6 +30,16 @@ PAIRS = {
     # Fits of Azure's inference traces of 2023-11-11 (Splitwise).
     "azure-conversation": ("lognormal:757:0.99:14050", "lognormal:151:0.86:1000"),
     "azure-code": ("lognormal:1097:1.36:7437", "lognormal:16.3:0.85:1899"),
+    # Conversations of BurstGPT: prompts of about 700 and outputs of about 250 tokens in the mean are what is published;
+    # the shapes are ours, as is the bound of 6k, which is that of Llumnix's generated lengths.
+    "burstgpt": ("lognormal-mean:700:1.0:6144", "lognormal-mean:250:0.8:2048"),
+    # Llumnix's generated lengths (section 6.1): power laws, short, medium and long in the mean, up to 6k.
+    **{
+        f"llumnix-{prompt}-{output}": (f"powerlaw-mean:{means[prompt]}:6144", f"powerlaw-mean:{means[output]}:6144")
+        for means in ({"s": 128, "m": 256, "l": 512},)
+        for prompt in means
+        for output in means
+    },
 }
 """Prompt and output, by the name of what they are like."""
 

@@ -8,9 +8,13 @@ from statistics import fmean
 from typing import Any, Final
 
 from actorserve.core.messages import FinishReason, LoadReport
+from actorserve.core.migration import Departures
+from actorserve.sim.config import SpikeTable
+from actorserve.sim.insight import Gaps
 from actorserve.sim.statistics import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
+_WINDOW_S: Final = 2.0  # of arrivals that are looked at together
 _WAITING, _COMPLETED, _REFUSED = 0, 1, 2
 
 
@@ -27,6 +31,8 @@ class Outcomes:
         self.num_prompt = array("q")
         self.num_output = array("q")
         self.priority = array("q")
+        self.num_preempted = array("q")
+        self.preempted_s = array("d")  # lost by that (``sim.insight``)
         self._state = array("b")
         self.num_open = 0
 
@@ -41,6 +47,8 @@ class Outcomes:
         self.num_prompt.append(num_prompt)
         self.num_output.append(num_output)
         self.priority.append(priority)
+        self.num_preempted.append(0)
+        self.preempted_s.append(0.0)
         self._state.append(_WAITING)
         self.num_open += 1
         return len(self) - 1
@@ -58,12 +66,30 @@ class Outcomes:
             if state == _COMPLETED and (priority is None or self.priority[number] == priority)
         ]
 
+    def recovery_s(self, from_s: float, ttft_s: float) -> float | None:
+        """How long after ``from_s`` the median TTFT is back within ``ttft_s``: of those who come in one window of time,
+        and in the one after it, too. None where that does not happen.
+        """
+        windows: dict[int, list[float]] = {}
+        for came_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True):
+            if came_s >= from_s:
+                windows.setdefault(int((came_s - from_s) / _WINDOW_S), []).append(
+                    math.inf if math.isnan(first_s) else first_s - came_s
+                )
+        is_back = {number: percentile(sorted(found), 50) <= ttft_s for number, found in windows.items()}
+        numbers = sorted(is_back)
+        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+            if is_back[number] and (following is None or is_back[following]):
+                return number * _WINDOW_S
+        return None
+
     def num_refused(self) -> int:
         return self._state.count(_REFUSED)
 
     def latencies(self, numbers: Sequence[int]) -> dict[str, dict[str, float] | None]:
-        """TTFT; TPOT (time per output token after the first); E2E; and E2E over all output tokens, which FastServe
-        calls per-token latency.
+        """TTFT, Llumnix's prefill latency; TPOT (time per output token after the first), its decode latency; E2E; E2E
+        over all output tokens, which FastServe calls per-token latency; and what preemption cost, of which most
+        requests have none.
         """
         came, first, ended, output = self.arrived_s, self.first_token_s, self.ended_s, self.num_output
         return {
@@ -71,6 +97,7 @@ class Outcomes:
             "tpot_s": summary([(ended[n] - first[n]) / (output[n] - 1) for n in numbers if output[n] > 1]),
             "e2e_s": summary([ended[n] - came[n] for n in numbers]),
             "per_token_s": summary([(ended[n] - came[n]) / output[n] for n in numbers]),
+            "preempted_s": summary([self.preempted_s[n] for n in numbers]),
         }
 
 
@@ -97,6 +124,9 @@ class Counts:
     num_tokens_looked_up: int = 0
     num_tokens_found: int = 0
     max_kv_used: float = 0.0
+    num_migrated: int = 0
+    num_migrations_failed: int = 0
+    migrated_bytes: int = 0
     kv_used: list[float] = field(default_factory=list)  # of the instances, each the mean over its reports
 
     def add(self, report: LoadReport) -> None:
@@ -108,16 +138,27 @@ class Counts:
         self.num_tokens_looked_up += report.num_tokens_looked_up
         self.num_tokens_found += report.num_tokens_found
 
+    def add_moves(self, departures: Departures) -> None:
+        """What an instance gave away in its life."""
+        self.num_migrated += departures.num_migrated
+        self.num_migrations_failed += departures.num_failed
+        self.migrated_bytes += departures.migrated_bytes
+
 
 @dataclass(frozen=True)
 class Results:
-    """A finished run. ``alive_s`` is how long instances lived up to the last request's end, summed."""
+    """A finished run. ``alive_s`` is how long instances lived (from when they were ordered) up to the last request's
+    end, summed: what the run costs. ``fragmentation`` is by moments, equally far apart, while requests came.
+    """
 
     outcomes: Outcomes
     counts: Counts
     num_failovers: int
     num_events: int
     alive_s: float
+    moved: Gaps = field(default_factory=Gaps)
+    fragmentation: list[float] = field(default_factory=list)
+    spike: SpikeTable | None = None
 
     def figures(self) -> dict[str, Any]:
         """Everything that is reported, as JSON holds it: a function of the run alone."""
@@ -128,6 +169,7 @@ class Results:
         num_tokens = sum(outcomes.num_output[n] for n in done)
         e2e_s = math.fsum(outcomes.ended_s[n] - outcomes.arrived_s[n] for n in done)
         classes = sorted(set(outcomes.priority))
+        lasted_s, spike = max(ends, default=0.0), self.spike
         return {
             "requests": {
                 "arrived": len(outcomes),
@@ -154,6 +196,20 @@ class Results:
             },
             "steps": counts.num_steps,
             "preemptions": counts.num_preemptions,
+            "preemption": {
+                "requests_share": sum(outcomes.num_preempted[n] > 0 for n in done) / len(done) if done else 0.0,
+                "share_of_e2e": math.fsum(outcomes.preempted_s[n] for n in done) / e2e_s if e2e_s else 0.0,
+            },
+            "fragmentation": summary(list(self.fragmentation)),
+            "migration": {
+                "migrated": counts.num_migrated,
+                "failed": counts.num_migrations_failed,
+                "bytes": counts.migrated_bytes,
+                "gap_s": summary(list(self.moved.gaps_s)),
+                "gap_steps": fmean(self.moved.gaps_s) / fmean(self.moved.usual_s) if self.moved.gaps_s else None,
+            },
+            "instances": {"seconds": self.alive_s, "mean": self.alive_s / lasted_s if lasted_s else 0.0},
+            "recovery_s": spike and outcomes.recovery_s(spike.at_s + spike.duration_s, spike.ttft_s),
             "swap": {
                 "outs": counts.num_swap_outs,
                 "bytes": counts.swapped_bytes,

@@ -2,33 +2,42 @@
 
 Events lie on a heap by (time, sequence number), so a run depends on its configuration alone. The network takes a fixed
 time and keeps the order of each link. A process that is killed loses all, what it sent before still arrives, and its
-peers notice after the death watch's time; restarted, it is a new incarnation, which everybody meets.
+peers notice after the death watch's time; restarted, it is a new incarnation, which everybody meets. Workers meet each
+other when one wants to, after a round trip; more are there a while after they were ordered, and one that has drained
+leaves with a word.
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Protocol
+from itertools import islice
 
-from actorserve.core.cluster import ClusterConfig, ClusterState
+from actorserve.core.blocks import blocks_for
+from actorserve.core.cluster import ClusterState
 from actorserve.core.effects import (
     AddToEngine,
     Deliver,
+    Drained,
     DropFromEngine,
     Effect,
     End,
+    Fetch,
+    Meet,
     RunStep,
     Send,
+    StartWorker,
     SwapIn,
     SwapOut,
 )
-from actorserve.core.instance import InstanceConfig, InstanceState
 from actorserve.core.messages import (
     CopyDone,
+    CopyFailed,
+    HandOver,
+    KVAccess,
     LoadReport,
     Message,
     ModelInfo,
+    Offer,
     Open,
     Peer,
     PeerDown,
@@ -36,58 +45,26 @@ from actorserve.core.messages import (
     RequestSpec,
     Role,
     SamplingParams,
+    Stage,
     StepPlan,
     Tick,
 )
-from actorserve.core.policies import make_policy
 from actorserve.core.profile import Profile
-from actorserve.core.sessions import SessionsConfig, SessionsState
-from actorserve.core.step_times import StepTimes
-from actorserve.core.swapping import SwapMode
+from actorserve.core.sessions import SessionsState
+from actorserve.core.waiting_line import Waiting
 from actorserve.sim.arrivals import arrivals
-from actorserve.sim.config import COORDINATOR, ClusterTable, RunConfig
+from actorserve.sim.config import COORDINATOR, RunConfig
+from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
+from actorserve.sim.insight import Interruptions, fragmentation, unmet_demand
+from actorserve.sim.process import Process
 from actorserve.sim.results import Counts, Outcomes, Results
 from actorserve.sim.traces import TraceRow
 from actorserve.sim.workload import Arrival, Prompts
 
 GATEWAY = "gateway-0"
 _PROGRESS_EVERY = 200  # arrivals
-
-
-class Core(Protocol):
-    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]: ...
-
-    def next_deadline(self) -> float | None: ...
-
-
-@dataclass(eq=False)
-class Process:
-    """One incarnation of a process: its core, whom it has met, and when its next Tick is due."""
-
-    peer: Peer
-    role: Role
-    core: Core
-    engine: EngineModel | None = None
-    flight: Flight | None = None
-    born_s: float = 0.0
-    met: dict[Peer, PeerUp] = field(default_factory=dict)
-    tick_at_s: float | None = None
-    report: LoadReport | None = None
-    kv_used_sum: float = 0.0
-    num_reports: int = 0
-
-    @property
-    def its_engine(self) -> EngineModel:
-        """A worker's."""
-        assert self.engine is not None
-        return self.engine
-
-    @property
-    def its_instance(self) -> InstanceState:
-        """A worker's."""
-        assert isinstance(self.core, InstanceState)
-        return self.core
+_SAMPLE_S = 1.0  # from one look at the memory to the next
 
 
 class Simulation:
@@ -114,6 +91,10 @@ class Simulation:
         self._num_events = 0
         self._num_failovers = 0
         self._alive_s = 0.0
+        self._interruptions = Interruptions()
+        self._fragmentation: list[float] = []
+        self._num_workers = config.cluster.instances  # that there ever were, or are ordered
+        self._ordered_s: dict[str, float] = {}  # when those that are not there yet were ordered
         self._network_s = config.cluster.network_s
         self._incarnations: dict[str, int] = {}
         self._without_token: set[str] = set()  # only looked up
@@ -129,10 +110,9 @@ class Simulation:
         for number in range(self.config.cluster.instances):
             self._start(f"worker-{number}")
         for failure in self.config.failures:
-            self._at(failure.at_s, self._kill, failure.process)
-            if failure.restart_at_s is not None:
-                self._at(failure.restart_at_s, self._start, failure.process)
+            self._at(failure.at_s, self._kill, failure.process, failure.restart_at_s)
         self._expect_arrival()
+        self._sample()
         heap = self._heap
         while heap and not self._is_over():
             self.now, _, act, arguments = heappop(heap)
@@ -145,8 +125,18 @@ class Simulation:
             act(*arguments)
         for process in list(self.processes.values()):
             self._count(process, ended_s)
+        self._alive_s += sum(max(0.0, ended_s - ordered_s) for ordered_s in self._ordered_s.values())
         self._on_progress(self.now, len(self.outcomes), len(self.outcomes) - self.outcomes.num_open)
-        return Results(self.outcomes, self.counts, self._num_failovers, self._num_events, self._alive_s)
+        return Results(
+            self.outcomes,
+            self.counts,
+            self._num_failovers,
+            self._num_events,
+            self._alive_s,
+            self._interruptions.moved,
+            self._fragmentation,
+            self.config.arrivals.spike,
+        )
 
     def _is_over(self) -> bool:
         if self._next_arrival is not None:
@@ -211,8 +201,13 @@ class Simulation:
         flight = process.flight
         if flight is not None:
             self._advance(process, flight, flight.num_ended(self.now))
-        for effect in process.core.handle(message, self.now, sender):
+        effects = process.core.handle(message, self.now, sender)
+        if process.engine is not None:
+            self._look_for_preemptions(process)
+        for effect in effects:
             self._perform(process, effect)
+        if not self._is_alive(process):
+            return  # it has drained
         if flight is not None and len(flight.ends) > 1:
             num_quiet = self._num_quiet_steps(process)
             if num_quiet + 1 < len(flight.ends):
@@ -232,10 +227,19 @@ class Simulation:
                 self._run_step(process, plan)
             case End(request_id=request_id, reason=reason):
                 self._without_token.discard(request_id)
+                self._lose_time(request_id)
                 self.outcomes.end(int(request_id), self.now, reason)
             case SwapOut() | SwapIn():
                 done_s, duration_s = process.its_engine.copy(effect, self.now)
                 self._at(done_s, self._engine_done, process, CopyDone(effect.copy_id, duration_s))
+            case Fetch():
+                self._fetch(process, effect)
+            case Meet(peer=peer):
+                self._at(self.now + 2 * self._network_s, self._introduce, process, peer)
+            case StartWorker():
+                self._order_worker()
+            case Drained():
+                self._end(process, self._network_s)
             case AddToEngine(request=request):
                 process.its_engine.add(request)
             case DropFromEngine(request_id=request_id):
@@ -251,47 +255,35 @@ class Simulation:
         """A new incarnation; everybody alive meets it, and hears of the death of the one before it first."""
         self._incarnations[name] = incarnation = self._incarnations.get(name, 0) + 1
         process = self._make(Peer(name, incarnation))
+        process.born_s = self._ordered_s.pop(name, self.now)
         self.processes[name] = process
         others = list(self.processes.values())
-        if process.role is Role.WORKER:  # workers have nothing to tell each other, and there may be many
+        if incarnation > 1:
+            for other in others:
+                self._lose(other, Peer(name, incarnation - 1))
+        if process.role is Role.WORKER:  # those that have something to tell each other meet when it comes to that
             hubs = (self.processes.get(hub) for hub in (COORDINATOR, GATEWAY))
             others = sorted((hub for hub in hubs if hub is not None), key=lambda hub: hub.born_s)
         for other in others:
             if other is process:
                 continue
-            self._lose(other, Peer(name, incarnation - 1))
             self._meet(other, process)
             self._meet(process, other)
 
     def _make(self, peer: Peer) -> Process:
         cluster = self.config.cluster
         if peer.name == COORDINATOR:
-            core = ClusterState(
-                ClusterConfig(
-                    cluster.max_waiting_requests,
-                    cluster.retry_s,
-                    max_queue_per_instance=cluster.max_queue_per_instance,
-                    promote_after_s=cluster.promote_after_s,
-                    min_share=cluster.min_share,
-                )
-            )
-            return Process(peer, Role.COORDINATOR, core, born_s=self.now)
+            return Process(peer, Role.COORDINATOR, make_coordinator(cluster), born_s=self.now)
         if peer.name == GATEWAY:
-            sessions = SessionsConfig(cluster.retry_s, cluster.no_instance_timeout_s, cluster.resume_timeout_s)
-            return Process(peer, Role.GATEWAY, SessionsState(sessions), born_s=self.now)
-        instance = instance_config(cluster, self._profile)
-        times = StepTimes(self._profile)
-        policy = make_policy(
-            cluster.policy, times, promote_after_s=cluster.promote_after_s, min_share=cluster.min_share
-        )
+            return Process(peer, Role.GATEWAY, make_gateway(cluster), born_s=self.now)
         rng = random.Random(f"{self.config.seed} {peer.name} {peer.incarnation}")
         return Process(
             peer,
             Role.WORKER,
-            InstanceState(instance, policy, times),
+            make_instance(cluster, self._profile),
             EngineModel(
                 self._profile,
-                instance.bytes_per_block,
+                cluster.tokens_per_block * self._profile.kv_bytes_per_token,
                 rng,
                 overhead_s=cluster.step_overhead_s,
                 copy_slowdown=cluster.copy_slowdown,
@@ -301,27 +293,54 @@ class Simulation:
         )
 
     def _meet(self, process: Process, other: Process) -> None:
-        model = None
+        up = PeerUp(other.peer, other.role)
         if other.role is Role.WORKER:
             model = ModelInfo(self._profile.model, 2**31, self.config.cluster.max_tokens)
-        kind = "simulated" if other.role is Role.WORKER else ""
-        up = process.met[other.peer] = PeerUp(other.peer, other.role, kind, model, self._speed if model else None)
+            access = KVAccess("simulated", other.peer.name)
+            up = PeerUp(other.peer, other.role, "simulated", model, self._speed, access)
+        process.met[other.peer] = up
         self._handle(process, up)
+
+    def _introduce(self, process: Process, peer: Peer) -> None:
+        other = self.processes.get(peer.name)
+        if other is None or other.peer != peer or not self._is_alive(process) or peer in process.met:
+            return
+        self._meet(other, process)
+        self._meet(process, other)
 
     def _lose(self, process: Process, peer: Peer) -> None:
         """Nothing of that incarnation is heard afterwards."""
         if process.met.pop(peer, None) is not None:
             self._handle(process, PeerDown(peer))
 
-    def _kill(self, name: str) -> None:
+    def _kill(self, name: str, restart_at_s: float | None) -> None:
         """What it sent and nobody read still arrives; what was sent to it is gone."""
-        dead = self.processes.pop(name)
+        dead = self.processes.get(name)
+        if dead is None:
+            return  # it has drained
         if dead.flight is not None:
             self._advance(dead, dead.flight, dead.flight.num_ended(self.now))
-        self._count(dead, self.now)
+        self._end(dead, self.config.cluster.death_after_s)
+        if dead.engine is not None:
+            for request_id in dead.its_instance.requests:
+                self._lose_time(request_id)
+        if restart_at_s is not None:
+            self._at(restart_at_s, self._start, name)
+
+    def _end(self, process: Process, notice_s: float) -> None:
+        """It is there no more; who has met it hears so after a while."""
+        del self.processes[process.peer.name]
+        self._count(process, self.now)
         for other in self.processes.values():
-            if dead.peer in other.met:
-                self._at(self.now + self.config.cluster.death_after_s, self._notice_death, other, dead.peer)
+            if process.peer in other.met:
+                self._at(self.now + notice_s, self._notice_death, other, process.peer)
+
+    def _order_worker(self) -> None:
+        assert self.config.cluster.scaling is not None
+        name = f"worker-{self._num_workers}"
+        self._num_workers += 1
+        self._ordered_s[name] = self.now
+        self._at(self.now + self.config.cluster.scaling.warm_up_s, self._start, name)
 
     def _notice_death(self, process: Process, dead: Peer) -> None:
         if self._is_alive(process):
@@ -334,6 +353,7 @@ class Simulation:
         if process.engine is None:
             return
         self._alive_s += max(0.0, until_s - process.born_s)
+        self.counts.add_moves(process.its_instance.departures)
         self.counts.busy_s += process.engine.busy_s
         self.counts.num_steps += process.engine.num_steps
         self.counts.num_rows += process.engine.num_rows
@@ -352,7 +372,68 @@ class Simulation:
             used = message.kv_used_bytes / message.kv_total_bytes
             process.kv_used_sum += used
             self.counts.max_kv_used = max(self.counts.max_kv_used, used)
+        if isinstance(message, Offer | Stage | HandOver):
+            self._interruptions.on_send(process.peer, message, self.now)
         self._at(self.now + self._network_s, self._arrive_message, process.peer, effect.to, message)
+
+    def _fetch(self, process: Process, effect: Fetch) -> None:
+        """The copy fails where its source is gone by the end."""
+        source = self.processes.get(effect.source.name)
+        if source is None or source.peer != effect.source:
+            self._at(self.now + self._network_s, self._engine_done, process, CopyFailed(effect.copy_id))
+            return
+        done_s, duration_s = process.its_engine.fetch(
+            source.its_engine,
+            len(effect.blocks),
+            self.now,
+            bytes_per_s=self.config.cluster.pairing.bytes_per_s,
+            is_urgent=effect.is_urgent,
+        )
+        self._at(done_s, self._fetched, process, source, CopyDone(effect.copy_id, duration_s))
+        if self.config.cluster.copy_slowdown:
+            for each in (source, process):
+                self._foresee_no_more(each)
+
+    def _fetched(self, process: Process, source: Process, done: CopyDone) -> None:
+        self._engine_done(process, done if self._is_alive(source) else CopyFailed(done.copy_id))
+
+    # --- what clients do not see -------------------------------------------------------------------------------------
+
+    def _look_for_preemptions(self, process: Process) -> None:
+        instance = process.its_instance
+        num_preemptions = instance.batcher.num_preemptions
+        if num_preemptions != process.num_preemptions:
+            process.num_preemptions = num_preemptions
+            for request_id in self._interruptions.on_preemptions(instance, self.now):
+                self.outcomes.num_preempted[int(request_id)] += 1
+
+    def _lose_time(self, request_id: str) -> None:
+        self.outcomes.preempted_s[int(request_id)] += self._interruptions.on_lost(request_id, self.now)
+
+    def _sample(self) -> None:
+        """How fragmented the memory is now, and from time to time as long as requests come."""
+        workers = [process for process in self.processes.values() if process.engine is not None]
+        instances = [process.its_instance for process in workers]
+        # Where quiet steps go on nobody waits.
+        are_quiet = [process.flight is not None and len(process.flight.ends) > 1 for process in workers]
+        demands = [unmet_demand(each) for each, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet]
+        coordinator = self.processes.get(COORDINATOR)
+        waiting: Iterable[Waiting] = ()
+        if coordinator is not None and isinstance(coordinator.core, ClusterState):
+            waiting = coordinator.core.waiting.values()
+        in_line = [
+            blocks_for(each.place.num_tokens, self.config.cluster.tokens_per_block)
+            for each in islice(waiting, len(instances))
+        ]
+        if any(demands) or in_line:
+            for process in workers:
+                if process.flight is not None:
+                    self._advance(process, process.flight, process.flight.num_ended(self.now))
+            self._fragmentation.append(fragmentation(instances, [*filter(None, demands)], in_line))
+        else:
+            self._fragmentation.append(0.0)
+        if self._next_arrival is not None:
+            self._at(self.now + _SAMPLE_S, self._sample)
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
@@ -360,6 +441,8 @@ class Simulation:
         """Begin a step; with those after it in which nothing is decided it makes one event."""
         process.flight = process.its_engine.begin(plan, self._num_quiet_steps(process), self.now)
         self._expect_end(process, process.flight)
+        for request_id, lost_s in self._interruptions.on_step(plan, *process.flight.ends[0]):
+            self.outcomes.preempted_s[int(request_id)] += lost_s
 
     def _num_quiet_steps(self, process: Process) -> int:
         return process.its_instance.num_quiet_steps()
@@ -367,6 +450,14 @@ class Simulation:
     def _expect_end(self, process: Process, flight: Flight) -> None:
         at_s = flight.ends[-1][0]
         self._at(at_s, self._steps_done, process, flight, at_s)
+
+    def _foresee_no_more(self, process: Process) -> None:
+        """Steps will take another time than was foreseen, from the next one on."""
+        flight = process.flight
+        if flight is not None and len(flight.ends) > 1:
+            self._advance(process, flight, flight.num_ended(self.now))
+            del flight.ends[1:]
+            self._expect_end(process, flight)
 
     def _steps_done(self, process: Process, flight: Flight, at_s: float) -> None:
         if process.flight is not flight or flight.ends[-1][0] != at_s or not self._is_alive(process):
@@ -386,21 +477,3 @@ class Simulation:
             else:
                 self._perform(process, effect)
         del flight.ends[:num_steps]
-
-
-def instance_config(cluster: ClusterTable, profile: Profile) -> InstanceConfig:
-    """An instance's sizes, as its engine and the settings would tell them."""
-    return InstanceConfig(
-        num_blocks=cluster.num_blocks,
-        tokens_per_block=cluster.tokens_per_block,
-        bytes_per_block=cluster.tokens_per_block * profile.kv_bytes_per_token,
-        max_context_tokens=cluster.max_context_tokens,
-        max_batch_requests=cluster.max_batch_requests,
-        max_batch_tokens=cluster.max_batch_tokens,
-        load_report_s=cluster.load_report_s,
-        retry_s=cluster.retry_s,
-        tpot_target_s=cluster.tpot_target_s,
-        prefix_cache=cluster.prefix_cache,
-        num_host_blocks=cluster.num_host_blocks,
-        swap_mode=SwapMode(cluster.swap),
-    )

@@ -1,9 +1,10 @@
 """The requests of a measurement: when each arrives, how long its prompt is, how many tokens it makes. Seeded."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, cycle
 
 from actorserve.errors import WorkloadError
 from actorserve.sim.lengths import Lengths
@@ -54,6 +55,32 @@ def gamma_times(rate_per_s: float, cv: float, rng: random.Random) -> Iterator[fl
 def regular_times(rate_per_s: float) -> Iterator[float]:
     """One after another, equally far apart."""
     return (number / rate_per_s for number in count(1))
+
+
+def warped(times: Iterator[float], factors: Iterator[tuple[float, float]]) -> Iterator[float]:
+    """Arrival times at a rate that changes: that of ``times`` multiplied by a factor, each (until_s, factor).
+
+    Time itself runs faster or slower for the process, so that its bursts stay what they are. Factors are above 0 and
+    the last of them holds for ever.
+    """
+    own_s = since_s = 0.0  # in the process's time, and in ours
+    until_s, factor = next(factors)
+    for at_s in times:
+        while own_s + factor * (until_s - since_s) < at_s:
+            own_s += factor * (until_s - since_s)
+            since_s = until_s
+            until_s, factor = next(factors)
+        yield since_s + (at_s - own_s) / factor
+
+
+def cycle_factors(factors: Sequence[float], each_s: float) -> Iterator[tuple[float, float]]:
+    """One factor after the other, each for so long, over and over."""
+    return ((number * each_s, factor) for number, factor in enumerate(cycle(factors), 1))
+
+
+def spike_factors(at_s: float, duration_s: float, factor: float) -> Iterator[tuple[float, float]]:
+    """Once, and for a while."""
+    return iter([(at_s, 1.0), (at_s + duration_s, factor), (math.inf, 1.0)])
 
 
 def independent(prompts: Lengths, outputs: Lengths) -> LengthPairs:

@@ -47,6 +47,10 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     46: m.HandOver,
     47: m.Keep,
     48: m.Drain,
+    49: m.GuardedBy,
+    50: m.Checkpoint,
+    51: m.Confirmed,
+    52: m.Guarded,
 }
 
 # What a process tells its own core. A recorded log holds these; a frame from a peer never may.
@@ -60,6 +64,7 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     135: m.MemoryLimit,
     136: m.CopyDone,
     137: m.CopyFailed,
+    138: m.StartFailed,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)

@@ -46,6 +46,10 @@ class LinkedTransport(ABC, Generic[L]):
         """Queue a frame without blocking. False when the link's queue is full."""
 
     @abstractmethod
+    def _fetch(self) -> None:
+        """Put into the empty inbox what has arrived and nobody was told of yet."""
+
+    @abstractmethod
     def _on_taken(self) -> None:
         """There is room in the inbox again."""
 
@@ -104,6 +108,8 @@ class LinkedTransport(ABC, Generic[L]):
         return True
 
     def take(self, limit: int = 256) -> list[tuple[Peer, Message]]:
+        if not self._inbox.messages and not self._closed:
+            self._fetch()
         taken = self._inbox.take(limit)
         if taken and not self._closed:
             self._on_taken()

@@ -122,6 +122,9 @@ class MemoryTransport(LinkedTransport[_Queue]):
         self._hub._push(link)
         return True
 
+    def _fetch(self) -> None:
+        """The hub has brought all there is room for."""
+
     def _on_taken(self) -> None:
         self._hub._flow(self._address)
 

@@ -6,8 +6,11 @@ from typing import Any
 
 from actorserve.core.cluster import ClusterConfig
 from actorserve.core.instance import InstanceConfig
+from actorserve.core.migration import MigrationConfig, MigrationMode
 from actorserve.core.origin import InstanceOrigin, Origin
+from actorserve.core.pairing import PairingConfig
 from actorserve.core.profile import Curve, Link, Profile
+from actorserve.core.scaling import ScalingConfig
 from actorserve.core.sessions import SessionsConfig
 from actorserve.core.swapping import SwapMode
 from actorserve.errors import ProtocolError
@@ -30,7 +33,7 @@ def parse_origin(text: str) -> Origin:
             return SessionsConfig(**values)
         values["promote_after_s_of"] = _by_priority(values["promote_after_s_of"])
         if kind == "coordinator":
-            return ClusterConfig(**values)
+            return ClusterConfig(**values | _policies(values))
         if kind == "instance":
             config, profile = values.pop("config"), values.pop("profile")
             return InstanceOrigin(config=_instance_config(config), profile=_profile(profile), **values)
@@ -43,9 +46,26 @@ def _by_priority(values: dict[str, Any]) -> dict[int, Any]:
     return {int(priority): value for priority, value in values.items()}  # JSON's keys are texts
 
 
+def _policies(values: dict[str, Any]) -> dict[str, Any]:
+    """The coordinator's, where it has them."""
+    migration, scaling = values["migration"], values["scaling"]
+    return {
+        "migration": None if migration is None else PairingConfig(**migration),
+        "scaling": None if scaling is None else ScalingConfig(**scaling),
+    }
+
+
 def _instance_config(values: dict[str, Any]) -> InstanceConfig:
     headroom_bytes = _by_priority(values.pop("headroom_bytes"))
-    return InstanceConfig(**values | {"headroom_bytes": headroom_bytes, "swap_mode": SwapMode(values["swap_mode"])})
+    migration = values.pop("migration")
+    return InstanceConfig(
+        **values
+        | {
+            "headroom_bytes": headroom_bytes,
+            "swap_mode": SwapMode(values["swap_mode"]),
+            "migration": MigrationConfig(**migration | {"mode": MigrationMode(migration["mode"])}),
+        }
+    )
 
 
 def _profile(values: dict[str, Any]) -> Profile:

@@ -23,9 +23,10 @@ _log: Final = logging.getLogger("actorserve.wire")
 
 @dataclass(frozen=True, slots=True)
 class TransportLimits:
-    """Bounds of one transport. Queues are counted in messages, per link."""
+    """Bounds of one transport. Queues are counted in messages, per link; ``max_links`` are addresses to send to."""
 
     max_frame_bytes: int = MAX_FRAME_BYTES
+    max_links: int = 4096
     send_queue: int = 4096
     receive_queue: int = 4096
 
@@ -107,6 +108,8 @@ class Framing:
         self.counter = FrameCounter(me.name, clock)
         self._heads: dict[Peer, bytes] = {}
         self._reader = HeadReader()
+        self._last: Message | None = None  # what goes to many is encoded once
+        self._last_body = b""
 
     def reincarnate(self, incarnation: int) -> None:
         self.me = Peer(self.me.name, incarnation)
@@ -120,7 +123,10 @@ class Framing:
         head = self._heads.get(peer)
         if head is None:
             head = self._heads[peer] = make_head(self.me, peer)
-        frame = head + encode(message)
+        if message is not self._last:
+            self._last_body = encode(message)
+            self._last = message
+        frame = head + self._last_body
         if len(frame) > self.limits.max_frame_bytes:
             self.counter.drop("oversize", f"{type(message).__name__} of {len(frame)} bytes to {peer.name}")
             return None

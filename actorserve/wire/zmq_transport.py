@@ -15,6 +15,8 @@ from actorserve.wire.links import Link, LinkedTransport
 from actorserve.wire.transport import TransportLimits
 
 _READ_BATCH: Final = 256
+_ASKED_FOR: Final = 2  # the first frames of a turn
+_POLLIN: Final = int(zmq.POLLIN)  # the enum's own & costs more than to ask
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 1000
@@ -43,6 +45,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         self._read_scheduled = False
         self._stalled = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, self._framing.limits.max_links + 1)
         self._router = self._context.socket(zmq.ROUTER)
         self._configure(self._router)
         # One byte over the bound is let through to us: we count what is too large, libzmq would only hang up.
@@ -65,7 +68,12 @@ class ZmqTransport(LinkedTransport[_Dealer]):
     def _open(self, peer: Peer, address: str) -> _Dealer | None:
         if not address.startswith(_SCHEMES):
             return None
-        socket = self._context.socket(zmq.DEALER)
+        try:
+            socket = self._context.socket(zmq.DEALER)
+        except zmq.ZMQError as error:
+            why = f"{error.strerror}; this process may have {self._framing.limits.max_links} links (see ulimit -Hn)"
+            self._framing.counter.drop("no socket", f"for {peer.name}: {why}")
+            return None
         self._configure(socket)
         try:
             socket.connect(address)
@@ -117,26 +125,34 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         self._read()
 
     def _read(self) -> None:
-        """Read until nothing is left (the descriptor is edge-triggered), the inbox is full, or the turn is over."""
+        """Read what has arrived, and say so."""
         if self._closed:
             return
-        messages, room = self._inbox.messages, self._framing.limits.receive_queue
-        num_before = len(messages)
-        for _ in range(_READ_BATCH):
+        num_before = len(self._inbox.messages)
+        self._fetch()
+        if len(self._inbox.messages) > num_before:
+            self._inbox.announce()
+
+    def _fetch(self) -> None:
+        """Read until nothing is left (the descriptor is edge-triggered), the inbox is full, or the turn is over."""
+        router, messages, room = self._router, self._inbox.messages, self._framing.limits.receive_queue
+        for number in range(_READ_BATCH):
             if len(messages) >= room:
                 self._stalled = True
-                break
+                return
+            # Mostly one has come: to ask whether there is another costs less than the exception that would say no.
+            if number < _ASKED_FOR and not int(router.getsockopt(zmq.EVENTS)) & _POLLIN:
+                return
             try:
-                parts = self._router.recv_multipart(zmq.NOBLOCK)
+                router.recv(zmq.NOBLOCK)  # the sender's name for us alone
             except zmq.Again:
-                break
-            if len(parts) != 2:
-                self._framing.counter.drop("malformed envelope", f"{len(parts)} parts")
+                return
+            frame = router.recv(zmq.NOBLOCK)
+            if router.getsockopt(zmq.RCVMORE):
+                num_parts = 1 + len(router.recv_multipart(zmq.NOBLOCK))
+                self._framing.counter.drop("malformed envelope", f"{num_parts} parts")
                 continue
-            unpacked = self._framing.unpack(parts[1])
+            unpacked = self._framing.unpack(frame)
             if unpacked is not None:
                 messages.append(unpacked)
-        else:
-            self._schedule_read()
-        if len(messages) > num_before:
-            self._inbox.announce()
+        self._schedule_read()

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from actorserve.actors.death_watch import WatchTimes
 from actorserve.actors.membership import COORDINATOR_NAME, Membership, are_linked
 from actorserve.actors.node import Node
-from actorserve.core.effects import Effect, Send
+from actorserve.core.effects import Effect, Meet, Send
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
     Hello,
+    KVAccess,
     Message,
+    MigrateTo,
     Peer,
     PeerDown,
     PeerUp,
@@ -23,6 +25,7 @@ from actorserve.wire.memory_transport import Hub, MemoryTransport
 
 TIMES = WatchTimes(heartbeat_s=0.25, death_after_s=2.0)
 SPEED = Speed((1, 100), (0.01, 0.2), 0.01)
+KV = KVAccess("layout", "memory://kv")
 _MAX_STEPS_AT_ONCE = 10_000
 
 
@@ -36,7 +39,7 @@ def address_of(name: str) -> str:
 
 @dataclass
 class GreetingCore:
-    """Greets every peer that comes up; raises where it hears from somebody who is not."""
+    """Greets every peer that comes up; raises where it hears from somebody who is not. Meets whom a test names."""
 
     up: set[Peer] = field(default_factory=set)
     greeted_by: set[Peer] = field(default_factory=set)
@@ -59,6 +62,8 @@ class GreetingCore:
             case Unplace():
                 assert sender in self.up
                 self.greeted_by.add(sender)
+            case MigrateTo(destination=peer):
+                return [Meet(peer)]
             case Tick():
                 self.tick_at = None
         return []
@@ -94,7 +99,7 @@ class Cluster:
         transport = MemoryTransport(self.hub, me, address_of(name), lambda: self.now)
         hello = Hello(PROTOCOL_VERSION, role, address_of(name))
         if role is Role.WORKER:
-            hello = replace(hello, kind=f"kind of {name}", speed=SPEED)
+            hello = replace(hello, kind=f"kind of {name}", speed=SPEED, kv=KV)
         membership = Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES)
         core = GreetingCore()
         recorded: list[Entry] = []
@@ -113,6 +118,21 @@ class Cluster:
         process = self.processes.pop(name)
         process.node.stop()
         process.transport.close()
+
+    def meet(self, one: str, other: str) -> None:
+        """Have the core of ``one`` ask to meet ``other``, as it is now."""
+        node = self.processes[one].node
+        node.inject(MigrateTo(self.processes[other].node.me, 0, 0.0))
+        self.processes[one].mark()
+
+    def are_up(self, one: str, other: str) -> bool:
+        """Whether these two are up to each other, and have been heard. Raises: AssertionError where they differ."""
+        sides = {
+            self.processes[there].node.me in self.processes[here].core.greeted_by
+            for here, there in ((one, other), (other, one))
+        }
+        assert len(sides) == 1
+        return sides.pop()
 
     def settle(self) -> None:
         """Let everything that is due now happen."""
@@ -143,7 +163,8 @@ class Cluster:
     def problems(self, *, lossless: bool = True) -> list[str]:
         """What keeps the cluster from its steady state: all who need each other are up, both ways, and heard.
 
-        Not ``lossless``: a link was cut, too shortly for a death perhaps, and a greeting may have been lost on it.
+        Workers may be up to each other beside that, both ways as well. Not ``lossless``: a link was cut, too shortly
+        for a death perhaps, and a greeting may have been lost on it.
         """
         found = []
         for one, process in sorted(self.processes.items()):
@@ -151,6 +172,11 @@ class Cluster:
                 other.node.me
                 for name, other in self.processes.items()
                 if name != one and are_linked(role_of(one), role_of(name))
+            }
+            wanted |= {
+                other.node.me
+                for name, other in self.processes.items()
+                if name != one and process.node.me in other.core.up and role_of(one) is role_of(name) is Role.WORKER
             }
             if set(process.node.peers) != wanted or process.core.up != wanted:
                 found.append(f"{process.node.me} sees {process.node.peers}, told {process.core.up}, wanted {wanted}")

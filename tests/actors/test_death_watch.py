@@ -1,6 +1,7 @@
 """The death watch: silence, incarnations, goodbyes, and our own pauses."""
 
 import pytest
+from hypothesis import given, strategies as st
 
 from actorserve.actors.death_watch import DeathWatch, Standing, Verdict, WatchTimes
 from actorserve.core.messages import Peer
@@ -27,11 +28,53 @@ def test_nobody_is_watched_at_first() -> None:
 
 
 def test_heartbeats_are_due_regularly() -> None:
-    """Everybody alive is due a heartbeat every ``heartbeat_s``."""
+    """Everybody alive is due a heartbeat every ``heartbeat_s``, counted from its own last one."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
-    watch.meet(_B, 0.1)
-    assert [(at, v.heartbeats_due) for at, v in _run(watch, 0.5)] == [(0.25, (_A, _B)), (0.5, (_A, _B))]
+    watch.meet(_B, 0.125)
+    due = [(at, v.heartbeats_due) for at, v in _run(watch, 0.7)]
+    assert due == [(0.25, (_A,)), (0.375, (_B,)), (0.5, (_A,)), (0.625, (_B,))]
+
+
+def test_who_was_sent_anything_is_due_no_heartbeat() -> None:
+    """A peer's next heartbeat is due a heartbeat's time after the last thing that was sent to it."""
+    watch = DeathWatch(_TIMES)
+    for peer in (_A, _B):
+        watch.meet(peer, 0.0)
+    watch.sent(_A, 0.125)
+    watch.sent(Peer("unknown", 1), 0.125)
+    due = [(at, v.heartbeats_due) for at, v in _run(watch, 0.4)]
+    assert due == [(0.25, (_B,)), (0.375, (_A,))]
+
+
+def test_silence_is_found_while_no_heartbeat_is_due() -> None:
+    """One to whom we send all the time dies of its own silence in time."""
+    watch = DeathWatch(_TIMES)
+    watch.meet(_A, 0.0)
+    deaths = []
+    for at in [0.125 * i for i in range(1, 20)]:
+        watch.sent(_A, at)
+        deaths += [(when, verdict.dead) for when, verdict in _run(watch, at) if verdict.dead]
+    assert deaths == [(2.0, (_A,))]
+
+
+def test_heartbeats_to_many_are_spread() -> None:
+    """A thousand peers met at one moment never get theirs in one burst, and each gets one within 1.5 times its time."""
+    watch = DeathWatch(_TIMES)
+    last_s = {Peer(f"worker-{number}", 1): 0.0 for number in range(1000)}
+    for peer in last_s:
+        watch.meet(peer, 0.0)
+    now = 0.0
+    while (at := watch.next_deadline()) is not None and at < 3.0:
+        now = at
+        for peer in last_s:
+            watch.heard(peer, now)
+        due = watch.tick(now).heartbeats_due
+        assert len(due) <= 125
+        for peer in due:
+            assert _TIMES.heartbeat_s <= now - last_s[peer] <= 1.5 * _TIMES.heartbeat_s
+            last_s[peer] = now
+    assert all(now - at <= 1.5 * _TIMES.heartbeat_s for at in last_s.values())
 
 
 def test_silence_is_suspect_and_then_death() -> None:
@@ -90,21 +133,53 @@ def test_a_goodbye_ends_the_watch() -> None:
 
 
 def test_our_own_pause_is_not_their_death() -> None:
-    """A tick that comes 10 s late kills nobody: everybody gets fresh patience, and then dies of silence in time."""
+    """A tick that comes 10 s late counts as one that came in time, and the silent die 10 s later than they would."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     verdict = watch.tick(10.25)
     assert verdict == Verdict((_A,), (), ())
     deaths = [(at, v.dead) for at, v in _run(watch, 20.0) if v.dead]
-    assert deaths == [(12.25, (_A,))]
+    assert deaths == [(12.0, (_A,))]
 
 
-def test_a_slightly_late_tick_still_judges() -> None:
-    """Lateness under half the patience excuses nobody."""
+def test_being_behind_lengthens_patience_with_an_end() -> None:
+    """While more may have arrived than was heard the silent are not asked, and die after five times the patience."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
-    _run(watch, 1.5)
-    assert watch.tick(2.7).dead == (_A,)
+    deaths = []
+    while (now := watch.next_deadline()) is not None and now < 20.0:
+        verdict = watch.tick(now, is_behind=True)
+        assert verdict.suspects == ()
+        deaths += [(now, verdict.dead)] * bool(verdict.dead)
+    assert deaths == [(10.0, (_A,))]
+
+
+def test_who_was_not_heard_when_we_caught_up_is_dead() -> None:
+    """The first look that finds us no more behind judges all the silence until then."""
+    watch = DeathWatch(_TIMES)
+    watch.meet(_A, 0.0)
+    watch.meet(_B, 0.0)
+    for at in [0.25 * i for i in range(1, 20)]:
+        assert watch.tick(at, is_behind=True).dead == ()
+    watch.heard(_B, 4.9)
+    assert watch.tick(5.0).dead == (_A,)
+
+
+@given(st.lists(st.floats(0.001, 5.0), min_size=1, max_size=60), st.floats(0.0, 0.5))
+def test_however_slow_we_are_who_beats_lives(steps_s: list[float], phase_s: float) -> None:
+    """With steps of any lengths, each hearing what had arrived when it began, one that beats in time never dies."""
+    watch = DeathWatch(_TIMES)
+    watch.meet(_A, 0.0)
+    now = 0.0
+    beat_at = phase_s
+    for step_s in steps_s:
+        has_beaten = beat_at <= now
+        while beat_at <= now:
+            beat_at += 1.5 * _TIMES.heartbeat_s
+        now += step_s  # it handles what it took, and then looks
+        if has_beaten:
+            assert watch.heard(_A, now)
+        assert watch.tick(now).dead == ()
 
 
 def test_releasing_all_forgets_all() -> None:

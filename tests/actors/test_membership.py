@@ -1,16 +1,18 @@
 """Membership over the in-memory hub under a virtual clock: whatever happens, the living find each other."""
 
 import itertools
+from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
     Fenced,
     Heartbeat,
     Hello,
+    Members,
+    Message,
     Peer,
     PeerDown,
     PeerUp,
@@ -19,7 +21,7 @@ from actorserve.core.messages import (
     Unplace,
 )
 from actorserve.wire.memory_transport import MemoryTransport
-from tests.actors.cluster import SPEED, TIMES, Cluster, address_of
+from tests.actors.cluster import KV, SPEED, TIMES, Cluster, Process, address_of
 
 C, G, W, W1 = "coordinator", "gateway-0", "worker-0", "worker-1"
 NAMES = (C, G, W, W1)
@@ -45,7 +47,7 @@ def test_any_order_of_starts_comes_together_at_once(order: tuple[str, ...]) -> N
 
 
 def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
-    """The core's first word of a peer is PeerUp with its role, kind and speed; what is sent at that moment arrives."""
+    """The core's first word of a peer is PeerUp with all that it is; what is sent at that moment arrives."""
     cluster = _started(C, G, W)
     assert cluster.problems() == []
     log = [
@@ -53,12 +55,12 @@ def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
         for _, sender, message in cluster.processes[G].core.log
         if sender == Peer(W, 1) or (isinstance(message, PeerUp) and message.peer.name == W)
     ]
-    assert log == [PeerUp(Peer(W, 1), Role.WORKER, f"kind of {W}", speed=SPEED), Unplace("greeting", 1)]
+    assert log == [PeerUp(Peer(W, 1), Role.WORKER, f"kind of {W}", speed=SPEED, kv=KV), Unplace("greeting", 1)]
     assert all(process.membership.counts["stranger"] == 0 for process in cluster.processes.values())
 
 
-def test_workers_do_not_link_to_workers() -> None:
-    """Members tells of everybody, and only gateways and workers (and the coordinator) link."""
+def test_workers_do_not_link_to_workers_unasked() -> None:
+    """Members tells of everybody, and only gateways and workers (and the coordinator) link by themselves."""
     cluster = _started(*NAMES)
     assert cluster.processes[W].node.peers == (Peer(C, 1), Peer(G, 1))
 
@@ -194,6 +196,74 @@ def test_a_clock_that_went_back_is_overcome() -> None:
     assert cluster.processes[W].node.me.incarnation > 100
 
 
+def test_a_lost_members_is_told_again() -> None:
+    """A worker that a cut kept from hearing of another, too shortly for a death, knows it after the patience."""
+    cluster = _started(C, W)
+    cluster.advance(1.0)
+    cluster.hub.cut(address_of(C), address_of(W))
+    cluster.start(W1, 1)
+    cluster.advance(0.1)
+    cluster.hub.heal(address_of(C), address_of(W))
+    cluster.advance(TIMES.death_after_s + TIMES.heartbeat_s)
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+    assert cluster.problems(lossless=False) == []
+
+
+def _tellings(cluster: Cluster, coordinator: Process, until: float) -> list[tuple[float, int]]:
+    """At each moment until then, how many the coordinator has told who is there."""
+    told, sent = [], coordinator.transport.send
+
+    def send(peer: Peer, message: Message) -> bool:
+        told.append((cluster.now, type(message) is Members))
+        return sent(peer, message)
+
+    coordinator.transport.send = send  # type: ignore[method-assign]
+    cluster.advance(until - cluster.now)
+    coordinator.transport.send = sent  # type: ignore[method-assign]
+    counts = Counter(at for at, is_members in told if is_members)
+    return sorted(counts.items())
+
+
+def test_who_is_there_is_told_at_a_pace() -> None:
+    """Three hundred who come at once are all told of each other, a bounded number at a time, and then not for long."""
+    cluster = Cluster()
+    coordinator = cluster.start(C, 1)
+    names = [f"worker-{number}" for number in range(300)]
+    for name in names:
+        cluster.start(name, 1)
+    changes = _tellings(cluster, coordinator, 1.0)
+    assert max(number for _, number in changes) <= 256
+    assert sum(number for _, number in changes) < 10 * len(names)
+    for name in names:
+        cluster.processes[name].membership.get_to_know(Peer(names[0], 1), cluster.now)
+        cluster.processes[name].membership.get_to_know(Peer(names[-1], 1), cluster.now)
+    strangers = [cluster.processes[name].membership.counts["meeting nobody whom we know"] for name in names]
+    assert strangers == [1, *[0] * 298, 1]  # but each itself
+    repeated = _tellings(cluster, coordinator, 0.9 + TIMES.death_after_s)
+    assert sum(number for _, number in repeated) == len(names)
+
+
+def test_a_flood_takes_nobody_for_dead() -> None:
+    """Heartbeats that wait behind more messages than can be handled in time count once their turn has come."""
+    cluster = _started(C, G, W)
+    cluster.advance(1.0)
+    coordinator, gateway = cluster.processes[C], cluster.processes[G]
+    for tenth in range(60):
+        for number in range(3000):
+            if tenth < 10:
+                gateway.transport.send(Peer(C, 1), Unplace("flood", number))
+        cluster.now += 0.1
+        for process in (gateway, cluster.processes[W]):
+            process.node.step()
+        coordinator.node.step()  # 256 messages in a tenth of a second
+        assert coordinator.core.downs == 0
+    cluster.advance(1.0)
+    assert cluster.problems() == []
+    assert all(process.core.downs == 0 for process in cluster.processes.values())
+
+
 def _stranger(cluster: Cluster, name: str = "worker-9") -> MemoryTransport:
     stranger = MemoryTransport(cluster.hub, Peer(name, 1), address_of(name), lambda: cluster.now)
     for target in (C, G):
@@ -260,6 +330,7 @@ _ACTIONS = st.one_of(
         st.sampled_from(NAMES),
     ),
     st.tuples(st.sampled_from(["cut", "heal"]), st.sampled_from(list(itertools.combinations(NAMES, 2)))),
+    st.tuples(st.just("meet"), st.sampled_from([(W, W1), (W1, W)])),
     st.tuples(st.just("wait"), st.floats(0.0, 1.0) | st.floats(2.0, 6.0)),
 )
 
@@ -284,6 +355,8 @@ def test_whatever_happens_the_living_find_each_other(actions: list[tuple[str, ob
                 cluster.processes[name].is_paused = True
             case "resume", str(name) if name in cluster.processes:
                 cluster.processes[name].is_paused = False
+            case "meet", (str(one), str(other)) if {one, other} <= cluster.processes.keys():
+                cluster.meet(one, other)
             case "cut", (str(one), str(other)):
                 cluster.hub.cut(address_of(one), address_of(other))
             case "heal", (str(one), str(other)):

@@ -3,6 +3,9 @@
 import asyncio
 import logging
 import os
+import stat
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +17,7 @@ import uvloop
 from actorserve.actors.death_watch import WatchTimes
 from actorserve.actors.membership import COORDINATOR_NAME, Membership
 from actorserve.actors.node import Node, fresh_incarnation
+from actorserve.actors.process import open_journal
 from actorserve.core.effects import Deliver, Effect, Send
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
@@ -104,6 +108,28 @@ def test_sends_to_the_dead_are_counted() -> None:
     node.inject(Drain())
     node.step()
     assert node.counts["sends to a peer that is down"] == 1
+
+
+def test_who_went_down_is_told_once_the_core_knows() -> None:
+    """``on_down`` hears of each peer's end, after what the core had done for it, and of nothing else."""
+    told: list[Effect | Peer] = []
+    core = ScriptedCore({PeerDown: [Deliver("r", (1,))]})
+    transport = MemoryTransport(Hub(), Peer(C, 1), address_of(C), lambda: 0.0)
+    membership = Membership(
+        transport, Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of(C)), address_of(C), WatchTimes()
+    )
+    node = Node(transport, membership, core, told.append, lambda: 0.0, on_down=told.append)
+    for message in (PeerUp(Peer(W, 1), Role.WORKER), PeerDown(Peer(W, 1)), Drain()):
+        node.inject(message)
+    node.step()
+    assert told == [Deliver("r", (1,)), Peer(W, 1)]
+
+
+def test_only_its_owner_reads_a_journal(tmp_path: Path) -> None:
+    """A journal holds prompts and keys, so its file is private from the first byte on."""
+    with open_journal(tmp_path / "new", Peer(W, 7)) as journal:
+        assert stat.S_IMODE(os.fstat(journal.fileno()).st_mode) == 0o600
+    assert (tmp_path / "new" / f"{W}-7.journal").exists()
 
 
 def test_a_recorded_log_replays_to_the_same_end() -> None:
@@ -235,3 +261,47 @@ def test_a_cluster_over_zeromq_on_uvloop_survives_restarts() -> None:
 async def test_a_cluster_over_zeromq_survives_restarts() -> None:
     """The same on asyncio's own loop."""
     await _a_life_over_zeromq()
+
+
+async def test_a_deadline_that_moves_wakes_the_node_in_time() -> None:
+    """A node that waits for a late deadline ticks at an earlier one that a message brings, and then at the late one."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    ticks: list[float] = []
+    both = asyncio.Event()
+
+    class MovingCore(ScriptedCore):
+        def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+            self.seen.append(message)
+            if isinstance(message, Tick):
+                ticks.append(now)
+                self.deadline = began + 0.2 if len(ticks) == 1 else None
+                if len(ticks) == 2:
+                    both.set()
+            else:
+                self.deadline = began + 0.05
+            return []
+
+    core = MovingCore({}, deadline=began + 60.0)
+    node, _ = _lone(core, lambda effect: None, loop.time)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        group.create_task(node.run())
+        await asyncio.sleep(0)
+        node.inject(Drain())
+        await both.wait()
+        node.stop()
+    assert core.seen == [Drain(), Tick(), Tick()]
+    assert ticks[0] >= began + 0.05
+    assert ticks[1] >= began + 0.2
+
+
+def test_a_process_may_open_as_many_files_as_it_ever_may() -> None:
+    """The bound on open files is the hard one afterwards, and what sockets are counted by."""
+    code = (
+        "import resource\n"
+        "from actorserve.actors.process import raise_file_limit\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))\n"
+        "assert raise_file_limit() == 300\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, 300)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,7 +1,6 @@
 """Restarting: the policy's arithmetic."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.actors.supervision import GiveUp, Restart, RestartLimits, RestartPolicy
 

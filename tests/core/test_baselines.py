@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.baselines import FixedPriority, NaiveMLFQ, ShortestRemainingTime
 from actorserve.core.policies import POLICIES, make_policy

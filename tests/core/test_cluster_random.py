@@ -2,14 +2,14 @@
 
 from collections import Counter
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from actorserve.core.cluster import ClusterConfig, ClusterState
 from actorserve.core.dispatch import Fleet, InstanceView
 from actorserve.core.effects import Send
 from actorserve.core.messages import (
     LoadReport,
+    MigrateTo,
     ModelInfo,
     Peer,
     PeerDown,
@@ -22,6 +22,7 @@ from actorserve.core.messages import (
     Tick,
     Unplace,
 )
+from actorserve.core.pairing import PairingConfig
 from tests.core.coordinator import GATEWAY, SPEED, A, Coordinator
 
 MAX_QUEUE = 3
@@ -29,8 +30,13 @@ PEERS = tuple(Peer(f"worker-{i}", 1) for i in range(3))
 LATE = {0: 1.0, 1: 2.0}
 
 
-def chosen_by_definition(views: list[InstanceView], place: Place) -> InstanceView | None:
-    """The freest of those that admit the request, of its own kind where any of that could ever hold it."""
+def chosen_by_definition(fleet: Fleet, place: Place) -> InstanceView | None:
+    """The freest of those that admit the request, of its own kind where any of that could ever hold it.
+
+    Who holds its prefix is freer by that.
+    """
+    views = list(fleet.views.values())
+    saved = fleet.prefixes.holders(place.prefix_names)
     able = [view for view in views if place.num_tokens <= view.capacity_tokens and view.peer != place.avoid]
     own = [view for view in able if place.kind and view.kind == place.kind]
     open_ = [
@@ -39,7 +45,11 @@ def chosen_by_definition(views: list[InstanceView], place: Place) -> InstanceVie
         if place.num_tokens <= view.room_tokens(MAX_QUEUE)
         and (view.kept_for is None or view.kept_for.request_id == place.request_id)
     ]
-    return max(open_, key=lambda view: (view.freeness(), view.peer), default=None)
+
+    def freeness(view: InstanceView) -> float:
+        return view.freeness(min(saved.get(view.peer, 0), place.num_tokens))
+
+    return max(open_, key=lambda view: (freeness(view), view.peer), default=None)
 
 
 EVENTS = st.one_of(
@@ -50,6 +60,7 @@ EVENTS = st.one_of(
         st.sampled_from([0, 0, 0, 1]),
         st.sampled_from(["", "", "x", "y"]),
         st.sampled_from([None, None, *PEERS]),
+        st.sampled_from([(), (), ("x",), ("x", "y"), ("z",)]),
     ),
     st.tuples(
         st.just("report"),
@@ -68,8 +79,8 @@ EVENTS = st.one_of(
 class Checked:
     """Coordinator under random events; after each of them what late binding promises is checked."""
 
-    def __init__(self) -> None:
-        config = ClusterConfig(8, 1.0, MAX_QUEUE, promote_after_s_of=LATE)
+    def __init__(self, migration: PairingConfig | None) -> None:
+        config = ClusterConfig(8, 1.0, MAX_QUEUE, promote_after_s_of=LATE, report_ttl_s=5.0, migration=migration)
         self.state = ClusterState(config)
         self.now = 0.0
         self.sequence = 0
@@ -89,23 +100,29 @@ class Checked:
         for effect in effects:
             assert isinstance(effect, Send)
             answer = effect.message
+            if isinstance(answer, MigrateTo):
+                continue
             assert isinstance(answer, Placed | Refused)
             place = self.asked.pop(answer.request_id)
             assert answer.epoch == place.epoch
             if isinstance(answer, Placed):
                 assert answer.waited_s == self.now - self.since_s[answer.request_id]
                 assert answer.instance in views
+                assert self.state.instances[answer.instance].is_healthy
                 assert answer.instance != place.avoid
             else:
                 assert answer.reason is RefusalReason.TOO_LARGE or len(self.state.waiting) == 8
                 assert 1.0 <= answer.retry_after_s <= 60.0
 
-    def place(self, number: int, num_tokens: int, priority: int, kind: str, avoid: Peer | None) -> None:
+    def place(
+        self, number: int, num_tokens: int, priority: int, kind: str, avoid: Peer | None, names: tuple[str, ...]
+    ) -> None:
         name = f"r{number}"
         self.num_asked[name] += 1
-        self.asked[name] = Place(name, self.num_asked[name], num_tokens, priority, kind, avoid)
+        self.asked[name] = Place(name, self.num_asked[name], num_tokens, priority, kind, avoid, prefix_names=names)
         self.since_s[name] = self.now
-        expected = chosen_by_definition(list(self.state.instances.values()), self.asked[name])
+        self.state.fleet.expire_reports(self.now)
+        expected = chosen_by_definition(self.state.fleet, self.asked[name])
         known = self.state.fleet.placement(name) or self.state.waiting.get(name)
         self.handle(self.asked[name], GATEWAY)
         if known is None and expected is not None:  # else what it leaves may change where it fits
@@ -151,7 +168,7 @@ class Checked:
         assert sorted(self.state.line.order(self.now)) == sorted(self.asked)
         # Nobody waits who could go somewhere.
         for waiting in self.state.waiting.values():
-            assert chosen_by_definition(views, waiting.place) is None
+            assert chosen_by_definition(self.state.fleet, waiting.place) is None
             assert self.state.fleet.choose(waiting.place) is None
         # Nothing is kept but for those who wait, have waited long, and could be held there.
         for view in views:
@@ -160,6 +177,7 @@ class Checked:
                 assert place == view.kept_for
                 assert self.now - self.since_s[place.request_id] >= LATE[place.priority]
                 assert place.num_tokens <= view.capacity_tokens
+                assert view.is_healthy
         keepers = [view.kept_for.request_id for view in views if view.kept_for is not None]
         assert len(set(keepers)) == len(keepers)
         # The accounts agree with what they are made of.
@@ -168,14 +186,19 @@ class Checked:
         shortest = min((each.place.num_tokens for each in self.state.waiting.values()), default=None)
         assert self.state.line.shortest_tokens() == shortest
         under_way = [each.expires_s for view in views for each in view.under_way.values()]
-        assert self.state.next_deadline() == min(under_way, default=None)
+        deadline = self.state.next_deadline()
+        if self.state.pairing is None:
+            assert deadline == min(under_way, default=None)
+        else:
+            assert (deadline is None) == (not under_way and len(views) < 2)
+            assert deadline is None or deadline <= min([*under_way, self.now + 0.25]) or len(views) < 2
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(EVENTS, max_size=60))
-def test_late_binding_holds_under_random_events(events: list[tuple[object, ...]]) -> None:
+@given(st.lists(EVENTS, max_size=60), st.booleans())
+def test_late_binding_holds_under_random_events(events: list[tuple[object, ...]], migrates: bool) -> None:
     """Whatever happens, nobody is lost, nobody waits who could go, and each goes where the plain definition says."""
-    checked = Checked()
+    checked = Checked(PairingConfig(100.0, 200.0, 300.0) if migrates else None)
     for name, *values in events:
         checked.event(str(name), *values)
 
@@ -199,11 +222,11 @@ def test_the_freest_that_admits_is_found_however_many_have_room(
         fleet.add(InstanceView(Peer(f"worker-{number}", 1), "k", ModelInfo("m", 100, 1000)))
     for sequence, (number, room, usage, num_running) in enumerate(loads):
         report = LoadReport(sequence, num_running, 0, 1000, 0, usage, 10, 10, 0, kv_needed_bytes=1000 - room)
-        fleet.on_report(Peer(f"worker-{number}", 1), report)
+        fleet.on_report(Peer(f"worker-{number}", 1), report, 0.0)
     for number, num_tokens in enumerate(sizes):
-        place = Place(f"r{number}", 1, num_tokens)
+        place = Place(f"r{number}", 1, num_tokens, prefix_names=("x", "y")[: number % 3])
         view = fleet.choose(place)
-        assert view == chosen_by_definition(list(fleet.views.values()), place)
+        assert view == chosen_by_definition(fleet, place)
         if view is not None:
             fleet.place(view, GATEWAY, place, 0.0)
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from actorserve.core.blocks import blocks_for
 from actorserve.core.cluster import ClusterConfig, ClusterState
 from actorserve.core.dispatch import Fleet, InstanceView
+from actorserve.core.dispatch_baselines import ORDERS
 from actorserve.core.effects import Send
 from actorserve.core.freeness import freeness, virtual_usage_bytes
 from actorserve.core.messages import (
@@ -50,12 +52,16 @@ def view(name: str, kind: str = "k", **fields: int) -> InstanceView:
     return InstanceView(Peer(name, 1), kind, MODEL, report(**fields))
 
 
-def choose_instance(views: Sequence[InstanceView], place: Place) -> InstanceView | None:
-    """What a fleet of these answers."""
-    fleet = Fleet(max_queue=64, placement_ttl_s=5.0)
+def fleet_of(views: Sequence[InstanceView], dispatch: str = "freeness", max_queue: int | None = 64) -> Fleet:
+    fleet = Fleet(max_queue, placement_ttl_s=5.0, report_ttl_s=1.0, order=ORDERS[dispatch])
     for each in views:
         fleet.add(each)
-    return fleet.choose(place)
+    return fleet
+
+
+def choose_instance(views: Sequence[InstanceView], place: Place) -> InstanceView | None:
+    """What a fleet of these answers."""
+    return fleet_of(views).choose(place)
 
 
 def test_virtual_usage_counts_held_blocks_and_the_head_of_the_line() -> None:
@@ -155,8 +161,8 @@ def test_dispatch_avoids_the_instance_that_failed_the_draining_and_the_silent() 
 class Coordinator:
     """A ClusterState with two instances that have reported."""
 
-    def __init__(self, num_instances: int = 2) -> None:
-        self.state = ClusterState(ClusterConfig(max_waiting_requests=2, retry_s=1.0))
+    def __init__(self, num_instances: int = 2, **config: Any) -> None:
+        self.state = ClusterState(ClusterConfig(max_waiting_requests=2, retry_s=1.0, **config))
         self.workers = [Peer(f"worker-{i}", 1) for i in range(num_instances)]
         for peer in self.workers:
             self.state.handle(PeerUp(peer, Role.WORKER, "k", MODEL), 0.0)
@@ -358,3 +364,117 @@ def test_ties_end_on_the_name() -> None:
         chosen = choose_instance(order, Place("r", 1, 4))
         assert chosen is not None
         assert chosen.peer.name == "c"
+
+
+def test_the_instance_with_the_prefix_is_freer_by_what_it_saves() -> None:
+    """An instance that holds the prompt's beginning is chosen as long as that outweighs its load, and no longer."""
+    names = ("x", "y")  # stand for 64 and 128 tokens
+    for running, expected in ((4, "a"), (5, "b")):
+        fleet = fleet_of([view("a", running=running), view("b", running=3, used=100)])
+        fleet.prefixes.learn(Peer("a", 1), names, 1000)
+        assert fleet.views[Peer("a", 1)].freeness() < fleet.views[Peer("b", 1)].freeness() == 300
+        assert fleet.views[Peer("a", 1)].freeness(128) == (1000 + 320) / running
+        chosen = fleet.choose(Place("r", 1, 200, prefix_names=names))
+        assert chosen is not None
+        assert chosen.peer.name == expected
+        other = fleet.choose(Place("r", 1, 200))
+        assert other is not None
+        assert other.peer.name == "b"
+
+
+def test_placements_teach_who_holds_a_prefix() -> None:
+    """A second request with the same beginning follows the first while that costs nothing; a death is forgotten."""
+    fleet = fleet_of([view("a", running=4), view("b", running=4)])
+    first = fleet.choose(Place("r1", 1, 4))
+    assert first is not None
+    assert first.peer.name == "b"
+    fleet.place(fleet.views[Peer("a", 1)], GATEWAY, Place("r1", 1, 100, prefix_names=("x",)), 0.0)
+    fleet.on_report(Peer("a", 1), report(1, running=4, used=0, accepted=("r1",)), 0.0)
+    second = fleet.choose(Place("r2", 1, 100, prefix_names=("x", "y")))
+    assert second is not None
+    assert second.peer.name == "a"
+    fleet.remove(Peer("a", 1))
+    third = fleet.choose(Place("r2", 1, 100, prefix_names=("x", "y")))
+    assert third is not None
+    assert third.peer.name == "b"
+
+
+def test_a_prefix_changes_nothing_where_it_saves_nothing() -> None:
+    """Fleets without a prefix cache, and the baselines, go by the load alone."""
+    for fleet in (
+        Fleet(64, 5.0, prefix_aware=False),
+        Fleet(64, 5.0, order=ORDERS["least_loaded"]),
+    ):
+        fleet.add(view("a"))
+        fleet.add(view("b"))
+        fleet.prefixes.learn(Peer("a", 1), ("x",), 1000)
+        chosen = fleet.choose(Place("r", 1, 100, prefix_names=("x",)))
+        assert chosen is not None
+        assert chosen.peer.name == "b"
+
+
+def test_who_is_silent_gets_nothing_until_it_reports_again() -> None:
+    """A report counts for a while; then its instance is sent nothing, however busy the others are."""
+    coordinator = Coordinator(2, report_ttl_s=1.0)
+    state, (silent, busy) = coordinator.state, coordinator.workers
+    state.handle(report(1, used=900, running=9, kv_needed_bytes=900), 0.9, busy)
+    assert coordinator.place("r1", now=0.9).instance == silent
+    assert coordinator.place("r2", now=1.0).instance == busy
+    assert state.handle(Place("r3", 1, 200), 1.0, GATEWAY) == []  # the other has no room for it
+    assert state.handle(report(1), 1.5, silent) == [Send(GATEWAY, Placed("r3", 1, silent, 0.5))]
+
+
+def test_round_robin_goes_to_each_in_turn() -> None:
+    """Each request goes to the instance that was sent nothing for longest, whatever the load; not to one that ends."""
+    fleet = fleet_of([view("a", used=900, running=9), view("b"), view("c")], "round_robin", None)
+    fleet.drain(fleet.views[Peer("c", 1)])
+    chosen = []
+    for number in range(4):
+        place = Place(f"r{number}", 1, 200)
+        found = fleet.choose(place)
+        assert found is not None
+        fleet.place(found, GATEWAY, place, 0.0)
+        chosen.append(found.peer.name)
+    assert chosen == ["b", "a", "b", "a"]
+
+
+def test_least_loaded_counts_the_demand_of_all_who_wait() -> None:
+    """Load is what running and waiting requests need, and what is under way, as a part of the memory."""
+    views = [view("a"), view("b"), view("c")]
+    views[0].report = report(kv_needed_bytes=500)
+    views[1].report = report(kv_needed_bytes=100, kv_wanted_bytes=450)
+    views[2].report = replace(report(kv_needed_bytes=900), kv_total_bytes=2000)
+    fleet = fleet_of(views, "least_loaded", None)
+    place = Place("r", 1, 4)
+    assert fleet.choose(place) is views[2]
+    fleet.place(views[2], GATEWAY, Place("r1", 1, 100), 0.0)  # 250 bytes more
+    assert fleet.choose(place) is views[0]
+
+
+def test_without_late_binding_requests_wait_on_instances() -> None:
+    """A request goes at once to the best that could ever hold it, full as it is; and to none that is not healthy."""
+    coordinator = Coordinator(2, late_binding=False, report_ttl_s=1.0)
+    state, (one, other) = coordinator.state, coordinator.workers
+    state.handle(report(1, used=1000, running=9, kv_needed_bytes=1000), 0.0, one)
+    state.handle(report(1, used=1500, running=9, kv_needed_bytes=1000), 0.0, other)
+    assert {coordinator.place(f"r{number}").instance for number in range(3)} == {one}
+    state.handle(report(2, draining=True), 0.5, one)
+    assert coordinator.place("r4").instance == other
+    assert state.handle(Place("r5", 1, 4), 1.0, GATEWAY) == []  # both are silent or end
+    assert list(state.waiting) == ["r5"]
+    assert state.handle(report(2, used=2000), 1.1, other) == [Send(GATEWAY, Placed("r5", 1, other, 1.1 - 1.0))]
+
+
+def test_what_migrations_bring_counts_until_reports_show_it() -> None:
+    """An order's bytes count at the destination, less what it has reserved, where freeness and room are asked for."""
+    destination, other = view("b", used=100, running=3), view("a", used=350, running=3)
+    fleet = fleet_of([destination, other])
+    fleet.promise(destination, 300)
+    assert destination.free_bytes() == 600
+    assert destination.room_tokens(64) == 280
+    assert fleet.choose(Place("r", 1, 4)) is other
+    fleet.on_report(destination.peer, report(1, used=300, running=3, kv_reserved_bytes=200), 0.0)
+    assert destination.free_bytes() == 1000 - 300 - 100
+    fleet.promise(destination, -300)
+    assert destination.free_bytes() == 700
+    assert fleet.choose(Place("r", 1, 4)) is destination

@@ -244,6 +244,20 @@ def test_what_was_kept_is_given_up_with_its_reason() -> None:
     assert placements(coordinator.state.handle(avoiding, 1.0, GATEWAY)) == [("short", "worker-0")]
 
 
+def test_nothing_is_kept_on_an_instance_that_is_silent() -> None:
+    """When an instance that is kept reports no more, it is given up, and another may be kept."""
+    coordinator = Coordinator(A, B, promote_after_s=1.0, report_ttl_s=2.0)
+    coordinator.report(A, 0)
+    coordinator.place("long", 800)
+    coordinator.place("short", 300)
+    assert coordinator.report(A, 400, now=1.0) == []
+    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.report(B, 100, now=3.0) == []
+    assert coordinator.kept == {}
+    assert coordinator.report(B, 400, now=3.5) == []
+    assert coordinator.kept == {"worker-1": "long"}
+
+
 def test_nothing_is_kept_from_a_more_urgent_class() -> None:
     """A request that comes goes before all of lower classes, also where an instance is kept for one of these."""
     coordinator = Coordinator(A, promote_after_s=1.0)

@@ -96,6 +96,7 @@ def test_a_prompt_that_begins_alike_shares_the_beginning() -> None:
     assert not set(a.blocks[1:]) & set(b.blocks[1:])
     assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks - 5
     instance.handle(Release("a", 1))
+    instance.done()
     assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks - 3
 
 

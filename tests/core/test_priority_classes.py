@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.messages import Attained
 from actorserve.core.mlfq import SkipJoinMLFQ

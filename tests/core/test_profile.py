@@ -4,8 +4,7 @@ import math
 from bisect import bisect_left
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.messages import Speed
 from actorserve.core.profile import Curve, Link, Profile

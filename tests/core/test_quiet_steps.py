@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Effect, RunStep, Send
 from actorserve.core.instance import InstanceConfig
-from actorserve.core.messages import Tokens
+from actorserve.core.messages import MigrateTo, Peer, PeerUp, Role, Tokens
 from actorserve.core.policies import make_policy
 from actorserve.core.step_times import StepTimes
 from tests.core.driver import CONFIG, PROFILE, Instance, spec
@@ -108,3 +107,17 @@ def test_nothing_is_quiet_while_something_is_decided() -> None:
     instance.start(spec("c", 4, max_tokens=10, stop_token_ids=(3,)))
     instance.done()
     assert instance.state.num_quiet_steps() == 0  # any token may be its last
+
+
+def test_nothing_is_quiet_while_somebody_may_move() -> None:
+    """An order to move requests is looked at again after each step, as long as it holds and could be followed."""
+    instance, other = make("fcfs", QUIET), Peer("worker-1", 1)
+    instance.start(spec("a", 4, max_tokens=10))
+    instance.done()
+    order = MigrateTo(other, 1, 5.0)  # of one byte: nobody is so small
+    instance.handle(order)
+    assert instance.state.num_quiet_steps() == 8  # it has not met that one yet
+    instance.handle(PeerUp(other, Role.WORKER))
+    assert instance.state.num_quiet_steps() == 0
+    instance.handle(replace(order, num_bytes=0))
+    assert instance.state.num_quiet_steps() == 8

@@ -1,8 +1,7 @@
 """Counter-based randomness: ``actorserve.core.rng``."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.rng import _GAMMA, _mix, derive_seed, hash64, uniform
 

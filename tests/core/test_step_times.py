@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.profile import Curve, Profile
 from actorserve.core.step_times import Iteration, StepTimes

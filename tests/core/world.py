@@ -5,9 +5,7 @@ test says so; an engine takes its commands in the order in which they were issue
 ``check`` holds the design's invariants.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import Counter
 
 from actorserve.core.cluster import ClusterConfig, ClusterState
 from actorserve.core.effects import (
@@ -17,6 +15,8 @@ from actorserve.core.effects import (
     DropFromEngine,
     Effect,
     End,
+    Fetch,
+    Meet,
     RunStep,
     Send,
     SwapIn,
@@ -26,10 +26,14 @@ from actorserve.core.instance import InstanceConfig, InstanceState
 from actorserve.core.messages import (
     Close,
     CopyDone,
+    CopyFailed,
     Drain,
     FinishReason,
+    GuardedBy,
+    KVAccess,
     MemoryLimit,
     Message,
+    MigrateTo,
     Open,
     Peer,
     PeerDown,
@@ -38,54 +42,24 @@ from actorserve.core.messages import (
     Role,
     SamplingParams,
     Start,
-    StepPlan,
     Tick,
 )
-from actorserve.core.policy import FirstComeFirstServed, SchedulingPolicy
+from actorserve.core.migration import MigrationConfig
 from actorserve.core.sessions import SessionsConfig, SessionsState
 from actorserve.core.step_times import StepTimes
-from actorserve.core.swapping import SwapMode
+from actorserve.core.tickets import is_genuine
 from tests.core.driver import PROFILE
+from tests.core.world_blocks import check_blocks
+from tests.core.world_parts import (
+    FIRST_COME_FIRST_SERVED,
+    Client as Client,
+    Process as Process,
+    Scheduling as Scheduling,
+)
 from workers.fake_engine import FakeEngine, expected_tokens
 
 COORDINATOR = "coordinator"
 RETRY_S = 1.0
-
-
-@dataclass
-class Process:
-    """One incarnation of a process: its core, and whom it has met."""
-
-    peer: Peer
-    role: Role
-    core: SessionsState | ClusterState | InstanceState
-    met: dict[Peer, PeerUp] = field(default_factory=dict)
-    log: list[tuple[float, Peer | None, Message, list[Effect]]] = field(default_factory=list)
-    engine: FakeEngine | None = None
-    commands: deque[Effect] = field(default_factory=deque)  # for the engine; a step waits until the test finishes it
-    copies: deque[SwapOut | SwapIn] = field(default_factory=deque)  # wait likewise
-    drained: bool = False
-
-
-@dataclass(frozen=True)
-class Scheduling:
-    """How the workers of a world schedule."""
-
-    make_policy: Callable[[StepTimes], SchedulingPolicy] = lambda times: FirstComeFirstServed()
-    swap_mode: SwapMode = SwapMode.PROACTIVE
-    num_host_blocks: int = 0
-
-
-@dataclass
-class Client:
-    """What a client has seen of its request."""
-
-    spec: RequestSpec
-    gateway: Peer
-    expected: list[int]
-    tokens: list[int] = field(default_factory=list)
-    end: End | None = None
-    closed: bool = False
 
 
 class World:
@@ -97,7 +71,7 @@ class World:
         num_gateways: int = 1,
         num_blocks: int = 12,
         max_batch_tokens: int = 8,
-        scheduling: Scheduling = Scheduling(),
+        scheduling: Scheduling = FIRST_COME_FIRST_SERVED,
     ) -> None:
         self.now = 0.0
         self.scheduling = scheduling
@@ -185,6 +159,8 @@ class World:
             retry_s=RETRY_S,
             num_host_blocks=engine.num_host_blocks,
             swap_mode=scheduling.swap_mode,
+            migration=MigrationConfig(scheduling.migration, "5eed", timeout_s=RETRY_S),
+            checkpoint_tokens=scheduling.checkpoint_tokens,
         )
         times = StepTimes(PROFILE)
         core = InstanceState(config, scheduling.make_policy(times), times)
@@ -198,10 +174,37 @@ class World:
             self._meet(process, alive)
 
     def _meet(self, process: Process, other: Process) -> None:
+        """Each knows the other from then on; but two workers only once one of them wants that (``Meet``)."""
+        if process.role is other.role:
+            return
+        self._tell_up(process, other)
+
+    def _tell_up(self, process: Process, other: Process) -> None:
         model = other.engine.model if other.engine else None
         kind = other.engine.kind if other.engine else ""
-        process.met[other.peer] = PeerUp(other.peer, other.role, kind, model)
+        access = KVAccess("fake", address=str(self.lives.index(other))) if other.engine else None
+        process.met[other.peer] = PeerUp(other.peer, other.role, kind, model, kv=access)
         self._handle(process, process.met[other.peer])
+
+    def _meet_worker(self, process: Process, peer: Peer) -> None:
+        other = self.processes.get(peer.name)
+        if other is not None and other.peer == peer and peer not in process.met and process.peer not in other.met:
+            self._tell_up(process, other)
+            self._tell_up(other, process)
+
+    def part(self, name: str, other: str) -> None:
+        """Two workers lose each other, and nobody else."""
+        for one, two in ((name, other), (other, name)):
+            process, lost = self.processes[one], self.processes[two]
+            if lost.peer in process.met:
+                self._lose(process, lost.peer)
+
+    def migrate(self, source: str, destination: str, num_bytes: int) -> None:
+        """The coordinator wants requests moved."""
+        order = MigrateTo(self.processes[destination].peer, num_bytes, 5 * RETRY_S)
+        coordinator = self.processes.get(COORDINATOR)
+        if coordinator is not None:
+            self._handle(self.processes[source], order, coordinator.peer)
 
     def _lose(self, process: Process, peer: Peer) -> None:
         """Nothing of that incarnation is heard afterwards."""
@@ -297,6 +300,33 @@ class World:
             process.engine.copy_in(copy.host_blocks, copy.device_blocks)
         self._handle(process, CopyDone(copy.copy_id, 0.01))
 
+    def guard(self, worker: str, guardian: str) -> None:
+        """The coordinator wants one worker's requests guarded by another."""
+        coordinator = self.processes.get(COORDINATOR)
+        if coordinator is not None:
+            self._handle(self.processes[worker], GuardedBy(self.processes[guardian].peer), coordinator.peer)
+
+    def finish_fetch(self, name: str, *, failed: bool = False) -> None:
+        """A worker completes the copy from another that it was asked for first; what lies there now is what it gets."""
+        process = self.processes[name]
+        fetch = process.fetches.popleft()
+        if failed:
+            self._handle(process, CopyFailed(fetch.copy_id))
+            return
+        source = self.lives[int(fetch.access.address)].engine  # also after its death: its memory is mapped here
+        ticket = fetch.ticket
+        assert source is not None
+        assert process.engine is not None
+        assert is_genuine(bytes.fromhex("5eed"), ticket)
+        process.engine.fetch_from(
+            source,
+            ticket.blocks[fetch.num_skipped :],
+            fetch.blocks,
+            on_host=ticket.on_host,
+            into_host=fetch.into_host,
+        )
+        self._handle(process, CopyDone(fetch.copy_id, 0.01))
+
     def advance(self, seconds: float) -> None:
         """Let time pass, with every Tick that falls due."""
         self.now += seconds
@@ -307,8 +337,8 @@ class World:
                 deadline = process.core.next_deadline()
                 assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
 
-    def progress(self) -> None:
-        """Everything that is under way arrives, and every engine completes its iteration."""
+    def progress(self, *, fetches: bool = True) -> None:
+        """Everything that is under way arrives, and every engine completes its iteration; ``fetches`` end, too."""
         for link in list(self.links):
             for _ in range(len(self.links.get(link, ()))):
                 self.deliver(link)
@@ -316,6 +346,8 @@ class World:
             self.finish_step(name)
         for name in self.copying:
             self.finish_copy(name)
+        for name in self.fetching if fetches else ():
+            self.finish_fetch(name)
         self._replace_drained()
 
     @property
@@ -325,6 +357,10 @@ class World:
     @property
     def copying(self) -> list[str]:
         return [name for name, process in self.processes.items() if process.copies]
+
+    @property
+    def fetching(self) -> list[str]:
+        return [name for name, process in self.processes.items() if process.fetches]
 
     def settle(self, rounds: int = 2000) -> None:
         """No more misfortune: tell all deaths, deliver everything, run all steps, until nothing is left to do."""
@@ -340,7 +376,13 @@ class World:
 
     def _occupied(self) -> bool:
         return any(
-            process.core.requests or process.core.ended or process.commands or process.copies
+            process.core.requests
+            or process.core.ended
+            or process.commands
+            or process.copies
+            or process.fetches
+            or process.core.arrivals
+            or process.core.guarding
             for process in self.processes.values()
             if isinstance(process.core, InstanceState)
         )
@@ -373,6 +415,10 @@ class World:
             case SwapOut() | SwapIn():
                 assert process.engine is not None
                 process.copies.append(effect)
+            case Fetch():
+                process.fetches.append(effect)
+            case Meet(peer=peer):
+                self._meet_worker(process, peer)
             case Deliver(request_id=request_id, token_ids=token_ids):
                 client = self.clients[request_id]
                 assert not client.end, "tokens after the end"
@@ -400,9 +446,16 @@ class World:
                 case InstanceState() as instance:
                     assert not instance.requests
                     assert not instance.ended
+                    assert not instance.leaving
                     assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
                     assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
                     assert not instance.memory.is_copying
+                    assert not instance.memory.is_fetching
+                    assert not instance.departures
+                    assert not instance.arrivals
+                    assert not instance.checkpoints
+                    assert not instance.guarding
+                    assert not instance.memory.num_guarded_blocks
                     assert process.engine is not None
                     assert process.engine.num_requests == 0, "the engine still holds a request"
                 case SessionsState() as sessions:
@@ -422,57 +475,10 @@ class World:
                 assert client.tokens == client.expected, "ended before its last token"
         for process in self.processes.values():
             if isinstance(process.core, InstanceState):
-                self._check_blocks(process, process.core)
-
-    def _check_blocks(self, process: Process, core: InstanceState) -> None:
-        """Free, owned and in transfer are all there is, on device and host; no step touches what is being copied."""
-        assert process.commands or process.copies or not core.requests, "nothing goes on any more"
-        plans = [command.plan for command in process.commands if isinstance(command, RunStep)]
-        for copy in process.copies:
-            touched = _written(plans) if isinstance(copy, SwapOut) else _named(plans)
-            assert not touched & set(copy.device_blocks), "a step touches what is being copied"
-        copied = {copy.copy_id: copy for copy in process.copies}
-        host: list[int] = []
-        for request in core.requests.values():
-            host += request.host_blocks
-            copied.pop(request.copy_id or 0, None)
-        left_behind = copied.values()
-        host += [block for copy in left_behind for block in copy.host_blocks]
-        assert len(set(host)) == len(host), "a host block with two owners"
-        assert core.memory.host.num_free_blocks + len(host) == core.memory.host.num_blocks, "a host block lost"
-        tokens_per_block = core.config.tokens_per_block
-        holds: dict[int, tuple[str, list[int]]] = {}  # of each owned block: the salt and the tokens up to its end
-        for request in core.requests.values():
-            num_full = request.num_computed // tokens_per_block
-            assert len(set(request.blocks)) == len(request.blocks), "a block twice in one request"
-            for index, block in enumerate(request.blocks):
-                content = (request.spec.cache_salt, request.token_ids[: (index + 1) * tokens_per_block])
-                if block in holds:
-                    assert index < num_full, "a block with a second owner who still writes it"
-                    assert holds[block] == content, "a block with two owners of different content"
-                elif index < num_full:
-                    holds[block] = content
-                else:
-                    holds[block] = (request.request_id, [])  # equal to nobody's
-        held = holds.keys() | {block for copy in left_behind for block in copy.device_blocks}
-        assert core.memory.device.num_free_blocks + len(held) == core.memory.device.num_usable_blocks, "a block lost"
+                check_blocks(process.core, process.commands, process.copies, process.fetches)
 
     def _expected(self, spec: RequestSpec) -> list[int]:
         """The answer by definition of the fake engine, cut at the stop token."""
         context = self.num_blocks * 4
         tokens = expected_tokens(spec, 50, min(spec.sampling.max_tokens, context - len(spec.prompt_token_ids)))
         return tokens[: tokens.index(7) + 1] if 7 in tokens else tokens
-
-
-def _written(plans: list[StepPlan]) -> set[int]:
-    """The blocks that steps write."""
-    return {
-        table[position // 4]
-        for plan in plans
-        for start, tokens, table in zip(plan.starts, plan.token_ids, plan.block_tables, strict=True)
-        for position in range(start, start + len(tokens))
-    }
-
-
-def _named(plans: list[StepPlan]) -> set[int]:
-    return {block for plan in plans for table in plan.block_tables for block in table}

@@ -32,12 +32,13 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 30.
 class Server:
     """A running ``actorserve serve`` with all of its children."""
 
-    def __init__(self, folder: Path, config: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, config: str, *arguments: str, program: tuple[str, ...] = ("actorserve",)) -> None:
+        """``program``: the module to run, and what stands before "serve"."""
         self.journals = folder / "journals"
         config_file = folder / "actorserve.toml"
         config_file.write_text(config.replace("[cluster]", f'[cluster]\njournal_dir = "{self.journals}"'))
         self.log = folder / "stderr.log"
-        command = [sys.executable, "-P", "-m", "actorserve", "serve", "--port", "0", "--config", str(config_file)]
+        command = [sys.executable, "-P", "-m", *program, "serve", "--port", "0", "--config", str(config_file)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self.stdout = folder / "stdout.log"
         with self.log.open("wb") as stderr, self.stdout.open("wb") as stdout:
@@ -119,10 +120,10 @@ class Server:
 
 
 @contextmanager
-def running(folder: Path, config: str, *arguments: str) -> Iterator[Server]:
+def running(folder: Path, config: str, *arguments: str, program: tuple[str, ...] = ("actorserve",)) -> Iterator[Server]:
     """A server that is ready, and is stopped at the end."""
     folder.mkdir(parents=True, exist_ok=True)
-    server = Server(folder, config, *arguments)
+    server = Server(folder, config, *arguments, program=program)
     try:
         server.wait_ready()
         yield server

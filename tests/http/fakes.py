@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 from starlette.types import ASGIApp
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-from tokenizers import Tokenizer as Backend
+from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
 from actorserve.core.messages import FinishReason, LoadReport, ModelInfo, RefusalReason, RequestSpec, TokenLogprobs
+from actorserve.http.api_keys import ApiKeys
 from actorserve.http.app import create_app
 from actorserve.http.chat_template import ChatTemplate
 from actorserve.http.server import bind, serve
@@ -96,7 +96,7 @@ def load(num_running: int = 1) -> LoadReport:
         num_waiting=2,
         kv_total_bytes=100,
         kv_used_bytes=25,
-        virtual_usage_bytes=0,
+        virtual_usage_bytes=50,
         bytes_per_block=1,
         tokens_per_block=16,
         num_preemptions=3,
@@ -108,6 +108,11 @@ def load(num_running: int = 1) -> LoadReport:
         num_swap_outs=7,
         swapped_bytes=1100,
         swap_blocked_s=0.25,
+        num_migrating=6,
+        num_migrated=8,
+        num_migrations_failed=9,
+        migrated_bytes=1200,
+        checkpointed_bytes=1300,
     )
 
 
@@ -184,15 +189,17 @@ def refuses(reason: RefusalReason, retry_after_s: float = 2.5) -> ScriptedServic
     return ScriptedService(lambda _: [Ended(FinishReason.ERROR, reason, retry_after_s)])
 
 
-def app_for(service: ScriptedService, settings: HttpSettings | None = None) -> ASGIApp:
+def app_for(service: ScriptedService, settings: HttpSettings | None = None, api_keys: ApiKeys | None = None) -> ASGIApp:
     settings = settings or HttpSettings()
     template = ChatTemplate(TEMPLATE, {}, timeout_s=settings.template_timeout_s)
-    return create_app(service, TOKENIZER, template, DESCRIPTION, settings)
+    return create_app(service, TOKENIZER, template, DESCRIPTION, settings, api_keys=api_keys)
 
 
-def client_for(service: ScriptedService, settings: HttpSettings | None = None) -> httpx.AsyncClient:
+def client_for(
+    service: ScriptedService, settings: HttpSettings | None = None, api_keys: ApiKeys | None = None
+) -> httpx.AsyncClient:
     """A client that calls the app without a network."""
-    transport = httpx.ASGITransport(app_for(service, settings), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(app_for(service, settings, api_keys), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=DEADLINE_S)
 
 

@@ -1,7 +1,6 @@
 """A choice: from tokens to text that is sure, whatever the tokens' boundaries."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.messages import FinishReason, RefusalReason, SamplingParams
 from actorserve.http.choice import Choice, Finish, Piece

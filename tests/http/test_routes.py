@@ -144,6 +144,12 @@ async def test_metrics() -> None:
     assert float(lines[f"actorserve_swap_outs_total{worker}"]) == 7
     assert float(lines[f"actorserve_swapped_bytes_total{worker}"]) == 1100
     assert float(lines[f"actorserve_swap_blocked_seconds_total{worker}"]) == 0.25
+    assert float(lines[f"actorserve_virtual_usage{worker}"]) == 0.5
+    assert float(lines[f"actorserve_requests_migrating{worker}"]) == 6
+    assert float(lines[f"actorserve_migrations_total{worker}"]) == 8
+    assert float(lines[f"actorserve_migrations_failed_total{worker}"]) == 9
+    assert float(lines[f"actorserve_migrated_bytes_total{worker}"]) == 1200
+    assert float(lines[f"actorserve_checkpointed_bytes_total{worker}"]) == 1300
     assert float(lines[f"vllm:prompt_tokens_total{gateway}"]) == 3
     assert float(lines[f"vllm:prompt_tokens_cached_total{gateway}"]) == 2
     assert float(lines[f"vllm:generation_tokens_total{gateway}"]) == 4

@@ -4,8 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from actorserve.errors import ModelError
 from actorserve.model_files.describe import describe

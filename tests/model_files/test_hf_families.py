@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from safetensors.numpy import load_file, save_file
 
 from actorserve.errors import ModelError

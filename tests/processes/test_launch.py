@@ -91,11 +91,45 @@ def test_workers_are_placed(settings: Settings, gpus: tuple[str, ...], cores: in
     assert launch.place_workers(settings, gpus, cores) == expected
 
 
+def scaled(max_workers: int, min_workers: int | None = None, **values: object) -> Settings:
+    scaling = {"max_workers": max_workers, "min_workers": min_workers}
+    return load_settings(None, {"workers": values, "scaling": scaling})
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "expected"),
+    [
+        (scaled(4), (), Placement(2, (), 2, 2)),
+        (scaled(1), (), Placement(1, (), 8, 0)),
+        (scaled(8, 4), (), Placement(4, (), 1, 4)),
+        (scaled(4, count=1), (), Placement(1, (), 2, 3)),
+        (scaled(4, count=1, threads=8), (), Placement(1, (), 8, 3)),
+        (scaled(2), ("GPU-a", "GPU-b", "GPU-c"), Placement(2, ("GPU-a", "GPU-b", "GPU-c"), 4, 0)),
+        (scaled(3, count=1), ("GPU-a", "GPU-b", "GPU-c"), Placement(1, ("GPU-a", "GPU-b", "GPU-c"), 2, 2)),
+    ],
+)
+def test_cores_are_shared_out_among_as_many_as_there_may_be(
+    settings: Settings, gpus: tuple[str, ...], expected: Placement
+) -> None:
+    """With scaling on, workers leave room for those that may come, and as many run from the start as bounds allow."""
+    assert launch.place_workers(settings, gpus, 8) == expected
+
+
+def test_workers_that_start_elsewhere_get_nothing_here() -> None:
+    """Units and what a command starts have resources of their own: those of this server share out all that there is."""
+    for how in ({"start_with": "systemd"}, {"start_with": "command", "command": "start"}):
+        settings = load_settings(None, {"workers": {"count": 2}, "scaling": {"max_workers": 8, **how}})
+        assert launch.place_workers(settings, (), 8) == Placement(2, (), 4, 0)
+
+
 @pytest.mark.parametrize(
     ("settings", "gpus", "why"),
     [
         (workers(device="cuda"), (), "no GPU can be used here"),
         (workers(count=2), ("GPU-a",), "set workers.kv_cache_bytes"),
+        (scaled(2, count=1), ("GPU-a",), "2 workers would share 1 GPU.*set workers.kv_cache_bytes"),
+        (scaled(2, count=3), (), "workers.count is 3, and scaling allows 1 to 2 workers"),
+        (scaled(4, 2, count=1), (), "workers.count is 1, and scaling allows 2 to 4 workers"),
     ],
 )
 def test_what_this_machine_cannot_do_is_told(settings: Settings, gpus: tuple[str, ...], why: str) -> None:
@@ -106,13 +140,22 @@ def test_what_this_machine_cannot_do_is_told(settings: Settings, gpus: tuple[str
 
 def test_children_get_their_names_and_devices(tmp_path: Path) -> None:
     """The gateway drains first; each worker sees one GPU, in turn, and a CPU worker sees none."""
-    specs = launch.child_specs(Placement(3, ("GPU-a", "GPU-b"), 4), tmp_path / "s.json", tmp_path)
+    specs, _ = launch.child_specs(Placement(3, ("GPU-a", "GPU-b"), 4), tmp_path / "s.json", tmp_path)
     assert [spec.name for spec in specs] == ["coordinator", "gateway-0", "worker-0", "worker-1", "worker-2"]
     assert [spec.stop_stage for spec in specs] == [1, 0, 1, 1, 1]
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs[2:]] == ["GPU-a", "GPU-b", "GPU-a"]
     assert all(spec.environment["OMP_NUM_THREADS"] == "4" for spec in specs[2:])
-    (worker,) = launch.child_specs(Placement(1, (), 4), tmp_path / "s.json", tmp_path)[2:]
+    (worker,) = launch.child_specs(Placement(1, (), 4), tmp_path / "s.json", tmp_path)[0][2:]
     assert worker.environment["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_spare_workers_are_like_the_others(tmp_path: Path) -> None:
+    """Those that may be started later have the next numbers and devices, and all know how many there may be."""
+    specs, spare = launch.child_specs(Placement(1, ("GPU-a", "GPU-b"), 4, 2), tmp_path / "s.json", tmp_path)
+    assert [spec.name for spec in specs] == ["coordinator", "gateway-0", "worker-0"]
+    assert [spec.name for spec in spare] == ["worker-1", "worker-2"]
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in spare] == ["GPU-b", "GPU-a"]
+    assert all(spec.command[-2:] == ("--count", "3") for spec in (specs[2], *spare))
 
 
 def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,5 +166,7 @@ def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (placement.num_workers, settings.workers.threads, settings.workers.memory_bytes) == (2, 2, 4500)
     settings, _ = launch.resolve_workers(workers(device="cpu", count=3, memory_bytes=77))
     assert (settings.workers.threads, settings.workers.memory_bytes) == (1, 77)
+    settings, _ = launch.resolve_workers(scaled(3, count=1, device="cpu"))
+    assert (settings.workers.count, settings.workers.memory_bytes) == (1, 3000)
     monkeypatch.setattr(launch, "available_memory_bytes", lambda: 0)
     assert launch.resolve_workers(workers(device="cpu"))[0].workers.memory_bytes == 1  # not None, which is no limit

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.processes import status
 from actorserve.processes.status import Phase, Reporter, Status, decode_status, encode_status

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from actorserve.actors.supervision import RestartLimits
-from actorserve.processes.status import Phase, Status
-from actorserve.processes.supervisor import ChildFailedError, ChildSpec, Supervisor, describe_exit
+from actorserve.processes.status import Phase, Status, describe_exit
+from actorserve.processes.supervisor import ChildFailedError, ChildSpec, Supervisor
 
 DEADLINE_S = 30.0
 LIMITS = RestartLimits(max_restarts=2, window_s=60.0, backoff_s=0.01, max_backoff_s=0.02)
@@ -67,6 +67,12 @@ class Recorder:
 
     def restarting(self, name: str, how: str, after_s: float) -> None:
         self._add("restarting", name, how, after_s)
+
+    def adding(self, name: str) -> None:
+        self._add("adding", name)
+
+    def removed(self, name: str, why: str) -> None:
+        self._add("removed", name, why)
 
     def stopping(self, num_children: int) -> None:
         self._add("stopping", num_children)

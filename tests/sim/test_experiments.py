@@ -10,6 +10,7 @@ from actorserve.profile_files import profile_text
 from tests.sim.profiles import PROFILE
 from tools.simulation.__main__ import EXIT_UNUSABLE, main, parse_override
 from tools.simulation.experiment import ROOT, Goal, read_experiment
+from tools.simulation.figures import figure_of
 from tools.simulation.runner import highest_held, holds
 
 EXPERIMENT = """
@@ -102,6 +103,28 @@ def test_variants_on_an_axis_make_one_plot(tmp_path: Path) -> None:
     assert (tmp_path / "single" / "small.png").exists()
 
 
+def test_named_figures_are_shown_and_plotted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An experiment's own figures make a table, with ratios to the last arm, and one plot: of bars where there is no
+    axis, of lines by a figure where it says so.
+    """
+    text = EXPERIMENT[: EXPERIMENT.index("[search]")] + EXPERIMENT[EXPERIMENT.index("[[arms]]") :]
+    named = 'figures = ["latency.ttft_s.p99", "migration.gap_s.mean"]\n' + text.replace(
+        "cv = 2.0", "cv = 2.0\nrate_per_s = 0.3"
+    )
+    file = write(tmp_path, named)
+    assert main([str(file), "--out", str(tmp_path / "bars"), "--processes", "2"]) == 0
+    shown = capsys.readouterr().out
+    fcfs, srpt = (case["runs"][0] for case in json.loads((tmp_path / "bars" / "metrics.json").read_text())["cases"])
+    ttft_s = [run["latency"]["ttft_s"]["p99"] for run in (fcfs, srpt)]
+    assert f"{ttft_s[0]:.3g} ({ttft_s[0] / ttft_s[1]:.3g}x)" in shown
+    assert figure_of(fcfs, "latency.ttft_s.p99") == ttft_s[0]
+    assert figure_of(fcfs, "migration.gap_s.mean") is None
+    assert "none" in shown
+    assert main([str(file), "--out", str(tmp_path / "lines"), "--set", "plot_by=instances.mean"]) == 0
+    plots = [(tmp_path / folder / "small.png").read_bytes() for folder in ("bars", "lines")]
+    assert plots[0] != plots[1]
+
+
 WRONG = [
     ('profile = "tiny.toml"', "", "cluster.profile is missing: expected the name of a shipped profile, or a file"),
     ('profile = "tiny.toml"', "profile = 3", "cluster.profile is 3: expected the name of a shipped profile"),
@@ -172,6 +195,25 @@ WRONG = [
 
 
 FAR_OFF = [
+    ('figures=["speed"]', "figures.0 is 'speed': expected a figure, as latency.ttft_s.p99"),
+    ('plot_by="instances.mean"', "plot_by is not expected without figures"),
+    ('cluster.dispatch="random"', "cluster.dispatch is 'random': expected 'freeness', 'least_loaded' or 'round_robin'"),
+    ("cluster.migration=true", "cluster.migration is true: expected 'off', 'live', 'blocking' or 'recompute'"),
+    ("cluster.pairing.source_until=500.0", "cluster.pairing.source_until is 500: expected a number from 32"),
+    ("cluster.pairing.bytes_per_s=0.0", "cluster.pairing.bytes_per_s is 0.0: expected at least 1"),
+    ("cluster.scaling={}", "cluster.scaling.max_instances is missing"),
+    ("cluster.scaling={max_instances=2,min_instances=3}", "cluster.scaling.min_instances is 3: expected at most 2"),
+    (
+        "cluster.scaling={max_instances=2,scale_out_below=900.0}",
+        "cluster.scaling.scale_out_below is 900: expected less than scale_in_above",
+    ),
+    ("cluster.headroom_tokens={x=3}", "cluster.headroom_tokens.x is 3: expected a whole number of 32 bits = tokens"),
+    ("arrivals.cycle={factors=[],each_s=1.0}", "arrivals.cycle.factors is empty: expected at least one"),
+    ("arrivals.cycle={factors=[0.0],each_s=1.0}", "arrivals.cycle.factors.0 is 0: expected a number from 0.001"),
+    (
+        "arrivals={cycle={factors=[1.0],each_s=1.0},spike={at_s=1.0,duration_s=1.0,factor=2.0,ttft_s=1.0}}",
+        "arrivals.spike is not expected beside cycle",
+    ),
     ('lengths.prompt="lognormal:161:338:1024"', "lengths.prompt: length distribution 'lognormal:161:338:1024': SIGMA"),
     ('lengths.prompt="powerlaw-mean:5:1e300"', "lengths.prompt: length distribution 'powerlaw-mean:5:1e300': MAX must"),
     ("lengths.prompt=true", "lengths.prompt is true: expected a length, or a distribution"),

@@ -16,13 +16,16 @@ from actorserve.sim.workload import (
     Arrival,
     Prompts,
     cut,
+    cycle_factors,
     gamma_times,
     independent,
     poisson_times,
     regular_times,
     replayed,
     sampled,
+    spike_factors,
     synthetic,
+    warped,
     with_ratio,
 )
 from tests.sim.runs import config
@@ -124,6 +127,29 @@ def test_gamma_gaps_have_their_cv(cv: float) -> None:
 def test_regular_arrivals_are_equally_far_apart() -> None:
     """One a gap, from the end of the first gap on."""
     assert list(islice(regular_times(4.0), 3)) == [0.25, 0.5, 0.75]
+
+
+def test_a_spike_has_its_rate_and_no_more() -> None:
+    """While it lasts there are as many times more arrivals, and as many as ever before and after it."""
+    times = list(islice(warped(regular_times(2.0), spike_factors(10.0, 5.0, 10.0)), 200))
+    assert times == sorted(times)
+    counts = [sum(at_s < time <= at_s + 5.0 for time in times) for at_s in (0.0, 5.0, 10.0, 15.0, 20.0)]
+    assert counts == [10, 10, 100, 10, 10]
+
+
+def test_a_rate_goes_up_and_down_in_a_cycle() -> None:
+    """Each factor holds for its time, and after the last comes the first."""
+    times = list(islice(warped(regular_times(10.0), cycle_factors((0.5, 2.0), 4.0)), 300))
+    counts = [sum(at_s < time <= at_s + 4.0 for time in times) for at_s in (0.0, 4.0, 8.0, 12.0)]
+    assert counts == [20, 80, 20, 80]
+
+
+def test_bursts_stay_what_they_are_in_a_spike() -> None:
+    """A process that runs faster has gaps that are shorter, and deviate by the same share."""
+    times = warped(gamma_times(10.0, 3.0, random.Random(5)), spike_factors(0.0, 1e6, 7.0))
+    found = gaps(list(islice(times, 100_000)))
+    assert fmean(found) == pytest.approx(1 / 70.0, rel=0.05)
+    assert pstdev(found) / fmean(found) == pytest.approx(3.0, rel=0.05)
 
 
 def test_a_workload_depends_on_its_seed_alone() -> None:

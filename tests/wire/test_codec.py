@@ -7,8 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from actorserve.core import messages as m
 from actorserve.errors import ProtocolError
@@ -46,7 +45,7 @@ _REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuple
 _MODELS = st.none() | st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
 
 _ATTAINED = st.builds(m.Attained, _FINITE, _FINITE, _FINITE, _FINITE)
-_KV = st.none() | st.builds(m.KVAccess, _TEXT, _TEXT, _TEXT, _TEXT, _TEXT)
+_KV = st.none() | st.builds(m.KVAccess, _TEXT, _TEXT, _NATURAL, _NATURAL, _TEXT, _TEXT, _TEXT, _TEXT, _TEXT)
 _TICKETS = st.builds(m.KVTicket, _NATURAL, _NATURAL, st.booleans(), _tuples(_NATURAL), _TEXT)
 _MIGRATIONS = st.builds(m.MigrationId, _PEERS, _NATURAL)
 
@@ -92,10 +91,10 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _TEXT, _MODELS, _NATURAL, kv=_KV),
     st.builds(m.PeerUp, _PEERS, _ROLES, _TEXT, _MODELS, kv=_KV),
     st.builds(m.PeerDown, _PEERS),
-    st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Tick(), m.Drain()]),
+    st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Tick(), m.Drain(), m.StartFailed()]),
     st.builds(m.Fenced, _NATURAL),
     st.builds(m.MemoryLimit, _NATURAL),
-    st.builds(m.Place, _TEXT, _NATURAL, _NATURAL, _SIGNED, _TEXT, st.none() | _PEERS),
+    st.builds(m.Place, _TEXT, _NATURAL, _NATURAL, _SIGNED, _TEXT, st.none() | _PEERS, _FINITE, _tuples(_TEXT)),
     st.builds(m.Placed, _TEXT, _NATURAL, _PEERS),
     st.builds(m.Refused, _TEXT, _NATURAL, st.sampled_from(m.RefusalReason), _FINITE),
     st.builds(m.Unplace, _TEXT, _NATURAL),
@@ -113,6 +112,10 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Withdrawn, _NATURAL),
     st.builds(m.HandOver, _TEXT, _NATURAL, _PEERS, _NATURAL, _NATURAL, _ATTAINED),
     st.builds(m.Keep, _TEXT, _NATURAL),
+    st.builds(m.GuardedBy, _PEERS),
+    st.builds(m.Checkpoint, _NATURAL, _TEXT, _PEERS, _NATURAL, _tuples(_NATURAL), _TICKETS),
+    st.builds(m.Confirmed, _NATURAL, _NATURAL),
+    st.builds(m.Guarded, _TEXT, _NATURAL, _PEERS, _NATURAL),
     st.builds(m.CopyFailed, _NATURAL),
     st.builds(m.Open, _REQUESTS),
     st.builds(m.Close, _TEXT),
@@ -134,6 +137,8 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     [
         (m.LoadReport(1, 0, 0, 0, 0, 0, 1, 0, 0), "tokens_per_block"),
         (m.LoadReport(1, -1, 0, 0, 0, 0, 1, 1, 0), "num_running"),
+        (m.LoadReport(1, 0, 0, 0, 0, 0, 1, 1, 2**63), "num_preemptions"),
+        (m.LoadReport(1, 0, 0, 0, 0, 0, 1, 1, 0, checkpointed_bytes=-1), "checkpointed_bytes"),
         (m.Resend("r", 1, -1), "from_position"),
         (m.Tokens(("r",), (1,), (0,), (-1,)), "token_ids"),
         (m.Hello(1, m.Role.WORKER, "ipc://x", "k", m.ModelInfo("m", 0, 1)), "vocab_size"),

@@ -23,7 +23,9 @@ from actorserve.core.messages import (
     Tick,
 )
 from actorserve.core.origin import InstanceOrigin, Origin, make_core
+from actorserve.core.pairing import PairingConfig
 from actorserve.core.profile import Curve, Link, Profile
+from actorserve.core.scaling import ScalingConfig
 from actorserve.core.sessions import SessionsConfig
 from actorserve.core.swapping import SwapMode
 from actorserve.errors import ProtocolError
@@ -67,6 +69,7 @@ INSTANCE = InstanceOrigin(
 ORIGINS: list[Origin] = [
     INSTANCE,
     ClusterConfig(10, 1.0, promote_after_s_of={0: 2.0}),
+    ClusterConfig(10, 1.0, dispatch="round_robin", migration=PairingConfig(1.5), scaling=ScalingConfig(3, hold_s=0.1)),
     SessionsConfig(1.0, 30.0, 600.0),
 ]
 SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=2**64 - 1, max_tokens=2))

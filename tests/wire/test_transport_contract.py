@@ -326,3 +326,42 @@ async def test_garbage_frames_are_counted_and_ignored(net: Net, caplog: pytest.L
     assert len([record for record in caplog.records if record.name == "actorserve.wire"]) == 1
     assert a.send(_B, Unplace("good", 1))
     assert await _take(b) == [(_A, Unplace("good", 1))]
+
+
+@pytest.mark.parametrize("net", ["ipc", "tcp"], indirect=True)
+async def test_more_links_than_allowed_are_refused(net: Net) -> None:
+    """The link beyond the bound gives False and is counted, those before it go on, and one given up makes room."""
+    a, b = net.open(_A, net.new_address("a"), TransportLimits(max_links=3)), net.open(_B, net.new_address("b"))
+    peers = [Peer(f"p{number}", 1) for number in range(4)]
+    assert a.connect(_B, b.address)
+    connected = [a.connect(peer, net.new_address(peer.name)) for peer in peers]
+    assert connected == [True, True, False, False]
+    assert a.counts["dropped: no socket"] == 2
+    assert a.send(_B, _HELLO)
+    assert await _take(b) == [(_A, _HELLO)]
+    a.disconnect(peers[0])
+    await _until(lambda: a.connect(peers[2], net.new_address("again")))
+
+
+async def test_more_than_a_thousand_links(net: Net) -> None:
+    """One process may send to more than a thousand others."""
+    a, b = _pair(net)
+    for number in range(1100):
+        address = f"tcp://127.0.0.1:{20000 + number}" if net.kind == "tcp" else net.new_address(f"p{number}")
+        assert a.connect(Peer(f"p{number}", 1), address)
+    assert a.send(_B, _HELLO)
+    assert await _take(b) == [(_A, _HELLO)]
+
+
+async def test_a_message_for_many_is_each_ones_own(net: Net) -> None:
+    """The same message sent to two, others in between, arrives at both as it is."""
+    a, b = _pair(net)
+    c = net.open(Peer("c", 1), net.new_address("c"))
+    assert a.connect(Peer("c", 1), c.address)
+    same = Unplace("same", 1)
+    for peer in (_B, Peer("c", 1)):
+        assert a.send(peer, same)
+        assert a.send(peer, Unplace("other", 2))
+        assert a.send(peer, same)
+    for transport in (b, c):
+        assert [message for _, message in await _take(transport, 3)] == [same, Unplace("other", 2), same]

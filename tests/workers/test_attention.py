@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from actorserve.core.messages import StepPlan
 from tests.workers.paged_requests import Chunk, at_random, attend, dense, forever, in_chunks, make_request, transpose

@@ -1,8 +1,7 @@
 """A plan becomes the tensors that it says."""
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.messages import StepPlan
 from workers.batch import make_batch

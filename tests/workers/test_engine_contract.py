@@ -1,14 +1,19 @@
 """What every engine keeps, whatever it computes with."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
+from actorserve.core.effects import Fetch
+from actorserve.core.messages import Peer, RequestSpec, SamplingParams, StepPlan
+from actorserve.core.tickets import make_ticket
 from workers.engine import Engine
 from workers.fake_engine import FakeEngine
+from workers.kv_transfer.transfer import KVTransfer
 from workers.torch_engine import TorchEngine
 
 TOKENS_PER_BLOCK = 8
@@ -105,3 +110,40 @@ def test_copies_of_blocks_that_are_not_there_are_refused(make_engine: MakeEngine
             engine.copy_out(device, host)
         with pytest.raises(ValueError, match="copy of"):
             engine.copy_in(host, device)
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_kv_of_another_engine_is_the_same(make_engine: MakeEngine, tmp_path: Path, is_mapped: bool) -> None:
+    """A request goes on with the same tokens on another engine that fetched its blocks, from device and host."""
+    here, there = make_engine(), make_engine()
+    assert here.kv.layout == there.kv.layout
+    for engine in (here, there):
+        engine.add(spec("r"))
+    first = prefill(there, "r", PROMPT, (0, 1, 2, 3))
+    expected = decode(there, "r", first, (0, 1, 2, 3, 4), 10)
+    there.copy_out((3,), (2,))
+    source = KVTransfer(there.kv, f"ipc://{tmp_path}/there", b"key")
+    destination = KVTransfer(here.kv, f"ipc://{tmp_path}/here", b"other")
+    # A GPU's memory is not opened twice in one process.
+    access = source.access if is_mapped and source.access.shared else replace(source.access, shared="", cuda_ipc="")
+    for number, (on_host, source_blocks, blocks) in enumerate(((False, (0, 1, 2), (9, 4, 7)), (True, (2,), (1,)))):
+        ticket = make_ticket(b"key", number, 0, source_blocks, on_host=on_host)
+        destination.fetch(Fetch(1, Peer("there", 1), access, ticket, 0, blocks, is_urgent=False))
+    destination.close()
+    source.close()
+    assert decode(here, "r", first, (9, 4, 7, 1, 3), 10) == expected
+
+
+def test_a_fake_engine_fetches_within_a_process() -> None:
+    """Tests in one process copy from engine to engine, and what they copy is what transfers would."""
+    here, there = (FakeEngine(num_blocks=20, tokens_per_block=TOKENS_PER_BLOCK, num_host_blocks=4) for _ in range(2))
+    for engine in (here, there):
+        engine.add(spec("r"))
+    first = prefill(there, "r", PROMPT, (0, 1, 2, 3))
+    expected = decode(there, "r", first, (0, 1, 2, 3, 4), 5)
+    there.copy_out((3,), (2,))
+    here.fetch_from(there, (0, 1, 2), (9, 4, 7))
+    here.fetch_from(there, (2,), (1,), on_host=True)
+    assert decode(here, "r", first, (9, 4, 7, 1, 3), 5) == expected
+    with pytest.raises(ValueError, match="copy of"):
+        here.fetch_from(there, (20,), (0,))

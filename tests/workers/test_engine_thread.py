@@ -6,16 +6,24 @@ from collections.abc import Sequence
 
 import pytest
 
-from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, RunStep, SwapIn, SwapOut
-from actorserve.core.messages import CopyDone, RequestSpec, SamplingParams, StepDone, StepPlan
-from workers.engine_thread import EngineThread
+from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, Fetch, RunStep, SwapIn, SwapOut
+from actorserve.core.messages import (
+    CopyDone,
+    CopyFailed,
+    KVAccess,
+    KVTicket,
+    Peer,
+    RequestSpec,
+    SamplingParams,
+    StepDone,
+    StepPlan,
+)
+from workers.engine_thread import Done, EngineThread
 from workers.fake_engine import FakeEngine, expected_tokens
+from workers.kv_transfer.errors import TransferError
 
 SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=1, max_tokens=4))
 STEP = RunStep(StepPlan(1, ("r",), (0,), ((1, 2, 3),), ((0,),), (True,)))
-
-
-Done = StepDone | CopyDone
 
 
 class GatedEngine(FakeEngine):
@@ -125,3 +133,63 @@ def test_a_step_that_outlives_the_loop_ends_in_silence() -> None:
     engine.gate.set()
     engine.thread.join(10)
     assert not engine.thread.is_alive()
+
+
+class GatedFetcher:
+    """Fetches that are not urgent wait for the gate; those of no blocks fail with ``failure``."""
+
+    def __init__(self, failure: Exception) -> None:
+        self.failure = failure
+        self.gate = threading.Event()
+
+    def fetch(self, fetch: Fetch) -> None:
+        assert fetch.is_urgent or self.gate.wait(10)
+        if not fetch.blocks:
+            raise self.failure
+
+
+def fetch(copy_id: int, blocks: tuple[int, ...] = (0,), *, is_urgent: bool = False) -> Fetch:
+    ticket = KVTicket(1, 0, on_host=False, blocks=blocks, secret="")
+    return Fetch(copy_id, Peer("source", 1), KVAccess("", ""), ticket, 0, blocks, is_urgent)
+
+
+async def test_fetches_go_beside_everything_else() -> None:
+    """A fetch that is held back is in the way of no step, no copy and no urgent fetch."""
+    fetcher = GatedFetcher(TransferError("x"))
+    thread = EngineThread(FakeEngine(num_host_blocks=4), fetcher)
+    results: asyncio.Queue[Done] = asyncio.Queue()
+    thread.start(results.put_nowait)
+    for effect in (fetch(1), fetch(2, is_urgent=True), SwapOut(3, (0,), (0,)), AddToEngine(SPEC), STEP):
+        thread.perform(effect)
+    done = [await asyncio.wait_for(results.get(), 10) for _ in range(3)]
+    assert {each.copy_id for each in done if isinstance(each, CopyDone)} == {2, 3}
+    assert sum(isinstance(each, StepDone) for each in done) == 1
+    fetcher.gate.set()
+    last = await asyncio.wait_for(results.get(), 10)
+    assert isinstance(last, CopyDone)
+    assert last.copy_id == 1
+    thread.stop()
+
+
+@pytest.mark.parametrize("failure", [TransferError("the source is gone"), RuntimeError("a driver's")])
+async def test_a_fetch_that_fails_is_told_and_ends_nothing(failure: Exception) -> None:
+    """Whatever a fetch raises becomes a CopyFailed; the next one, and the steps, go on."""
+    thread = EngineThread(FakeEngine(), GatedFetcher(failure))
+    results: asyncio.Queue[Done] = asyncio.Queue()
+    thread.start(results.put_nowait)
+    for effect in (fetch(1, (), is_urgent=True), fetch(2, is_urgent=True)):
+        thread.perform(effect)
+    done = [await asyncio.wait_for(results.get(), 10) for _ in range(2)]
+    assert done[0] == CopyFailed(1)
+    assert isinstance(done[1], CopyDone)
+    assert not thread.failure.done()
+    thread.stop()
+
+
+async def test_a_fetch_with_nobody_to_fetch_is_a_bug() -> None:
+    """An engine without a fetcher takes no Fetch."""
+    thread = EngineThread(FakeEngine())
+    thread.start(lambda done: None)
+    thread.perform(fetch(1))
+    with pytest.raises(TypeError):
+        await asyncio.wait_for(thread.failure, 10)

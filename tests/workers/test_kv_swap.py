@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from actorserve.core.messages import StepPlan
 from tests.workers.test_kv_cache import CONFIG, CPU, needs_native
@@ -119,13 +118,14 @@ def test_no_pool_takes_nothing() -> None:
 def test_host_memory_is_taken_as_it_is_written() -> None:
     """A pool is reserved without being touched; copying out makes as much resident as was copied."""
     program = (
-        "import torch; from actorserve.host import resident_memory; from tests.workers.test_kv_cache import CONFIG\n"
-        "from workers.kv_cache import KVCache; from workers.kv_swap import HostPool\n"
+        "import torch; from workers.kv_transfer.shared import resident_shared_bytes\n"
+        "from tests.workers.test_kv_cache import CONFIG; from workers.kv_cache import KVCache\n"
+        "from workers.kv_swap import HostPool\n"
         "cache = KVCache(CONFIG, 2000, 16, torch.float32, torch.device('cpu')); cache.pool.zero_()\n"
-        "block = cache.pool.nbytes // 2000; before = resident_memory().private_bytes\n"
-        "pool = HostPool(cache, 2**28 // block); reserved = resident_memory().private_bytes - before\n"
+        "block = cache.pool.nbytes // 2000; before = resident_shared_bytes()\n"
+        "pool = HostPool(cache, 2**28 // block); reserved = resident_shared_bytes() - before\n"
         "pool.copy_out(range(1000), range(1000))\n"
-        "print(reserved >> 20, (resident_memory().private_bytes - before - 1000 * block) >> 20)"
+        "print(reserved >> 20, (resident_shared_bytes() - before - 1000 * block) >> 20)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     reserved_mib, beside_mib = map(int, done.stdout.split())

@@ -9,6 +9,7 @@ from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from actorserve.profile_files import parse_profile, profile_text
 from workers.engine import Engine, check_copy
 from workers.engine_timer import EngineTimer, Shape, loopback_link, memory_link
+from workers.fake_engine import FakeEngine
 from workers.measuring import QUICK, THOROUGH, Effort, Facts, Plan, make_profile, measure, quick_plan, thorough_plan
 
 FACTS = Facts("int8", "a test", 2)
@@ -27,6 +28,7 @@ class CostEngine:
         self.num_blocks = num_blocks
         self.num_host_blocks = num_host_blocks
         self.num_written_host_blocks = 0
+        self.kv = FakeEngine(num_blocks=1).kv
         self.requests: set[str] = set()
         self.plans: list[StepPlan] = []
         self.disturbs = False

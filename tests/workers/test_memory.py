@@ -14,12 +14,14 @@ from actorserve.host import ResidentMemory
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from workers import memory, native
 from workers.kernels import Kernels
+from workers.kv_transfer.shared import SharedMemory, resident_shared_bytes
 from workers.linear import PackedLinear, PlainLinear
 from workers.memory import MemoryPlan, PoolWatch, weights_bytes
 from workers.numerics import numerics
 
 CPU = torch.device("cpu")
 GIB = 2**30
+HUGE_PAGE_BYTES = 2**21
 NEEDS: dict[str, Any] = {
     "weights_bytes": 2 * GIB,
     "activation_bytes": GIB,
@@ -31,9 +33,10 @@ NEEDS: dict[str, Any] = {
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What the host has available, and how much of it this process has: change it to change the host."""
-    figures = {"available": 16 * GIB, "total": 2 * GIB, "private": 2 * GIB}
+    figures = {"available": 16 * GIB, "total": 2 * GIB, "private": 2 * GIB, "shared": 0}
     monkeypatch.setattr(memory, "available_memory_bytes", lambda *_: figures["available"])
     monkeypatch.setattr(memory, "resident_memory", lambda *_: ResidentMemory(figures["total"], figures["private"]))
+    monkeypatch.setattr(memory, "resident_shared_bytes", lambda: figures["shared"])
     return figures
 
 
@@ -166,7 +169,7 @@ def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int])
     """Usable is what was written already, and our part of what is available beyond the reserve."""
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=2)  # the reserve is 512 MiB
     assert watch.num_usable_blocks() == 100
-    host["private"] += 40 * 2**26
+    host["shared"] += 40 * 2**26
     host["available"] = GIB // 2 + 20 * 2**26
     assert watch.num_usable_blocks() == 40 + 10
     host["available"] = 0
@@ -178,7 +181,7 @@ def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int])
 def test_room_is_left_for_what_may_be_swapped_out(host: dict[str, int]) -> None:
     """Blocks that may yet be swapped to have room first, and what was written of them is not taken for KV cache."""
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=1, num_host_blocks=30)
-    host["private"] += 40 * 2**26
+    host["shared"] += 40 * 2**26
     host["available"] = GIB // 2 + 50 * 2**26
     assert watch.num_usable_blocks() == 40 + 50 - 30
     assert watch.num_usable_blocks(num_written_host_blocks=10) == 30 + 50 - 20
@@ -194,24 +197,27 @@ def test_a_small_host_keeps_a_small_reserve(host: dict[str, int]) -> None:
 
 
 def test_pages_become_resident_as_they_are_written() -> None:
-    """A pool that is only reserved counts for nothing; what was written of it counts as this process's own.
-
-    In a process of its own: an allocator that has freed much before may hand out pages that are resident already.
-    """
+    """A pool that is only reserved takes nothing; what was written of it counts, and what is mapped of others' not."""
+    before = resident_shared_bytes()
+    pool, other = SharedMemory(2**28), SharedMemory(2**24)
+    assert resident_shared_bytes() == before
+    torch.frombuffer(pool.buffer, dtype=torch.int8)[: 2**25] = 1
+    assert 2**25 <= pool.resident_bytes <= 2**25 + HUGE_PAGE_BYTES
+    assert resident_shared_bytes() - before == pool.resident_bytes
     program = (
-        "import torch; from workers.memory import resident_memory\n"
-        "torch.ones(1)\n"
-        "pool = torch.empty(2**28, dtype=torch.int8); before = resident_memory().private_bytes\n"
-        "pool[: 2**25] = 1; print((resident_memory().private_bytes - before) >> 20)"
+        "import sys; from workers.kv_transfer.shared import attach, resident_shared_bytes\n"
+        "print(sum(attach(sys.argv[1], 2**28)[: 2**20]), resident_shared_bytes())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert 28 <= int(done.stdout) <= 48
+    done = subprocess.run([sys.executable, "-c", program, pool.shown], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(2**20), "0"]
+    del pool
+    assert resident_shared_bytes() == before + other.resident_bytes
 
 
-def test_the_host_is_read_from_its_files(tmp_path: Path) -> None:
+def test_the_host_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A watch reads the tree that it is given."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1024 kB\n")
-    (tmp_path / "proc" / "self" / "statm").write_text("10 5 2 0 0 0 0\n")
+    monkeypatch.setattr(memory, "resident_shared_bytes", lambda: 2048)
     watch = PoolWatch(num_blocks=1000, bytes_per_block=1024, num_workers_on_host=1, root=tmp_path)
-    assert watch.num_usable_blocks() == 1024 - 128
+    assert watch.num_usable_blocks() == 1024 - 128 + 2

@@ -7,15 +7,15 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 
-from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, RunStep, Send, SwapIn, SwapOut
+from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, Fetch, RunStep, Send, SwapIn, SwapOut
 from actorserve.core.instance import InstanceConfig, InstanceState
 from actorserve.core.messages import (
     CopyDone,
     Finished,
     FinishReason,
+    HandOver,
     Message,
     Peer,
     Release,
@@ -30,6 +30,7 @@ from actorserve.core.step_times import StepTimes
 from actorserve.core.swapping import SwapMode
 from tests.core.driver import PROFILE
 from workers.engine import Engine
+from workers.kv_transfer.transfer import KVTransfer
 from workers.torch_engine import TorchEngine
 
 GATEWAY = Peer("gateway-0", 1)
@@ -156,7 +157,7 @@ BUSY = Workload(
 class Copy:
     """A copy that is issued and not told done yet."""
 
-    effect: SwapOut | SwapIn
+    effect: SwapOut | SwapIn | Fetch
     pace: CopyPace
     num_steps: int = 0
     is_made: bool = False
@@ -166,13 +167,21 @@ class Instance:
     """An InstanceState and a real engine, one iteration at a time."""
 
     def __init__(
-        self, config: InstanceConfig, engine: Engine, policy: str = "fcfs", paces: Sequence[CopyPace] = ()
+        self,
+        config: InstanceConfig,
+        engine: Engine,
+        policy: str = "fcfs",
+        paces: Sequence[CopyPace] = (),
+        transfer: KVTransfer | None = None,
     ) -> None:
         times = StepTimes(PROFILE)
         self.state = InstanceState(config, make_policy(policy, times), times)
         self.answers: dict[str, Answer] = {}
         self.ended: set[str] = set()
+        self.outbox: list[tuple[Peer, Message]] = []  # to other instances, and what the gateway is asked
+        self.fetches: list[Copy] = []
         self._engine = engine
+        self._transfer = transfer
         self._commands: deque[Effect] = deque()
         self._copies: deque[Copy] = deque()  # in order of issue, and so they are done
         self._paces = cycle(paces)
@@ -182,8 +191,8 @@ class Instance:
     def is_copying(self) -> bool:
         return bool(self._copies)
 
-    def tell(self, message: Message) -> None:
-        for effect in self.state.handle(message, self._now, GATEWAY):
+    def tell(self, message: Message, sender: Peer = GATEWAY) -> None:
+        for effect in self.state.handle(message, self._now, sender):
             match effect:
                 case Send(message=Tokens() as tokens):
                     logprobs = tokens.logprobs or (None,) * len(tokens.request_ids)
@@ -193,10 +202,14 @@ class Instance:
                 case Send(message=Finished(request_id=request_id, reason=reason)):
                     assert reason is FinishReason.LENGTH
                     self.ended.add(request_id)
+                case Send(to=to, message=sent) if to != GATEWAY or isinstance(sent, HandOver):
+                    self.outbox.append((to, sent))
                 case AddToEngine() | DropFromEngine() | RunStep():
                     self._commands.append(effect)
                 case SwapOut() | SwapIn():
                     self._copies.append(Copy(effect, next(self._paces)))
+                case Fetch():
+                    self.fetches.append(Copy(effect, next(self._paces)))
 
     def step(self, duration_s: float) -> None:
         """Run what the engine was told, up to the end of the iteration in flight, which takes so long; and the copies
@@ -228,6 +241,23 @@ class Instance:
         if not is_idle:
             self.tell(done)
 
+    def fetch(self) -> int:
+        """Make those copies from the other instance whose time has come, and tell those that are done. How many blocks
+        of these were found here, and not copied.
+        """
+        num_skipped = 0
+        for copy in list(self.fetches):
+            is_done = copy.num_steps >= copy.pace.num_steps
+            if copy.pace.early or is_done:
+                self._make(copy)
+            if is_done:
+                assert isinstance(copy.effect, Fetch)
+                num_skipped += copy.effect.num_skipped
+                self.fetches.remove(copy)
+                self.tell(CopyDone(copy.effect.copy_id, duration_s=1e-4))
+            copy.num_steps += 1
+        return num_skipped
+
     def _make(self, copy: Copy) -> None:
         if copy.is_made:
             return
@@ -237,6 +267,9 @@ class Instance:
                 self._engine.copy_out(device_blocks, host_blocks)
             case SwapIn(host_blocks=host_blocks, device_blocks=device_blocks):
                 self._engine.copy_in(host_blocks, device_blocks)
+            case Fetch():
+                assert self._transfer is not None
+                self._transfer.fetch(copy.effect)
 
 
 def config(engine: Engine, **changes: Any) -> InstanceConfig:

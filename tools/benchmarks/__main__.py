@@ -6,15 +6,36 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from actorserve.errors import ActorserveError
-from tools.benchmarks import engine, fidelity, perplexity, policies, serve, serve_peers, start
-from tools.benchmarks.peers import build
+from tools.benchmarks import (
+    actors,
+    checkpoints,
+    coordinator,
+    engine,
+    fidelity,
+    migration,
+    perplexity,
+    policies,
+    serve,
+    serve_peers,
+    start,
+)
+from tools.benchmarks.peers import build, ray_build
 
 EXIT_UNUSABLE = 2  # nothing was measured
 
 
-def _no_arguments(_: argparse.ArgumentParser) -> None:
-    pass
+def _peers_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("peer", nargs="?", choices=("llama.cpp", "ray"), default="llama.cpp", help="(%(default)s)")
+
+
+def _run_peers(arguments: argparse.Namespace) -> int:
+    if arguments.peer == "llama.cpp":
+        return build.run(arguments)
+    ray_build.ensure_ray(Console())
+    return 0
 
 
 def _serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +80,22 @@ def _run_tiles(arguments: argparse.Namespace) -> int:
     return tiles.run(arguments)
 
 
+def _transport_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mib", type=int, default=64, help="of KV that is read each time (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="medians are shown (%(default)s)")
+    parser.add_argument("--block-tokens", type=int, default=16, help="tokens of a block (%(default)s)")
+    parser.add_argument("--pieces", type=int, default=180, help="layers x 2 x KV heads (%(default)s: SmolLM2-135M)")
+    parser.add_argument("--token-bytes", type=int, default=128, help="of a piece, for one token (%(default)s)")
+    parser.add_argument("--scattered", action="store_true", help="blocks in any order, not as neighbours")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+
+
+def _run_transport(arguments: argparse.Namespace) -> int:
+    from tools.benchmarks import transport  # brings torch, as above
+
+    return transport.run(arguments)
+
+
 Add = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
 COMMANDS: dict[str, tuple[str, Add, Run]] = {
@@ -82,7 +119,16 @@ COMMANDS: dict[str, tuple[str, Add, Run]] = {
     "perplexity": ("accuracy of each numeric mode", perplexity.add_arguments, perplexity.run),
     "step": ("where the time of one iteration goes", _step_arguments, _run_step),
     "tiles": ("what equal bits cost in the float modes", _tiles_arguments, _run_tiles),
-    "peers": ("build llama.cpp, which others are compared with", _no_arguments, build.run),
+    "actors": ("calls between actors and their memory, beside Ray and pyzmq alone", actors.add_arguments, actors.run),
+    "coordinator": ("requests per second that it places, at many workers", coordinator.add_arguments, coordinator.run),
+    "checkpoints": (
+        "what a worker's death costs a running request, with and without KV checkpoints",
+        checkpoints.add_arguments,
+        checkpoints.run,
+    ),
+    "migration": ("what moving a running request costs it and others", migration.add_arguments, migration.run),
+    "transport": ("GB/s of KV from worker to worker, beside a plain copy", _transport_arguments, _run_transport),
+    "peers": ("build what others are compared with: llama.cpp, or Ray", _peers_arguments, _run_peers),
 }
 
 

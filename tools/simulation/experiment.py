@@ -17,6 +17,7 @@ from actorserve.sim.config import MAX_RATE_PER_S, MIN_RATE_PER_S, RunConfig, par
 from actorserve.sim.results import PERCENTILES
 from actorserve.sim.tables import Table, parse_table
 from actorserve.sim.traces import TraceRow, read_trace
+from tools.simulation.figures import ROOTS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "config" / "profiles"
@@ -65,9 +66,13 @@ class Search(Table):
 
 
 class Plan(Table):
-    """The keys of an experiment beside those of its runs."""
+    """The keys of an experiment beside those of its runs. ``figures`` are those that are shown and plotted, by rate, by
+    the variants' x, by the figure ``plot_by``, or else as bars.
+    """
 
     title: str = ""
+    figures: tuple[str, ...] = Field((), strict=False)
+    plot_by: str | None = None
     rates: tuple[float, ...] = Field((), strict=False)
     search: Search | None = None
     arms: tuple[dict[str, Any], ...] = Field((), strict=False)
@@ -82,6 +87,12 @@ class Plan(Table):
                     raise ValueError(f"{name}.{place}.name is {repr(each)[:60]}: expected a name, of up to 60 letters")
                 if each in names[:place]:
                     raise ValueError(f"{name}.{place}.name is {each!r}: expected another name than those before it")
+        named = {f"figures.{place}": name for place, name in enumerate(self.figures)}
+        for key, name in (named if self.plot_by is None else named | {"plot_by": self.plot_by}).items():
+            if name.partition(".")[0] not in ROOTS:
+                raise ValueError(f"{key} is {name[:60]!r}: expected a figure, as latency.ttft_s.p99")
+        if self.plot_by is not None and not self.figures:
+            raise ValueError("plot_by is not expected without figures")
         for place, rate in enumerate(self.rates):
             if not MIN_RATE_PER_S <= rate <= MAX_RATE_PER_S:
                 raise ValueError(

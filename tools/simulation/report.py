@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tools.simulation.experiment import Experiment
+from tools.simulation.figures import figure_of
 from tools.simulation.runner import CaseResult
 
 JSON_NAME = "metrics.json"
@@ -57,6 +58,30 @@ def show(values: dict[str, Any], console: Console) -> None:
     for case in values["cases"]:
         for run in case["runs"]:
             table.add_row(" ".join((case["variant"], case["arm"])).strip(), *_row(run))
+    console.print(table)
+    if values["config"].get("figures"):
+        _show_figures(values, values["config"]["figures"], console)
+
+
+def _show_figures(values: dict[str, Any], names: list[str], console: Console) -> None:
+    """Each beside how many times that of the variant's last arm it is, at the same rate."""
+    table = Table("run", "rate/s", *names, title="Figures, and how many times those of the last arm")
+    last = {case["variant"]: case for case in values["cases"]}
+    for case in values["cases"]:
+        others = {run["rate_per_s"]: run for run in last[case["variant"]]["runs"]}
+        for run in case["runs"]:
+            rate = run["rate_per_s"]
+            cells = []
+            for name in names:
+                found, other = figure_of(run, name), figure_of(others.get(rate, {}), name)
+                times = (
+                    f" ({found / other:.3g}x)"
+                    if found is not None and other and last[case["variant"]] is not case
+                    else ""
+                )
+                cells.append("none" if found is None else f"{found:.3g}{times}")
+            shown = " ".join((case["variant"], case["arm"])).strip()
+            table.add_row(shown, "" if rate is None else f"{rate:.3g}", *cells)
     console.print(table)
 
 

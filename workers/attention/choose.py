@@ -5,8 +5,7 @@ import importlib.util
 import torch
 
 from actorserve.model_files.description import DecoderConfig
-from workers.attention import native as native_backend
-from workers.attention import triton_paged
+from workers.attention import native as native_backend, triton_paged
 from workers.attention.base import Attention
 from workers.attention.native import NativePagedAttention
 from workers.attention.tiled import TiledAttention

@@ -1,0 +1,151 @@
+"""Starting workers while the system runs: as children of the supervisor, as systemd units, or by a command.
+
+Who decides is the coordinator's core; it also has workers stop, by telling them (Drain), so there is nothing here for
+that. A worker that was started makes itself known to the coordinator once it can work; one that never does fails
+silently, which is why whoever asked bounds the time that it waits.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from actorserve.core.messages import StartFailed
+from actorserve.errors import ActorserveError
+from actorserve.processes.status import Reporter, describe_exit
+from actorserve.settings import ScalingSettings
+
+ACTION = "ACTORSERVE_ACTION"
+TIMEOUT_S = 30.0  # for a program to have a worker started, not for that to be ready
+_FREE_STATES = ("inactive", "failed")
+_log = logging.getLogger("actorserve.scaler")
+
+
+class ScalerError(ActorserveError):
+    """No worker was started."""
+
+
+class Scaler(Protocol):
+    """Has one more worker started; returns without waiting for it to be ready."""
+
+    async def start_worker(self) -> None:
+        """Raises: ScalerError, where no worker will come."""
+        ...
+
+
+class ChildScaler:
+    """Workers as children of the supervisor that runs this process; it starts the first that does not run."""
+
+    def __init__(self, supervisor: Reporter) -> None:
+        self._supervisor = supervisor
+
+    async def start_worker(self) -> None:
+        if not self._supervisor.is_heard:
+            raise ScalerError('scaling.start_with is "processes", and this coordinator runs under no supervisor')
+        self._supervisor.want_worker()
+
+
+class UnitScaler:
+    """Workers as systemd units: the first of ``unit`` with {number} 0, 1, ... that neither runs nor is about to."""
+
+    def __init__(self, unit: str, max_workers: int, timeout_s: float = TIMEOUT_S) -> None:
+        self._units = [unit.replace("{number}", str(number)) for number in range(max_workers)]
+        self._timeout_s = timeout_s
+
+    async def start_worker(self) -> None:
+        properties = "--property=Id,ActiveState,Job"  # Job is there while one waits to be done
+        show = ["systemctl", "show", properties, *self._units]
+        shown = await _run(show, self._timeout_s, stdout=asyncio.subprocess.PIPE)
+        facts = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in shown.split("\n\n")]
+        free = {unit.get("Id") for unit in facts if unit.get("ActiveState") in _FREE_STATES and not unit.get("Job")}
+        unit = next((unit for unit in self._units if unit in free), None)
+        if unit is None:
+            raise ScalerError(f"all {len(self._units)} units run, or are about to")
+        await _run(["systemctl", "start", "--no-block", unit], self._timeout_s)
+
+
+class CommandScaler:
+    """Workers that ``command``, run without a shell, has started wherever it likes; exit status 0 says that it has."""
+
+    def __init__(self, command: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
+        self._command = command
+        self._timeout_s = timeout_s
+
+    async def start_worker(self) -> None:
+        await _run(self._command, self._timeout_s, environment={ACTION: "start"})
+
+
+def make_scaler(settings: ScalingSettings, supervisor: Reporter) -> Scaler | None:
+    """What settings ask for; None where the number of workers is fixed."""
+    if settings.max_workers is None:
+        return None
+    match settings.start_with:
+        case "processes":
+            return ChildScaler(supervisor)
+        case "systemd":
+            return UnitScaler(settings.unit, settings.max_workers)
+        case "command":
+            return CommandScaler(settings.command_words)
+
+
+class Starts:
+    """Has workers started one after another, and says what came to nothing: in one log line, and to ``tell``."""
+
+    def __init__(self, scaler: Scaler, tell: Callable[[StartFailed], None]) -> None:
+        self._scaler = scaler
+        self._tell = tell
+        self._wanted: asyncio.Queue[None] = asyncio.Queue()
+
+    def start_worker(self) -> None:
+        """Have one more started. Returns at once; whoever decides bounds how many are asked for."""
+        self._wanted.put_nowait(None)
+
+    async def run(self) -> None:
+        """Do what is asked for, until cancelled."""
+        while True:
+            await self._wanted.get()
+            try:
+                await self._scaler.start_worker()
+            except ScalerError as error:
+                _log.warning("no worker was started: %s", error)
+                self._tell(StartFailed())
+
+
+async def _run(
+    command: Sequence[str],
+    timeout_s: float,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stdout: int = asyncio.subprocess.DEVNULL,
+) -> str:
+    """Run a program to its end, but not to that of what it leaves behind. Its stderr is ours. Returns its stdout.
+
+    Raises: ScalerError, where it cannot be run, takes too long (then it is killed), or fails.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
+        )
+    except OSError as error:
+        raise ScalerError(f"cannot run {command[0]} ({error.strerror or error})") from None
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, _ = await process.communicate()
+            return_code = await process.wait()
+    except TimeoutError:
+        raise ScalerError(f"{command[0]} has not ended in {timeout_s:g} s") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if return_code != 0:
+        raise ScalerError(f"{command[0]} {describe_exit(return_code)}")
+    return (output or b"").decode(errors="replace")

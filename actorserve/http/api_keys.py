@@ -1,0 +1,112 @@
+"""The keys that clients show, and the priorities that each may ask for: a TOML file that only its owner may read.
+
+The file holds keys' SHA-256 and not the keys, so whoever sees it cannot use them. That is enough for keys that were
+drawn at random; a password that people think up could be guessed from its hash.
+"""
+
+import hashlib
+import hmac
+import os
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from actorserve.errors import SettingsError
+
+_NOTHING = hashlib.sha256(b"").digest()
+
+Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """``priority`` is what its requests get that name none, ``best_priority`` the most urgent that they may name."""
+
+    name: str
+    digest: bytes
+    priority: int
+    best_priority: int
+
+
+class ApiKeys:
+    """All keys that are taken."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    def find(self, secret: bytes) -> ApiKey | None:
+        """The key whose secret this is. How long it takes tells nothing of what the keys are."""
+        digest = hashlib.sha256(secret).digest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, max_length=64)
+    sha256: str = Field(pattern=r"^[0-9a-fA-F]{64}$")
+    priority: Priority = 0
+    best_priority: Priority | None = None
+
+    @model_validator(mode="after")
+    def _is_sensible(self) -> Self:
+        if bytes.fromhex(self.sha256) == _NOTHING:
+            raise ValueError("sha256 is that of no text at all")
+        if self.best_priority is not None and self.best_priority > self.priority:
+            raise ValueError("best_priority must not be above priority (lower is more urgent)")
+        return self
+
+    def key(self) -> ApiKey:
+        best = self.priority if self.best_priority is None else self.best_priority
+        return ApiKey(self.name, bytes.fromhex(self.sha256), self.priority, best)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    key: list[_Entry] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _are_different(self) -> Self:
+        for values, what in (
+            ([entry.name for entry in self.key], "name"),
+            ([entry.sha256.lower() for entry in self.key], "sha256"),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"two keys have the same {what}")
+        return self
+
+
+def read_api_keys(file: Path) -> ApiKeys:
+    """Read a file of ``[[key]]`` tables: ``name``, ``sha256`` (hexadecimal), ``priority`` (0), ``best_priority`` (the
+    same as ``priority``).
+
+    Raises: SettingsError, in one line, that repeats nothing of what the file holds but the names of wrong fields; also
+    for a file that others than its owner may read or write.
+    """
+    try:
+        with file.open("rb") as opened:
+            if os.fstat(opened.fileno()).st_mode & 0o077:
+                raise SettingsError(f"others than its owner may read or write the API keys in {file}; chmod 600 it")
+            values = tomllib.load(opened)
+    except OSError as error:
+        raise SettingsError(f"cannot read API keys from {file}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        line = f": {error}" if isinstance(error, tomllib.TOMLDecodeError) else ""
+        raise SettingsError(f"the API keys in {file} are not valid TOML{line}") from None
+    try:
+        return ApiKeys([entry.key() for entry in _File.model_validate(values).key])
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}"
+            for problem in error.errors(include_input=False, include_context=False, include_url=False)[:10]
+        )
+        raise SettingsError(f"the API keys in {file}: {problems}") from None

@@ -1,0 +1,65 @@
+"""Who may ask, and with which priority: ``Authorization: Bearer KEY`` on every route but ``/health``.
+
+Whatever is wrong with a key, the answer is the same 401, before anything of the request is looked at.
+"""
+
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
+
+from actorserve.http.api_keys import ApiKey, ApiKeys
+from actorserve.http.errors import RequestFailedError
+
+OPEN_PATHS = ("/health",)
+_SCOPE_KEY = "actorserve.api_key"
+
+
+class Authentication:
+    """ASGI middleware: lets through who shows a key, and notes in the scope which one."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await WebSocketClose()(scope, receive, send)
+            return
+        # The very path that the router goes by: what a client says of its host has no part in it.
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            secret = _secret(scope["headers"])
+            key = self._keys.find(secret) if secret is not None else None
+            if key is None:
+                message = "a valid API key is needed, as the header: Authorization: Bearer KEY"
+                response = RequestFailedError(401, message, code="invalid_api_key").response()
+                response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+            scope[_SCOPE_KEY] = key
+        await self._app(scope, receive, send)
+
+
+def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """What follows ``Bearer`` in the one header there is; None where there is none, or more, or another scheme."""
+    values = [value for name, value in headers if name == b"authorization"]
+    if len(values) != 1:
+        return None
+    scheme, _, secret = values[0].strip().partition(b" ")
+    return secret.strip() if scheme.lower() == b"bearer" else None
+
+
+def granted_priority(scope: Scope, asked: int | None) -> int:
+    """The priority of a request that asks for this one (None: for none). Where no keys are needed, any may be had.
+
+    Raises: RequestFailedError, 403, for one more urgent than its key allows.
+    """
+    key = scope.get(_SCOPE_KEY)
+    if not isinstance(key, ApiKey):
+        return asked or 0
+    if asked is None:
+        return key.priority
+    if asked < key.best_priority:
+        message = f"priority: this API key may ask for {key.best_priority} at best (lower is more urgent)"
+        raise RequestFailedError(403, message, param="priority", code="priority_not_allowed")
+    return asked

@@ -1,0 +1,329 @@
+"""Workers that meet on demand: they link, watch each other, part, and never fence one another."""
+
+import pytest
+
+from actorserve.core.messages import PROTOCOL_VERSION, Fenced, Hello, Members, Peer, PeerDown, PeerUp, Role
+from actorserve.wire.memory_transport import MemoryTransport
+from tests.actors.cluster import KV, SPEED, TIMES, Cluster, address_of
+
+C, G, W, W1 = "coordinator", "gateway-0", "worker-0", "worker-1"
+NAMES = (C, G, W, W1)
+
+
+def _started() -> Cluster:
+    cluster = Cluster()
+    for name in NAMES:
+        cluster.start(name, 1)
+    cluster.settle()
+    return cluster
+
+
+def _met() -> Cluster:
+    cluster = _started()
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+    return cluster
+
+
+def _ups_and_downs(cluster: Cluster, of: str, at: str) -> list[type[PeerUp] | type[PeerDown]]:
+    return [
+        type(message)
+        for _, _, message in cluster.processes[at].core.log
+        if isinstance(message, PeerUp | PeerDown) and message.peer.name == of
+    ]
+
+
+def test_two_workers_meet_at_once() -> None:
+    """One Meet brings both up to each other, with all that they are, and everything else stays as it was."""
+    cluster = _met()
+    up = PeerUp(Peer(W1, 1), Role.WORKER, f"kind of {W1}", speed=SPEED, kv=KV)
+    assert up in [message for _, _, message in cluster.processes[W].core.log]
+    assert _ups_and_downs(cluster, W, at=W1) == [PeerUp]
+    cluster.advance(60.0)
+    assert cluster.are_up(W, W1)
+    assert cluster.problems() == []
+    assert all(process.core.downs == 0 for process in cluster.processes.values())
+
+
+@pytest.mark.parametrize("others", [(W, W1), (W1, W)])
+def test_meeting_again_does_nothing(others: tuple[str, str]) -> None:
+    """A Meet of whom one is up to, from either side, sends nothing."""
+    cluster = _met()
+    sent = {name: process.transport.counts["sent"] for name, process in cluster.processes.items()}
+    cluster.meet(*others)
+    cluster.settle()
+    assert sent == {name: process.transport.counts["sent"] for name, process in cluster.processes.items()}
+
+
+def test_two_who_meet_each_other_at_once_meet_once() -> None:
+    """Both ask at the same moment, and each comes up to the other once."""
+    cluster = _started()
+    cluster.meet(W, W1)
+    cluster.meet(W1, W)
+    cluster.advance(5.0)
+    assert cluster.are_up(W, W1)
+    assert _ups_and_downs(cluster, W, at=W1) == _ups_and_downs(cluster, W1, at=W) == [PeerUp]
+
+
+def test_asking_again_while_asking_sends_nothing() -> None:
+    """Meets of somebody who does not answer are asked at the pace of asking, not at that of the Meets."""
+    cluster = _started()
+    cluster.processes[W1].is_paused = True
+    cluster.meet(W, W1)
+    cluster.settle()
+    sent = cluster.processes[W].transport.counts["sent"]
+    for _ in range(10):
+        cluster.meet(W, W1)
+        cluster.settle()
+    assert cluster.processes[W].transport.counts["sent"] == sent
+    cluster.processes[W1].is_paused = False
+    cluster.advance(1.0)
+    assert cluster.are_up(W, W1)
+
+
+@pytest.mark.parametrize("stranger", [Peer("worker-7", 1), Peer(W1, 2), Peer(G, 2), Peer(W, 1), Peer(C, 1)])
+def test_nobody_meets_whom_the_coordinator_does_not_name(stranger: Peer) -> None:
+    """A name that Members does not hold, or another incarnation of one, or ourselves: nothing is sent, and counted."""
+    cluster = _started()
+    process = cluster.processes[W]
+    sent = process.transport.counts["sent"]
+    process.membership.get_to_know(stranger, cluster.now)
+    assert process.transport.counts["sent"] == sent
+    assert process.membership.counts["meeting nobody whom we know"] == 1
+    cluster.advance(1.0)
+    assert cluster.problems() == []
+
+
+def test_who_does_not_answer_is_given_up() -> None:
+    """A worker that can not be reached is asked as long as silence is borne; a later Meet asks it anew."""
+    cluster = _started()
+    cluster.hub.cut(address_of(W), address_of(W1))
+    cluster.meet(W, W1)
+    cluster.advance(3 * TIMES.death_after_s)
+    cluster.hub.heal(address_of(W), address_of(W1))
+    cluster.advance(3 * TIMES.death_after_s)
+    assert not cluster.are_up(W, W1)
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+
+
+def _is_looked_for(cluster: Cluster, name: str) -> bool:
+    """Whether ``worker-0`` keeps the way open to whoever is called so."""
+    hello = Hello(PROTOCOL_VERSION, Role.WORKER, address_of(W))
+    return cluster.processes[W].transport.send(Peer(name, 0), hello)
+
+
+def test_members_do_not_end_the_asking() -> None:
+    """A worker that the coordinator names again as it was is asked on, and met when it can be reached."""
+    cluster = _started()
+    cluster.hub.cut(address_of(W), address_of(W1))
+    cluster.meet(W, W1)
+    cluster.settle()
+    cluster.start("worker-2", 1)  # all are told
+    cluster.advance(TIMES.death_after_s / 4)
+    cluster.hub.heal(address_of(W), address_of(W1))
+    cluster.advance(TIMES.death_after_s / 2)
+    assert cluster.are_up(W, W1)
+
+
+def test_a_restart_ends_the_asking() -> None:
+    """A worker that the coordinator names as somebody new while it is asked is not asked any more."""
+    cluster = _started()
+    cluster.hub.cut(address_of(W), address_of(W1))
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert _is_looked_for(cluster, W1)
+    cluster.kill(W1)
+    cluster.start(W1, 2)
+    cluster.settle()
+    assert not _is_looked_for(cluster, W1)
+
+
+def test_who_rejoins_knows_nobody_until_told() -> None:
+    """A worker that has become somebody new meets no one until the coordinator has told it anew who is there."""
+    cluster = _started()
+    process = cluster.processes[W]
+    assert cluster.processes[G].transport.send(Peer(W, 1), Fenced(1))
+    process.node.step()
+    assert process.node.me == Peer(W, 2)
+    process.membership.get_to_know(Peer(W1, 1), cluster.now)
+    assert not _is_looked_for(cluster, W1)
+    cluster.settle()
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+    assert cluster.problems(lossless=False) == []
+
+
+def test_whom_the_coordinator_names_no_more_is_not_asked() -> None:
+    """A worker that dies while it is asked is dropped with the next Members, and the way to it is closed."""
+    cluster = _started()
+    cluster.processes[W1].is_paused = True
+    cluster.meet(W, W1)
+    cluster.settle()
+    cluster.kill(W1)
+    process = cluster.processes[W]
+    process.membership.handle(
+        Members((C, W), (1, 1), (Role.COORDINATOR, Role.WORKER), (address_of(C), address_of(W))),
+        cluster.now,
+        Peer(C, 1),
+    )
+    assert not _is_looked_for(cluster, W1)
+    cluster.start(W1, 2)
+    cluster.advance(10.0)
+    assert process.node.peers == (Peer(C, 1), Peer(G, 1))
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_a_worker_that_ends_goes_down_at_the_other(orderly: bool) -> None:
+    """A goodbye at once, silence within the patience; the way to it is closed, and nobody asks for it any more."""
+    cluster = _met()
+    process = cluster.processes[W]
+    if orderly:
+        cluster.leave(W1)
+        cluster.settle()
+    else:
+        cluster.kill(W1)
+        cluster.advance(TIMES.death_after_s + 2 * TIMES.heartbeat_s)
+    assert _ups_and_downs(cluster, W1, at=W) == [PeerUp, PeerDown]
+    for incarnation in (0, 1):
+        hello = Hello(PROTOCOL_VERSION, Role.WORKER, address_of(W))
+        assert not process.transport.send(Peer(W1, incarnation), hello)
+    process.membership.get_to_know(Peer(W1, 1), cluster.now)
+    cluster.start(W1, 2)
+    cluster.advance(10.0)
+    assert not cluster.are_up(W, W1)
+    assert cluster.problems() == []
+
+
+def test_a_worker_that_returns_is_met_anew() -> None:
+    """A restart takes the old one down at the other, once the coordinator names the new one; a Meet links them."""
+    cluster = _met()
+    cluster.kill(W1)
+    cluster.start(W1, 2)
+    cluster.settle()
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+    assert _ups_and_downs(cluster, W1, at=W) == [PeerUp, PeerDown, PeerUp]
+    assert cluster.problems() == []
+
+
+def test_workers_that_lost_each_other_stay_apart() -> None:
+    """When only their link is cut, both go on as who they are, and nothing brings these incarnations together again."""
+    cluster = _met()
+    cluster.hub.cut(address_of(W), address_of(W1))
+    cluster.advance(10.0)
+    assert not cluster.are_up(W, W1)
+    cluster.hub.heal(address_of(W), address_of(W1))
+    cluster.meet(W, W1)
+    cluster.meet(W1, W)
+    cluster.advance(30.0)
+    assert not cluster.are_up(W, W1)
+    assert cluster.problems() == []
+    for name, process in cluster.processes.items():
+        assert process.node.me == Peer(name, 1)
+        assert process.membership.counts["fenced"] == process.membership.counts["rejoined"] == 0
+        assert process.core.downs == (1 if name in (W, W1) else 0)
+
+
+def test_one_that_comes_back_as_somebody_new_ends_the_separation() -> None:
+    """Workers that stay apart may meet again once one of them has started anew."""
+    cluster = _met()
+    cluster.hub.cut(address_of(W), address_of(W1))
+    cluster.advance(10.0)
+    cluster.hub.heal(address_of(W), address_of(W1))
+    cluster.kill(W1)
+    cluster.start(W1, 2)
+    cluster.settle()
+    cluster.meet(W1, W)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+    assert cluster.problems() == []
+
+
+def test_a_hello_of_one_that_we_lost_is_counted() -> None:
+    """A worker that has not noticed the separation asks in vain, is not fenced, and soon has noticed."""
+    cluster = _met()
+    lost = cluster.processes[W].membership
+    stranger = MemoryTransport(cluster.hub, Peer("worker-9", 1), address_of("worker-9"), lambda: cluster.now)
+    assert stranger.connect(Peer(W, 1), address_of(W))
+    assert stranger.send(Peer(W, 1), Hello(PROTOCOL_VERSION, Role.WORKER, address_of("worker-9")))
+    cluster.advance(3 * TIMES.death_after_s)
+    assert Peer("worker-9", 1) not in lost.peers
+    stranger.send(Peer(W, 1), Hello(PROTOCOL_VERSION, Role.WORKER, address_of("worker-9")))
+    cluster.advance(1.0)
+    assert lost.counts["apart"] == 1
+    assert lost.counts["fenced"] == 0
+    assert Peer("worker-9", 1) not in lost.peers
+
+
+def test_links_among_workers_outlive_the_coordinator() -> None:
+    """With the coordinator gone for a minute, two workers stay up to each other, and are when it is back."""
+    cluster = _met()
+    cluster.kill(C)
+    cluster.advance(60.0)
+    assert cluster.are_up(W, W1)
+    cluster.start(C, 2)
+    cluster.advance(TIMES.death_after_s)
+    assert cluster.are_up(W, W1)
+    assert cluster.problems() == []
+    assert _ups_and_downs(cluster, W, at=W1) == _ups_and_downs(cluster, W1, at=W) == [PeerUp]
+
+
+def test_without_the_coordinator_workers_still_meet() -> None:
+    """Where the others are is remembered from the last Members while the coordinator is gone."""
+    cluster = _started()
+    cluster.kill(C)
+    cluster.advance(10.0)
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+
+
+def test_a_worker_paused_beyond_the_patience_is_met_as_somebody_new() -> None:
+    """The coordinator has it rejoin, not the other worker; its old incarnation is down, and its new one can be met."""
+    cluster = _met()
+    paused = cluster.processes[W1]
+    paused.is_paused = True
+    cluster.advance(30.0)
+    assert _ups_and_downs(cluster, W1, at=W) == [PeerUp, PeerDown]
+    paused.is_paused = False
+    cluster.advance(10.0)
+    assert paused.node.me.incarnation > 1
+    assert cluster.processes[W].membership.counts["fenced"] == 0
+    assert _ups_and_downs(cluster, W, at=W1) == [PeerUp, PeerDown]
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+    assert cluster.problems() == []
+
+
+def test_a_worker_fenced_by_a_gateway_goes_down_at_the_other_worker() -> None:
+    """Its new incarnation, named by the coordinator, ends the link of the old one at once on both sides."""
+    cluster = _met()
+    cluster.hub.cut(address_of(G), address_of(W1))
+    cluster.advance(10.0)
+    cluster.hub.heal(address_of(G), address_of(W1))
+    cluster.advance(15.0)
+    assert cluster.processes[W1].node.me.incarnation > 1
+    assert not cluster.are_up(W, W1)
+    assert not _is_looked_for(cluster, W1)
+    assert cluster.processes[W].node.peers == (Peer(C, 1), Peer(G, 1))
+    assert cluster.problems() == []
+    cluster.meet(W, W1)
+    cluster.settle()
+    assert cluster.are_up(W, W1)
+
+
+def test_a_short_cut_is_borne() -> None:
+    """Two workers that do not hear each other for less than the patience stay up."""
+    cluster = _met()
+    cluster.hub.cut(address_of(W), address_of(W1))
+    cluster.advance(TIMES.death_after_s / 2)
+    cluster.hub.heal(address_of(W), address_of(W1))
+    cluster.advance(10.0)
+    assert cluster.are_up(W, W1)
+    assert cluster.problems() == []

@@ -1,0 +1,229 @@
+"""Starting workers: what each way asks of the system, and what is told when it comes to nothing."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from actorserve.actors.scaler import ChildScaler, CommandScaler, ScalerError, Starts, UnitScaler, make_scaler
+from actorserve.core.messages import StartFailed
+from actorserve.errors import SettingsError
+from actorserve.processes.status import Phase, Reporter, decode_status
+from actorserve.settings import ScalingSettings, load_settings
+
+DEADLINE_S = 30.0
+UNIT = "worker@{number}.service"
+SHOW = "show --property=Id,ActiveState,Job worker@0.service worker@1.service worker@2.service"
+
+SYSTEMCTL = f"""#!{sys.executable}
+import pathlib, sys
+here = pathlib.Path(__file__).parent
+with (here / "log").open("a") as log:
+    log.write(" ".join(sys.argv[1:]) + "\\n")
+if sys.argv[1] == "show":
+    print((here / "shown").read_text(), end="")
+sys.exit(int((here / sys.argv[1]).read_text()))
+"""
+
+
+class Systemctl:
+    """A program of that name that is found first; it says what a test wants, and notes what it was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        program = folder / "systemctl"
+        program.write_text(SYSTEMCTL, encoding="utf-8")
+        program.chmod(0o755)
+        self.ends()
+
+    def shows(self, *units: str) -> None:
+        blocks = [f"Id=worker@{number}.service\n{facts}\n" for number, facts in enumerate(units)]
+        (self._folder / "shown").write_text("\n".join(blocks), encoding="utf-8")
+
+    def ends(self, *, show: int = 0, start: int = 0) -> None:
+        """With these exit statuses."""
+        (self._folder / "show").write_text(str(show), encoding="utf-8")
+        (self._folder / "start").write_text(str(start), encoding="utf-8")
+
+    @property
+    def log(self) -> list[str]:
+        return (self._folder / "log").read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemctl:
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return Systemctl(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("units", "started"),
+    [
+        (["ActiveState=inactive"] * 3, 0),
+        (["ActiveState=active", "ActiveState=failed", "ActiveState=inactive"], 1),
+        (["ActiveState=activating", "ActiveState=deactivating", "ActiveState=inactive"], 2),
+        (["Job=77\nActiveState=inactive", "ActiveState=inactive", "ActiveState=active"], 1),
+    ],
+)
+async def test_the_first_free_unit_is_started(systemctl: Systemctl, units: list[str], started: int) -> None:
+    """A unit is free that neither runs nor is about to, and it is started without waiting for it."""
+    systemctl.shows(*units)
+    await UnitScaler(UNIT, 3).start_worker()
+    assert systemctl.log == [SHOW, f"start --no-block worker@{started}.service"]
+
+
+async def test_where_all_units_run_none_is_started(systemctl: Systemctl) -> None:
+    """That is told, and nothing is started."""
+    systemctl.shows("ActiveState=active", "ActiveState=reloading", "Job=1\nActiveState=inactive")
+    with pytest.raises(ScalerError, match="all 3 units run, or are about to"):
+        await UnitScaler(UNIT, 3).start_worker()
+    assert systemctl.log == [SHOW]
+
+
+@pytest.mark.parametrize("step", ["show", "start"])
+async def test_a_systemctl_that_fails_is_told(systemctl: Systemctl, step: str) -> None:
+    """Its exit status is in the line."""
+    systemctl.shows(*["ActiveState=inactive"] * 3)
+    systemctl.ends(**{step: 5})
+    with pytest.raises(ScalerError, match="systemctl ended with exit status 5"):
+        await UnitScaler(UNIT, 3).start_worker()
+
+
+async def test_a_command_is_run_without_a_shell(tmp_path: Path) -> None:
+    """Its words reach it as they stand, with the action in its environment."""
+    noted = tmp_path / "noted"
+    code = f"import os, sys; open({str(noted)!r}, 'w').write(os.environ['ACTORSERVE_ACTION'] + repr(sys.argv[1:]))"
+    await CommandScaler([sys.executable, "-c", code, "a b", "$HOME"]).start_worker()
+    assert noted.read_text(encoding="utf-8") == "start['a b', '$HOME']"
+
+
+async def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    """A worker that a command started in the background lives on, though it holds the command's output open."""
+    lasting = tmp_path / "pid"
+    sleeper = f"import os, time; open({str(lasting)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
+    command = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {sleeper!r}])"
+    await CommandScaler([sys.executable, "-c", command], DEADLINE_S).start_worker()
+    async with asyncio.timeout(DEADLINE_S):
+        while not lasting.exists() or not lasting.read_text(encoding="utf-8"):  # noqa: ASYNC110 -- another process
+            await asyncio.sleep(0.01)
+    os.kill(int(lasting.read_text(encoding="utf-8")), 9)  # which fails where it lives no more
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with exit status 3"),
+        ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "was killed by SIGKILL"),
+        (["/nowhere/at/all"], r"cannot run /nowhere/at/all \(No such file or directory\)"),
+    ],
+)
+async def test_a_command_that_fails_is_told(command: list[str], why: str) -> None:
+    """How it ended is in the line."""
+    with pytest.raises(ScalerError, match=why):
+        await CommandScaler(command).start_worker()
+
+
+async def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    """It has its time, then it is killed, and that is told."""
+    noted = tmp_path / "noted"
+    with pytest.raises(ScalerError, match=r"sh has not ended in 1 s"):
+        await CommandScaler(["sh", "-c", f"echo $$ > {noted}; exec sleep 3600"], 1.0).start_worker()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(noted.read_text(encoding="utf-8")), 0)
+
+
+async def test_a_supervisor_is_asked_on_the_way_of_reports() -> None:
+    """The request is one report; without a supervisor it is an error."""
+    reading, writing = os.pipe()
+    await ChildScaler(Reporter(writing)).start_worker()
+    report = decode_status(os.read(reading, 1000))
+    assert report is not None
+    assert report.phase is Phase.WANTS_WORKER
+    os.close(reading)
+    os.close(writing)
+    with pytest.raises(ScalerError, match="under no supervisor"):
+        await ChildScaler(Reporter(None)).start_worker()
+
+
+class _Scripted:
+    """A scaler that fails where it is told to."""
+
+    def __init__(self, *outcomes: str) -> None:
+        self._outcomes = list(outcomes)
+        self.done = asyncio.Event()
+        self.num_at_once = 0
+
+    async def start_worker(self) -> None:
+        self.num_at_once += 1
+        assert self.num_at_once == 1
+        await asyncio.sleep(0)
+        self.num_at_once -= 1
+        outcome = self._outcomes.pop(0)
+        if not self._outcomes:
+            self.done.set()
+        if outcome:
+            raise ScalerError(outcome)
+
+
+async def test_failures_are_told_and_later_ones_are_tried(caplog: pytest.LogCaptureFixture) -> None:
+    """Workers are started one after another; each failure is a log line and a StartFailed, and ends nothing."""
+    told: list[StartFailed] = []
+    scaler = _Scripted("no space", "", "no power", "")
+    starts = Starts(scaler, told.append)
+    running = asyncio.create_task(starts.run())
+    for _ in range(4):
+        starts.start_worker()
+    async with asyncio.timeout(DEADLINE_S):
+        await scaler.done.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    assert told == [StartFailed(), StartFailed()]
+    assert [record.getMessage() for record in caplog.records] == [
+        "no worker was started: no space",
+        "no worker was started: no power",
+    ]
+
+
+async def test_a_bug_in_starting_comes_out() -> None:
+    """What is not an expected failure ends the process."""
+
+    class Broken:
+        async def start_worker(self) -> None:
+            raise KeyError("bug")
+
+    starts = Starts(Broken(), lambda message: None)
+    starts.start_worker()
+    with pytest.raises(KeyError):
+        await asyncio.wait_for(starts.run(), DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (ScalingSettings(), type(None)),
+        (ScalingSettings(max_workers=2), ChildScaler),
+        (ScalingSettings(max_workers=2, start_with="systemd"), UnitScaler),
+        (ScalingSettings(max_workers=2, start_with="command", command="start 'a worker'"), CommandScaler),
+    ],
+)
+def test_settings_choose_the_scaler(settings: ScalingSettings, expected: type) -> None:
+    """Without an upper bound the number of workers is fixed, and nothing starts any."""
+    assert type(make_scaler(settings, Reporter(None))) is expected
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"min_workers": 2}, "set max_workers as well"),
+        ({"min_workers": 3, "max_workers": 2}, "min_workers is 3, and max_workers 2"),
+        ({"max_workers": 2, "start_with": "systemd", "unit": "worker.service"}, "must hold {number}"),
+        ({"max_workers": 2, "start_with": "command"}, "command names none"),
+        ({"max_workers": 2, "start_with": "command", "command": "a 'b"}, "No closing quotation"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(values: dict[str, object], why: str) -> None:
+    """Each is refused at start, in one line."""
+    with pytest.raises(SettingsError, match=why):
+        load_settings(None, {"scaling": values})

@@ -1,0 +1,308 @@
+"""Live migration between real processes, back and forth all the time, while these are killed, paused and cut off."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from actorserve.core.instance import InstanceState
+from actorserve.core.messages import Message, Start
+from actorserve.core.sessions import SessionsState
+from actorserve.wire.journal import read_entries
+from tests.e2e.server import Server, replayed, running, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+NUM_WORKERS = 3
+WORKERS = [f"worker-{index}" for index in range(NUM_WORKERS)]
+NUM_STREAMS = 10
+MAX_TOKENS = 300
+DEATH_AFTER_S = 1.5
+FAULTS_OF_A_SERVER = 60
+CONFIG = f"""
+[cluster]
+heartbeat_s = 0.2
+death_after_s = {DEATH_AFTER_S}
+load_report_s = 0.1
+retry_s = 0.3
+[migration]
+enabled = false  # tests.e2e.faults gives the orders
+[workers]
+count = {NUM_WORKERS}
+engine = "fake"
+# A worker has room for six of these requests; what is too much is swapped, and dropped.
+kv_cache_bytes = 16384
+host_kv_bytes = 8192
+max_batch_requests = 8
+[supervision]
+max_restarts = 100000
+backoff_s = 0.1
+max_backoff_s = 0.1
+"""
+HANDED_OVER = "actorserve_handed_over_total"
+
+
+class Clients:
+    """So many streams at any time, each asking for its own answer again and again."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._expected: dict[int, list[str]] = {}
+        self._is_over = False
+        self.leaving = False  # some go in the middle of their answer
+        self.num_answers = 0
+        self.num_left = 0
+
+    async def learn(self) -> None:
+        """What each answer is while nothing moves and nothing goes wrong."""
+        async with httpx.AsyncClient(timeout=120) as client:
+            answers = await asyncio.gather(*(self._ask(client, number) for number in range(NUM_STREAMS)))
+            for number, (tokens, reason) in enumerate(answers):
+                assert (len(tokens), reason) == (MAX_TOKENS, "length")
+                self._expected[number] = tokens
+        assert len({tuple(tokens) for tokens in self._expected.values()}) == NUM_STREAMS
+
+    async def run(self) -> None:
+        """Until ``stop``. Raises: AssertionError for an answer that is not what it would have been."""
+        async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
+            for number in range(NUM_STREAMS):
+                group.create_task(self._ask_again_and_again(client, number))
+
+    def stop(self) -> None:
+        """After the answers that are under way."""
+        self._is_over = True
+
+    async def _ask_again_and_again(self, client: httpx.AsyncClient, number: int) -> None:
+        while not self._is_over:
+            tokens, reason = await self._ask(client, number)
+            expected = self._expected[number]
+            assert tokens == expected[: len(tokens)], f"stream {number}: another token, one twice, or one lost"
+            assert reason == "left" or (reason == "length" and tokens == expected), f"stream {number}: {reason}"
+            self.num_answers += reason != "left"
+            self.num_left += reason == "left"
+
+    async def _ask(self, client: httpx.AsyncClient, number: int) -> tuple[list[str], str]:
+        """The tokens of an answer, and why there are no more."""
+        body = {
+            "model": self._server.model,
+            "prompt": [number + 1, *range(100, 120 + 5 * number)],
+            "max_tokens": MAX_TOKENS,
+            "ignore_eos": True,
+            "seed": number,
+            "logprobs": 1,
+            "stream": True,
+        }
+        tokens: list[str] = []
+        async with client.stream("POST", f"{self._server.url}/v1/completions", json=body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                assert "choices" in event, line
+                [choice] = event["choices"]
+                tokens += choice["logprobs"]["tokens"] if choice["logprobs"] else []
+                if choice["finish_reason"] is not None:
+                    return tokens, choice["finish_reason"]
+                if self.leaving and random.random() < 0.01:
+                    return tokens, "left"
+        raise AssertionError(f"stream {number}: it ended without a reason after {len(tokens)} tokens")
+
+
+class Misfortune:
+    """Brings one fault after another over a server."""
+
+    def __init__(self, server: Server, rules: Path, clients: Clients) -> None:
+        self._server = server
+        self._rules = rules
+        self._say({})
+        self._clients = clients
+        self._random = random.Random(len(WORKERS))
+        self.kinds: dict[str, Callable[[], None]] = {
+            "worker killed": self._kill_worker,
+            "worker paused": lambda: self._pause(0.4),
+            "worker paused for dead": lambda: self._pause(2 * DEATH_AFTER_S),
+            "two workers killed": self._kill_two,
+            "coordinator killed": self._kill_coordinator,
+            "clients leave": self._let_clients_leave,
+            "frames lost": lambda: self._disturb(drop=0.2),
+            "frames late": lambda: self._disturb(delay_s=0.2),
+            "frames twice": lambda: self._disturb(duplicate=0.5),
+            "frames reordered": lambda: self._disturb(reorder=0.5),
+            "link cut": lambda: self._disturb(cut=self._random.sample(WORKERS, 2)),
+            "link cut for long": lambda: self._disturb(2 * DEATH_AFTER_S, cut=self._random.sample(WORKERS, 2)),
+            "garbage": lambda: self._disturb(garbage=0.3),
+            "absurd messages": lambda: self._disturb(absurd=0.3),
+            "everything at once": self._everything,
+        }
+
+    def _disturb(self, seconds: float = 0.7, **rules: object) -> None:
+        self._say(rules)
+        time.sleep(seconds)
+        self._say({})
+
+    def _say(self, rules: dict[str, object]) -> None:
+        new = self._rules.with_suffix(".new")
+        new.write_text(json.dumps(rules | {"restless": True}))
+        new.replace(self._rules)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        """Where it has no life just now, to the next."""
+        wait_until(lambda: self._server.pid(name) is not None, f"{name} to be started again")
+        pid = self._server.pid(name)
+        assert pid is not None
+        os.kill(pid, number)
+
+    def _kill_worker(self) -> None:
+        self._signal(self._random.choice(WORKERS), signal.SIGKILL)
+
+    def _kill_two(self) -> None:
+        for name in self._random.sample(WORKERS, 2):
+            self._signal(name, signal.SIGKILL)
+
+    def _kill_coordinator(self) -> None:
+        self._signal("coordinator", signal.SIGKILL)
+
+    def _pause(self, seconds: float) -> None:
+        name = self._random.choice(WORKERS)
+        self._signal(name, signal.SIGSTOP)
+        time.sleep(seconds)
+        self._signal(name, signal.SIGCONT)
+
+    def _let_clients_leave(self) -> None:
+        self._clients.leaving = True
+        time.sleep(0.7)
+        self._clients.leaving = False
+
+    def _everything(self) -> None:
+        self._say({"drop": 0.05, "duplicate": 0.1, "reorder": 0.1, "delay_s": 0.02, "garbage": 0.1, "absurd": 0.1})
+        self._kill_worker()
+        self._pause(0.3)
+        time.sleep(0.4)
+        self._say({})
+
+
+def rounds(num_faults: int) -> Iterator[int]:
+    """So many faults, in parts of what one server is to take."""
+    while num_faults > 0:
+        yield min(num_faults, FAULTS_OF_A_SERVER)
+        num_faults -= FAULTS_OF_A_SERVER
+
+
+async def suffer(server: Server, rules: Path, first: int, num_faults: int, seen: Counter[str]) -> None:
+    """So many faults, of one kind after another, while requests move; then nothing is left anywhere."""
+    clients = Clients(server)
+    await clients.learn()
+    misfortune = Misfortune(server, rules, clients)
+    kinds = list(misfortune.kinds.items())
+    running_clients = asyncio.create_task(clients.run())
+    try:
+        for number in range(first, first + num_faults):
+            kind, bring = kinds[number % len(kinds)]
+            await asyncio.to_thread(wait_for_moves, server)
+            num_before = await asyncio.to_thread(server.metric, HANDED_OVER)
+            await asyncio.to_thread(bring)
+            seen[kind] += 1
+            num_after = await asyncio.to_thread(server.metric, HANDED_OVER)
+            seen[f"handed over, {kind}"] += int(num_after - num_before)
+            if running_clients.done():
+                break
+    finally:
+        clients.stop()
+        await running_clients
+    seen["answers"] += clients.num_answers
+    seen["answers left"] += clients.num_left
+    await asyncio.to_thread(wait_until, lambda: server.num_reporting() == NUM_WORKERS, "all workers", 60.0)
+    for metric in ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"):
+        await asyncio.to_thread(wait_until, partial(is_zero, server, metric), f"{metric} to be 0")
+
+
+def wait_for_moves(server: Server) -> None:
+    """Until requests move, so that the next fault meets some on their way."""
+    least = server.metric(HANDED_OVER) + 3
+
+    def have_moved() -> bool:
+        time.sleep(0.05)
+        return server.metric(HANDED_OVER) >= least
+
+    wait_until(have_moved, "requests to move", 60.0)
+
+
+def is_zero(server: Server, metric: str) -> bool:
+    return server.metric(metric) == 0.0
+
+
+def check_journals(server: Server, seen: Counter[str]) -> None:
+    """What every process did it does again, and the last life of each worker holds nothing."""
+    last = {server.journal(name) for name in WORKERS}
+    for journal in sorted(server.journals.glob("*.journal")):
+        if journal.name.startswith("coordinator"):
+            continue  # its orders are the test's
+        core = replayed(journal).core
+        if isinstance(core, SessionsState):
+            assert not core.sessions
+            seen["handed over"] += core.num_handed_over
+            seen["failed over"] += core.num_failovers
+            continue
+        assert isinstance(core, InstanceState)
+        with journal.open("rb") as file:
+            seen["started with KV"] += sum(is_with_kv(entry.message) for entry in read_entries(file))
+        seen["migrated"] += core.departures.num_migrated
+        seen["migrations given up"] += core.departures.num_failed
+        seen["migrated bytes"] += core.departures.migrated_bytes
+        seen["preemptions"] += core.batcher.num_preemptions
+        if journal in last:
+            check_empty(core)
+        else:
+            seen["killed as source"] += len(core.departures)
+            seen["killed as source, standing still"] += len(core.departures.standing_still)
+            seen["killed as destination"] += len(core.arrivals)
+        journal.unlink()
+
+
+def is_with_kv(message: Message) -> bool:
+    return isinstance(message, Start) and message.migration is not None
+
+
+def check_empty(core: InstanceState) -> None:
+    memory = core.memory
+    assert not core.requests
+    assert not core.leaving
+    assert not core.departures
+    assert not core.departures.standing_still
+    assert not core.arrivals
+    assert not memory.is_fetching
+    assert not memory.is_copying
+    assert memory.device.num_free_blocks == memory.device.num_blocks
+    assert memory.host.num_free_blocks == memory.host.num_blocks
+
+
+def test_no_fault_costs_a_token(tmp_path: Path, default_model_path: Path, migration_faults: int) -> None:
+    """Whatever befalls processes and messages while requests move, clients get what they would have got, each token
+    once, and no block stays behind.
+    """
+    seen: Counter[str] = Counter()
+    first = 0
+    for number, num_faults in enumerate(rounds(migration_faults)):
+        folder = tmp_path / f"server-{number}"
+        folder.mkdir()
+        rules = folder / "faults.json"
+        rules.write_text("{}")
+        program = ("tests.e2e.faults", str(rules), "actorserve")
+        with running(folder, CONFIG, "--model", str(default_model_path), program=program) as server:
+            server.wait_workers(NUM_WORKERS)
+            asyncio.run(suffer(server, rules, first, num_faults, seen))
+        check_journals(server, seen)
+        first += num_faults
+    print(json.dumps(dict(sorted(seen.items())), indent=2))  # noqa: T201 - what a long run found, with pytest -s
+    assert seen["handed over"] > migration_faults
+    assert seen["migrated bytes"] > 0

@@ -1,0 +1,251 @@
+"""Migration, scaling and what they are measured by, in simulated clusters."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from actorserve.core.effects import Deliver, Effect, End
+from actorserve.core.messages import FinishReason, Peer, RequestSpec, SamplingParams, Start
+from actorserve.sim.cores import make_instance
+from actorserve.sim.engine_model import EngineModel
+from actorserve.sim.insight import fragmentation, room, unmet_demand
+from actorserve.sim.process import Process
+from actorserve.sim.results import Outcomes
+from actorserve.sim.simulation import Simulation
+from tests.sim.profiles import PROFILE
+from tests.sim.runs import config, run
+from tools.simulation.experiment import merged
+from tools.simulation.report import as_json
+
+MOVING: dict[str, Any] = {
+    "num_requests": 150,
+    "cluster": {
+        "instances": 4,
+        "kv_tokens": 240,
+        "migration": "live",
+        "late_binding": False,
+        "round_s": 0.5,
+        "pairing": {"source_below": 8.0, "source_until": 12.0, "destination_above": 16.0},
+        "max_queue_per_instance": 1000,
+    },
+    "arrivals": {"process": "gamma", "cv": 3.0, "rate_per_s": 1.2},
+    "lengths": {"prompt": "uniform:1:60", "output": "uniform:1:80"},
+}
+
+
+class Watched(Simulation):
+    """Counts what each client gets."""
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        super().__init__(config(changes), PROFILE)
+        self.num_tokens: Counter[str] = Counter()
+        self.num_ends: Counter[str] = Counter()
+
+    def _perform(self, process: Process, effect: Effect) -> None:
+        if isinstance(effect, Deliver):
+            self.num_tokens[effect.request_id] += len(effect.token_ids)
+        if isinstance(effect, End):
+            assert effect.reason is FinishReason.LENGTH
+            self.num_ends[effect.request_id] += 1
+        super()._perform(process, effect)
+
+    def check_all_were_served(self) -> None:
+        assert set(self.num_ends.values()) == {1}
+        assert [self.num_tokens[str(number)] for number in range(len(self.outcomes))] == list(self.outcomes.num_output)
+
+
+class StepByStep(Simulation):
+    """Every step is an event of its own."""
+
+    def _num_quiet_steps(self, process: Process) -> int:
+        return 0
+
+
+FAILURES = [
+    {"process": "worker-3", "at_s": 20.0, "restart_at_s": 24.0},
+    {"process": "coordinator", "at_s": 40.0, "restart_at_s": 50.0},
+    {"process": "worker-1", "at_s": 60.0},
+]
+
+
+@pytest.mark.parametrize("mode", ["live", "blocking", "recompute"])
+@pytest.mark.parametrize("policy", ["fcfs", "skip_join_mlfq"])
+def test_requests_move_and_lose_nothing(mode: str, policy: str) -> None:
+    """However requests move, and whoever dies meanwhile, each client gets each token once; and twice the same run is
+    the same.
+    """
+    changes = merged(MOVING, {"cluster": {"migration": mode, "policy": policy}, "failures": FAILURES})
+    one, again = Watched(changes), Watched(changes)
+    figures = one.run().figures()
+    one.check_all_were_served()
+    assert figures["migration"]["migrated"] > 0
+    assert as_json(figures) == as_json(again.run().figures())
+
+
+def test_a_live_move_is_shorter_than_a_copy() -> None:
+    """A request that moves stands still for less time if it goes on while its KV is copied, and for less of a step."""
+    gaps = {
+        mode: run(merged(MOVING, {"cluster": {"migration": mode}})).figures()["migration"]["gap_s"]["mean"]
+        for mode in ("live", "blocking", "recompute")
+    }
+    assert gaps["live"] < gaps["blocking"]
+    assert gaps["live"] < gaps["recompute"]
+
+
+def test_a_budget_holds_copies_back() -> None:
+    """Copies of requests that go on take as long as the budget says, so less moves; none that is above the link's speed
+    holds anything back.
+    """
+    free, wide, paced = (
+        run(merged(MOVING, {"cluster": {"pairing": each}})).figures()["migration"]
+        for each in ({}, {"bytes_per_s": 1e9}, {"bytes_per_s": 2000.0})
+    )
+    assert free == wide
+    assert paced["bytes"] < free["bytes"]
+
+
+@pytest.mark.parametrize("failures", [[], FAILURES], ids=["calm", "failures"])
+@pytest.mark.parametrize("mode", ["live", "blocking", "recompute"])
+@pytest.mark.parametrize("slowdown", [0.0, 0.5])
+def test_many_steps_in_one_event_are_the_same_with_moves(
+    mode: str, slowdown: float, failures: list[dict[str, Any]]
+) -> None:
+    """Quiet steps make one event, whatever moves at the same time, and no time or figure changes by that."""
+    changes = merged(
+        MOVING,
+        {
+            "cluster": {"migration": mode, "noise": 0.05, "copy_slowdown": slowdown, "step_overhead_s": 0.01},
+            "failures": failures,
+        },
+    )
+    together, alone = Simulation(config(changes), PROFILE).run(), StepByStep(config(changes), PROFILE).run()
+    assert together.num_events < alone.num_events
+    figures = [results.figures() for results in (together, alone)]
+    for each in figures:
+        each.pop("events")
+        each["utilisation"].pop("busy")  # summed up in another order
+    assert figures[0]["migration"]["migrated"] > 0
+    assert figures[0] == figures[1]
+
+
+def test_instances_come_and_go_with_the_load() -> None:
+    """A burst has instances started, which are there after their warm-up; afterwards they drain, and leave."""
+    changes = merged(
+        MOVING,
+        {
+            "cluster": {
+                "instances": 1,
+                "scaling": {
+                    "max_instances": 4,
+                    "scale_out_below": 30.0,
+                    "scale_in_above": 100.0,
+                    "hold_s": 2.0,
+                    "warm_up_s": 3.0,
+                },
+            },
+            "arrivals": {
+                "process": "poisson",
+                "cv": None,
+                "rate_per_s": 0.1,
+                "spike": {"at_s": 30.0, "duration_s": 60.0, "factor": 12.0, "ttft_s": 3.0},
+            },
+            "num_requests": 110,
+        },
+    )
+    simulation = Watched(changes)
+    figures = simulation.run().figures()
+    simulation.check_all_were_served()
+    assert 1.0 < figures["instances"]["mean"] < 4.0
+    assert {name for name in simulation._incarnations if name.startswith("worker")} >= {"worker-0", "worker-1"}
+    assert len([process for process in simulation.processes.values() if process.engine is not None]) < 4
+    lasted_s = max(simulation.outcomes.ended_s)
+    assert figures["instances"]["seconds"] == pytest.approx(figures["instances"]["mean"] * lasted_s)
+    assert figures["recovery_s"] is not None
+
+
+def test_an_instance_costs_from_when_it_was_ordered() -> None:
+    """Time in which an instance warms up is paid as well, also where it never comes to be of use."""
+    scaling = {"max_instances": 2, "min_instances": 2, "hold_s": 1.0, "warm_up_s": 1000.0}
+    results = run({"cluster": {"scaling": scaling}})
+    ended_s = results.outcomes.ended_s[0]
+    assert ended_s < results.alive_s < 2 * ended_s
+
+
+def test_preemption_loss_is_from_the_preemption_to_the_next_token() -> None:
+    """Of two requests that outgrow the memory the later one is preempted once, and loses the rest of the other one's
+    time and its own prefill.
+    """
+    results = run(
+        {
+            "num_requests": 2,
+            "cluster": {"kv_tokens": 40, "swap": "recompute"},
+            "arrivals": {"rate_per_s": 100.0},
+            "lengths": {"prompt": 11, "output": 20},
+        }
+    )
+    outcomes = results.outcomes
+    assert list(outcomes.num_preempted) == [0, 1]
+    assert outcomes.preempted_s[0] == 0.0
+    # Of ten blocks each has five, for 20 tokens. So the first one's tenth token takes the second one's, which has made
+    # nine; ten more follow, and the second one computes its 20 tokens again.
+    assert outcomes.preempted_s[1] == pytest.approx(10 * 0.5 + PROFILE.prefill_s(20))
+    figures = results.figures()
+    assert figures["preemption"]["requests_share"] == 0.5
+    assert figures["latency"]["preempted_s"]["max"] == outcomes.preempted_s[1]
+    e2e_s = sum(ended_s - came_s for came_s, ended_s in zip(outcomes.arrived_s, outcomes.ended_s, strict=True))
+    assert figures["preemption"]["share_of_e2e"] == pytest.approx(outcomes.preempted_s[1] / e2e_s)
+
+
+def test_copies_take_turns_on_their_links() -> None:
+    """A copy waits for those before it at either end; an urgent one only for others like it, and those behind wait for
+    it; a budget holds back all but the urgent.
+    """
+    rng = random.Random(0)
+    one, two, other = (EngineModel(PROFILE, 4000, rng, overhead_s=0.0, copy_slowdown=0.0, noise=0.0) for _ in range(3))
+
+    def done_s(to: EngineModel, source: EngineModel, *, is_urgent: bool = False, budget: float | None = None) -> float:
+        return to.fetch(source, 1, 0.0, bytes_per_s=budget, is_urgent=is_urgent)[0]
+
+    copy_s = 0.65
+    assert done_s(one, two) == pytest.approx(copy_s)
+    assert done_s(one, other) == pytest.approx(2 * copy_s)
+    assert done_s(other, two) == pytest.approx(3 * copy_s)
+    assert done_s(one, two, is_urgent=True) == pytest.approx(copy_s)
+    assert done_s(one, other, is_urgent=True, budget=1.0) == pytest.approx(2 * copy_s)
+    assert done_s(one, two) == pytest.approx(5 * copy_s)  # three, but for the one between the others
+    assert done_s(two, one, budget=100.0) == pytest.approx(40.0)
+    assert done_s(two, one, budget=100.0) == pytest.approx(80.0)
+
+
+def test_recovery_is_when_first_tokens_are_quick_again() -> None:
+    """It counts from the spike's end to the first arrivals that, like those after them, wait less than the bound."""
+    outcomes = Outcomes()
+    for at_s, ttft_s in ((1.0, 9.0), (10.5, 9.0), (11.0, 9.0), (13.0, 1.0), (15.0, 9.0), (17.0, 1.0), (19.0, 1.0)):
+        number = outcomes.arrive(at_s, 1, 1, 0)
+        outcomes.first_token_s[number] = at_s + ttft_s
+    assert outcomes.recovery_s(10.0, 2.0) == 6.0
+    assert outcomes.recovery_s(10.0, 9.5) == 0.0
+    assert outcomes.recovery_s(10.0, 0.5) is None
+
+
+def test_fragmentation_is_free_memory_that_lies_apart() -> None:
+    """A request that fits into the free memory of two instances, and of neither, makes its size fragmented; one that
+    fits nowhere, or into one instance, makes none.
+    """
+    cluster = config({"cluster": {"kv_tokens": 40}}).cluster
+    instances = [make_instance(cluster, PROFILE) for _ in range(2)]
+    for number, instance in enumerate(instances):
+        spec = RequestSpec(f"r{number}", (0,) * 20, SamplingParams(seed=0, max_tokens=9))
+        instance.handle(Start(1, spec), 0.0, Peer("gateway-0", 1))
+        assert room(instance) == 4  # of ten blocks; five are taken, and one more may soon be
+    assert fragmentation(instances, [6]) == 6 / 20
+    assert fragmentation(instances, [6, 6]) == 6 / 20
+    assert fragmentation(instances, [11]) == 0.0
+    assert fragmentation(instances, [], [6]) == 6 / 20
+    assert fragmentation(instances, [], [4]) == 0.0
+    waits = RequestSpec("r2", (0,) * 24, SamplingParams(seed=0, max_tokens=9))
+    assert unmet_demand(instances[0]) == 0
+    instances[0].handle(Start(1, waits), 0.0, Peer("gateway-0", 1))
+    assert unmet_demand(instances[0]) == 6

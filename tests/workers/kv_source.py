@@ -1,0 +1,98 @@
+"""A process with KV pools that others read, and what tests know of them.
+
+``python -m tests.workers.kv_source BIND DEVICE NIXL`` prints its KVAccess as JSON, and serves until its input ends.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from actorserve.core.messages import KVAccess, KVTicket
+from actorserve.core.tickets import make_ticket
+from workers.kv_transfer.blocks import BlockMemory, Bytes, HostBlocks, KVPools, layout_digest, view
+from workers.kv_transfer.cuda import CudaBlocks
+from workers.kv_transfer.shared import SharedMemory
+from workers.kv_transfer.transfer import KVTransfer
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = b"a key of tests"
+SHAPE = (4, 8192)  # a block: so 128 of them make a chunk
+NUM_BLOCKS = 400
+NUM_HOST_BLOCKS = 50
+
+
+def content(num_blocks: int, seed: int) -> Bytes:
+    """What lies in a pool: [num_blocks, *SHAPE] random bytes."""
+    return np.random.default_rng(seed).integers(0, 256, (num_blocks, *SHAPE), dtype=np.uint8)
+
+
+def make_pools(seed: int = 0, device: str = "cpu") -> KVPools:
+    """Pools of ``content``: the device's with ``seed``, the host's with ``seed + 1``."""
+    pieces, piece_bytes = SHAPE
+    host_memory = SharedMemory(NUM_HOST_BLOCKS * pieces * piece_bytes)
+    host = view(host_memory.buffer, NUM_HOST_BLOCKS, SHAPE, on_host=True)
+    host[:] = content(NUM_HOST_BLOCKS, seed + 1)
+    memory, blocks = None, content(NUM_BLOCKS, seed)
+    pool: BlockMemory
+    if device == "cpu":
+        memory = SharedMemory(NUM_BLOCKS * pieces * piece_bytes)
+        array = view(memory.buffer, NUM_BLOCKS, SHAPE, on_host=False)
+        array[:] = blocks
+        pool = HostBlocks(array)
+    else:
+        whole = torch.from_numpy(blocks).transpose(0, 1).contiguous().to(device)
+        pool = CudaBlocks(whole.transpose(0, 1))
+    return KVPools(layout_digest(shape=SHAPE), SHAPE, pool, HostBlocks(host), memory, host_memory)
+
+
+def held(pools: KVPools, *, on_host: bool = False) -> Bytes:
+    """What lies in the device's pool now, or in the host's."""
+    pool = pools.pool(on_host=on_host)
+    out = np.empty((pool.num_blocks, *SHAPE), dtype=np.uint8)
+    pool.read(range(pool.num_blocks), out)
+    return out
+
+
+_numbers = itertools.count(1)
+
+
+def ticket_for(blocks: Sequence[int], *, on_host: bool = False) -> KVTicket:
+    """A ticket that was never used."""
+    return make_ticket(KEY, next(_numbers), 0, tuple(blocks), on_host=on_host)
+
+
+@contextmanager
+def source_process(
+    bind: str, device: str = "cpu", use_nixl: bool = False
+) -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
+    """A source with ``make_pools(device=device)``."""
+    command = [sys.executable, "-m", "tests.workers.kv_source", bind, device, "nixl" if use_nixl else ""]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process, process.stdin, process.stdout:
+        try:
+            lines = (line for line in process.stdout if line.startswith("{"))  # NIXL prints lines of its own
+            yield KVAccess(**json.loads(next(lines))), process
+        finally:
+            process.kill()
+
+
+def main(bind: str, device: str, nixl: str) -> None:
+    transfer = KVTransfer(make_pools(device=device), bind, KEY, use_nixl=bool(nixl))
+    sys.stdout.write(json.dumps(asdict(transfer.access)) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    transfer.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

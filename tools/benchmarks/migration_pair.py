@@ -1,0 +1,349 @@
+"""Two real workers, and in this process a gateway that times their tokens and a coordinator that does as it is told.
+
+The workers are started as production starts them, each a process with its engine, under its supervisor. The gateway's
+sessions are the real ones; times are taken as they hand out tokens.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from actorserve.actors.membership import COORDINATOR_NAME
+from actorserve.actors.node import Node
+from actorserve.actors.process import make_node
+from actorserve.actors.supervision import RestartLimits
+from actorserve.core.effects import Deliver, Effect, End, Send
+from actorserve.core.messages import (
+    Close,
+    GuardedBy,
+    LoadReport,
+    Message,
+    MigrateTo,
+    MigrationId,
+    Open,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Place,
+    Placed,
+    RequestSpec,
+    Role,
+    Start,
+)
+from actorserve.core.sessions import SessionsConfig, SessionsState
+from actorserve.processes import launch
+from actorserve.processes.child import write_settings
+from actorserve.processes.status import Status
+from actorserve.processes.supervisor import ChildSpec, Supervisor
+from actorserve.settings import Settings
+from tools.benchmarks.errors import BenchError
+
+SOURCE, DESTINATION = "worker-0", "worker-1"
+GATEWAY = "gateway-0"
+_TIMEOUT_S = 300.0  # for one thing to happen
+_POLL_S = 0.02
+_ORDER_TTL_S = 30.0
+
+
+@dataclass(slots=True)
+class Stream:
+    """One request as its client sees it; times in seconds on the host's monotonic clock, which journals have, too.
+
+    ``migration`` is the one that copied its KV to whom it was handed over to; None where it was not copied.
+    """
+
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    handed_over_s: float | None = None
+    migration: MigrationId | None = None
+    has_ended: bool = False
+
+
+class _Placer:
+    """A coordinator's core: requests go where ``places`` says, or to the destination where that worker has failed them,
+    and a MigrateTo or GuardedBy that it is told goes to the source.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Peer] = {}
+        self.places: dict[str, str] = {}
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        match message:
+            case PeerUp(peer=peer, role=Role.WORKER):
+                self.workers[peer.name] = peer
+            case PeerDown(peer=peer):
+                self.workers.pop(peer.name, None)
+            case Place(request_id=request_id, epoch=epoch, avoid=avoid) if sender is not None:
+                name = self.places[request_id] if avoid is None else DESTINATION
+                return [Send(sender, Placed(request_id, epoch, self.workers[name]))]
+            case MigrateTo() | GuardedBy():
+                return [Send(self.workers[SOURCE], message)]
+        return []
+
+    def next_deadline(self) -> float | None:
+        return None
+
+
+class _TimedSessions(SessionsState):
+    """A gateway's sessions, when they hand a request over, and when they last noticed each worker's death."""
+
+    def __init__(self, config: SessionsConfig, on_handed_over: Callable[[Start], None]) -> None:
+        super().__init__(config)
+        self.noticed_s: dict[str, float] = {}
+        self._on_handed_over = on_handed_over
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        if isinstance(message, PeerDown):
+            self.noticed_s[message.peer.name] = time.monotonic()
+        num_before = self.num_handed_over
+        effects = super().handle(message, now, sender)
+        if self.num_handed_over > num_before:
+            for effect in effects:
+                if isinstance(effect, Send) and isinstance(effect.message, Start):
+                    self._on_handed_over(effect.message)
+        return effects
+
+
+class Pair:
+    """Source and destination, of these resolved ``settings``, with their sockets in ``runtime_dir``.
+
+    ``specs`` start its workers; ``nodes`` are the coordinator and the gateway, once ``open_nodes`` was called on the
+    running event loop.
+    """
+
+    def __init__(self, name: str, settings: Settings, placement: launch.Placement, runtime_dir: Path) -> None:
+        self.name = name
+        self._settings = settings
+        self._runtime_dir = runtime_dir
+        write_settings(settings, file := runtime_dir / "settings.json")
+        specs, _ = launch.child_specs(placement, file, runtime_dir)
+        self.specs = [replace(spec, name=f"{name} {spec.name}") for spec in specs if spec.name in (SOURCE, DESTINATION)]
+        cluster = settings.cluster
+        self._sessions = _TimedSessions(
+            SessionsConfig(cluster.retry_s, cluster.no_instance_timeout_s, cluster.resume_timeout_s),
+            self._on_handed_over,
+        )
+        self._placer = _Placer()
+        self._streams: dict[str, Stream] = {}
+        self.nodes: list[Node] = []
+
+    @property
+    def journal_dir(self) -> Path | None:
+        return self._settings.cluster.journal_dir
+
+    def open_nodes(self) -> None:
+        cluster, folder = self._settings.cluster, self._runtime_dir
+        self.nodes = [
+            make_node(COORDINATOR_NAME, Role.COORDINATOR, self._placer, self._perform, cluster, folder),
+            make_node(GATEWAY, Role.GATEWAY, self._sessions, self._perform, cluster, folder),
+        ]
+
+    async def wait_met(self) -> None:
+        """Raises: BenchError."""
+        await self._until(lambda: len(self.reports()) == len(self._placer.workers) == 2, "the workers to report")
+
+    def open(self, request: RequestSpec, place: str) -> Stream:
+        """Begin a request on ``place``."""
+        self._placer.places[request.request_id] = place
+        stream = self._streams[request.request_id] = Stream(request.request_id)
+        self.nodes[1].inject(Open(request))
+        return stream
+
+    def order_move(self, num_bytes: int) -> float:
+        """Have the source move as much to the destination. Returns the time."""
+        destination = self._placer.workers[DESTINATION]
+        self.nodes[0].inject(MigrateTo(destination, num_bytes, _ORDER_TTL_S))
+        return time.monotonic()
+
+    def order_guard(self) -> None:
+        """Have the destination guard the source's requests, if these have checkpoints."""
+        self.nodes[0].inject(GuardedBy(self._placer.workers[DESTINATION]))
+
+    def pid(self, name: str) -> int:
+        """Of that worker. Raises: BenchError."""
+        [command] = [spec.command for spec in self.specs if spec.name == f"{self.name} {name}"]
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+            if parent == os.getpid() and tuple(arguments[:-1]) == command:
+                return int(folder.name)
+        raise BenchError(f"{self.name}: {name} does not run")
+
+    async def kill(self, name: str) -> tuple[float, float]:
+        """kill -9 a worker. Returns when that was, and when the gateway noticed. Raises: BenchError."""
+        self._sessions.noticed_s.pop(name, None)
+        os.kill(self.pid(name), signal.SIGKILL)
+        killed_s = time.monotonic()
+        await self._until(lambda: name in self._sessions.noticed_s, f"the death of {name} to be noticed")
+        return killed_s, self._sessions.noticed_s[name]
+
+    async def until_checkpointed(self, num_bytes: int) -> None:
+        """Return when the source's guardian has read so much in all. Raises: BenchError."""
+        await self._until(
+            lambda: self.reports()[SOURCE].checkpointed_bytes >= num_bytes, f"{num_bytes} bytes to be guarded"
+        )
+
+    async def until_made(self, streams: Iterable[Stream], num_tokens: int) -> None:
+        """Return when each has so many tokens. Raises: BenchError."""
+        for stream in streams:
+            await self._until(
+                lambda stream=stream: stream.has_ended or len(stream.times_s) >= num_tokens,  # type: ignore[misc]
+                f"{num_tokens} tokens of {stream.request_id}",
+            )
+            if stream.has_ended:
+                raise BenchError(f"{self.name}: {stream.request_id} ended after {len(stream.times_s)} tokens")
+
+    async def until_handed_over(self, stream: Stream) -> float:
+        """Returns when it was. Raises: BenchError, also where a move has failed since the last report."""
+        num_failed = self.reports()[SOURCE].num_migrations_failed
+
+        def has_failed() -> bool:
+            return self.reports()[SOURCE].num_migrations_failed > num_failed
+
+        await self._until(lambda: stream.handed_over_s is not None or has_failed(), f"{stream.request_id} to be moved")
+        if stream.handed_over_s is None:
+            raise BenchError(f"{self.name}: {stream.request_id} was not moved, though the source began to")
+        return stream.handed_over_s
+
+    async def end_all(self) -> None:
+        """Close all requests, and wait until the workers say that they have none. Raises: BenchError."""
+        for request_id in self._streams:
+            self.nodes[1].inject(Close(request_id))
+        await self.fresh_reports()
+        await self._until(
+            lambda: (
+                not any(each.num_running + each.num_waiting + each.num_migrating for each in self.reports().values())
+            ),
+            "the requests to end",
+        )
+        self._streams.clear()
+        self._placer.places.clear()
+
+    def reports(self) -> dict[str, LoadReport]:
+        """What each worker reported last."""
+        return {peer.name: report for peer, report in self._sessions.loads.items()}
+
+    async def fresh_reports(self) -> dict[str, LoadReport]:
+        """What each worker reports next but one: a report that was on its way may be of what was before.
+
+        Raises: BenchError.
+        """
+        sequences = {name: report.sequence for name, report in self.reports().items()}
+        await self._until(
+            lambda: all(report.sequence >= sequences[name] + 2 for name, report in self.reports().items()),
+            "the workers to report",
+        )
+        return self.reports()
+
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                while not condition():  # noqa: ASYNC110 - what it waits for happens in other processes
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise BenchError(f"{self.name}: waited {_TIMEOUT_S:.0f} s for {what}") from None
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Deliver(request_id=request_id, token_ids=token_ids) if request_id in self._streams:
+                stream, now = self._streams[request_id], time.monotonic()
+                stream.token_ids += token_ids
+                stream.times_s += [now] * len(token_ids)
+            case End(request_id=request_id) if request_id in self._streams:
+                self._streams[request_id].has_ended = True
+
+    def _on_handed_over(self, start: Start) -> None:
+        stream = self._streams.get(start.request.request_id)
+        if stream is not None:
+            stream.handed_over_s = time.monotonic()
+            stream.migration = start.migration
+
+
+class _Starting:
+    """A supervisor's listener that knows when all are ready, and has a line shown for what they do until then."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self.is_over = asyncio.Event()
+        self._show = show
+
+    def progress(self, name: str, report: Status) -> None:
+        self._show(f"{name}: {report.text or report.phase}")
+
+    def all_ready(self) -> None:
+        self.is_over.set()
+
+    def restarting(self, name: str, how: str, after_s: float) -> None:
+        pass
+
+    def adding(self, name: str) -> None:
+        pass
+
+    def removed(self, name: str, why: str) -> None:
+        pass
+
+    def stopping(self, num_children: int) -> None:
+        pass
+
+
+async def with_workers(
+    pairs: Iterable[Pair],
+    work: Callable[[], Coroutine[None, None, None]],
+    show: Callable[[str], None],
+    max_restarts: int = 0,
+) -> None:
+    """Start the pairs' workers, do ``work`` when all are ready and have met, and end them, whatever happens.
+
+    Each worker may die ``max_restarts`` times, and is started again.
+
+    Raises: ActorserveError where a worker fails; whatever ``work`` raises.
+    """
+    pairs = list(pairs)
+    specs: list[ChildSpec] = [spec for pair in pairs for spec in pair.specs]
+    starting = _Starting(show)
+    supervisor = Supervisor(specs, RestartLimits(max_restarts, max_backoff_s=1.0), starting, drain_timeout_s=0.0)
+    supervising = asyncio.create_task(supervisor.run())
+    working = asyncio.create_task(_work(pairs, starting, work))
+    try:
+        await asyncio.wait([supervising, working], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        working.cancel()
+        await asyncio.wait([working])
+        supervisor.stop()
+        await supervising
+    await working
+
+
+async def _work(pairs: list[Pair], starting: _Starting, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    await starting.is_over.wait()
+    nodes: list[Node] = []
+    running: list[asyncio.Task[None]] = []
+    working = None
+    try:
+        for pair in pairs:
+            pair.open_nodes()
+            nodes += pair.nodes
+        running = [asyncio.create_task(node.run()) for node in nodes]
+        for pair in pairs:
+            await pair.wait_met()
+        working = asyncio.create_task(work())
+        await asyncio.wait([working, *running], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if working is not None:
+            working.cancel()
+            await asyncio.wait([working])
+        for node in nodes:
+            node.stop()
+        if running:
+            await asyncio.wait(running)
+    for task in running:
+        task.result()
+    await working

@@ -1,0 +1,153 @@
+"""Two of our actors: nodes as in production, with cores that do nothing but call and answer. Run with a folder.
+
+Transport, codec, envelopes, membership and heartbeats are the real ones. The one that answers is called coordinator,
+and the one that calls is a gateway, for these are linked.
+"""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import uvloop
+
+from actorserve.actors.membership import COORDINATOR_NAME
+from actorserve.actors.node import Node
+from actorserve.actors.process import make_node, on_termination
+from actorserve.core.effects import Effect, Send
+from actorserve.core.messages import Message, Peer, PeerUp, Place, Placed, Role, Tick
+from actorserve.errors import ActorserveError
+from actorserve.processes.status import PARENT_PID, attach
+from actorserve.settings import ClusterSettings
+from tools.benchmarks.peers.calls import INSTANCE, Processes, request_id, serve, windows
+
+_ANSWER = "answer"
+_START_TIMEOUT_S = 20.0
+_CALLS_TIMEOUT_S = 300.0
+
+
+class _AnsweringCore:
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        if type(message) is Place and sender is not None:
+            return [Send(sender, Placed(message.request_id, message.epoch, Peer(*INSTANCE)))]
+        return []
+
+    def next_deadline(self) -> float | None:
+        return None
+
+
+class _CallingCore:
+    """Sends the next window when all of the last are answered. ``is_met`` and ``done`` are for other threads."""
+
+    def __init__(self) -> None:
+        self.is_met = threading.Event()
+        self.done: Future[list[float]] = Future()
+        self._other: Peer | None = None
+        self._windows: list[int] = []
+        self._num_open = 0
+        self._began = 0.0
+        self._times: list[float] = []
+
+    def prepare(self, counts: list[int]) -> "Future[list[float]]":
+        """What the next Tick begins: so many calls at once, each time. Its result has each time's seconds."""
+        self._windows = counts[::-1]
+        self._times = []
+        self.done = Future()
+        return self.done
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        if type(message) is Placed:
+            self._num_open -= 1
+            if self._num_open:
+                return []
+            self._times.append(time.perf_counter() - self._began)
+            if not self._windows:
+                self.done.set_result(self._times)
+                return []
+            return self._send_window()
+        if type(message) is PeerUp:
+            self._other = message.peer
+            self.is_met.set()
+        elif type(message) is Tick:
+            return self._send_window()
+        return []
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def _send_window(self) -> list[Effect]:
+        assert self._other is not None
+        self._began = time.perf_counter()
+        self._num_open = self._windows.pop()
+        return [Send(self._other, Place(request_id(number), 1, 512)) for number in range(self._num_open)]
+
+
+class OurCaller:
+    """Implements ``calls.Caller``. The node has a thread of its own; what it is asked comes from this one."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._other = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tools.benchmarks.peers.our_actors", _ANSWER, folder],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, PARENT_PID: str(os.getpid())},
+        )
+        self._core = _CallingCore()
+        self._node: Node | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
+        self._thread.start()
+        if not self._core.is_met.wait(_START_TIMEOUT_S):
+            self.close()
+            raise ActorserveError("the two processes do not meet")
+
+    def one_at_a_time(self, num_calls: int) -> list[float]:
+        return self._calls([1] * num_calls)
+
+    def pipelined(self, num_calls: int, window: int) -> float:
+        return sum(self._calls(windows(num_calls, window)))
+
+    def processes(self) -> Processes:
+        pair = os.getpid(), self._other.pid
+        return Processes(pair, pair)
+
+    def close(self) -> None:
+        if self._loop is not None and self._node is not None:
+            self._loop.call_soon_threadsafe(self._node.stop)
+        self._thread.join()
+        self._other.kill()
+        self._other.wait()
+
+    def _calls(self, counts: list[int]) -> list[float]:
+        assert self._loop is not None
+        assert self._node is not None
+        done = self._core.prepare(counts)
+        self._loop.call_soon_threadsafe(self._node.inject, Tick())
+        return done.result(_CALLS_TIMEOUT_S)
+
+    async def _run(self) -> None:
+        self._node = make_node("gateway-0", Role.GATEWAY, self._core, _perform, ClusterSettings(), self._folder)
+        self._loop = asyncio.get_running_loop()
+        await self._node.run()
+
+
+async def _answer(folder: Path) -> None:
+    node = make_node(COORDINATOR_NAME, Role.COORDINATOR, _AnsweringCore(), _perform, ClusterSettings(), folder)
+    on_termination(node.stop)
+    await node.run()
+
+
+def _perform(effect: Effect) -> None:
+    raise TypeError(f"these actors only send, and were asked for {effect}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == _ANSWER:
+        attach()
+        uvloop.run(_answer(Path(sys.argv[2])))
+        sys.exit()
+    sys.exit(serve(OurCaller, (ActorserveError, OSError)))

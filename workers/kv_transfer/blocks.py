@@ -1,0 +1,104 @@
+"""A worker's KV pools as bytes, which is all that a transfer knows of them."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.kv_transfer.shared import SharedMemory
+
+Bytes = NDArray[np.uint8]
+
+
+class BlockMemory(Protocol):
+    """Blocks of bytes, wherever they lie. Called on threads beside the engine's, any number of them."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    def read(self, blocks: Sequence[int], out: Bytes) -> None:
+        """Gather blocks into ``out``, [len(blocks), pieces, bytes of a piece]."""
+        ...
+
+    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
+        """Copy ``source[source_blocks[i]]`` into block ``blocks[i]``; ``source`` is [any, pieces, bytes of a piece]."""
+        ...
+
+
+class HostBlocks:
+    """Blocks in the host's memory: ``array`` is [num_blocks, pieces, bytes of a piece], of any strides.
+
+    Copied by numpy, which lets go of the interpreter's lock and takes no further threads.
+    """
+
+    def __init__(self, array: Bytes) -> None:
+        self.array = array
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.array)
+
+    def read(self, blocks: Sequence[int], out: Bytes) -> None:
+        copy_blocks(out, range(len(blocks)), self.array, blocks)
+
+    def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
+        copy_blocks(self.array, blocks, source, source_blocks)
+
+
+def copy_blocks(target: Bytes, target_blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
+    """Copy block by block, in order; neighbours here that are neighbours there go together.
+
+    In a device's pool neighbours lie side by side within a piece: so fewer and longer pieces are copied.
+    """
+    first = 0
+    for end in range(1, len(target_blocks) + 1):
+        if (
+            end < len(target_blocks)
+            and target_blocks[end] == target_blocks[end - 1] + 1
+            and source_blocks[end] == source_blocks[end - 1] + 1
+        ):
+            continue
+        there, here, count = target_blocks[first], source_blocks[first], end - first
+        np.copyto(target[there : there + count].transpose(1, 0, 2), source[here : here + count].transpose(1, 0, 2))
+        first = end
+
+
+@dataclass(frozen=True, slots=True)
+class KVPools:
+    """What an engine shows of its KV for transfers.
+
+    Blocks may be copied between engines of one ``layout``. ``shape`` is (pieces, bytes of a piece) of a block in either
+    pool. ``device_memory`` and ``host_memory`` are the pools' memory where others can map it, laid out as `view` says:
+    in the device's pool a piece of all blocks comes after another, on the host a block after another.
+    """
+
+    layout: str
+    shape: tuple[int, int]
+    device: BlockMemory
+    host: BlockMemory
+    device_memory: SharedMemory | None = None
+    host_memory: SharedMemory | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def pool(self, *, on_host: bool) -> BlockMemory:
+        return self.host if on_host else self.device
+
+
+def view(buffer: Any, num_blocks: int, shape: tuple[int, int], *, on_host: bool) -> Bytes:
+    """A pool's memory as [num_blocks, pieces, bytes of a piece]."""
+    pieces, piece_bytes = shape
+    flat: Bytes = np.frombuffer(buffer, dtype=np.uint8, count=num_blocks * pieces * piece_bytes)
+    if on_host:
+        return flat.reshape(num_blocks, pieces, piece_bytes)
+    return flat.reshape(pieces, num_blocks, piece_bytes).transpose(1, 0, 2)
+
+
+def layout_digest(**facts: object) -> str:
+    """A name for how blocks are made up: equal for equal facts alone."""
+    return hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:32]

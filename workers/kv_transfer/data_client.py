@@ -1,0 +1,128 @@
+"""The destination's side of sending KV between hosts: asks for blocks, and has them written as they come."""
+
+import contextlib
+import socket
+import threading
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from actorserve.core.messages import KVTicket
+from actorserve.errors import ProtocolError
+from workers.kv_transfer.blocks import HostBlocks, KVPools
+from workers.kv_transfer.data_server import CHUNK_BYTES
+from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, decode_answer, encode_read
+from workers.kv_transfer.links import Pace
+from workers.kv_transfer.streams import connecting, move_in, regions, wait_at_most
+
+
+class DataClient:
+    """A ``Link`` to the ``DataServer`` at ``address``, by a connection for each reading.
+
+    A source that says nothing for ``patience_s`` is taken for gone. ``with_checksum``: chunks are held against their
+    crc32 before they are written. To be used by one thread at a time, but for ``interrupt``.
+    """
+
+    def __init__(self, address: str, pools: KVPools, patience_s: float, *, with_checksum: bool) -> None:
+        self._address = address
+        self._pools = pools
+        self._patience_s = patience_s
+        self._with_checksum = with_checksum
+        self._lock = threading.Lock()  # of these
+        self._stream: socket.socket | None = None
+        self._is_interrupted = False
+
+    def close(self) -> None:
+        """Nothing is held between readings."""
+
+    def interrupt(self) -> None:
+        """Have a reading under way fail, and all that follow."""
+        with self._lock:
+            self._is_interrupted = True
+            if self._stream is not None:
+                with contextlib.suppress(OSError):  # not connected yet, or no more
+                    self._stream.shutdown(socket.SHUT_RDWR)
+
+    def read(
+        self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
+    ) -> None:
+        try:
+            self._read(ticket, num_skipped, blocks, pace, into_host)
+        except (OSError, ValueError) as error:
+            if self._is_interrupted:
+                raise TransferError("this worker ends") from None
+            if isinstance(error, TimeoutError):
+                raise TransferError(f"the source of the KV said nothing for {self._patience_s:g} s") from None
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise TransferError(f"KV can not be read from {self._address[:80]!r}: {reason}") from None
+
+    def _read(self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, into_host: bool) -> None:
+        per_chunk = max(1, CHUNK_BYTES // self._pools.block_bytes)
+        request = encode_read(Read(ticket, num_skipped, per_chunk, self._with_checksum))
+        stream, connect = connecting(self._address)
+        with stream:
+            with self._lock:
+                if self._is_interrupted:
+                    raise TransferError("this worker ends")
+                self._stream = stream
+            try:
+                stream.settimeout(self._patience_s)
+                connect()
+                stream.sendall(request)
+                wait_at_most(stream, self._patience_s)
+                by_piece = self._granted(stream)
+                self._take(stream, by_piece, per_chunk, blocks, pace, into_host)
+            finally:
+                with self._lock:
+                    self._stream = None
+
+    def _granted(self, stream: socket.socket) -> bool:
+        """Whether chunks come by piece."""
+        try:
+            answer = decode_answer(_receive(stream, ANSWER_HEAD.size))
+        except ProtocolError as error:
+            raise TransferError(f"the source of the KV sent {error}") from None
+        if isinstance(answer, Refused):
+            text = _receive(stream, answer.reason_bytes).decode(errors="replace")
+            raise TransferError(f"the source of the KV refused: {' '.join(text.split())}")
+        return answer.by_piece
+
+    def _take(
+        self,
+        stream: socket.socket,
+        by_piece: bool,
+        per_chunk: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        into_host: bool,
+    ) -> None:
+        pool, (pieces, piece_bytes) = self._pools.pool(on_host=into_host), self._pools.shape
+        staging = None
+        if self._with_checksum or not isinstance(pool, HostBlocks):
+            staging = np.empty(min(per_chunk, len(blocks)) * self._pools.block_bytes, dtype=np.uint8)
+        for first in range(0, len(blocks), per_chunk):
+            chunk = blocks[first : first + per_chunk]
+            num_bytes = len(chunk) * self._pools.block_bytes
+            pace(num_bytes)
+            if staging is None:
+                assert isinstance(pool, HostBlocks)
+                move_in(stream, regions(pool.array, chunk, by_piece=by_piece))
+                continue
+            crc32 = CHECKSUM.unpack(_receive(stream, CHECKSUM.size))[0] if self._with_checksum else None
+            body = staging[:num_bytes]
+            move_in(stream, regions(body.reshape(1, 1, num_bytes), (0,), by_piece=False))
+            if crc32 is not None and zlib.crc32(body.data) != crc32:
+                raise TransferError("KV arrived damaged: its checksum is wrong")
+            shape = (pieces, len(chunk), piece_bytes) if by_piece else (len(chunk), pieces, piece_bytes)
+            arrived = body.reshape(shape)
+            pool.write(chunk, arrived.transpose(1, 0, 2) if by_piece else arrived, range(len(chunk)))
+
+
+def _receive(stream: socket.socket, num_bytes: int) -> bytes:
+    """Raises: OSError."""
+    body = np.empty(num_bytes, dtype=np.uint8)
+    if num_bytes:
+        move_in(stream, regions(body.reshape(1, 1, num_bytes), (0,), by_piece=False))
+    return body.tobytes()

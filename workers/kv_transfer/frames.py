@@ -1,0 +1,117 @@
+"""What the data sockets say. A connection is of one reading, and ends with it:
+
+    reader -> source   the sign, how many bytes follow (4 bytes); msgpack of (number, stage, on_host, blocks, secret,
+                       num_skipped, per_chunk, with_checksum)
+    source -> reader   either b"X", how many bytes follow (4 bytes); then why it is refused, as text
+                       or b"P" or b"B" and four zeros; then chunks of ``per_chunk`` blocks, the last one of what is left
+
+In a chunk a piece of all its blocks comes after another (b"P"), or a block after another (b"B"): as they lie at the
+source. With checksums each chunk is behind its crc32 (4 bytes). How much is on its way is bounded by the sockets'
+buffers, and a reader that keeps to a rate lets them fill up.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from actorserve.core.messages import KVTicket
+from actorserve.errors import ProtocolError
+
+BLOCK_NUMBER_BYTES = 9  # of a block's number in msgpack, at most
+REQUEST_BYTES = 1024  # of a request beside its block numbers, at most
+
+REQUEST_HEAD = struct.Struct("!8sI")
+ANSWER_HEAD = struct.Struct("!sI")
+CHECKSUM = struct.Struct("!I")
+
+_SIGN = b"AKVREAD1"
+_BY_PIECE, _BY_BLOCK, _REFUSED = b"P", b"B", b"X"
+_MAX_REASON_BYTES = 500
+_U64 = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What the ticket names but its first ``num_skipped`` blocks, ``per_chunk`` blocks at a time."""
+
+    ticket: KVTicket
+    num_skipped: int
+    per_chunk: int
+    with_checksum: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    by_piece: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason_bytes: int
+
+
+def encode_read(read: Read) -> bytes:
+    ticket = read.ticket
+    fields = (
+        *(ticket.number, ticket.stage, ticket.on_host, ticket.blocks, ticket.secret),
+        *(read.num_skipped, read.per_chunk, read.with_checksum),
+    )
+    body: bytes = msgpack.packb(fields)
+    return REQUEST_HEAD.pack(_SIGN, len(body)) + body
+
+
+def encode_granted(*, by_piece: bool) -> bytes:
+    return ANSWER_HEAD.pack(_BY_PIECE if by_piece else _BY_BLOCK, 0)
+
+
+def encode_refused(reason: str) -> bytes:
+    text = reason.encode()[:_MAX_REASON_BYTES]
+    return ANSWER_HEAD.pack(_REFUSED, len(text)) + text
+
+
+def request_bytes(head: bytes, most: int) -> int:
+    """How long the request behind ``head`` is. Raises: ProtocolError."""
+    sign, length = REQUEST_HEAD.unpack(head)
+    if sign != _SIGN:
+        raise ProtocolError("not a request for KV")
+    if length > most:
+        raise ProtocolError("a request that is too long")
+    return int(length)
+
+
+def decode_answer(head: bytes) -> Granted | Refused:
+    """Raises: ProtocolError."""
+    kind, length = ANSWER_HEAD.unpack(head)
+    if kind in (_BY_PIECE, _BY_BLOCK) and length == 0:
+        return Granted(kind == _BY_PIECE)
+    if kind == _REFUSED and length <= _MAX_REASON_BYTES:
+        return Refused(length)
+    raise ProtocolError("neither KV nor a refusal")
+
+
+def decode_read(body: bytes) -> Read:
+    """What is behind a request's head. Raises: ProtocolError."""
+    try:
+        fields = msgpack.unpackb(body, use_list=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"a request that is no msgpack: {type(error).__name__}") from None
+    if not isinstance(fields, tuple) or len(fields) != 8:
+        raise ProtocolError("a request of the wrong number of fields")
+    number, stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum = fields
+    if not (
+        all(_is_count(each) for each in (number, stage, num_skipped, per_chunk))
+        and type(on_host) is bool
+        and type(with_checksum) is bool
+        and isinstance(secret, str)
+        and isinstance(blocks, tuple)
+        and all(_is_count(each) for each in blocks)
+        and per_chunk > 0
+    ):
+        raise ProtocolError("a request of wrong fields")
+    return Read(KVTicket(number, stage, on_host, blocks, secret), num_skipped, per_chunk, with_checksum)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _U64

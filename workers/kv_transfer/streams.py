@@ -1,0 +1,170 @@
+"""Stream sockets that carry KV: where they listen, and moving bytes between them and many pieces of memory at once.
+
+The pieces of a block lie apart in the pool. The kernel gathers them from there and scatters them there by itself
+(writev, readv), so that this process copies nothing.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import socket
+import stat
+import struct
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.kv_transfer.blocks import Bytes
+
+Regions = NDArray[np.uint64]
+"""[any, 2]: address and number of bytes of each, as the kernel's ``struct iovec`` has them."""
+
+_MAX_REGIONS = 1024  # of one system call: IOV_MAX
+_TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+):(\d{1,5}|\*)", re.ASCII)
+_BACKLOG = 128
+
+_libc = ctypes.CDLL(None, use_errno=True)
+for _call in (_libc.readv, _libc.writev):
+    _call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+    _call.restype = ctypes.c_ssize_t
+
+
+def tcp_place(address: str) -> tuple[str, int]:
+    """Host and port of ``tcp://host:port``; a port that is ``*`` is 0. Raises: ValueError."""
+    found = _TCP.fullmatch(address)
+    if found is None:
+        raise ValueError("expected ipc://path or tcp://host:port")
+    host, port = found.groups()
+    number = 0 if port == "*" else int(port)
+    if number > 65535:
+        raise ValueError("no port is above 65535")
+    return host.strip("[]"), number
+
+
+def path_of(address: str) -> str | None:
+    """The socket's path of ``ipc://path``, None of another. Raises: ValueError where it is empty."""
+    if not address.startswith("ipc://"):
+        return None
+    if address == "ipc://":
+        raise ValueError("expected ipc://path or tcp://host:port")
+    return address.removeprefix("ipc://")
+
+
+def listen(bind: str, announced_host: str) -> tuple[socket.socket, str]:
+    """A socket that listens at ``bind``, and the address at which others reach it.
+
+    Raises: OSError, and ValueError where ``bind`` is no address, or none by which others could reach it.
+    """
+    path = path_of(bind)
+    if path is not None:
+        return _listen_at_path(path), bind
+    host, port = tcp_place(bind)
+    name = announced_host or host
+    if name in ("*", "0.0.0.0", "::"):
+        raise ValueError("others need a host's name or number to reach it: expected one to announce")
+    if host == "*":
+        host = "0.0.0.0"
+    listener = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
+    shown = f"[{name}]" if ":" in name else name
+    return listener, f"tcp://{shown}:{listener.getsockname()[1]}"
+
+
+def _listen_at_path(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        remove_path(path)  # of an earlier process, that did not come to that
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def remove_path(path: str) -> None:
+    """Remove a socket's path; where there is none, or something else, it is left to whoever binds there."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def connecting(address: str) -> tuple[socket.socket, Callable[[], None]]:
+    """A socket, and what connects it to ``address``, within the socket's timeout. Raises: OSError, ValueError."""
+    path = path_of(address)
+    if path is not None:
+        plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        return plain, lambda: plain.connect(path)
+    host, port = tcp_place(address)
+    family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    stream = socket.socket(family, kind, number)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return stream, lambda: stream.connect(place)
+
+
+def wait_at_most(stream: socket.socket, seconds: float) -> None:
+    """From here on the kernel itself ends a wait for the peer after so long, for ``move_in`` and ``move_out``."""
+    stream.settimeout(None)
+    whole = int(seconds)
+    limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def regions(array: Bytes, blocks: Sequence[int], *, by_piece: bool) -> Regions:
+    """Where ``blocks`` lie in ``array``, [num_blocks, pieces, bytes of a piece]: a piece of all after another, or else
+    a block after another. Neighbours within a piece, or the pieces of a block, are one where they lie side by side.
+
+    The caller keeps ``blocks`` within the array, and the array alive.
+    """
+    per_block, per_piece, per_byte = array.strides
+    _, pieces, piece_bytes = array.shape
+    if per_byte != 1:
+        raise ValueError("the bytes of a piece lie apart")
+    at_blocks = array.ctypes.data + np.asarray(blocks, dtype=np.int64) * per_block
+    at_pieces = np.arange(pieces, dtype=np.int64) * per_piece
+    outer, inner = (at_pieces, at_blocks) if by_piece else (at_blocks, at_pieces)
+    firsts = np.flatnonzero(np.diff(inner, prepend=inner[0] - 2 * piece_bytes) != piece_bytes)
+    found: Regions = np.empty((len(outer), len(firsts), 2), dtype=np.uint64)
+    found[:, :, 0] = outer[:, None] + inner[firsts]
+    found[:, :, 1] = np.diff(firsts, append=len(inner)) * piece_bytes
+    return found.reshape(-1, 2)
+
+
+def move_in(stream: socket.socket, into: Regions) -> None:
+    """Fill the regions, in order, with what comes. Raises: OSError; TimeoutError where the wait was too long."""
+    _move(_libc.readv, stream, into)
+
+
+def move_out(stream: socket.socket, out_of: Regions) -> None:
+    """Send what is in the regions, in order. Raises: as ``move_in``."""
+    _move(_libc.writev, stream, out_of)
+
+
+def _move(call: Callable[[int, int, int], int], stream: socket.socket, over: Regions) -> None:
+    """``over`` is used up."""
+    ends = np.cumsum(over[:, 1], dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    num_moved = at = 0
+    while num_moved < total:
+        moved = call(stream.fileno(), over[at:].ctypes.data, min(_MAX_REGIONS, len(over) - at))
+        if moved == 0:
+            raise ConnectionResetError("it hung up")
+        if moved < 0:
+            number = ctypes.get_errno()
+            if number == errno.EINTR:
+                continue
+            if number == errno.EAGAIN:
+                raise TimeoutError(number, os.strerror(number))
+            raise OSError(number, os.strerror(number))
+        num_moved += moved
+        at = int(np.searchsorted(ends, num_moved, side="right"))
+        if num_moved < total:
+            left = int(ends[at]) - num_moved
+            over[at] = int(over[at, 0] + over[at, 1]) - left, left

@@ -1,0 +1,175 @@
+"""What a worker holds to read other workers' KV, and to have its own read: one way for each pair, chosen here."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from actorserve.core.effects import Fetch
+from actorserve.core.messages import KVAccess, Peer
+from workers.kv_transfer.blocks import KVPools
+from workers.kv_transfer.cuda import CudaBlocks, export_memory
+from workers.kv_transfer.cuda_ipc import CudaPool
+from workers.kv_transfer.data_client import DataClient
+from workers.kv_transfer.data_server import DataServer
+from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.links import Link, this_host
+from workers.kv_transfer.mapped import MappedPool
+from workers.kv_transfer.pacing import TokenBucket
+from workers.kv_transfer.rdma import NixlAgent, NixlLink
+
+PATIENCE_S = 5.0  # with a source that says nothing
+_LinkKey = tuple[Peer, bool, bool, bool]
+"""Source, whether the pool on its host is read, whether ours on the host is written, whether for urgent fetches."""
+
+
+class _Held:
+    """A link, opened when it is first needed, and who uses it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.link: Link | None = None
+
+    def close(self) -> None:
+        """Under the lock."""
+        if self.link is not None:
+            self.link.close()
+            self.link = None
+
+
+class KVTransfer:
+    """Reads other workers' blocks into ``pools``, and serves ours at ``bind`` to who shows a ticket made with
+    ``ticket_key``. ``bind`` is ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Others reach
+    a TCP bind by ``announced_host``, which is needed where the bind has no host's name or number.
+
+    ``bytes_per_s`` bounds what is read from each source (None: nothing does), but for urgent fetches.
+    ``use_nixl`` has RDMA used between those that both have it.
+    ``clock`` and ``sleep``, in seconds, are of the bound alone.
+
+    Raises: ActorserveError where ``bind`` cannot be bound or reached; SettingsError where NIXL is wanted and cannot be
+    had.
+    """
+
+    def __init__(
+        self,
+        pools: KVPools,
+        bind: str,
+        ticket_key: bytes,
+        *,
+        announced_host: str = "",
+        bytes_per_s: float | None = None,
+        use_nixl: bool = False,
+        patience_s: float = PATIENCE_S,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._pools = pools
+        self._bytes_per_s = bytes_per_s
+        self._patience_s = patience_s
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()  # of those that follow
+        self._closed = False
+        self._held: dict[_LinkKey, _Held] = {}
+        self._buckets: dict[Peer, TokenBucket] = {}
+        self._nixl = NixlAgent(pools) if use_nixl else None
+        self._server = DataServer(pools, bind, ticket_key, announced_host=announced_host)
+        self.access = KVAccess(
+            layout=pools.layout,
+            address=self._server.address,
+            num_blocks=pools.device.num_blocks,
+            num_host_blocks=pools.host.num_blocks,
+            host=this_host(),
+            shared="" if pools.device_memory is None else pools.device_memory.shown,
+            shared_host="" if pools.host_memory is None else pools.host_memory.shown,
+            cuda_ipc=export_memory(pools.device.blocks) if isinstance(pools.device, CudaBlocks) else "",
+            nixl="" if self._nixl is None else self._nixl.shown,
+        )
+        """How others read ours: for ``Hello``."""
+
+    @property
+    def num_dropped(self) -> dict[str, int]:
+        """What came to our data socket and was not followed, by reason."""
+        return dict(self._server.dropped)
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Copy what ``fetch`` says; returns when it is done. Urgent fetches may go on one thread, others on another.
+
+        Raises: TransferError; then nothing is written any more.
+        """
+        num_wanted = len(fetch.ticket.blocks) - fetch.num_skipped
+        if fetch.access.layout != self._pools.layout:
+            raise TransferError(f"the KV of {fetch.source.name} is laid out differently")
+        if num_wanted != len(fetch.blocks) or fetch.num_skipped < 0:
+            raise TransferError(f"a fetch of {num_wanted} blocks into {len(fetch.blocks)}")
+        num_blocks = self._pools.pool(on_host=fetch.into_host).num_blocks
+        if any(not 0 <= block < num_blocks for block in fetch.blocks):
+            raise TransferError("a fetch into blocks that are not there")
+        if not fetch.blocks:
+            return
+        key = (fetch.source, fetch.ticket.on_host, fetch.into_host, fetch.is_urgent)
+        with self._lock:
+            if self._closed:
+                raise TransferError("this worker ends")
+            held = self._held.setdefault(key, _Held())
+            bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._bytes_per_s, self._clock, self._sleep))
+            earlier = [old for old in self._held if old[0].name == key[0].name and old[0] != key[0]]
+            self._drop(earlier)
+        with held.lock:
+            try:
+                if held.link is None:
+                    held.link = self._open(fetch.access, on_host=fetch.ticket.on_host, into_host=fetch.into_host)
+                    if self._closed:
+                        raise TransferError("this worker ends")
+                held.link.read(
+                    fetch.ticket,
+                    fetch.num_skipped,
+                    fetch.blocks,
+                    lambda num_bytes: bucket.take(num_bytes, is_urgent=fetch.is_urgent),
+                    into_host=fetch.into_host,
+                )
+            except TransferError:
+                held.close()  # the next one begins afresh
+                raise
+            finally:
+                with self._lock:
+                    is_forgotten = self._held.get(key) is not held
+                if is_forgotten:
+                    held.close()
+
+    def forget(self, source: Peer) -> None:
+        """Let go of what is held of a worker that is down: its memory goes with the last that maps it. Never waits."""
+        with self._lock:
+            self._buckets.pop(source, None)
+            self._drop([key for key in self._held if key[0] == source])
+
+    def close(self) -> None:
+        """Serve and fetch no more. A fetch under way is ended: it fails soon."""
+        with self._lock:
+            self._closed = True
+            links = [held.link for held in self._held.values()]
+            self._drop(list(self._held))
+        for link in links:
+            if isinstance(link, DataClient):
+                link.interrupt()
+        self._server.close()
+
+    def _drop(self, keys: list[_LinkKey]) -> None:
+        """What is in use is closed by its user. Under the lock."""
+        for key in keys:
+            held = self._held.pop(key)
+            if held.lock.acquire(blocking=False):
+                held.close()
+                held.lock.release()
+
+    def _open(self, access: KVAccess, *, on_host: bool, into_host: bool) -> Link:
+        pools, device = self._pools, self._pools.device
+        same_host = access.host == self.access.host
+        shown, num_blocks = (
+            (access.shared_host, access.num_host_blocks) if on_host else (access.shared, access.num_blocks)
+        )
+        if same_host and shown:
+            return MappedPool(shown, num_blocks, pools, on_host=on_host)
+        if same_host and access.cuda_ipc and not on_host and not into_host and isinstance(device, CudaBlocks):
+            return CudaPool(access.cuda_ipc, num_blocks, pools, device)
+        if access.nixl and self._nixl is not None:
+            return NixlLink(self._nixl, access, self._patience_s)
+        return DataClient(access.address, pools, self._patience_s, with_checksum=not same_host)
