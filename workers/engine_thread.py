@@ -48,6 +48,7 @@ class EngineThread:
         self._copies: _Queue = queue.SimpleQueue()
         self._fetches: _Queue = queue.SimpleQueue()
         self._urgent_fetches: _Queue = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
         self.failure: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, on_done: Callable[[Done], None]) -> None:
@@ -59,7 +60,9 @@ class EngineThread:
             ("fetches", self._fetches),
             ("urgent fetches", self._urgent_fetches),
         ):
-            threading.Thread(target=self._run, args=(effects,), name=name, daemon=True).start()
+            thread = threading.Thread(target=self._run, args=(effects,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def perform(self, effect: Effect) -> None:
         """Queue an effect. Steps are bounded to one in flight by the core, copies and fetches by its blocks, and the
@@ -73,10 +76,15 @@ class EngineThread:
             case _:
                 self._steps.put(effect)
 
-    def stop(self) -> None:
-        """End after what is queued. Does not wait: a step in flight has nobody left to read its result."""
+    def stop(self, patience_s: float = 0.0) -> None:
+        """End after what is queued, and wait for that so long. Nobody is left to read a result; but a thread that comes
+        back from native code while the interpreter ends takes the process down with it.
+        """
         for effects in (self._steps, self._copies, self._fetches, self._urgent_fetches):
             effects.put(None)
+        until_s = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
     def _run(self, effects: _Queue) -> None:
         try:

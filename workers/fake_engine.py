@@ -65,8 +65,8 @@ class FakeEngine:
         self._host = HostBlocks(view(host_memory.buffer if host_memory else b"", num_host_blocks, shape, on_host=True))
         layout = layout_digest(engine="fake", tokens_per_block=tokens_per_block)
         self.kv = KVPools(layout, shape, self._device, self._host, memory, host_memory)
+        self._written_host_blocks = self.kv.host_written
         self._kv = memoryview(memory.buffer).cast("Q")
-        self._written_host_blocks: set[int] = set()
         self._requests: dict[str, RequestSpec] = {}
         self._step_s = step_s
         self._copy_s = copy_s

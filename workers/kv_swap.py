@@ -40,7 +40,8 @@ class HostPool:
                 raise SettingsError(f"no memory for workers.host_kv_bytes: {error}") from None
             flat = torch.frombuffer(self.memory.buffer, dtype=torch.uint8)
             self.blocks = flat.view(num_blocks, num_pieces, piece_bytes)
-        self._written: set[int] = set()
+        self.written: set[int] = set()
+        """Blocks that were ever written, by copies or by whoever else writes there."""
         self._copies: _Copies
         if cache.pool.is_cuda:
             if num_blocks:
@@ -52,12 +53,12 @@ class HostPool:
     @property
     def num_written_blocks(self) -> int:
         """Blocks that were ever written."""
-        return len(self._written)
+        return len(self.written)
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """``workers.engine.Engine.copy_out``."""
         check_copy(device_blocks, self._num_device_blocks, host_blocks, self.num_blocks)
-        self._written.update(host_blocks)
+        self.written.update(host_blocks)
         self._copies.out(device_blocks, host_blocks)
 
     def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:

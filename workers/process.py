@@ -25,6 +25,7 @@ from workers.memory import PoolWatch
 from workers.profiling import profile_of
 
 _MEASURE_MEMORY_S = 1.0
+_END_S = 5.0  # for a step in flight that nobody waits for
 _CPU_BYTES_PER_S = 100 * 2**20  # copying takes the cores that neighbours compute with; so it takes a few percent
 
 
@@ -104,7 +105,6 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         f"ipc://{child.runtime_dir}/{child.name}.kv.sock",
         ticket_key,
         bytes_per_s=bytes_per_s(settings),
-        use_nixl=settings.migration.use_nixl,
     )
     thread = EngineThread(engine, transfer)
     drained = asyncio.Event()
@@ -152,8 +152,8 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         node.stop()
         for task in watching:
             task.cancel()
-    thread.stop()
     transfer.close()
+    thread.stop(_END_S)
 
 
 def _pool_watch(child: Child, engine: Engine) -> PoolWatch | None:

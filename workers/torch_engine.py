@@ -257,7 +257,13 @@ class TorchEngine:
         device = CudaBlocks(blocks) if blocks.is_cuda else HostBlocks(blocks.numpy())
         host = HostBlocks(self._host_pool.blocks.numpy())
         return KVPools(
-            layout, (blocks.shape[1], blocks.shape[2]), device, host, self._cache.memory, self._host_pool.memory
+            layout,
+            (blocks.shape[1], blocks.shape[2]),
+            device,
+            host,
+            self._cache.memory,
+            self._host_pool.memory,
+            self._host_pool.written,
         )
 
     def _use_threads(self) -> None:

@@ -14,6 +14,7 @@ from actorserve.core.pairing import PairingConfig
 from actorserve.core.scaling import ScalingConfig
 from actorserve.processes.child import Child
 from actorserve.processes.status import NO_WORKER
+from actorserve.settings import Settings
 
 _REPORTS_MISSED = 5  # so many in a row, and a worker is not well
 _ROUNDS_OF_AN_ORDER = 4
@@ -24,26 +25,28 @@ def main(child: Child) -> None:
     uvloop.run(_run(child))
 
 
-async def _run(child: Child) -> None:
-    settings, workers = child.settings.cluster, child.settings.workers
-    migration, scaling = child.settings.migration, child.settings.scaling
-    config = ClusterConfig(
-        max_waiting_requests=settings.max_waiting_requests,
-        retry_s=settings.retry_s,
+def cluster_config(settings: Settings) -> ClusterConfig:
+    """What the core is made from, of settings whose number of workers is resolved."""
+    cluster, workers = settings.cluster, settings.workers
+    migration, scaling = settings.migration, settings.scaling
+    return ClusterConfig(
+        max_waiting_requests=cluster.max_waiting_requests,
+        retry_s=cluster.retry_s,
         max_queue_per_instance=workers.max_waiting_requests,
         promote_after_s=workers.promote_after_s,
         promote_after_s_of=workers.promote_after_by_priority_s,
         min_share=workers.min_share,
-        report_ttl_s=_REPORTS_MISSED * settings.load_report_s,
-        dispatch=settings.dispatch,
-        late_binding=settings.late_binding,
+        # Who is silent for less than half of what counts as death may only have been held up.
+        report_ttl_s=max(_REPORTS_MISSED * cluster.load_report_s, cluster.death_after_s / 2),
+        dispatch=cluster.dispatch,
+        late_binding=cluster.late_binding,
         prefix_aware=workers.prefix_cache,
-        round_s=settings.round_s,
+        round_s=cluster.round_s,
         migration=PairingConfig(
             source_below=migration.source_below,
             source_until=migration.source_until,
             destination_above=migration.destination_above,
-            ttl_s=_ROUNDS_OF_AN_ORDER * settings.round_s,
+            ttl_s=_ROUNDS_OF_AN_ORDER * cluster.round_s,
             rest_s=migration.rest_s,
             max_moves=migration.max_moves,
         )
@@ -56,20 +59,28 @@ async def _run(child: Child) -> None:
             scale_in_above=scaling.scale_in_above,
             hold_s=scaling.hold_s,
             start_timeout_s=scaling.start_timeout_s,
+            num_initial=workers.count or 0,
         )
         if scaling.max_workers is not None
         else None,
         checkpoints=migration.checkpoint_tokens > 0,
     )
+
+
+async def _run(child: Child) -> None:
+    settings = child.settings
+    config = cluster_config(settings)
     core = ClusterState(config)
-    scaler = make_scaler(child.settings.scaling, child.status)
+    scaler = make_scaler(settings.scaling, child.status)
 
     def perform(effect: Effect) -> None:
         if starts is None or not isinstance(effect, StartWorker):
             raise TypeError(f"the coordinator was asked for {effect}")
         starts.start_worker()
 
-    node = make_node(COORDINATOR_NAME, Role.COORDINATOR, core, perform, settings, child.runtime_dir, origin=config)
+    node = make_node(
+        COORDINATOR_NAME, Role.COORDINATOR, core, perform, settings.cluster, child.runtime_dir, origin=config
+    )
     starts = None if scaler is None else Starts(scaler, node.inject)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, node.inject, StartFailed())
     on_termination(node.stop)

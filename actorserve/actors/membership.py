@@ -14,8 +14,9 @@ silence counts as death. A process that was held for dead by mistake (it was pau
 says Hello, and rejoins as a new incarnation: nobody ever takes back that an incarnation is dead.
 
 Workers meet each other only on demand (``get_to_know``), at the addresses of which Members told, and watch each other
-from then on. They fence nobody: two workers that lost each other, though the coordinator hears both, stay apart until
-one of them is somebody new. That costs them a few migrations, and rejoining would cost a worker all of its requests.
+from then on. Those who met once stay linked until one of them ends, though they may have nothing to move any more.
+They fence nobody: two workers that lost each other, though the coordinator hears both, stay apart until one of them is
+somebody new. That costs them a few migrations, and rejoining would cost a worker all of its requests.
 """
 
 from collections import Counter, deque

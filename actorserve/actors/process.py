@@ -15,6 +15,7 @@ from actorserve.actors.node import Core, Node, fresh_incarnation
 from actorserve.core.effects import Effect
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, KVAccess, ModelInfo, Peer, Role, Speed
 from actorserve.core.origin import Origin
+from actorserve.errors import SettingsError
 from actorserve.settings import ClusterSettings
 from actorserve.wire.journal import write_effects, write_entry, write_origin
 from actorserve.wire.origins import origin_text
@@ -49,7 +50,8 @@ def make_node(
 
     ``origin`` is what ``core`` was made from, for the journal. ``on_down`` is as a ``Node`` takes it.
 
-    Raises: ActorserveError where its address cannot be bound; OSError where the journal cannot be written.
+    Raises: ActorserveError where its address cannot be bound, or the journal's folder is somebody else's; OSError
+    where the journal cannot be written.
     """
     me = Peer(name, fresh_incarnation())
     max_links = min(_LINKS_PER_PEER * MAX_PEERS, raise_file_limit() // _FILES_PER_PEER)
@@ -82,10 +84,16 @@ def open_journal(folder: Path, me: Peer) -> BinaryIO:
     """A fresh journal of this incarnation, unbuffered: after a kill it holds all that the core was told.
 
     Only its owner may read it: it holds prompts, and the key of the worker's tickets.
+
+    Raises: SettingsError, where the folder belongs to another user; OSError, where the file is there already, or cannot
+    be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid != os.geteuid():
+        raise SettingsError(f"the journal folder {folder} belongs to another user; choose another cluster.journal_dir")
     file = folder / f"{me.name}-{me.incarnation}.journal"
-    return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb", buffering=0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    return os.fdopen(os.open(file, flags, 0o600), "wb", buffering=0)
 
 
 def on_termination(callback: Callable[[], None]) -> None:

@@ -22,7 +22,11 @@ from actorserve.core.messages import (
     Peer,
     Stage,
 )
+from actorserve.core.migration import MigrationConfig
 from actorserve.core.request import Request
+
+_MAX_FROM_ONE = 16  # requests on their way here from one source
+_LEAST_BYTES_PER_S = 2**23  # a copy that is slower where nothing bounds it is given up
 
 
 @dataclass(slots=True, eq=False)
@@ -49,11 +53,13 @@ class _Incoming:
 class Arrivals:
     """What is on its way to one instance."""
 
-    def __init__(self, memory: KVMemory, max_tokens: int, timeout_s: float) -> None:
-        """``max_tokens``: of the largest request that is served here. ``timeout_s``: from one step to the next."""
+    def __init__(self, memory: KVMemory, max_tokens: int, config: MigrationConfig, reserves_output: bool) -> None:
+        """``max_tokens``: of the largest request that is served here. ``reserves_output``: as the policy does."""
         self._memory = memory
+        self._reserves_output = reserves_output
         self._max_tokens = max_tokens
-        self._timeout_s = timeout_s
+        self._timeout_s = 2 * config.timeout_s  # from one step to the next
+        self._least_bytes_per_s = config.bytes_per_s / 4 if config.bytes_per_s else _LEAST_BYTES_PER_S
         self._access: dict[Peer, KVAccess] = {}  # of the workers that are up
         self._incoming: dict[MigrationId, _Incoming] = {}
 
@@ -95,19 +101,18 @@ class Arrivals:
             return
         request = Request(offer.request, offer.epoch, offer.gateway)
         num_tokens = len(request.token_ids)
+        reason, num_found = DeclineReason.NO_BLOCKS, None
         if not self._is_sound(offer.num_computed, num_tokens, len(offer.ticket.blocks)):
             reason = DeclineReason.UNKNOWN
-        elif num_tokens >= self._max_tokens:
-            reason = DeclineReason.NO_BLOCKS
         elif source not in self._access:
             reason = DeclineReason.UNREACHABLE
-        elif (num_found := self._memory.reserve(request, num_spare)) is None:
-            reason = DeclineReason.NO_BLOCKS
-        else:
-            each = self._incoming[migration] = _Incoming(migration, request, num_found)
-            self._fetch(each, offer.ticket, offer.num_computed, offer.is_last, now, effects)
+        elif num_tokens < self._max_tokens and sum(each.source == source for each in self._incoming) < _MAX_FROM_ONE:
+            num_found = self._reserve(request, num_spare)
+        if num_found is None:
+            effects.append(Send(source, Declined(offer.number, reason)))
             return
-        effects.append(Send(source, Declined(offer.number, reason)))
+        each = self._incoming[migration] = _Incoming(migration, request, num_found)
+        self._fetch(each, offer.ticket, offer.num_computed, offer.is_last, now, effects)
 
     def on_stage(self, stage: Stage, source: Peer, now: float, effects: list[Effect]) -> None:
         each = self._incoming.get(MigrationId(source, stage.number))
@@ -182,6 +187,13 @@ class Arrivals:
         """Whether so many blocks hold so many of the tokens, of which the newest has no KV."""
         return 0 < num_computed < num_tokens and num_blocks == self._memory.blocks_for(num_computed)
 
+    def _reserve(self, request: Request, num_spare: int) -> int | None:
+        """Have blocks for its tokens, where there is room for its whole output too if the policy wants that."""
+        if self._reserves_output:
+            num_final = min(request.num_prompt + request.sampling.max_tokens, self._max_tokens)
+            num_spare += max(0, self._memory.blocks_for(num_final) - self._memory.blocks_of(request))
+        return self._memory.reserve(request, num_spare)
+
     # --- copying -----------------------------------------------------------------------------------------------------
 
     def _fetch(
@@ -196,15 +208,17 @@ class Arrivals:
         """Copy what a stage offers, but for what was found here."""
         first, end = each.num_offered, each.num_offered + len(ticket.blocks)
         each.num_offered, each.num_computed, each.is_last = end, num_computed, is_last
-        each.deadline_s = math.inf  # a copy ends by itself
         num_skipped = min(max(0, each.num_found - first), len(ticket.blocks))
         blocks = tuple(each.request.blocks[first + num_skipped : end])
         if not blocks:
             self._copied(each, now, effects)
             return
         copy_id = self._memory.begin_fetch(each.request, blocks)
+        each.deadline_s = now + self._timeout_s + self._memory.bytes_of_blocks(len(blocks)) / self._least_bytes_per_s
         access = self._access[each.id.source]
-        effects.append(Fetch(copy_id, each.id.source, access, ticket, num_skipped, blocks, is_last))
+        # One that was swapped out does not run, so nobody waits for it.
+        is_urgent = is_last and not ticket.on_host
+        effects.append(Fetch(copy_id, each.id.source, access, ticket, num_skipped, blocks, is_urgent))
 
     def _copied(self, each: _Incoming, now: float, effects: list[Effect]) -> None:
         each.deadline_s = now + self._timeout_s

@@ -141,6 +141,14 @@ class CheckpointStore:
         if each is not None:
             self._drop(each)
 
+    def give_up(self, num_blocks: int) -> None:
+        """What is swapped goes first: drop checkpoints, the oldest first, until so many host blocks are free."""
+        for each in list(self._kept.values()):
+            if self._memory.host.num_free_blocks >= num_blocks:
+                return
+            if each.request.copy_id is None:
+                self._drop(each)
+
     def let_all_go(self) -> None:
         """The instance takes nothing any more."""
         self._is_closed = True

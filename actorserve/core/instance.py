@@ -104,11 +104,12 @@ class InstanceState:
         self.departures = Departures(
             config.migration, self.memory, policy, times, self.requests, config.tokens_per_block, config.retry_s
         )
-        self.arrivals = Arrivals(self.memory, config.max_tokens, 2 * config.migration.timeout_s)
+        self.arrivals = Arrivals(self.memory, config.max_tokens, config.migration, policy.reserves_output)
         self.checkpoints = CheckpointSource(
             self.memory, self.requests, config.migration.ticket_key, config.checkpoint_tokens
         )
         self.guarding = CheckpointStore(self.memory, _KEEP_AFTER_DEATH_S)
+        self.memory.give_up_guarded = self.guarding.give_up
         self.ended = Ended(config.retry_s)
         self.leaving: list[Request] = []  # gone, and the iteration in flight still writes their blocks
         self.num_stale_messages = 0
@@ -305,7 +306,7 @@ class InstanceState:
                 is_expected = self.departures.on_declined(message, sender)
                 is_expected = is_expected or self.checkpoints.on_declined(message, sender, now)
             case Keep(request_id=request_id, epoch=epoch):
-                is_expected = self.departures.on_keep(request_id, epoch)
+                is_expected = self.departures.on_keep(request_id, epoch, effects)
             case Offer(number=number) if self.draining:
                 effects.append(Send(sender, Declined(number, DeclineReason.DRAINING)))
             case Offer():
@@ -396,7 +397,9 @@ class InstanceState:
         there are blocks for all of them: then nothing is decided in between, unless a message comes.
         """
         step, memory = self._step, self.memory
-        if step is None or memory.is_copying or self.config.prefix_cache or self.departures.wants_step_end:
+        if step is None or memory.is_copying or self.config.prefix_cache:
+            return 0
+        if self.departures.wants_step_end or self.checkpoints.guardian is not None:
             return 0
         if not len(self.requests) == len(step.batch.rows) == step.batch.num_decodes:
             return 0

@@ -8,6 +8,7 @@ FastServe (section 4.2) copies a request's whole KV. Here blocks that still lie 
 content's name (``core.prefix_cache``) are not copied back: their bytes are there.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actorserve.core.blocks import BlockAllocator, blocks_for
@@ -45,6 +46,7 @@ class KVMemory:
         self.prefixes = PrefixCache(self.device, tokens_per_block, prefix_cache)
         self.num_freeing_blocks = 0  # device blocks that are free once the copies under way are done
         self.num_guarded_blocks = 0  # host blocks that hold checkpoints of others' requests
+        self.give_up_guarded: Callable[[int], None] = lambda num_blocks: None  # that so many be free, if possible
         self.num_swap_outs = 0
         self.num_copied_blocks = 0
         self.tokens_per_block = tokens_per_block
@@ -116,6 +118,9 @@ class KVMemory:
         """Begin to copy a request's KV to the host; its device blocks are free afterwards. False: no room there."""
         num_copied = blocks_for(request.num_computed, self.tokens_per_block)
         host_blocks = self.host.allocate(num_copied)
+        if host_blocks is None and self.num_guarded_blocks:
+            self.give_up_guarded(num_copied)
+            host_blocks = self.host.allocate(num_copied)
         if host_blocks is None:
             return False
         self.device.free(request.blocks[num_copied:])

@@ -12,6 +12,7 @@ def memory_report(memory: KVMemory, order: Sequence[Request], headroom_bytes: Ma
     """A report of the two pools and of all requests, given in the order of scheduling; the rest is at its defaults."""
     bytes_per_block = memory.bytes_of_blocks(1)
     num_usable = memory.device.num_usable_blocks
+    num_host = memory.host.num_blocks - memory.num_guarded_blocks  # what is kept for others is not there
     waiting = [request for request in order if not request.is_started]
     num_started = len(order) - len(waiting)
     return LoadReport(
@@ -28,8 +29,8 @@ def memory_report(memory: KVMemory, order: Sequence[Request], headroom_bytes: Ma
         num_preemptions=0,
         num_tokens_looked_up=memory.prefixes.num_tokens_looked_up,
         num_tokens_found=memory.prefixes.num_tokens_found,
-        host_total_bytes=memory.host.num_blocks * bytes_per_block,
-        host_used_bytes=(memory.host.num_blocks - memory.host.num_free_blocks) * bytes_per_block,
+        host_total_bytes=num_host * bytes_per_block,
+        host_used_bytes=(num_host - memory.host.num_free_blocks) * bytes_per_block,
         kv_needed_bytes=memory.held_blocks * bytes_per_block,
         num_swapped=sum(request.is_swapped for request in order),
         num_swap_outs=memory.num_swap_outs,

@@ -260,7 +260,7 @@ class LoadReport:
     started requests, wherever it lies. ``num_swapped`` requests lie on the host now; ``num_swap_outs`` and
     ``swapped_bytes`` (both ways) were in all, and requests were due for the batch but still being copied for
     ``swap_blocked_s`` in all. ``num_migrating`` requests are on their way, in and out; of those that were on their way
-    out, ``num_migrated`` were handed over, with ``migrated_bytes`` copied, and ``num_migrations_failed`` stayed.
+    out, ``num_migrated`` were handed over, of ``migrated_bytes`` of KV, and ``num_migrations_failed`` stayed.
     ``kv_reserved_bytes``, a part of the virtual usage, is kept for those on their way in; ``kv_wanted_bytes`` is the
     demand of all that wait, of which the virtual usage holds only the first one's. ``checkpointed_bytes`` were copied
     into another worker's host memory.

@@ -23,7 +23,7 @@ request finished, left, or was preempted; it says so, or its silence does. ``cor
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 
 from actorserve.core.effects import Effect, Meet, Send
@@ -64,7 +64,7 @@ class MigrationConfig:
     """
 
     mode: MigrationMode = MigrationMode.LIVE
-    ticket_key: str = ""
+    ticket_key: str = field(default="", repr=False)
     max_outgoing: int = 4
     timeout_s: float = 2.0
     bytes_per_s: float | None = None
@@ -94,7 +94,7 @@ class _Outgoing:
     is_last: bool = False
     began_s: float = 0.0  # this stage
     stage_bytes: int = 0
-    copied_bytes: int = 0
+    kv_bytes: int = 0  # of all of its tokens, when it was to be handed over
 
 
 @dataclass(slots=True)
@@ -171,8 +171,7 @@ class Departures:
     def on_peer_down(self, peer: Peer, now: float) -> None:
         """Another worker is gone. Who is being handed over waits for the gateway, which alone knows."""
         self._peers.discard(peer)
-        if self._order is not None and self._order.to == peer:
-            self._order = None
+        self._end_order(peer)
         for each in list(self._outgoing.values()):
             if each.to == peer and each.phase is not _Phase.HANDING_OVER:
                 self._stay(each)
@@ -188,7 +187,6 @@ class Departures:
             return False
         if each.stage_bytes:
             self._times.observe_transfer(each.stage_bytes, now - each.began_s)
-            each.copied_bytes += each.stage_bytes
         if each.is_last:
             self._ask_to_hand_over(each, now, effects)
             return True
@@ -207,15 +205,17 @@ class Departures:
         if each is None or each.phase is _Phase.HANDING_OVER:
             return False
         self._stay(each)
-        self._order = None  # it has no room, or does not want any: the coordinator will hear of it
+        self._end_order(sender)
         return True
 
-    def on_keep(self, request_id: str, epoch: int) -> bool:
+    def on_keep(self, request_id: str, epoch: int, effects: list[Effect]) -> bool:
         """The gateway does not hand it over. Returns whether that was expected."""
         each = self._outgoing.get(request_id)
         if each is None or each.phase is not _Phase.HANDING_OVER or each.request.epoch != epoch:
             return False
+        self._withdraw(each, effects)
         self._stay(each)
+        self._end_order(each.to)
         return True
 
     def on_gone(self, request: Request, effects: list[Effect]) -> None:
@@ -228,9 +228,9 @@ class Departures:
         if each.phase is _Phase.HANDING_OVER:
             # Not withdrawn: the copy is likely to be wanted just now.
             self.num_migrated += 1
-            self.migrated_bytes += each.copied_bytes
+            self.migrated_bytes += each.kv_bytes
         else:
-            self.num_failed += 1
+            self.num_failed += request.finish_reason is None  # that it is done first is nobody's failure
             self._withdraw(each, effects)
 
     def on_tick(self, now: float, effects: list[Effect]) -> None:
@@ -363,6 +363,7 @@ class Departures:
     def _ask_to_hand_over(self, each: _Outgoing, now: float, effects: list[Effect]) -> None:
         request = each.request
         each.phase = _Phase.HANDING_OVER
+        each.kv_bytes = self._memory.bytes_of(request)
         each.deadline_s = now + self._retry_s
         number = each.number if each.is_last else 0
         effects.append(
@@ -384,6 +385,11 @@ class Departures:
         self.num_failed += 1
         del self._outgoing[each.request.request_id]
         self.standing_still.discard(each.request)
+
+    def _end_order(self, to: Peer) -> None:
+        """Nobody more goes there: it has no room, wants none, or is not known. The coordinator will hear of it."""
+        if self._order is not None and self._order.to == to:
+            self._order = None
 
     def _withdraw(self, each: _Outgoing, effects: list[Effect]) -> None:
         if each.num_told:

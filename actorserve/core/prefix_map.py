@@ -22,6 +22,8 @@ _NAME_BYTES: Final = 8  # a collision, by chance or on purpose, sends a request 
 PREFIX_TOKENS: Final = (*(n * _STEP for n in range(1, 9)), *(n * _STEP << k for k in range(1, 7) for n in range(5, 9)))
 """The lengths that have names: by 64 up to 512, then four for each doubling, up to 32,768; 32 in all."""
 
+_HEX_DIGITS: Final = frozenset("0123456789abcdef")
+
 MAX_HOLDERS: Final = 16
 """More instances than this are not remembered for one name: where so many hold it, the freest of all does as well."""
 
@@ -44,6 +46,10 @@ def prefix_names(spec: RequestSpec) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _is_name(text: str) -> bool:
+    return len(text) == 2 * _NAME_BYTES and _HEX_DIGITS.issuperset(text)
+
+
 class PrefixMap:
     """The names that each instance is thought to hold. Who gives no names costs nothing."""
 
@@ -53,7 +59,11 @@ class PrefixMap:
         self._num_tokens: dict[Peer, int] = {}
 
     def learn(self, peer: Peer, names: Sequence[str], capacity_tokens: int) -> None:
-        """A request with these names goes to ``peer``, whose pool holds ``capacity_tokens``."""
+        """A request with these names goes to ``peer``, whose pool holds ``capacity_tokens``.
+
+        What is none that ``prefix_names`` makes is passed over, and so are more than there are lengths: a gateway that
+        errs fills no memory here.
+        """
         if not names:
             return
         held = self._names.setdefault(peer, OrderedDict())
@@ -62,6 +72,8 @@ class PrefixMap:
         for index in reversed(range(min(len(names), len(PREFIX_TOKENS)))):
             name = names[index]
             if name not in held:
+                if not _is_name(name):
+                    continue
                 held[name] = PREFIX_TOKENS[index] - (PREFIX_TOKENS[index - 1] if index else 0)
                 num_tokens += held[name]
             held.move_to_end(name)

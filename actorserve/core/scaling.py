@@ -6,30 +6,37 @@ is what each instance would have if load were balanced, which migration sees to.
 requests that wait on instances, and those that wait in the cluster.
 
 An instance takes a while to start. Those being started count as free memory to come, so that none is started twice for
-one need. And what the cluster will have free is foreseen for as long ahead as the last start took, by the trend of free
-memory and requests over the same time back; each by itself, for their quotient leaps where few run.
+one need; where starts fail one after another, the pause before the next doubles each time. And what the cluster will
+have free is foreseen for as long ahead as the last start took, by the trend of free memory and requests over the same
+time back; each by itself, for their quotient leaps where few run.
 
 To scale in is to tell one instance to end: freeness has it drain by migration. That is done only where those that stay
-would be over the lower bound without it. All state is soft.
+would be over the lower bound without it, and only after a quiet time as long as a start takes: what is missed later
+comes back no sooner. All state is soft.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from actorserve.core.dispatch import InstanceView
 from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import Drain, Peer
+
+MAX_PAUSE_S: Final = 300.0
+"""Where no start ever succeeds, one is tried this often all the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
     """Bounds of the mean freeness are in iterations: how many tokens each request can still get.
 
-    Under ``scale_out_below`` for ``hold_s`` one more instance is started, over ``scale_in_above`` for ``hold_s`` one
-    ends, at most one for each ``hold_s``. One that is not there after ``start_timeout_s`` is not waited for any longer.
+    Under ``scale_out_below`` for ``hold_s`` one more instance is started, at most one for each ``hold_s``. Over
+    ``scale_in_above`` for ``hold_s``, or for as long as a start takes where that is longer, one ends. One that is not
+    there after ``start_timeout_s`` is not waited for any longer. ``num_initial`` are being started by others when this
+    begins: no start was ordered here, so none of them is measured.
     Raises: ValueError where either pair of bounds is not in order.
     """
 
@@ -39,6 +46,7 @@ class ScalingConfig:
     scale_in_above: float = 512.0
     hold_s: float = 5.0
     start_timeout_s: float = 600.0
+    num_initial: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_workers <= self.max_workers:
@@ -66,6 +74,11 @@ class Scaling:
         self._config = config
         self._samples: deque[_Sample] = deque()
         self._starting_s: deque[float] = deque()  # when each start was ordered
+        self._num_initial = config.num_initial  # of these no report came yet
+        self._initial_until_s: float | None = None  # so long they are waited for; None before the first round
+        self._num_failures = 0  # starts that failed since one last succeeded
+        self._has_failed = False  # one has since the last round
+        self._paused_until_s = -inf
         self._met: dict[Peer, bool] = {}  # whether it has reported
         self._below_since_s: float | None = None
         self._above_since_s: float | None = None
@@ -73,22 +86,28 @@ class Scaling:
 
     @property
     def num_starting(self) -> int:
-        return len(self._starting_s)
+        return self._num_initial + len(self._starting_s)
 
     def on_up(self, peer: Peer) -> None:
         self._met.setdefault(peer, False)
 
     def on_report(self, peer: Peer, now: float) -> None:
-        """The first report of an instance says that the start that was ordered first is over."""
+        """The first report of an instance says that a start is over: an initial one, else the one ordered first."""
         if self._met.get(peer) is False:
             self._met[peer] = True
-            if self._starting_s:
+            if self._num_initial:
+                self._num_initial -= 1
+            elif self._starting_s:
                 self.warm_up_s = now - self._starting_s.popleft()
+                self._num_failures = 0
+                self._has_failed = False
+                self._paused_until_s = -inf
 
     def on_start_failed(self) -> None:
-        """The start that was ordered last will come to nothing. Another one may be ordered after ``hold_s``."""
+        """The start that was ordered last will come to nothing. Another one may be ordered after a pause."""
         if self._starting_s:
             self._starting_s.pop()
+            self._fail()
 
     def on_down(self, peer: Peer) -> None:
         self._met.pop(peer, None)
@@ -100,8 +119,7 @@ class Scaling:
 
         Instances that were told to end and do not say so yet are told again.
         """
-        while self._starting_s and self._starting_s[0] + self._config.start_timeout_s <= now:
-            self._starting_s.popleft()
+        self._give_up_late_starts(now)
         views = list(views)
         effects: list[Effect] = [
             Send(view.peer, Drain())
@@ -122,14 +140,13 @@ class Scaling:
         self._above_since_s = _since(is_above, self._above_since_s, now)
         self._too_few_since_s = _since(count < self._config.min_workers, self._too_few_since_s, now)
         hold_s = self._config.hold_s
-        if count < self._config.max_workers and (
-            _has_lasted(self._below_since_s, hold_s, now) or _has_lasted(self._too_few_since_s, hold_s, now)
-        ):
+        is_short = _has_lasted(self._below_since_s, hold_s, now) or _has_lasted(self._too_few_since_s, hold_s, now)
+        if is_short and count < self._config.max_workers and now >= self._paused_until_s:
             self._begin_anew()
             self._starting_s.append(now)
             effects.append(StartWorker())
         elif (
-            _has_lasted(self._above_since_s, hold_s, now)
+            _has_lasted(self._above_since_s, max(hold_s, self.warm_up_s), now)
             and len(present) > self._config.min_workers
             and count == len(present) == len(views)  # nobody comes, and nobody goes
             and (self._foresee(capacity_tokens * (len(present) - 1)) or -inf) >= out
@@ -139,6 +156,24 @@ class Scaling:
             effects.append(Send(leaving.peer, Drain()))
             return effects, leaving
         return effects, None
+
+    def _give_up_late_starts(self, now: float) -> None:
+        """Wait for none any longer whose time is over, and pause if one has failed."""
+        if self._initial_until_s is None:
+            self._initial_until_s = now + self._config.start_timeout_s
+        if self._initial_until_s <= now:
+            self._num_initial = 0
+        while self._starting_s and self._starting_s[0] + self._config.start_timeout_s <= now:
+            self._starting_s.popleft()
+            self._fail()
+        if self._has_failed:
+            self._has_failed = False
+            pause_s = self._config.hold_s * 2.0 ** min(self._num_failures - 1, 30)
+            self._paused_until_s = now + min(pause_s, MAX_PAUSE_S)
+
+    def _fail(self) -> None:
+        self._num_failures += 1
+        self._has_failed = True
 
     def _begin_anew(self) -> None:
         """What was decided has to show first."""

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from actorserve.core.messages import Attained, Guarded, HandOver, MigrationId, Peer, RequestSpec
 
 
-class Stage(Enum):
+class SessionStage(Enum):
     """Where a session's request is."""
 
     PLACING = auto()  # with the coordinator, or its stand-in; no worker knows this epoch
@@ -28,7 +28,7 @@ class Session:
     served_at_s: float
     retry_at_s: float
     epoch: int = 1
-    stage: Stage = Stage.PLACING
+    stage: SessionStage = SessionStage.PLACING
     instance: Peer | None = None
     kind: str = ""  # of the worker that made the tokens so far
     avoid: Peer | None = None

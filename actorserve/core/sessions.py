@@ -21,6 +21,7 @@ repeated without harm.
 """
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from actorserve.core.effects import Available, Deliver, Effect, End, Send
 from actorserve.core.messages import (
@@ -54,7 +55,7 @@ from actorserve.core.messages import (
     Unplace,
 )
 from actorserve.core.prefix_map import prefix_names
-from actorserve.core.session import Session, Stage
+from actorserve.core.session import Session, SessionStage
 from actorserve.core.stand_in import StandIn
 from actorserve.core.waiting_line import MAX_RETRY_AFTER_S
 
@@ -91,6 +92,8 @@ class SessionsState:
         self.num_handed_over = 0
         self.num_placed_here = 0  # by the stand-in
         self._said_available = False
+        self._shortest_waiting = inf  # tokens: no session that the stand-in found no place for is shorter
+        self._may_look_at_s = -inf  # when it looks through all sessions that wait again
         self._next_tick_s: float | None = None
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
@@ -119,14 +122,14 @@ class SessionsState:
                 self._on_placed(message, sender, now, effects)
             case Started(request_id=request_id, epoch=epoch):
                 session = self._current(request_id, epoch, sender, effects)
-                if session is not None and session.stage is Stage.STARTING:
-                    session.stage = Stage.RUNNING
+                if session is not None and session.stage is SessionStage.STARTING:
+                    session.stage = SessionStage.RUNNING
             case Refused():
                 self._on_refused(message, sender, now, effects)
             case HandOver(request_id=request_id, epoch=epoch):
                 session = self._current(request_id, epoch, sender, effects)
                 if session is not None:
-                    session.stage = Stage.RUNNING
+                    session.stage = SessionStage.RUNNING
                     session.handing_over = message
                     self._hand_over(session, now, effects)
             case Guarded(request_id=request_id, epoch=epoch):
@@ -156,7 +159,7 @@ class SessionsState:
 
         ``not_now`` is avoided by this question alone, ``session.avoid`` by those that repeat it too.
         """
-        session.stage = Stage.PLACING
+        session.stage = SessionStage.PLACING
         self._retry_later(session, now)
         if self.coordinator is not None:
             effects.append(Send(self.coordinator, self._question(session, not_now)))
@@ -181,7 +184,7 @@ class SessionsState:
             self.num_stale_messages += 1
             effects.append(Send(sender, Unplace(message.request_id, message.epoch)))
             return
-        if session.stage is not Stage.PLACING:
+        if session.stage is not SessionStage.PLACING:
             if session.instance != message.instance:
                 # It was placed elsewhere before. (Else the answer is only repeated.)
                 effects.append(Send(sender, Unplace(message.request_id, message.epoch)))
@@ -196,33 +199,52 @@ class SessionsState:
     def _ask(
         self, stand_in: StandIn, session: Session, now: float, effects: list[Effect], not_now: Peer | None = None
     ) -> None:
-        """Start the request wherever the stand-in has room for it, under the epoch that no worker knows yet."""
+        """Start the request wherever the stand-in has room for it, under the epoch that no worker knows yet.
+
+        One that no worker can ever hold ends, as with the coordinator; not where its client has half an answer.
+        """
+        largest_tokens = stand_in.largest_tokens
+        if largest_tokens is not None and session.num_tokens > largest_tokens and not session.output:
+            self._end_with_refusal(session, RefusalReason.TOO_LARGE, self.config.retry_s, effects)
+            return
         instance = stand_in.place(self._question(session, not_now), now)
-        if instance is not None:
+        if instance is None:
+            self._shortest_waiting = min(self._shortest_waiting, session.num_tokens)
+        else:
             self.num_placed_here += 1
             session.instance = instance
             session.queued_s = now - session.served_at_s - session.waited_s
             self._start(session, now, effects)
 
     def _place_waiting(self, stand_in: StandIn, now: float, effects: list[Effect]) -> None:
-        """Give what room there may be to those who wait, the most urgent first and then the earliest."""
-        if stand_in.room_tokens <= 0:
+        """Give what room there may be to those who wait, the most urgent first and then the earliest.
+
+        To look through thousands that wait costs, so that is done only where one of them may fit, and not at each of
+        the reports that come at nearly the same time. Who is passed over by that has the next report, and its retry.
+        """
+        if now < self._may_look_at_s or stand_in.room_tokens < self._shortest_waiting:
             return
-        waiting = [session for session in self.sessions.values() if session.stage is Stage.PLACING]
+        self._shortest_waiting = inf
+        waiting = [session for session in self.sessions.values() if session.stage is SessionStage.PLACING]
+        if waiting:
+            self._may_look_at_s = now + self.config.retry_slack_s
         for session in sorted(waiting, key=lambda session: session.spec.priority):
             if session.num_tokens <= stand_in.room_tokens:
                 self._ask(stand_in, session, now, effects)
+            else:
+                self._shortest_waiting = min(self._shortest_waiting, session.num_tokens)
 
     def _begin_to_stand_in(self, now: float, effects: list[Effect]) -> None:
         config = self.config
         self.stand_in = StandIn(
             self.workers.values(), self.loads, config.max_queue_per_instance, config.placement_ttl_s, now
         )
+        self._shortest_waiting = self._may_look_at_s = -inf
         self._place_waiting(self.stand_in, now, effects)
 
     def _start(self, session: Session, now: float, effects: list[Effect]) -> None:
         assert session.instance is not None
-        session.stage = Stage.STARTING
+        session.stage = SessionStage.STARTING
         self._retry_later(session, now)
         spec = replace(session.spec, output_token_ids=tuple(session.output))
         attained = replace(session.attained, waited_s=session.waited_s + session.queued_s)
@@ -261,7 +283,8 @@ class SessionsState:
         asked, owner = session.handing_over, session.instance
         assert asked is not None
         assert owner is not None
-        if asked.to not in self.workers:
+        load = self.loads.get(asked.to)
+        if asked.to not in self.workers or (load is not None and load.draining):
             session.handing_over = None
             effects.append(Send(owner, Keep(asked.request_id, asked.epoch)))
         elif asked.num_output_tokens > len(session.output):
@@ -303,7 +326,7 @@ class SessionsState:
             session = self._current(request_id, epoch, sender, effects)
             if session is None:
                 continue
-            session.stage = Stage.RUNNING
+            session.stage = SessionStage.RUNNING
             first = row + len(session.output) - position  # the row of the next token that is missing
             if first < row:
                 self._ask_resend(session, now, effects)
@@ -334,7 +357,7 @@ class SessionsState:
         if session is None:
             return
         if message.num_output_tokens > len(session.output):
-            session.stage = Stage.RUNNING
+            session.stage = SessionStage.RUNNING
             self._ask_resend(session, now, effects)
             return
         del self.sessions[message.request_id]
@@ -348,7 +371,7 @@ class SessionsState:
                 self._on_refused_by_owner(session, message, now, effects)
             return
         session = self.sessions.get(message.request_id)
-        if session is None or session.epoch != message.epoch or session.stage is not Stage.PLACING:
+        if session is None or session.epoch != message.epoch or session.stage is not SessionStage.PLACING:
             self.num_stale_messages += 1
         elif not session.output:
             self._end_with_refusal(session, message.reason, message.retry_after_s, effects)
@@ -396,16 +419,16 @@ class SessionsState:
         session = self.sessions.pop(request_id, None)
         if session is None:
             return
-        if session.stage is not Stage.RUNNING and self.coordinator is not None:
+        if session.stage is not SessionStage.RUNNING and self.coordinator is not None:
             effects.append(Send(self.coordinator, Unplace(request_id, session.epoch)))
-        if session.stage is not Stage.PLACING and session.instance is not None:
+        if session.stage is not SessionStage.PLACING and session.instance is not None:
             effects.append(Send(session.instance, Release(request_id, session.epoch)))
 
     def _on_peer_up(self, message: PeerUp, now: float, effects: list[Effect]) -> None:
         if message.role is Role.COORDINATOR:
             self.coordinator, self.stand_in = message.peer, None
             for session in self.sessions.values():
-                if session.stage is Stage.PLACING:
+                if session.stage is SessionStage.PLACING:
                     self._place(session, now, effects)
         elif message.role is Role.WORKER:
             if not self._said_available:
@@ -414,13 +437,13 @@ class SessionsState:
             self.workers[message.peer] = message
             if self.stand_in is not None:
                 self.stand_in.meet(message)
-            for session in self.sessions.values():
+            for session in list(self.sessions.values()):
                 if session.avoid == message.peer:
                     # Not dead after all (it was we who were fenced): it may be the only one there is.
                     session.avoid = None
-                    if session.stage is Stage.PLACING and session.instance is None:
+                    if session.stage is SessionStage.PLACING and session.instance is None:
                         self._place(session, now, effects)
-                if session.stage is Stage.PLACING and session.instance == message.peer:
+                if session.stage is SessionStage.PLACING and session.instance == message.peer:
                     self._start(session, now, effects)
 
     def _on_peer_down(self, peer: Peer, now: float, effects: list[Effect]) -> None:
@@ -431,7 +454,7 @@ class SessionsState:
         if self.stand_in is not None:
             self.stand_in.lose(peer)
         if self.workers.pop(peer, None) is not None:
-            for session in self.sessions.values():
+            for session in list(self.sessions.values()):
                 if session.instance == peer:
                     session.attained = Attained()
                     self._fail_over(session, now, effects)
@@ -447,13 +470,15 @@ class SessionsState:
             # None was met yet, and somebody has waited for it for ``retry_s``.
             self._begin_to_stand_in(now, effects)
         for session in list(self.sessions.values()):
-            if session.stage is Stage.RUNNING or now < session.retry_at_s - self.config.retry_slack_s:
+            if session.stage is SessionStage.RUNNING or now < session.retry_at_s - self.config.retry_slack_s:
                 continue
-            if session.stage is Stage.STARTING:
+            if session.stage is SessionStage.STARTING:
                 self._start(session, now, effects)
             elif now >= session.patient_from_s + self._patience_s(session):
                 self._give_up(session, now, effects)
             else:
                 self._place(session, now, effects)
-        retries = (session.retry_at_s for session in self.sessions.values() if session.stage is not Stage.RUNNING)
+        retries = (
+            session.retry_at_s for session in self.sessions.values() if session.stage is not SessionStage.RUNNING
+        )
         self._next_tick_s = min(retries, default=None)

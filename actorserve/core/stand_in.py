@@ -36,6 +36,11 @@ class StandIn:
         """No request longer than this finds a place now; negative where none does."""
         return self._fleet.room_tokens
 
+    @property
+    def largest_tokens(self) -> int | None:
+        """No worker that is there ever holds a longer request, however empty; None while none is there."""
+        return self._fleet.largest_tokens
+
     def meet(self, worker: PeerUp) -> None:
         """It gets requests from its first report on."""
         if worker.model is not None:

@@ -1,7 +1,8 @@
 """Tickets: leave to read blocks of a worker's KV pool, given over the control plane and shown on the data plane.
 
 A ticket is a keyed hash of what it allows, so the worker that gave it need not remember it. That it is used only once
-is up to who serves the blocks (``workers.kv_transfer``).
+is up to who serves the blocks (``workers.kv_transfer``). Who may map a worker's memory, its own user on its own host,
+needs none.
 """
 
 from hashlib import blake2b
@@ -13,7 +14,12 @@ KEY_BYTES = 32
 
 
 def make_ticket(key: bytes, number: int, stage: int, blocks: tuple[int, ...], *, on_host: bool) -> KVTicket:
-    """A ticket for these blocks, good with the holder of ``key`` (up to 64 bytes)."""
+    """A ticket for these blocks, good with the holder of ``key`` (1 to 64 bytes).
+
+    Raises: ValueError without a key: anybody could make such tickets.
+    """
+    if not key:
+        raise ValueError("a ticket needs a key")
     return KVTicket(number, stage, on_host, blocks, _secret(key, number, stage, blocks, on_host))
 
 

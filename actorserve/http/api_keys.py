@@ -90,11 +90,16 @@ def read_api_keys(file: Path) -> ApiKeys:
     same as ``priority``).
 
     Raises: SettingsError, in one line, that repeats nothing of what the file holds but the names of wrong fields; also
-    for a file that others than its owner may read or write.
+    for a file that others than its owner may read or write, or whose owner is neither this user nor root.
     """
     try:
         with file.open("rb") as opened:
-            if os.fstat(opened.fileno()).st_mode & 0o077:
+            facts = os.fstat(opened.fileno())
+            if facts.st_uid not in (0, os.geteuid()):
+                raise SettingsError(
+                    f"the API keys in {file} belong to another user; they must be this one's, or root's"
+                )
+            if facts.st_mode & 0o077:
                 raise SettingsError(f"others than its owner may read or write the API keys in {file}; chmod 600 it")
             values = tomllib.load(opened)
     except OSError as error:

@@ -129,7 +129,10 @@ def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
 
 
 def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
-    """Settings in which device, count, threads and memory are no longer open, and where each worker runs."""
+    """Settings in which device, count, threads and memory are no longer open, and where each worker runs.
+
+    Raises: SettingsError, for settings that this machine cannot meet; LaunchError.
+    """
     asks_driver = settings.workers.device != "cpu" and settings.workers.engine != "fake"
     gpus = find_gpus() if asks_driver else ()
     placement = place_workers(settings, gpus, usable_cores())
@@ -143,7 +146,24 @@ def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
         threads=placement.threads_per_worker,
         memory_bytes=settings.workers.memory_bytes or max(1, memory_bytes),  # nothing is not everything
     )
+    _check_checkpoints(resolved)
     return resolved, placement
+
+
+def _check_checkpoints(settings: Settings) -> None:
+    """Checkpoints lie in the pool that KV is swapped to, which not every worker has."""
+    workers, every_tokens = settings.workers, settings.migration.checkpoint_tokens
+    if every_tokens == 0:
+        return
+    if workers.swap == "recompute":
+        raise SettingsError(
+            f'migration.checkpoint_tokens is {every_tokens}, and needs workers.swap to be "proactive" or "reactive"'
+        )
+    if not workers.host_kv_bytes and (workers.device == "cpu" or workers.host_kv_bytes == 0):
+        raise SettingsError(
+            f"migration.checkpoint_tokens is {every_tokens}, and needs memory to keep copies in: set "
+            "workers.host_kv_bytes (CPU workers have none by default)"
+        )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import ctypes
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -125,13 +125,17 @@ def die_with_parent(parent_pid: int) -> None:
         raise SystemExit(1)
 
 
-def attach(environment: Mapping[str, str] | None = None) -> Reporter:
-    """Follow the parent into death and report to it, if the environment names one. Call it first in a child's main."""
+def attach(environment: MutableMapping[str, str] | None = None) -> Reporter:
+    """Follow the parent into death and report to it, if the environment names one. Call it first in a child's main.
+
+    Both variables are taken out of the environment: what this process starts has another parent.
+    """
     environment = os.environ if environment is None else environment
-    if PARENT_PID in environment:
-        die_with_parent(int(environment[PARENT_PID]))
-    if STATUS_FD not in environment:
+    parent_pid, status_fd = environment.pop(PARENT_PID, None), environment.pop(STATUS_FD, None)
+    if parent_pid is not None:
+        die_with_parent(int(parent_pid))
+    if status_fd is None:
         return Reporter(None)
-    descriptor = int(environment[STATUS_FD])
+    descriptor = int(status_fd)
     os.set_inheritable(descriptor, False)  # a process that the child starts does not hold the pipe open
     return Reporter(descriptor)

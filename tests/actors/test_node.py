@@ -32,6 +32,7 @@ from actorserve.core.messages import (
     Tick,
     Unplace,
 )
+from actorserve.errors import SettingsError
 from actorserve.wire.journal import Entry
 from actorserve.wire.memory_transport import Hub, MemoryTransport
 from actorserve.wire.transport import Transport
@@ -130,6 +131,27 @@ def test_only_its_owner_reads_a_journal(tmp_path: Path) -> None:
     with open_journal(tmp_path / "new", Peer(W, 7)) as journal:
         assert stat.S_IMODE(os.fstat(journal.fileno()).st_mode) == 0o600
     assert (tmp_path / "new" / f"{W}-7.journal").exists()
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def test_a_journal_is_written_into_no_file_of_others(tmp_path: Path) -> None:
+    """A file or a link that somebody has put at a journal's path is neither written to nor followed."""
+    target = tmp_path / "target"
+    (tmp_path / f"{W}-7.journal").symlink_to(target)
+    (tmp_path / f"{W}-8.journal").write_text("mine", encoding="utf-8")
+    for incarnation in (7, 8):
+        with pytest.raises(FileExistsError):
+            open_journal(tmp_path, Peer(W, incarnation))
+    assert not target.exists()
+    assert (tmp_path / f"{W}-8.journal").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_journal_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns the folder could take the journal away or put another in its place."""
+    monkeypatch.setattr("actorserve.actors.process.os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(SettingsError, match="belongs to another user"):
+        open_journal(tmp_path, Peer(W, 7))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_recorded_log_replays_to_the_same_end() -> None:

@@ -280,18 +280,30 @@ def test_a_part_does_not_outlive_its_source() -> None:
 
 
 def test_a_copy_that_nobody_claims_has_its_time() -> None:
-    """The source is told, and what follows finds nothing; a copy under way has no deadline, for it ends by itself."""
+    """The source is told, and what follows finds nothing."""
     instance = destination()
     instance.handle(PeerDown(GATEWAY))  # so that no load report is due
     instance.handle(PeerUp(GATEWAY, Role.COORDINATOR))
-    fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
-    instance.handle(Tick(), 1000.0)
-    assert instance.state.arrivals
+    fetch = fetch_of(instance.handle(WHOLE, 1000.0, S))
     copied(instance, fetch, now=1000.0)
     assert Send(S, Declined(1, DeclineReason.UNKNOWN)) not in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S - 0.01)
     assert Send(S, Declined(1, DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S)
     assert_holds_nothing(instance)
     assert not adopted(instance)
+
+
+def test_a_copy_that_does_not_end_is_given_up() -> None:
+    """The source is told; the blocks are free once the copy writes no more, and not before."""
+    instance = destination()
+    instance.handle(PeerDown(GATEWAY))
+    instance.handle(PeerUp(GATEWAY, Role.COORDINATOR))
+    fetch = fetch_of(instance.handle(WHOLE, 1000.0, S))
+    assert Send(S, Declined(1, DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S + 1.0)
+    assert not instance.state.arrivals
+    free = instance.state.memory.device.num_free_blocks
+    instance.handle(CopyDone(fetch.copy_id, 9.0), 1010.0)
+    assert instance.state.memory.device.num_free_blocks == free + len(fetch.blocks)
+    assert_holds_nothing(instance)
 
 
 def test_the_newer_life_of_a_source_knows_nothing_of_the_old_ones() -> None:

@@ -224,7 +224,7 @@ def test_the_freest_that_admits_is_found_however_many_have_room(
         report = LoadReport(sequence, num_running, 0, 1000, 0, usage, 10, 10, 0, kv_needed_bytes=1000 - room)
         fleet.on_report(Peer(f"worker-{number}", 1), report, 0.0)
     for number, num_tokens in enumerate(sizes):
-        place = Place(f"r{number}", 1, num_tokens, prefix_names=("x", "y")[: number % 3])
+        place = Place(f"r{number}", 1, num_tokens, prefix_names=("1" * 16, "2" * 16)[: number % 3])
         view = fleet.choose(place)
         assert view == chosen_by_definition(fleet, place)
         if view is not None:

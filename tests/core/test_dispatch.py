@@ -30,6 +30,7 @@ from actorserve.core.request import Request
 
 GATEWAY = Peer("gateway-0", 1)
 MODEL = ModelInfo("m", 100, 1000)
+X, Y = "1" * 16, "2" * 16  # names of prefixes
 
 
 def request(num_tokens: int, blocks: int, priority: int = 0) -> Request:
@@ -368,7 +369,7 @@ def test_ties_end_on_the_name() -> None:
 
 def test_the_instance_with_the_prefix_is_freer_by_what_it_saves() -> None:
     """An instance that holds the prompt's beginning is chosen as long as that outweighs its load, and no longer."""
-    names = ("x", "y")  # stand for 64 and 128 tokens
+    names = (X, Y)  # stand for 64 and 128 tokens
     for running, expected in ((4, "a"), (5, "b")):
         fleet = fleet_of([view("a", running=running), view("b", running=3, used=100)])
         fleet.prefixes.learn(Peer("a", 1), names, 1000)
@@ -388,13 +389,13 @@ def test_placements_teach_who_holds_a_prefix() -> None:
     first = fleet.choose(Place("r1", 1, 4))
     assert first is not None
     assert first.peer.name == "b"
-    fleet.place(fleet.views[Peer("a", 1)], GATEWAY, Place("r1", 1, 100, prefix_names=("x",)), 0.0)
+    fleet.place(fleet.views[Peer("a", 1)], GATEWAY, Place("r1", 1, 100, prefix_names=(X,)), 0.0)
     fleet.on_report(Peer("a", 1), report(1, running=4, used=0, accepted=("r1",)), 0.0)
-    second = fleet.choose(Place("r2", 1, 100, prefix_names=("x", "y")))
+    second = fleet.choose(Place("r2", 1, 100, prefix_names=(X, Y)))
     assert second is not None
     assert second.peer.name == "a"
     fleet.remove(Peer("a", 1))
-    third = fleet.choose(Place("r2", 1, 100, prefix_names=("x", "y")))
+    third = fleet.choose(Place("r2", 1, 100, prefix_names=(X, Y)))
     assert third is not None
     assert third.peer.name == "b"
 
@@ -407,8 +408,8 @@ def test_a_prefix_changes_nothing_where_it_saves_nothing() -> None:
     ):
         fleet.add(view("a"))
         fleet.add(view("b"))
-        fleet.prefixes.learn(Peer("a", 1), ("x",), 1000)
-        chosen = fleet.choose(Place("r", 1, 100, prefix_names=("x",)))
+        fleet.prefixes.learn(Peer("a", 1), (X,), 1000)
+        chosen = fleet.choose(Place("r", 1, 100, prefix_names=(X,)))
         assert chosen is not None
         assert chosen.peer.name == "b"
 

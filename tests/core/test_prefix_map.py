@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from actorserve.core.messages import Peer, RequestSpec, SamplingParams
@@ -55,6 +56,28 @@ def test_holders_are_found_with_what_they_hold() -> None:
     assert prefixes.holders(names([7] * 1000)) == {}
     prefixes.forget(A)
     assert prefixes.holders(prompt) == {B: 128}
+
+
+@pytest.mark.parametrize("bad", ["x" * 1_000_000, "0" * 17, "", "A" * 16, "g" * 16])
+def test_what_is_no_name_is_not_remembered(bad: str) -> None:
+    """A text that names no beginning, however long, takes no memory and is held by nobody; its neighbours count."""
+    prefixes = PrefixMap()
+    good = names([1] * 100)[0]
+    prefixes.learn(A, (bad, good), 10_000)
+    assert prefixes.num_names == 1
+    assert prefixes.holders((bad,)) == {}
+    assert prefixes.holders((bad, good)) == {A: 128}
+    prefixes.learn(A, (bad, good), 0)
+    assert (prefixes.num_names, prefixes.num_tokens(A)) == (0, 0)
+
+
+def test_more_names_than_there_are_lengths_are_passed_over() -> None:
+    """Of thousands of names those count that there are lengths for."""
+    prefixes = PrefixMap()
+    many = tuple(f"{number:016x}" for number in range(5000))
+    prefixes.learn(A, many, 10**9)
+    assert prefixes.num_names == len(PREFIX_TOKENS)
+    assert prefixes.holders(many[len(PREFIX_TOKENS) :]) == {}
 
 
 def test_what_was_used_last_stays() -> None:

@@ -1,6 +1,7 @@
 """Auto-scaling over virtual time: when instances are started and told to end, and what counts as capacity."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -18,7 +19,7 @@ from actorserve.core.messages import (
     StartFailed,
     Tick,
 )
-from actorserve.core.scaling import ScalingConfig
+from actorserve.core.scaling import MAX_PAUSE_S, ScalingConfig
 from tests.core.coordinator import GATEWAY
 
 TOTAL = 1000  # blocks of a token and a byte each
@@ -137,7 +138,75 @@ def test_a_start_that_comes_to_nothing_is_tried_again() -> None:
     cluster = Cluster(Load(900, 10))
     assert cluster.run(36.0) == [(2.25, "start"), (34.25, "start")]
     cluster.state.handle(StartFailed(), cluster.now)
-    assert cluster.run(3.0) == [(36.25 + 2.0, "start")]
+    assert cluster.run(5.0) == [(36.25 + 2 * 2.0, "start")]
+
+
+def failing(seconds: float, cluster: Cluster) -> list[float]:
+    """When starts were ordered, each of which failed at once."""
+    started: list[float] = []
+    until = cluster.now + seconds
+    while cluster.now < until:
+        for when, what in cluster.run(0.25):
+            assert what == "start"
+            started.append(when)
+            cluster.state.handle(StartFailed(), cluster.now)
+    return started
+
+
+def test_the_pause_doubles_while_starts_fail() -> None:
+    """Each start that fails has the next one wait twice as long, up to a bound, until one has succeeded."""
+    cluster = Cluster(Load(900, 10))
+    started = failing(1500.0, cluster)
+    pauses = [later - earlier - 0.25 for earlier, later in pairwise(started)]  # told at the round after it failed
+    assert pauses[:10] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, MAX_PAUSE_S, MAX_PAUSE_S]
+    until = cluster.now + MAX_PAUSE_S
+    while not cluster.run(0.25):
+        assert cluster.now < until
+    cluster.come("worker-1", Load(900, 10))
+    again = failing(20.0, cluster)
+    assert [later - earlier - 0.25 for earlier, later in pairwise(again)] == [2.0, 4.0, 8.0]
+
+
+def test_initial_instances_that_load_are_not_started_twice() -> None:
+    """While those that others start at the same time load their models, nothing is started for want of them; they tell
+    nothing of how long a start takes, and are not waited for longer than any other.
+    """
+    config = replace(CONFIG, min_workers=2, scale_in_above=2000.0, num_initial=2)
+    cluster = Cluster(config=config)
+    assert cluster.run(20.0) == []
+    cluster.come("worker-0", Load())
+    assert cluster.run(5.0) == []
+    cluster.come("worker-1", Load())
+    assert cluster.run(40.0) == []
+    assert cluster.state.scaling is not None
+    assert (cluster.state.scaling.warm_up_s, cluster.state.scaling.num_starting) == (0.0, 0)
+    late = Cluster(config=config)
+    assert [when for when, _ in late.run(31.0)] == []
+    assert [when for when, _ in late.run(5.0)] == [30.25 + 2.0, 30.25 + 2.0 + 2.25]
+
+
+def test_a_start_is_measured_though_initial_ones_came_first() -> None:
+    """The first report of an instance that was there from the start ends no start that was ordered later."""
+    cluster = Cluster(Load(900, 10), config=replace(CONFIG, num_initial=2))
+    assert cluster.run(5.0) == []
+    cluster.come("worker-1", Load(900, 10))
+    assert cluster.run(5.0) == [(7.25, "start")]
+    cluster.come("worker-2", Load())
+    cluster.run(0.25)
+    assert cluster.state.scaling is not None
+    assert cluster.state.scaling.warm_up_s == 10.0 - 7.25
+
+
+def test_nobody_ends_sooner_than_one_starts() -> None:
+    """Where a start takes longer than a short quiet time, so long a quiet time it takes to end each one."""
+    cluster = Cluster(*[Load(0, 0)] * 4)
+    assert cluster.state.scaling is not None
+    cluster.state.scaling.warm_up_s = 60.0
+    assert cluster.run(60.0) == []
+    assert [what for _, what in cluster.run(0.25)] == ["worker-0"]
+    cluster.go("worker-0")
+    assert cluster.run(60.0) == []
+    assert [what for _, what in cluster.run(0.5)][:1] == ["worker-1"]
 
 
 def test_the_start_of_one_is_measured() -> None:

@@ -26,6 +26,7 @@ from actorserve.core.messages import (
     Start,
     Started,
     Tick,
+    Tokens,
     Unplace,
 )
 from actorserve.core.sessions import SessionsConfig, SessionsState
@@ -151,8 +152,59 @@ def test_reports_make_room_for_those_who_wait() -> None:
         ("second", A, 1),
         ("low", A, 1),
     ]
-    effects = state.handle(report(5, num_free_blocks=4, accepted=("second", "low")), 0.4, A)
+    effects = state.handle(report(5, num_free_blocks=4, accepted=("second", "low")), 0.5, A)
     assert started(effects) == [("long", A, 1)]
+
+
+def test_who_waits_is_looked_through_once_for_reports_that_come_together() -> None:
+    """Reports that follow each other closely have those who wait looked through once, and the next one after a pause
+    finds who was passed over.
+    """
+    state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
+    for name in ("first", "second", "third"):
+        assert state.handle(Open(spec(name)), 0.0) == []
+    assert started(state.handle(report(2, num_free_blocks=1), 1.0, A)) == [("first", A, 1)]
+    slack_s = state.config.retry_slack_s
+    assert state.handle(report(2, num_free_blocks=1), 1.0 + slack_s / 2, B) == []
+    assert started(state.handle(report(3, num_free_blocks=1), 1.0 + slack_s, B)) == [("second", B, 1)]
+
+
+def test_room_that_nobody_fits_into_has_nobody_looked_at() -> None:
+    """A report of less room than the shortest of those who wait needs costs no look at them, so the next one, however
+    soon it comes, is still heeded.
+    """
+    state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
+    for name, num_blocks in (("long", 5), ("shorter", 3)):
+        assert state.handle(Open(spec(name, num_blocks)), 0.0) == []
+    assert state.handle(report(2, num_free_blocks=2), 1.0, A) == []
+    assert started(state.handle(report(2, num_free_blocks=4), 1.0, B)) == [("shorter", B, 1)]
+
+
+def test_what_no_worker_can_ever_hold_ends_at_once() -> None:
+    """A request longer than any worker's model takes is refused as too large; one of just that length waits."""
+    state = alone({A: report(num_free_blocks=0)})
+    most_blocks = MODEL.max_tokens // BLOCK_TOKENS
+    effects = state.handle(Open(spec("large", most_blocks + 1)), 0.1)
+    assert effects == [End("large", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
+    assert state.handle(Open(spec("fits", most_blocks)), 0.1) == []
+    assert list(state.sessions) == ["fits"]
+
+
+def test_half_an_answer_is_not_cut_off_as_too_large() -> None:
+    """A request that has output waits for a larger worker to come back; one without ends when the large one dies."""
+    small = Peer("worker-2", 1)
+    state = alone({A: report()})
+    for name in ("answered", "new"):
+        assert started(state.handle(Open(spec(name, num_blocks=5)), 0.0)) == [(name, A, 1)]
+        state.handle(Started(name, 1), 0.1, A)
+    state.handle(Tokens(("answered",), (1,), (0,), (7,)), 0.1, A)
+    state.handle(PeerUp(small, Role.WORKER, "k", ModelInfo("m", 100, 16)), 0.1)
+    state.handle(report(), 0.1, small)
+    assert state.handle(PeerDown(A), 0.2) == [End("new", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
+    assert list(state.sessions) == ["answered"]
+    back = Peer("worker-0", 2)
+    state.handle(PeerUp(back, Role.WORKER, "k", MODEL), 0.3)
+    assert started(state.handle(report(), 0.4, back)) == [("answered", back, 2)]
 
 
 def test_what_no_report_confirms_stops_counting() -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 from pathlib import Path
 
 import openai
@@ -255,6 +256,22 @@ def test_files_of_others_are_refused(tmp_path: Path, mode: int) -> None:
     """A file that others may read or write is refused, and the line says what to do."""
     with pytest.raises(SettingsError, match="chmod 600"):
         read_api_keys(written(tmp_path, KEYS, mode))
+
+
+@pytest.mark.parametrize(("owner", "is_taken"), [(1000, True), (0, True), (1001, False)])
+def test_files_that_belong_to_others_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, is_taken: bool
+) -> None:
+    """Keys are taken from this user's own file or root's; anybody else could put in what they like."""
+    file = written(tmp_path, KEYS)
+    shown = os.stat_result((0o100600, 0, 0, 1, owner, 0, 0, 0, 0, 0))
+    monkeypatch.setattr("actorserve.http.api_keys.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("actorserve.http.api_keys.os.fstat", lambda _: shown)
+    if is_taken:
+        assert read_api_keys(file).find(SECRET.encode()) is not None
+    else:
+        with pytest.raises(SettingsError, match="belong to another user"):
+            read_api_keys(file)
 
 
 def test_the_server_does_not_start_with_bad_keys(

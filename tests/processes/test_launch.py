@@ -170,3 +170,34 @@ def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (settings.workers.count, settings.workers.memory_bytes) == (1, 3000)
     monkeypatch.setattr(launch, "available_memory_bytes", lambda: 0)
     assert launch.resolve_workers(workers(device="cpu"))[0].workers.memory_bytes == 1  # not None, which is no limit
+
+
+def guarded(device: str, every_tokens: int = 64, **values: object) -> Settings:
+    return load_settings(
+        None, {"workers": {"device": device, **values}, "migration": {"checkpoint_tokens": every_tokens}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (guarded("cpu"), "set workers.host_kv_bytes"),
+        (guarded("auto", host_kv_bytes=0), "set workers.host_kv_bytes"),
+        (guarded("auto", engine="fake"), "set workers.host_kv_bytes"),
+        (guarded("cuda", host_kv_bytes=0), "set workers.host_kv_bytes"),
+        (guarded("cuda", swap="recompute"), "needs workers.swap"),
+    ],
+)
+def test_checkpoints_need_memory_to_lie_in(monkeypatch: pytest.MonkeyPatch, settings: Settings, why: str) -> None:
+    """Checkpoints that no worker has memory for are refused in a line that says which setting gives it."""
+    monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))
+    with pytest.raises(SettingsError, match=f"migration.checkpoint_tokens is 64.*{why}"):
+        launch.resolve_workers(settings)
+
+
+@pytest.mark.parametrize("settings", [guarded("cpu", 0), guarded("cpu", host_kv_bytes=2**20), guarded("cuda")])
+def test_checkpoints_that_have_memory_are_accepted(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """So are settings without checkpoints; and a GPU's worker has such memory by itself."""
+    monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))
+    resolved, _ = launch.resolve_workers(settings)
+    assert resolved.migration == settings.migration

@@ -109,6 +109,34 @@ def test_a_child_whose_parent_is_already_gone_ends() -> None:
         status.die_with_parent(os.getppid() + 1)
 
 
+GRANDPARENT = """
+import subprocess, sys
+from actorserve.processes.status import attach
+assert attach().is_heard
+own_child = "from actorserve.processes.status import attach; print(attach().is_heard)"
+sys.exit(subprocess.run([sys.executable, "-c", own_child]).returncode)
+"""
+
+
+def test_what_a_child_starts_has_another_parent() -> None:
+    """A process that a child starts is not taken for one that the supervisor started: it lives, and reports to none."""
+    reading, writing = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", GRANDPARENT],
+            env=os.environ | {status.PARENT_PID: str(os.getpid()), status.STATUS_FD: str(writing)},
+            pass_fds=[writing],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=DEADLINE_S,
+        )
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert (done.returncode, done.stdout) == (0, "False\n")
+
+
 def test_attaching_keeps_the_pipe_from_grandchildren(tmp_path: Path) -> None:
     """A process that the child starts does not inherit the pipe, whose end would then come late."""
     file = tmp_path / "reports"

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,6 +81,7 @@ class KVPools:
     host: BlockMemory
     device_memory: SharedMemory | None = None
     host_memory: SharedMemory | None = None
+    host_written: set[int] = field(default_factory=set)  # blocks on the host that were ever written
 
     @property
     def block_bytes(self) -> int:

@@ -17,6 +17,8 @@ from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, dec
 from workers.kv_transfer.links import Pace
 from workers.kv_transfer.streams import connecting, move_in, regions, wait_at_most
 
+_LEAST_BYTES_PER_S = 2**22  # a source that sends less is no better than none
+
 
 class DataClient:
     """A ``Link`` to the ``DataServer`` at ``address``, by a connection for each reading.
@@ -78,6 +80,10 @@ class DataClient:
                 with self._lock:
                     self._stream = None
 
+    def _within_s(self, num_bytes: int) -> float:
+        """How long a chunk may take in all."""
+        return self._patience_s + num_bytes / _LEAST_BYTES_PER_S
+
     def _granted(self, stream: socket.socket) -> bool:
         """Whether chunks come by piece."""
         try:
@@ -108,11 +114,11 @@ class DataClient:
             pace(num_bytes)
             if staging is None:
                 assert isinstance(pool, HostBlocks)
-                move_in(stream, regions(pool.array, chunk, by_piece=by_piece))
+                move_in(stream, regions(pool.array, chunk, by_piece=by_piece), self._within_s(num_bytes))
                 continue
             crc32 = CHECKSUM.unpack(_receive(stream, CHECKSUM.size))[0] if self._with_checksum else None
             body = staging[:num_bytes]
-            move_in(stream, regions(body.reshape(1, 1, num_bytes), (0,), by_piece=False))
+            move_in(stream, regions(body.reshape(1, 1, num_bytes), (0,), by_piece=False), self._within_s(num_bytes))
             if crc32 is not None and zlib.crc32(body.data) != crc32:
                 raise TransferError("KV arrived damaged: its checksum is wrong")
             shape = (pieces, len(chunk), piece_bytes) if by_piece else (len(chunk), pieces, piece_bytes)

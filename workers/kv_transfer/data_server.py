@@ -2,8 +2,8 @@
 
 Over stream sockets, and not by ZeroMQ as all else: the kernel takes the blocks from where they lie in the pool and puts
 them where they belong, where ZeroMQ needs each message in one piece, gathered here and scattered there. Over TCP within
-a host of two cores, 64 MiB in blocks of 180 pieces took 40 to 46 ms of all processors' time, and 57 to 69 ms by ZeroMQ
-(2.6 to 3.1 GB/s, and 1.9 to 2.2).
+a host of two cores, 64 MiB in blocks of 180 pieces took 40 to 47 ms of all processors' time, and 57 to 69 ms by ZeroMQ
+(2.5 to 3.1 GB/s, and 1.9 to 2.2).
 
 Each connection has a thread of its own, so that a reader that is slow, or stands, is in no other's way. Whatever comes
 in, the server answers or counts, and lives on.

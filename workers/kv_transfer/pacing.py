@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 _BURST_S = 0.02  # of the rate: what may go at once after a pause
+_DEBT_S = 1.0  # of the rate: what was urgent is waited off for no longer
 
 
 class TokenBucket:
@@ -28,7 +29,7 @@ class TokenBucket:
         self._at_s = clock()
 
     def take(self, num_bytes: int, *, is_urgent: bool = False) -> None:
-        """Return when so many bytes may go. ``is_urgent``: at once, and later takers wait for it."""
+        """Return when so many bytes may go. ``is_urgent``: at once, and later takers wait for it, a second at most."""
         if self._bytes_per_s is None:
             return
         with self._lock:
@@ -36,6 +37,8 @@ class TokenBucket:
             self._level_bytes = min(self._burst_bytes, self._level_bytes + (now - self._at_s) * self._bytes_per_s)
             self._at_s = now
             self._level_bytes -= num_bytes
+            if is_urgent:
+                self._level_bytes = max(self._level_bytes, -_DEBT_S * self._bytes_per_s)
             wait_s = -self._level_bytes / self._bytes_per_s
         if wait_s > 0 and not is_urgent:
             self._sleep(wait_s)

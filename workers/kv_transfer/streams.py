@@ -7,11 +7,13 @@ The pieces of a block lie apart in the pool. The kernel gathers them from there 
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import re
 import socket
 import stat
 import struct
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -137,18 +139,22 @@ def regions(array: Bytes, blocks: Sequence[int], *, by_piece: bool) -> Regions:
     return found.reshape(-1, 2)
 
 
-def move_in(stream: socket.socket, into: Regions) -> None:
-    """Fill the regions, in order, with what comes. Raises: OSError; TimeoutError where the wait was too long."""
-    _move(_libc.readv, stream, into)
+def move_in(stream: socket.socket, into: Regions, within_s: float = math.inf) -> None:
+    """Fill the regions, in order, with what comes, all of it ``within_s``.
+
+    Raises: OSError; TimeoutError where a wait, or all of it, was too long.
+    """
+    _move(_libc.readv, stream, into, within_s)
 
 
-def move_out(stream: socket.socket, out_of: Regions) -> None:
+def move_out(stream: socket.socket, out_of: Regions, within_s: float = math.inf) -> None:
     """Send what is in the regions, in order. Raises: as ``move_in``."""
-    _move(_libc.writev, stream, out_of)
+    _move(_libc.writev, stream, out_of, within_s)
 
 
-def _move(call: Callable[[int, int, int], int], stream: socket.socket, over: Regions) -> None:
+def _move(call: Callable[[int, int, int], int], stream: socket.socket, over: Regions, within_s: float) -> None:
     """``over`` is used up."""
+    until_s = time.monotonic() + within_s
     ends = np.cumsum(over[:, 1], dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
     num_moved = at = 0
@@ -164,6 +170,8 @@ def _move(call: Callable[[int, int, int], int], stream: socket.socket, over: Reg
                 raise TimeoutError(number, os.strerror(number))
             raise OSError(number, os.strerror(number))
         num_moved += moved
+        if num_moved < total and time.monotonic() > until_s:
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))  # it drips
         at = int(np.searchsorted(ends, num_moved, side="right"))
         if num_moved < total:
             left = int(ends[at]) - num_moved

@@ -105,6 +105,8 @@ class KVTransfer:
             raise TransferError("a fetch into blocks that are not there")
         if not fetch.blocks:
             return
+        if fetch.into_host:
+            self._pools.host_written.update(fetch.blocks)
         key = (fetch.source, fetch.ticket.on_host, fetch.into_host, fetch.is_urgent)
         with self._lock:
             if self._closed:
