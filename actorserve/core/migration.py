@@ -46,6 +46,7 @@ from actorserve.core.tickets import make_ticket
 
 _MAX_STAGES = 8  # before the last one: a link that is slower than decoding never catches up
 _PATIENCE = 4.0  # times what a copy should take
+_GAIN = 0.05  # of the last request in the mean of how much they made
 
 
 class MigrationMode(StrEnum):
@@ -133,6 +134,7 @@ class Departures:
         self._outgoing: dict[str, _Outgoing] = {}  # by request id
         self._numbers = 0
         self.standing_still: set[Request] = set()  # only looked up: in no batch, and not preempted
+        self._mean_output = math.inf  # tokens of requests that ended here, lately
         self.num_migrated = 0
         self.num_failed = 0
         self.migrated_bytes = 0
@@ -220,6 +222,9 @@ class Departures:
 
     def on_gone(self, request: Request, effects: list[Effect]) -> None:
         """The instance has forgotten a request: it ended, left, or is somebody else's now."""
+        if request.finish_reason is not None:
+            mean, num_output = self._mean_output, request.num_output
+            self._mean_output = num_output if mean == math.inf else mean + _GAIN * (num_output - mean)
         each = self._outgoing.get(request.request_id)
         if each is None or each.request is not request:
             return
@@ -308,12 +313,14 @@ class Departures:
         return has_run and request.copy_id is None and request.num_uncomputed == 1
 
     def _pays(self, request: Request) -> bool:
-        """Whether what is gained is likely to be more than copying costs. How much longer it runs is not known; where
-        lengths have heavy tails, as long as it ran already is a fair guess.
+        """Whether it is likely to run for longer than copying takes: else nothing is gained. How much longer that is
+        nobody knows; where lengths have heavy tails as long as it ran already is a fair guess, and until then, up to
+        what requests have come to here.
         """
         if not request.is_started:
             return True
-        num_left = min(request.sampling.max_tokens - request.num_output, request.num_output)
+        num_output = request.num_output
+        num_left = min(request.sampling.max_tokens - num_output, max(num_output, self._mean_output - num_output))
         copy_s = self._copy_s(self._memory.bytes_of(request))
         return num_left * self._times.decode_s(1, len(request.token_ids)) > copy_s
 

@@ -237,6 +237,22 @@ def test_what_costs_more_than_it_gains_stays(max_tokens: int, goes: bool) -> Non
     assert chosen(instance) == (["r"] if goes else [])
 
 
+def test_short_answers_here_say_that_the_next_is_short() -> None:
+    """A request that could run long is not worth its copy where all that ended were short, until it ran long itself."""
+    times = StepTimes(replace(PROFILE, transfer=Link(0.0, 10_000.0)))
+    instance = Instance(SOURCE, times=times)
+    instance.handle(PeerUp(D, Role.WORKER, kv=ACCESS))
+    instance.start(spec("short", 4, 1))
+    instance.done()
+    instance.handle(Release("short", 1))
+    decoding(instance, num_prompt=4, max_tokens=100)
+    order(instance)
+    assert chosen(instance) == []
+    for _ in range(4):
+        instance.done()
+    assert chosen(instance) == ["r"]
+
+
 def test_what_costs_nothing_always_pays() -> None:
     """One that waits goes over the slowest link."""
     times = StepTimes(replace(PROFILE, transfer=Link(0.0, 1.0)))
