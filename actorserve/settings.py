@@ -111,7 +111,7 @@ class MigrationSettings(_Section):
     mode: Literal["live", "blocking", "recompute"] = "live"
     max_outgoing: int = Field(4, ge=1, description="requests on their way out of one worker")
     timeout_s: float = Field(2.0, gt=0, description="that the other side may take for a step")
-    bytes_per_s: int | None = Field(None, ge=2**20, description="of KV over one link; default: 100 MiB on CPUs")
+    bytes_per_s: int | None = Field(None, ge=2**20, description="of KV over one link; default: 32 MiB on CPUs")
     checkpoint_tokens: int = Field(
         0, ge=0, description="of a request, after which another worker copies its KV; 0: none"
     )

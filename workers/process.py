@@ -26,7 +26,7 @@ from workers.profiling import profile_of
 
 _MEASURE_MEMORY_S = 1.0
 _END_S = 5.0  # for a step in flight that nobody waits for
-_CPU_BYTES_PER_S = 100 * 2**20  # copying takes the cores that neighbours compute with; so it takes a few percent
+_CPU_BYTES_PER_S = 32 * 2**20  # copying takes the cores that neighbours compute with; so it takes a few percent
 
 
 def main(child: Child) -> None:
