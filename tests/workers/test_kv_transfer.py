@@ -183,7 +183,7 @@ def test_many_fetches_go_one_after_another(pair: Pair) -> None:
 
 
 def test_a_rate_is_kept_and_urgent_fetches_are_not_held_back(pair: Pair) -> None:
-    """Beside a burst, bytes wait for as long as the rate says; urgent ones at no time, but they count, up to a second."""
+    """Beside a burst, bytes wait for as long as the rate says; urgent ones never do, but they count, up to a second."""
     slept: list[float] = []
     block_bytes = content(1, 0).nbytes
     destination = pair.destination(100.0 * block_bytes, slept.append)  # a burst of 2 blocks, and the clock stands
