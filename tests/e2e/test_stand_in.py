@@ -24,6 +24,9 @@ CONFIG = """
 [workers]
 count = 2
 engine = "fake"
+[migration]
+# So that an epoch is a placement, and no move.
+enabled = false
 [supervision]
 max_restarts = 1000
 # Longer than the silence that counts as death, so that a coordinator that was killed is missed.

@@ -343,7 +343,7 @@ def show(deaths: Sequence[Death], decodings: Sequence[Decoding], console: Consol
             *(f"{rates[way]:.1f}" for way in WAYS),
             f"{rates[WITH] / rates[WITHOUT]:.3f}",
             *(f"{cpu_s[way] * 1e3:.2f}" for way in WAYS),
-            f"{cpu_s[WITH] / cpu_s[WITHOUT]:.3f}",
+            f"{cpu_s[WITH] / cpu_s[WITHOUT]:.3f}" if cpu_s[WITHOUT] else "",  # too short to be measured
         )
     _print(table, console)
     copied = median(each.checkpointed_bytes for each in decodings if (each.way, each.side) == (WITH, "source"))

@@ -282,7 +282,7 @@ class _Bench:
             subject,
             steady_s,
             ordered_s,
-            after[SOURCE].migrated_bytes - before[SOURCE].migrated_bytes,
+            after[SOURCE].migrated_bytes - before[SOURCE].migrated_bytes if subject.migration else 0,
             after[DESTINATION].num_tokens_looked_up == before[DESTINATION].num_tokens_looked_up,
             slowdown,
         )
