@@ -4,7 +4,6 @@ Each pair is two processes. All pairs live through the whole run, and one is mea
 """
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -27,6 +26,7 @@ from actorserve.wire.transport import TransportLimits
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
 from tools.benchmarks.peers import ray_build
+from tools.benchmarks.peers.answers import ask, read_answer
 from tools.benchmarks.peers.process import ROOT
 from tools.benchmarks.peers.ray_actors import descendants
 from tools.benchmarks.processes import Memory, memory_of
@@ -118,26 +118,10 @@ class Pair:
         return memory_of(told["pair"]), memory_of(told["all"])
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # what became of it is told below
-        return self._read()
+        return ask(self._process, self._errors, self.name, question)
 
     def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            status = self._process.wait()
-            self._errors.seek(0)
-            reason = (self._errors.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise BenchError(f"{self.name}: its process ended with status {status}: {reason[:300]}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise BenchError(f"{self.name}: {answer['error']}")
-        return answer
+        return read_answer(self._process, self._errors, self.name)
 
 
 def _belongs_to(process_id: int, session: int) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tools.benchmarks.errors import BenchError
+from tools.benchmarks.peers.answers import ask, read_answer
 from tools.benchmarks.peers.protocol import Room, Shape
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -83,23 +83,7 @@ class PeerProcess:
         return int(self._ask({"peak": True})["bytes"])
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # what became of it is told below
-        return self._read()
+        return ask(self._process, self._errors, self.entry.label, question)
 
     def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            status = self._process.wait()
-            self._errors.seek(0)
-            reason = (self._errors.read().strip().splitlines() or ["it said nothing"])[-1]
-            raise BenchError(f"{self.entry.label}: its process ended with status {status}: {reason[:300]}")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise BenchError(f"{self.entry.label}: {answer['error']}")
-        return answer
+        return read_answer(self._process, self._errors, self.entry.label)
