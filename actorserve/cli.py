@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from actorserve import __version__, logs
-from actorserve.actors.supervision import RestartLimits
 from actorserve.errors import ActorserveError
 from actorserve.http.api_keys import read_api_keys
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
+from actorserve.processes.restarts import RestartLimits
 from actorserve.processes.supervisor import ChildSpec, Supervisor, listen_to_signals
 from actorserve.settings import Settings, load_settings
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from actorserve.core.profile import Curve, Link, Profile
+from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProfileError
 
 _MAX_SECONDS = 3600.0  # of one iteration: more is a mistake of units

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from actorserve.core.token_budget import MIN_PREFILL_TOKENS
+from actorserve.core.scheduling.token_budget import MIN_PREFILL_TOKENS
 from actorserve.errors import SettingsError
 
 

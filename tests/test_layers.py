@@ -34,7 +34,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.settings": ("actorserve.errors", "actorserve.core"),
     "actorserve.profile_files": ("actorserve.errors", "actorserve.core"),
     "actorserve.processes.child": BASE,
-    "actorserve.processes": ("actorserve.actors.supervision", "actorserve.processes", *BASE),
+    "actorserve.processes": BASE,
     "actorserve.sim": ("actorserve.core", "actorserve.errors", "actorserve.profile_files"),
     "actorserve.wire": ("actorserve.core", "actorserve.errors"),
     "actorserve.actors": ("actorserve.core", "actorserve.wire", *BASE),
@@ -58,7 +58,7 @@ RUNS_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal")
 
 # An actor's edge, where any error becomes the process's end; and a library that raises Exception itself. Each place
 # says why in a comment.
-BROAD_EXCEPTS_ALLOWED = frozenset({"workers/engine_thread.py", "actorserve/model_files/tokenizer.py"})
+BROAD_EXCEPTS_ALLOWED = frozenset({"workers/engines/engine_thread.py", "actorserve/model_files/tokenizer.py"})
 
 
 def module_name(file: Path) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from actorserve.core.step_times import StepTimes
-from actorserve.core.token_budget import MIN_PREFILL_TOKENS, TokenBudget
+from actorserve.core.scheduling.token_budget import MIN_PREFILL_TOKENS, TokenBudget
+from actorserve.core.timing.step_times import StepTimes
 from actorserve.errors import SettingsError
 from actorserve.processes.child import read_settings, write_settings
 from actorserve.settings import Settings, load_settings
-from tests.core.driver import PROFILE
+from tests.core.harness.driver import PROFILE
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "config" / "actorserve.toml"
 

@@ -21,10 +21,10 @@ from actorserve.host import ROOT, available_memory_bytes, resident_memory
 from actorserve.model_files.description import DecoderConfig, ModelDescription
 from workers import native
 from workers.devices import usable_devices
-from workers.kernels import Kernels
-from workers.kv_swap import STAGING_BYTES
+from workers.kernels.choose import Kernels
+from workers.kernels.linear import PackedLinear, linear_class
+from workers.kv.swap import STAGING_BYTES
 from workers.kv_transfer.shared import resident_shared_bytes
-from workers.linear import PackedLinear, linear_class
 
 _CPU_POOL_SHARE = 0.5  # of what is left beside weights and activations; the rest is for page cache and everybody else
 _CUDA_POOL_SHARE = 0.9  # the rest is for the allocator's fragments and the kernels' own memory

@@ -5,13 +5,13 @@ import asyncio
 import uvloop
 
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.process import make_node, on_termination
+from actorserve.actors.program import make_node, on_termination
 from actorserve.actors.scaler import Starts, make_scaler
-from actorserve.core.cluster import ClusterConfig, ClusterState
+from actorserve.core.cluster.scaling import ScalingConfig
+from actorserve.core.cluster.state import ClusterConfig, ClusterState
 from actorserve.core.effects import Effect, StartWorker
 from actorserve.core.messages import Role, StartFailed
-from actorserve.core.pairing import PairingConfig
-from actorserve.core.scaling import ScalingConfig
+from actorserve.core.migration.pairing import PairingConfig
 from actorserve.processes.child import Child
 from actorserve.processes.status import NO_WORKER
 from actorserve.settings import Settings
@@ -79,7 +79,7 @@ async def _run(child: Child) -> None:
         starts.start_worker()
 
     node = make_node(
-        COORDINATOR_NAME, Role.COORDINATOR, core, perform, settings.cluster, child.runtime_dir, origin=config
+        COORDINATOR_NAME, Role.COORDINATOR, core, perform, settings.cluster, child.runtime_dir, recipe=config
     )
     starts = None if scaler is None else Starts(scaler, node.inject)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, node.inject, StartFailed())

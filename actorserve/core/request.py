@@ -10,12 +10,13 @@ class Request:
 
     ``token_ids`` is prompt and output together; KV exists for the first ``num_computed`` of them, in ``blocks`` of the
     device's pool or ``host_blocks`` of the host's, and in both while the copy ``copy_id`` is under way
-    (``core.kv_memory``). A request is *started* while it holds blocks, else it waits: it is new, or its KV was dropped.
+    (``core.kv.kv_memory``). A request is *started* while it holds blocks, else it waits: it is new, or its KV was
+    dropped.
 
     ``attained`` is what goes with it where it is given back; ``owed_s`` is the service that it shall have before it
-    gives up its place on the device (``core.swapping``). ``block_names`` are those of its first full blocks
-    (``core.prefix_cache``), as far as they were wanted yet. ``num_cached_tokens`` is how many tokens it found computed
-    when it was first admitted; None before that.
+    gives up its place on the device (``core.scheduling.swapping``). ``block_names`` are those of its first full blocks
+    (``core.kv.prefix_cache``), as far as they were wanted yet. ``num_cached_tokens`` is how many tokens it found
+    computed when it was first admitted; None before that.
     """
 
     __slots__ = (

@@ -114,11 +114,13 @@ class Endpoints:
 class Answer:
     """The response to a question, as an ASGI app: asks when it is called, and lets go of everything when it ends."""
 
-    def __init__(self, endpoints: Endpoints, question: Question, asked: SamplingFields, spelling: AnswerFormat) -> None:
+    def __init__(
+        self, endpoints: Endpoints, question: Question, asked: SamplingFields, answer_format: AnswerFormat
+    ) -> None:
         self._endpoints = endpoints
         self._question = question
         self._asked = asked
-        self._format = spelling
+        self._format = answer_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sources: list[Source] = []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import uvloop
 
-from actorserve.actors.process import make_node, on_termination
+from actorserve.actors.program import make_node, on_termination
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
 from actorserve.core.messages import Role
-from actorserve.core.sessions import SessionsConfig, SessionsState
 from actorserve.errors import ActorserveError
 from actorserve.http.api_keys import read_api_keys
 from actorserve.http.app import create_app
@@ -54,16 +54,16 @@ async def _run(child: Child) -> None:
     child.status.loading("reading the tokenizer")
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
-    config = SessionsConfig(
+    config = GatewayConfig(
         settings.cluster.retry_s,
         settings.cluster.no_instance_timeout_s,
         settings.cluster.resume_timeout_s,
         max_queue_per_instance=settings.workers.max_waiting_requests,
     )
-    core = SessionsState(config)
+    core = GatewayState(config)
     service = SessionService(core, settings.http.max_open_requests)
     node = make_node(
-        child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir, origin=config
+        child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir, recipe=config
     )
     service.attach(node.inject, node.num_dropped_frames)
     template = _template(description, settings.http)

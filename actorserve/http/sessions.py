@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from actorserve.core.effects import Available, Deliver, Effect, End
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     Close,
     FinishReason,
@@ -14,7 +15,6 @@ from actorserve.core.messages import (
     RefusalReason,
     RequestSpec,
 )
-from actorserve.core.sessions import SessionsState
 from actorserve.http.service import Ended, Produced
 
 _RETRY_AFTER_S = 1.0
@@ -49,7 +49,7 @@ class SessionService:
     ``inject`` tells the sessions' node something local; the node's ``perform`` is this object's.
     """
 
-    def __init__(self, core: SessionsState, max_open_requests: int) -> None:
+    def __init__(self, core: GatewayState, max_open_requests: int) -> None:
         self._core = core
         self.available = asyncio.Event()
         self._max_open_requests = max_open_requests

@@ -56,9 +56,9 @@ class _TokenCount:
 class EventWriter:
     """Writes a stream. Its status waits for the first event, so that a refusal can still be a plain HTTP error."""
 
-    def __init__(self, client: Client, spelling: AnswerFormat, question: Question, options: StreamOptions) -> None:
+    def __init__(self, client: Client, answer_format: AnswerFormat, question: Question, options: StreamOptions) -> None:
         self._client = client
-        self._format = spelling
+        self._format = answer_format
         self._options = options
         self._count = _TokenCount(question)
         self._opened = [False] * len(question.specs)
@@ -120,9 +120,9 @@ class EventWriter:
 class WholeWriter:
     """Collects the choices, and answers when all of them have finished, or one has failed."""
 
-    def __init__(self, client: Client, spelling: AnswerFormat, question: Question) -> None:
+    def __init__(self, client: Client, answer_format: AnswerFormat, question: Question) -> None:
         self._client = client
-        self._format = spelling
+        self._format = answer_format
         self._count = _TokenCount(question)
         self._choices = [WholeChoice() for _ in question.specs]
 

@@ -2,7 +2,7 @@
 
 Children are process groups of their own, so that a terminal's Ctrl-C reaches the supervisor alone, which then drains.
 A child tells its progress on a pipe (``processes.status``). One that ends before it was ever ready ends everything;
-one that ends later is restarted with backoff, and given up when that happens too often (``actors.supervision``). That
+one that ends later is restarted with backoff, and given up when that happens too often (``processes.restarts``). That
 goes on while an earlier stage drains, which needs the others to finish what it is doing.
 
 Beside those that run from the start there may be spare ones, of which one is started each time that a child asks for a
@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from actorserve.actors.supervision import GiveUp, Restart, RestartLimits, RestartPolicy
 from actorserve.errors import ActorserveError
+from actorserve.processes.restarts import GiveUp, Restart, RestartLimits, RestartPolicy
 from actorserve.processes.status import NO_WORKER, PARENT_PID, STATUS_FD, Phase, Status, decode_status, describe_exit
 
 _STOP_GRACE_S = 5.0  # for a process that has nothing to finish

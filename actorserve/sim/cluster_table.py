@@ -5,7 +5,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from actorserve.core.blocks import blocks_for
+from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.sim.tables import Table
 from actorserve.sim.traces import MAX_TRACE_TOKENS
 
@@ -34,7 +34,9 @@ def parse_priority(text: str) -> int | None:
 
 
 class PairingTable(Table):
-    """Which instances move requests to which (``core.pairing``), and what a move may take (``core.migration``)."""
+    """Which instances move requests to which (``core.migration.pairing``), and what a move may take
+    (``core.migration.source``).
+    """
 
     source_below: Freeness = 32.0
     source_until: Freeness = 64.0
@@ -59,7 +61,7 @@ class PairingTable(Table):
 
 
 class ScalingTable(Table):
-    """How many instances there are (``core.scaling``); one that is started is there after ``warm_up_s``."""
+    """How many instances there are (``core.cluster.scaling``); one that is started is there after ``warm_up_s``."""
 
     max_instances: int = Field(ge=1, le=_MAX_INSTANCES)
     min_instances: int = Field(1, ge=1, le=_MAX_INSTANCES)

@@ -1,16 +1,16 @@
 """The cores of a simulated cluster's processes, from its configuration."""
 
-from actorserve.core.cluster import ClusterConfig, ClusterState
-from actorserve.core.instance import InstanceState
-from actorserve.core.instance_config import InstanceConfig
-from actorserve.core.migration import MigrationConfig, MigrationMode
-from actorserve.core.pairing import PairingConfig
-from actorserve.core.policies import make_policy
-from actorserve.core.profile import Profile
-from actorserve.core.scaling import ScalingConfig
-from actorserve.core.sessions import SessionsConfig, SessionsState
-from actorserve.core.step_times import StepTimes
-from actorserve.core.swapping import SwapMode
+from actorserve.core.cluster.scaling import ScalingConfig
+from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.migration.source import MigrationConfig, MigrationMode
+from actorserve.core.scheduling.policies import make_policy
+from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core.timing.profile import Profile
+from actorserve.core.timing.step_times import StepTimes
 from actorserve.sim.cluster_table import ClusterTable
 
 _TICKET_KEY = "00"  # nobody in a simulation asks for a proof
@@ -52,9 +52,9 @@ def make_coordinator(cluster: ClusterTable) -> ClusterState:
     )
 
 
-def make_gateway(cluster: ClusterTable) -> SessionsState:
-    return SessionsState(
-        SessionsConfig(
+def make_gateway(cluster: ClusterTable) -> GatewayState:
+    return GatewayState(
+        GatewayConfig(
             cluster.retry_s,
             cluster.no_instance_timeout_s,
             cluster.resume_timeout_s,

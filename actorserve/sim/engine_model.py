@@ -5,7 +5,7 @@ from collections import deque
 
 from actorserve.core.effects import SwapIn, SwapOut
 from actorserve.core.messages import RequestSpec, StepDone, StepPlan
-from actorserve.core.profile import Profile
+from actorserve.core.timing.profile import Profile
 
 TOKEN_ID = 0
 """What every output is made of; requests end by their length alone."""

@@ -8,9 +8,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from actorserve.core.messages import FinishReason, LoadReport
-from actorserve.core.migration import Departures
+from actorserve.core.migration.source import MigrationSource
 from actorserve.sim.config import SpikeTable
-from actorserve.sim.insight import Gaps
+from actorserve.sim.instance_metrics import Gaps
 from actorserve.sim.statistics import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
@@ -32,7 +32,7 @@ class Outcomes:
         self.num_output = array("q")
         self.priority = array("q")
         self.num_preempted = array("q")
-        self.preempted_s = array("d")  # lost by that (``sim.insight``)
+        self.preempted_s = array("d")  # lost by that (``sim.instance_metrics``)
         self._state = array("b")
         self.num_open = 0
 
@@ -138,11 +138,11 @@ class Counts:
         self.num_tokens_looked_up += report.num_tokens_looked_up
         self.num_tokens_found += report.num_tokens_found
 
-    def add_moves(self, departures: Departures) -> None:
+    def add_moves(self, migration_source: MigrationSource) -> None:
         """What an instance gave away in its life."""
-        self.num_migrated += departures.num_migrated
-        self.num_migrations_failed += departures.num_failed
-        self.migrated_bytes += departures.migrated_bytes
+        self.num_migrated += migration_source.num_migrated
+        self.num_migrations_failed += migration_source.num_failed
+        self.migrated_bytes += migration_source.migrated_bytes
 
 
 @dataclass(frozen=True)

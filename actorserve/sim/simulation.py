@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 
-from actorserve.core.blocks import blocks_for
-from actorserve.core.cluster import ClusterState
+from actorserve.core.cluster.queue import WaitingRequest
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import (
     AddToEngine,
     Deliver,
@@ -29,6 +29,8 @@ from actorserve.core.effects import (
     SwapIn,
     SwapOut,
 )
+from actorserve.core.gateway.state import GatewayState
+from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.messages import (
     CopyDone,
     CopyFailed,
@@ -49,16 +51,14 @@ from actorserve.core.messages import (
     StepPlan,
     Tick,
 )
-from actorserve.core.profile import Profile
-from actorserve.core.sessions import SessionsState
-from actorserve.core.waiting_line import Waiting
+from actorserve.core.timing.profile import Profile
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
-from actorserve.sim.insight import Interruptions, fragmentation, unmet_demand
-from actorserve.sim.process import Process
+from actorserve.sim.instance_metrics import Interruptions, fragmentation, unmet_demand
 from actorserve.sim.results import Counts, Outcomes, Results
+from actorserve.sim.simulated_process import Process
 from actorserve.sim.traces import TraceRow
 from actorserve.sim.workload import Arrival, Prompts
 
@@ -348,12 +348,12 @@ class Simulation:
 
     def _count(self, process: Process, until_s: float) -> None:
         """Take over what a process counted in its life."""
-        if isinstance(process.core, SessionsState):
+        if isinstance(process.core, GatewayState):
             self._num_failovers += process.core.num_failovers
         if process.engine is None:
             return
         self._alive_s += max(0.0, until_s - process.born_s)
-        self.counts.add_moves(process.its_instance.departures)
+        self.counts.add_moves(process.its_instance.migration_source)
         self.counts.busy_s += process.engine.busy_s
         self.counts.num_steps += process.engine.num_steps
         self.counts.num_rows += process.engine.num_rows
@@ -418,7 +418,7 @@ class Simulation:
         are_quiet = [process.flight is not None and len(process.flight.ends) > 1 for process in workers]
         demands = [unmet_demand(each) for each, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet]
         coordinator = self.processes.get(COORDINATOR)
-        waiting: Iterable[Waiting] = ()
+        waiting: Iterable[WaitingRequest] = ()
         if coordinator is not None and isinstance(coordinator.core, ClusterState):
             waiting = coordinator.core.waiting.values()
         in_line = [

@@ -47,10 +47,10 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     46: m.HandOver,
     47: m.Keep,
     48: m.Drain,
-    49: m.GuardedBy,
+    49: m.CheckpointTo,
     50: m.Checkpoint,
-    51: m.Confirmed,
-    52: m.Guarded,
+    51: m.CheckpointConfirmed,
+    52: m.Checkpointed,
 }
 
 # What a process tells its own core. A recorded log holds these; a frame from a peer never may.

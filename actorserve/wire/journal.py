@@ -2,7 +2,7 @@
 
 Records are msgpack lists, each preceded by its length in four big-endian bytes:
 
-- ``[origin]``, first: JSON that says what the core was made from (``wire.origins``);
+- ``[recipe]``, first: JSON that says what the core was made from (``wire.recipes``);
 - ``[now, sender name, sender incarnation, message]`` (nil for no sender): an input, written before the core sees it;
 - ``[digest]``: of the effects that this input had.
 
@@ -40,9 +40,9 @@ Record = str | Entry | bytes
 """An origin, an input, or the digest of its effects."""
 
 
-def write_origin(file: BinaryIO, origin: str) -> None:
-    """Begin a log; ``origin`` is JSON."""
-    _write(file, (origin,))
+def write_recipe(file: BinaryIO, recipe: str) -> None:
+    """Begin a log; ``recipe`` is JSON."""
+    _write(file, (recipe,))
 
 
 def write_entry(file: BinaryIO, entry: Entry) -> None:
@@ -105,8 +105,8 @@ def _parse(body: bytes) -> Record:
             return Entry(now, None, decode(frame, local=True))
         case [float(now), str(name), int(incarnation), bytes(frame)]:
             return Entry(now, Peer(name, incarnation), decode(frame, local=True))
-        case [str(origin)]:
-            return origin
+        case [str(recipe)]:
+            return recipe
         case [bytes(value)]:
             return value
     raise ProtocolError("log record has another form")

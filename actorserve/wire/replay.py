@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from actorserve.core.cluster import ClusterState
-from actorserve.core.instance import InstanceState
-from actorserve.core.origin import make_core
-from actorserve.core.sessions import SessionsState
+from actorserve.core.cluster.state import ClusterState
+from actorserve.core.gateway.state import GatewayState
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.replay import make_core
 from actorserve.errors import ProtocolError
 from actorserve.wire.journal import Entry, digest, read_records
-from actorserve.wire.origins import parse_origin
+from actorserve.wire.recipes import parse_recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Replay:
     The last input's may be missing: the process was killed before. ``difference`` is None where all were equal.
     """
 
-    core: InstanceState | ClusterState | SessionsState
+    core: InstanceState | ClusterState | GatewayState
     num_entries: int
     num_compared: int
     duration_s: float
@@ -32,10 +32,10 @@ def replay(file: BinaryIO) -> Replay:
     Raises: ProtocolError where the file is not such a log.
     """
     records = read_records(file)
-    origin = next(records, None)
-    if not isinstance(origin, str):
+    recipe = next(records, None)
+    if not isinstance(recipe, str):
         raise ProtocolError("log does not begin with what its core was made from")
-    core = make_core(parse_origin(origin))
+    core = make_core(parse_recipe(recipe))
     num_entries = num_compared = 0
     begin_s = end_s = 0.0
     entry: Entry | None = None

@@ -17,7 +17,7 @@ import uvloop
 from actorserve.actors.death_watch import WatchTimes
 from actorserve.actors.membership import COORDINATOR_NAME, Membership
 from actorserve.actors.node import Node, fresh_incarnation
-from actorserve.actors.process import open_journal
+from actorserve.actors.program import open_journal
 from actorserve.core.effects import Deliver, Effect, Send
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
@@ -148,7 +148,7 @@ def test_a_journal_is_written_into_no_file_of_others(tmp_path: Path) -> None:
 
 def test_a_journal_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owns the folder could take the journal away or put another in its place."""
-    monkeypatch.setattr("actorserve.actors.process.os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    monkeypatch.setattr("actorserve.actors.program.os.geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(SettingsError, match="belongs to another user"):
         open_journal(tmp_path, Peer(W, 7))
     assert list(tmp_path.iterdir()) == []
@@ -321,7 +321,7 @@ def test_a_process_may_open_as_many_files_as_it_ever_may() -> None:
     """The bound on open files is the hard one afterwards, and what sockets are counted by."""
     code = (
         "import resource\n"
-        "from actorserve.actors.process import raise_file_limit\n"
+        "from actorserve.actors.program import raise_file_limit\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (200, 300))\n"
         "assert raise_file_limit() == 300\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, 300)\n"

@@ -10,12 +10,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from actorserve.core.instance import InstanceState
+from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import FinishReason, Peer
-from actorserve.core.migration import MigrationMode
-from actorserve.core.policies import make_policy
-from actorserve.core.swapping import SwapMode
-from tests.core.world import COORDINATOR, Scheduling, World
+from actorserve.core.migration.source import MigrationMode
+from actorserve.core.scheduling.policies import make_policy
+from actorserve.core.scheduling.swapping import SwapMode
+from tests.core.harness.world import COORDINATOR, Scheduling, World
 
 GATEWAYS = ("gateway-0", "gateway-1")
 WORKERS = ("worker-0", "worker-1")

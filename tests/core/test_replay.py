@@ -1,6 +1,6 @@
 """Replay: what a core was told, told again to a fresh one, gives the same effects."""
 
-from tests.core.world import COORDINATOR, World
+from tests.core.harness.world import COORDINATOR, World
 
 
 def test_every_core_is_a_function_of_what_it_was_told() -> None:

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import zmq
 
-from actorserve.core.cluster import ClusterState
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
     NEWCOMER,

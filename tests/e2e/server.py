@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from actorserve.core.instance import InstanceState
+from actorserve.core.instance.state import InstanceState
 from actorserve.errors import ProtocolError
 from actorserve.wire.replay import Replay, replay
 

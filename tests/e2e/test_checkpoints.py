@@ -12,9 +12,9 @@ import pytest
 
 from actorserve.core.effects import RunStep
 from actorserve.core.messages import Start
-from actorserve.core.origin import make_core
+from actorserve.core.replay import make_core
 from actorserve.wire.journal import Entry, read_entries, read_records
-from actorserve.wire.origins import parse_origin
+from actorserve.wire.recipes import parse_recipe
 from tests.e2e.server import Server, instance_of, replayed, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -95,9 +95,9 @@ def first_starts(journal: Path) -> dict[str, int]:
     starts: dict[str, int] = {}
     with journal.open("rb") as file:
         records = read_records(file)
-        origin = next(records)
-        assert isinstance(origin, str)
-        core = make_core(parse_origin(origin))
+        recipe = next(records)
+        assert isinstance(recipe, str)
+        core = make_core(parse_recipe(recipe))
         for record in records:
             effects = core.handle(record.message, record.now, record.sender) if isinstance(record, Entry) else ()
             for effect in effects:
@@ -117,8 +117,8 @@ def adopted(journal: Path) -> list[str]:
 def has_guarded(server: Server, victim: str) -> bool:
     """Whether two of the victim's requests have all of their prompts guarded, and go on."""
     core = instance_of(server.journal(victim))
-    guarded = core.checkpoints._guarded.values()
-    return sum(each.num_confirmed * TOKENS_PER_BLOCK >= NUM_PROMPT - TOKENS_PER_BLOCK for each in guarded) >= 2
+    checkpointed = core.checkpoints._guarded.values()
+    return sum(each.num_confirmed * TOKENS_PER_BLOCK >= NUM_PROMPT - TOKENS_PER_BLOCK for each in checkpointed) >= 2
 
 
 def test_a_killed_workers_requests_go_on_from_their_checkpoints(server: Server, engine: str) -> None:
@@ -141,10 +141,10 @@ def test_a_killed_workers_requests_go_on_from_their_checkpoints(server: Server, 
         return await answers
 
     assert asyncio.run(disturbed()) == undisturbed
-    [guardian] = [name for name in WORKERS if name != victims[0]]
-    requests = adopted(server.journal(guardian))
+    [holder] = [name for name in WORKERS if name != victims[0]]
+    requests = adopted(server.journal(holder))
     assert len(requests) >= 2
-    starts = first_starts(server.journal(guardian))
+    starts = first_starts(server.journal(holder))
     assert all(starts[request_id] >= NUM_PROMPT - TOKENS_PER_BLOCK for request_id in requests)
     wait_until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0.0, "all blocks free")
     for name in WORKERS:

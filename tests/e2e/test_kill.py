@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
-from actorserve.core.instance import InstanceState
+from actorserve.core.instance.state import InstanceState
 from actorserve.model_files.describe import describe
 from tests.e2e.server import Server, instance_of, running, wait_until
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actorserve.core.instance import InstanceState
+from actorserve.core.gateway.state import GatewayState
+from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import Message, Start
-from actorserve.core.sessions import SessionsState
 from actorserve.wire.journal import read_entries
 from tests.e2e.server import Server, replayed, running, wait_until
 
@@ -248,7 +248,7 @@ def check_journals(server: Server, seen: Counter[str]) -> None:
         if journal.name.startswith("coordinator"):
             continue  # its orders are the test's
         core = replayed(journal).core
-        if isinstance(core, SessionsState):
+        if isinstance(core, GatewayState):
             assert not core.sessions
             seen["handed over"] += core.num_handed_over
             seen["failed over"] += core.num_failovers
@@ -256,16 +256,16 @@ def check_journals(server: Server, seen: Counter[str]) -> None:
         assert isinstance(core, InstanceState)
         with journal.open("rb") as file:
             seen["started with KV"] += sum(is_with_kv(entry.message) for entry in read_entries(file))
-        seen["migrated"] += core.departures.num_migrated
-        seen["migrations given up"] += core.departures.num_failed
-        seen["migrated bytes"] += core.departures.migrated_bytes
+        seen["migrated"] += core.migration_source.num_migrated
+        seen["migrations given up"] += core.migration_source.num_failed
+        seen["migrated bytes"] += core.migration_source.migrated_bytes
         seen["preemptions"] += core.batcher.num_preemptions
         if journal in last:
             check_empty(core)
         else:
-            seen["killed as source"] += len(core.departures)
-            seen["killed as source, standing still"] += len(core.departures.standing_still)
-            seen["killed as destination"] += len(core.arrivals)
+            seen["killed as source"] += len(core.migration_source)
+            seen["killed as source, standing still"] += len(core.migration_source.paused)
+            seen["killed as destination"] += len(core.migration_destination)
         journal.unlink()
 
 
@@ -277,9 +277,9 @@ def check_empty(core: InstanceState) -> None:
     memory = core.memory
     assert not core.requests
     assert not core.leaving
-    assert not core.departures
-    assert not core.departures.standing_still
-    assert not core.arrivals
+    assert not core.migration_source
+    assert not core.migration_source.paused
+    assert not core.migration_destination
     assert not memory.is_fetching
     assert not memory.is_copying
     assert memory.device.num_free_blocks == memory.device.num_blocks

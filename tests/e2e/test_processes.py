@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actorserve.core.instance import InstanceState
+from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import PeerDown, Release
 from actorserve.wire.journal import read_entries
 from tests.e2e.server import Server, instance_of, running, wait_until

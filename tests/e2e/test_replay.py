@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from actorserve.core.cluster import ClusterState
-from actorserve.core.instance import InstanceState
-from actorserve.core.sessions import SessionsState
+from actorserve.core.cluster.state import ClusterState
+from actorserve.core.gateway.state import GatewayState
+from actorserve.core.instance.state import InstanceState
 from tests.e2e.server import Server, replayed, running, wait_until
 from tools.simulation.__main__ import main
 
@@ -60,7 +60,7 @@ def test_logs_of_a_real_run_replay(
     cores = [result.core for result in results.values()]
     assert sum(isinstance(core, InstanceState) for core in cores) == 3  # two workers, and a second life
     assert sum(isinstance(core, ClusterState) for core in cores) == 1
-    assert sum(isinstance(core, SessionsState) for core in cores) == 1
+    assert sum(isinstance(core, GatewayState) for core in cores) == 1
     assert all(result.num_compared >= result.num_entries - 1 > 10 for result in results.values())
     assert sum(core.memory.num_swap_outs for core in cores if isinstance(core, InstanceState)) > 0
     for journal in results:

@@ -5,10 +5,10 @@ from collections import deque
 
 import httpx
 
-from actorserve.core.cluster import ClusterConfig, ClusterState
+from actorserve.core.cluster.state import ClusterConfig, ClusterState
 from actorserve.core.effects import Send
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
 from actorserve.core.messages import LoadReport, Message, ModelInfo, Peer, PeerUp, Role, Tick
-from actorserve.core.sessions import SessionsConfig, SessionsState
 from actorserve.http.app import create_app
 from actorserve.http.sessions import SessionService
 from actorserve.settings import HttpSettings
@@ -24,7 +24,7 @@ class FullCluster:
     def __init__(self, max_waiting_requests: int) -> None:
         self.now = 0.0
         self.asked = asyncio.Event()
-        self.sessions = SessionsState(SessionsConfig(1.0, 30.0, 600.0))
+        self.sessions = GatewayState(GatewayConfig(1.0, 30.0, 600.0))
         self.cluster = ClusterState(ClusterConfig(max_waiting_requests, 1.0))
         self.service = SessionService(self.sessions, 100)
         self.service.attach(self.tell_gateway, lambda: 0)

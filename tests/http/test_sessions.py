@@ -1,6 +1,7 @@
 """The gateway's sessions as a service: what the core delivers reaches the stream, and what a client does the core."""
 
 from actorserve.core.effects import Available, Deliver, End
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
 from actorserve.core.messages import (
     Close,
     FinishReason,
@@ -14,7 +15,6 @@ from actorserve.core.messages import (
     Role,
     SamplingParams,
 )
-from actorserve.core.sessions import SessionsConfig, SessionsState
 from actorserve.http.service import Ended, Produced
 from actorserve.http.sessions import SessionService
 
@@ -27,7 +27,7 @@ class Gateway:
     """A service over real sessions, with what it injects kept."""
 
     def __init__(self, max_open_requests: int = 2) -> None:
-        self.core = SessionsState(SessionsConfig(1.0, 30.0, 600.0))
+        self.core = GatewayState(GatewayConfig(1.0, 30.0, 600.0))
         self.service = SessionService(self.core, max_open_requests)
         self.injected: list[Message] = []
         self.service.attach(self.injected.append, lambda: 7)

@@ -172,7 +172,7 @@ def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert launch.resolve_workers(workers(device="cpu"))[0].workers.memory_bytes == 1  # not None, which is no limit
 
 
-def guarded(device: str, every_tokens: int = 64, **values: object) -> Settings:
+def checkpointed(device: str, every_tokens: int = 64, **values: object) -> Settings:
     return load_settings(
         None, {"workers": {"device": device, **values}, "migration": {"checkpoint_tokens": every_tokens}}
     )
@@ -181,11 +181,11 @@ def guarded(device: str, every_tokens: int = 64, **values: object) -> Settings:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (guarded("cpu"), "set workers.host_kv_bytes"),
-        (guarded("auto", host_kv_bytes=0), "set workers.host_kv_bytes"),
-        (guarded("auto", engine="fake"), "set workers.host_kv_bytes"),
-        (guarded("cuda", host_kv_bytes=0), "set workers.host_kv_bytes"),
-        (guarded("cuda", swap="recompute"), "needs workers.swap"),
+        (checkpointed("cpu"), "set workers.host_kv_bytes"),
+        (checkpointed("auto", host_kv_bytes=0), "set workers.host_kv_bytes"),
+        (checkpointed("auto", engine="fake"), "set workers.host_kv_bytes"),
+        (checkpointed("cuda", host_kv_bytes=0), "set workers.host_kv_bytes"),
+        (checkpointed("cuda", swap="recompute"), "needs workers.swap"),
     ],
 )
 def test_checkpoints_need_memory_to_lie_in(monkeypatch: pytest.MonkeyPatch, settings: Settings, why: str) -> None:
@@ -195,7 +195,9 @@ def test_checkpoints_need_memory_to_lie_in(monkeypatch: pytest.MonkeyPatch, sett
         launch.resolve_workers(settings)
 
 
-@pytest.mark.parametrize("settings", [guarded("cpu", 0), guarded("cpu", host_kv_bytes=2**20), guarded("cuda")])
+@pytest.mark.parametrize(
+    "settings", [checkpointed("cpu", 0), checkpointed("cpu", host_kv_bytes=2**20), checkpointed("cuda")]
+)
 def test_checkpoints_that_have_memory_are_accepted(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """So are settings without checkpoints; and a GPU's worker has such memory by itself."""
     monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))

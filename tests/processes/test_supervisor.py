@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actorserve.actors.supervision import RestartLimits
+from actorserve.processes.restarts import RestartLimits
 from actorserve.processes.status import Phase, Status, describe_exit
 from actorserve.processes.supervisor import ChildFailedError, ChildSpec, Supervisor
 

@@ -9,7 +9,7 @@ import pytest
 
 from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.node import Node
-from actorserve.actors.process import make_node
+from actorserve.actors.program import make_node
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import Drain, Message, MigrateTo, Peer, PeerDown, PeerUp, Role
 from actorserve.errors import ProtocolError

@@ -1,6 +1,6 @@
 """A profile that one can do sums with."""
 
-from actorserve.core.profile import Curve, Link, Profile
+from actorserve.core.timing.profile import Curve, Link, Profile
 
 PROFILE = Profile(
     name="sums",

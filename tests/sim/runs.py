@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from actorserve.core.profile import Profile
+from actorserve.core.timing.profile import Profile
 from actorserve.sim.config import RunConfig, parse_run
 from actorserve.sim.results import Results
 from actorserve.sim.simulation import Simulation

@@ -10,9 +10,9 @@ from actorserve.core.effects import Deliver, Effect, End
 from actorserve.core.messages import FinishReason, Peer, RequestSpec, SamplingParams, Start
 from actorserve.sim.cores import make_instance
 from actorserve.sim.engine_model import EngineModel
-from actorserve.sim.insight import fragmentation, room, unmet_demand
-from actorserve.sim.process import Process
+from actorserve.sim.instance_metrics import fragmentation, room, unmet_demand
 from actorserve.sim.results import Outcomes
+from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import config, run

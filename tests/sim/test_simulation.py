@@ -8,8 +8,8 @@ import pytest
 
 from actorserve.core.effects import Deliver, Effect, End
 from actorserve.core.messages import FinishReason
-from actorserve.sim.process import Process
 from actorserve.sim.results import Outcomes
+from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import NETWORK_S, config, run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.benchmarks.peers.protocol import Room, serve
+from tools.benchmarks.peers.protocol import BlockBudget, serve
 
 
 class FakePeer:
@@ -43,7 +43,7 @@ class FakeScorer(FakePeer):
         return float(len(token_ids))
 
 
-def _make(options: dict[str, Any], _: Room) -> FakePeer:
+def _make(options: dict[str, Any], _: BlockBudget) -> FakePeer:
     return FakePeer(options) if "cannot_score" in options else FakeScorer(options)
 
 

@@ -12,10 +12,10 @@ from tests.tools.fake_peer import FakePeer
 from tools.benchmarks import engine, perplexity
 from tools.benchmarks.engine import Result, measure, ratios, shapes
 from tools.benchmarks.errors import BenchError
-from tools.benchmarks.peers.process import Entry, PeerProcess
-from tools.benchmarks.peers.protocol import Room, Shape, answer, peak_memory_bytes
+from tools.benchmarks.peers.peer_process import Entry, PeerProcess
+from tools.benchmarks.peers.protocol import BlockBudget, Shape, answer, peak_memory_bytes
 
-ROOM = Room(num_threads=1, context_tokens=4, max_batch=2, max_prompt_tokens=8, max_steps=4)
+ROOM = BlockBudget(num_threads=1, context_tokens=4, max_batch=2, max_prompt_tokens=8, max_steps=4)
 FAKE = "tests.tools.fake_peer"
 
 

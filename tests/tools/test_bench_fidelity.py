@@ -24,7 +24,7 @@ from actorserve.core.messages import (
     StepDone,
     Tokens,
 )
-from actorserve.core.profile import Curve, Link, Profile
+from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.profile_files import save_profile
 from actorserve.settings import Settings
 from actorserve.sim.arrivals import arrivals
@@ -44,7 +44,7 @@ from tools.benchmarks.journals import (
     pools_of,
     records_of,
 )
-from workers.fake_engine import BYTES_PER_TOKEN
+from workers.engines.fake_engine import BYTES_PER_TOKEN
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 180.0

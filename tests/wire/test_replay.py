@@ -8,8 +8,10 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from actorserve.core.cluster import ClusterConfig
-from actorserve.core.instance import InstanceConfig
+from actorserve.core.cluster.scaling import ScalingConfig
+from actorserve.core.cluster.state import ClusterConfig
+from actorserve.core.gateway.state import GatewayConfig
+from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.messages import (
     Message,
     Open,
@@ -22,15 +24,13 @@ from actorserve.core.messages import (
     StepDone,
     Tick,
 )
-from actorserve.core.origin import InstanceOrigin, Origin, make_core
-from actorserve.core.pairing import PairingConfig
-from actorserve.core.profile import Curve, Link, Profile
-from actorserve.core.scaling import ScalingConfig
-from actorserve.core.sessions import SessionsConfig
-from actorserve.core.swapping import SwapMode
+from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.replay import InstanceRecipe, Recipe, make_core
+from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProtocolError
-from actorserve.wire.journal import Entry, digest, read_entries, write_effects, write_entry, write_origin
-from actorserve.wire.origins import origin_text, parse_origin
+from actorserve.wire.journal import Entry, digest, read_entries, write_effects, write_entry, write_recipe
+from actorserve.wire.recipes import parse_recipe, recipe_text
 from actorserve.wire.replay import replay
 
 GATEWAY = Peer("gateway-0", 1)
@@ -47,7 +47,7 @@ PROFILE = Profile(
     kv_bytes_per_token=100,
     errors=(("fit", 0.125),),
 )
-INSTANCE = InstanceOrigin(
+INSTANCE = InstanceRecipe(
     InstanceConfig(
         num_blocks=8,
         tokens_per_block=4,
@@ -66,30 +66,30 @@ INSTANCE = InstanceOrigin(
     promote_after_s=0.7,
     promote_after_s_of={3: 1.5},
 )
-ORIGINS: list[Origin] = [
+ORIGINS: list[Recipe] = [
     INSTANCE,
     ClusterConfig(10, 1.0, promote_after_s_of={0: 2.0}),
     ClusterConfig(10, 1.0, dispatch="round_robin", migration=PairingConfig(1.5), scaling=ScalingConfig(3, hold_s=0.1)),
-    SessionsConfig(1.0, 30.0, 600.0),
+    GatewayConfig(1.0, 30.0, 600.0),
 ]
 SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=2**64 - 1, max_tokens=2))
 
 
-@pytest.mark.parametrize("origin", ORIGINS)
-def test_an_origin_reads_back(origin: Origin) -> None:
+@pytest.mark.parametrize("recipe", ORIGINS)
+def test_an_origin_reads_back(recipe: Recipe) -> None:
     """What a core was made from comes back equal, infinities and last bits of numbers included."""
-    assert parse_origin(origin_text(origin)) == origin
+    assert parse_recipe(recipe_text(recipe)) == recipe
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "gateway"}', '{"kind": "x", "promote_after_s_of": {}}'])
 def test_a_damaged_origin_is_refused(text: str) -> None:
     """What is no origin ends in ProtocolError."""
     with pytest.raises(ProtocolError):
-        parse_origin(text)
+        parse_recipe(text)
 
 
-def _inputs(origin: Origin) -> list[tuple[Message, Peer | None]]:
-    if isinstance(origin, InstanceOrigin):
+def _inputs(recipe: Recipe) -> list[tuple[Message, Peer | None]]:
+    if isinstance(recipe, InstanceRecipe):
         return [
             (PeerUp(GATEWAY, Role.GATEWAY), None),
             (Start(1, SPEC), GATEWAY),
@@ -97,30 +97,30 @@ def _inputs(origin: Origin) -> list[tuple[Message, Peer | None]]:
             (Tick(), None),
             (StepDone(2, 0.125, ("r",), (1,), (8,)), None),
         ]
-    if isinstance(origin, ClusterConfig):
+    if isinstance(recipe, ClusterConfig):
         return [(PeerUp(GATEWAY, Role.GATEWAY), None), (Tick(), None)]
     return [(PeerUp(Peer("coordinator", 1), Role.COORDINATOR), None), (Open(SPEC), None), (Tick(), None)]
 
 
-def _recorded(origin: Origin, change: Callable[[Entry], Entry] = lambda entry: entry) -> io.BytesIO:
+def _recorded(recipe: Recipe, change: Callable[[Entry], Entry] = lambda entry: entry) -> io.BytesIO:
     """What a node writes; ``change`` alters inputs on their way to the log only."""
-    file, core = io.BytesIO(), make_core(origin)
-    write_origin(file, origin_text(origin))
-    for number, (message, sender) in enumerate(_inputs(origin)):
+    file, core = io.BytesIO(), make_core(recipe)
+    write_recipe(file, recipe_text(recipe))
+    for number, (message, sender) in enumerate(_inputs(recipe)):
         write_entry(file, change(Entry(0.5 * number, sender, message)))
         write_effects(file, core.handle(message, 0.5 * number, sender))
     file.seek(0)
     return file
 
 
-@pytest.mark.parametrize("origin", ORIGINS)
-def test_a_recorded_log_replays(origin: Origin) -> None:
+@pytest.mark.parametrize("recipe", ORIGINS)
+def test_a_recorded_log_replays(recipe: Recipe) -> None:
     """Each kind of core, made anew from its log and told the same, does the same."""
-    result = replay(_recorded(origin))
+    result = replay(_recorded(recipe))
     assert result.difference is None
-    assert result.num_entries == result.num_compared == len(_inputs(origin))
-    assert result.duration_s == 0.5 * (len(_inputs(origin)) - 1)
-    assert len(list(read_entries(_recorded(origin)))) == len(_inputs(origin))
+    assert result.num_entries == result.num_compared == len(_inputs(recipe))
+    assert result.duration_s == 0.5 * (len(_inputs(recipe)) - 1)
+    assert len(list(read_entries(_recorded(recipe)))) == len(_inputs(recipe))
 
 
 def test_a_difference_is_found() -> None:
@@ -145,7 +145,7 @@ def test_a_log_cut_off_by_a_kill_replays() -> None:
         try:
             result = replay(file)
         except ProtocolError:
-            assert cut < 5 + len(origin_text(INSTANCE)) + 4  # not even the origin is whole
+            assert cut < 5 + len(recipe_text(INSTANCE)) + 4  # not even the origin is whole
             continue
         assert result.difference is None
         found.add((result.num_entries, result.num_compared))
@@ -156,15 +156,15 @@ def test_another_file_is_refused() -> None:
     """A log that has no origin, no effects between inputs, or effects of no input ends in ProtocolError."""
     for records in (
         [[1.0, None, None, b""]],
-        [[origin_text(INSTANCE)], [digest([])]],
-        [[origin_text(INSTANCE)], [origin_text(INSTANCE)]],
+        [[recipe_text(INSTANCE)], [digest([])]],
+        [[recipe_text(INSTANCE)], [recipe_text(INSTANCE)]],
     ):
         bodies = [msgpack.packb(record) for record in records]
         data = b"".join(struct.pack(">I", len(body)) + body for body in bodies)
         with pytest.raises(ProtocolError):
             replay(io.BytesIO(data))
     file = io.BytesIO()
-    write_origin(file, origin_text(INSTANCE))
+    write_recipe(file, recipe_text(INSTANCE))
     write_entry(file, Entry(0.0, None, Tick()))
     write_entry(file, Entry(0.0, None, Tick()))
     file.seek(0)

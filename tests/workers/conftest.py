@@ -31,7 +31,7 @@ def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep the weights that engines prepare here out of the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("workers.prepared.cache_folder", lambda: folder)
+        patch.setattr("workers.weights.prepared.cache_folder", lambda: folder)
         yield folder / "prepared"
 
 

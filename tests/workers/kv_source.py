@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import KVAccess, KVTicket
-from actorserve.core.tickets import make_ticket
 from workers.kv_transfer.blocks import BlockMemory, Bytes, HostBlocks, KVPools, layout_digest, view
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.shared import SharedMemory

@@ -10,7 +10,7 @@ from torch import Tensor
 from actorserve.core.messages import StepPlan
 from workers.attention import Attention
 from workers.batch import make_batch
-from workers.kv_cache import transposed
+from workers.kv.cache import transposed
 
 Chunk = tuple[int, int]
 """From which token to before which."""
@@ -99,7 +99,7 @@ def attend(
 
 
 def transpose(keys: Tensor, tokens_per_block: int) -> Tensor:
-    """[num_kv_heads, num_slots, head_dim] into the layout of ``workers.kv_cache.transposed``, in place."""
+    """[num_kv_heads, num_slots, head_dim] into the layout of ``workers.kv.cache.transposed``, in place."""
     target = transposed(keys, tokens_per_block)
     num_kv_heads, num_blocks, num_words, _, per_word = target.shape
     plain = keys.reshape(num_kv_heads, num_blocks, tokens_per_block, num_words, per_word).clone()

@@ -14,7 +14,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.model_files.describe import describe
-from workers.torch_engine import TorchEngine
+from workers.engines.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.model
 

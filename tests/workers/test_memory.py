@@ -13,11 +13,11 @@ from actorserve.errors import SettingsError
 from actorserve.host import ResidentMemory
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from workers import memory, native
-from workers.kernels import Kernels
+from workers.kernels.choose import Kernels
+from workers.kernels.linear import PackedLinear, PlainLinear
+from workers.kernels.numerics import numerics
 from workers.kv_transfer.shared import SharedMemory, resident_shared_bytes
-from workers.linear import PackedLinear, PlainLinear
 from workers.memory import MemoryPlan, PoolWatch, weights_bytes
-from workers.numerics import numerics
 
 CPU = torch.device("cpu")
 GIB = 2**30

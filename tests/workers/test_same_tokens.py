@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings, strategies as st
 
 from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, Fetch, RunStep, Send, SwapIn, SwapOut
-from actorserve.core.instance import InstanceConfig, InstanceState
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     CopyDone,
     Finished,
@@ -25,13 +26,13 @@ from actorserve.core.messages import (
     TokenLogprobs,
     Tokens,
 )
-from actorserve.core.policies import make_policy
-from actorserve.core.step_times import StepTimes
-from actorserve.core.swapping import SwapMode
-from tests.core.driver import PROFILE
+from actorserve.core.scheduling.policies import make_policy
+from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core.timing.step_times import StepTimes
+from tests.core.harness.driver import PROFILE
 from workers.engine import Engine
+from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
-from workers.torch_engine import TorchEngine
 
 GATEWAY = Peer("gateway-0", 1)
 VOCAB_SIZE = 211

@@ -22,7 +22,7 @@ from actorserve.core.messages import (
     Role,
     Start,
 )
-from actorserve.core.migration import MigrationConfig, MigrationMode
+from actorserve.core.migration.source import MigrationConfig, MigrationMode
 from tests.workers.test_same_tokens import (
     BUSY,
     MAX_STEPS,
@@ -37,8 +37,8 @@ from tests.workers.test_same_tokens import (
     config,
 )
 from workers.engine import Engine
+from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
-from workers.torch_engine import TorchEngine
 
 PEERS = (Peer("worker-0", 1), Peer("worker-1", 1))
 COORDINATOR = Peer("coordinator", 1)
@@ -87,7 +87,7 @@ class Pair:
     @property
     def is_busy(self) -> bool:
         return any(
-            each.state.requests or each.is_copying or each.fetches or each.outbox or each.state.arrivals
+            each.state.requests or each.is_copying or each.fetches or each.outbox or each.state.migration_destination
             for each in self.instances
         )
 

@@ -27,7 +27,7 @@ from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
 from tools.benchmarks.peers import ray_build
 from tools.benchmarks.peers.answers import ask, read_answer
-from tools.benchmarks.peers.process import ROOT
+from tools.benchmarks.peers.peer_process import ROOT
 from tools.benchmarks.peers.ray_actors import descendants
 from tools.benchmarks.processes import Memory, memory_of
 from tools.benchmarks.report import write_json

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.actors.membership import COORDINATOR_NAME, MAX_PEERS
-from actorserve.actors.process import address_of
+from actorserve.actors.program import address_of
 from actorserve.processes.child import command_line, write_settings
 from actorserve.processes.launch import replace
 from actorserve.processes.status import PARENT_PID
@@ -35,7 +35,7 @@ from tools.benchmarks.engine import counts
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.load_generator import Load, Measured, Options
 from tools.benchmarks.machine import machine_line, this_machine
-from tools.benchmarks.peers.process import ROOT
+from tools.benchmarks.peers.peer_process import ROOT
 from tools.benchmarks.report import write_json
 
 MIN_ANSWERED = 0.97

@@ -18,8 +18,8 @@ from tools.benchmarks import formats
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import Machine, machine_line, this_machine
 from tools.benchmarks.peers import build
-from tools.benchmarks.peers.process import Entry, PeerProcess
-from tools.benchmarks.peers.protocol import Room, Shape
+from tools.benchmarks.peers.peer_process import Entry, PeerProcess
+from tools.benchmarks.peers.protocol import BlockBudget, Shape
 from tools.benchmarks.report import write_json
 
 OURS = "actorserve"
@@ -187,7 +187,7 @@ def show(results: Sequence[Result], shapes: Sequence[Shape], console: Console) -
         console.print(compared)
 
 
-def as_json(results: Sequence[Result], shapes: Sequence[Shape], machine: Machine, room: Room) -> dict[str, Any]:
+def as_json(results: Sequence[Result], shapes: Sequence[Shape], machine: Machine, room: BlockBudget) -> dict[str, Any]:
     return {
         "machine": asdict(machine),
         "room": asdict(room),
@@ -196,9 +196,9 @@ def as_json(results: Sequence[Result], shapes: Sequence[Shape], machine: Machine
     }
 
 
-def make_room(arguments: argparse.Namespace, machine: Machine, wanted: Sequence[Shape]) -> Room:
+def make_room(arguments: argparse.Namespace, machine: Machine, wanted: Sequence[Shape]) -> BlockBudget:
     decodes = [shape for shape in wanted if shape.phase == "decode"]
-    return Room(
+    return BlockBudget(
         num_threads=arguments.threads or machine.cores,
         context_tokens=arguments.context,
         max_batch=max((shape.size for shape in decodes), default=1),

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.core.messages import LoadReport
-from actorserve.core.profile import Profile
+from actorserve.core.timing.profile import Profile
 from actorserve.profile_files import load_profile
 from actorserve.settings import Settings, load_settings
 from actorserve.sim.arrivals import arrivals
@@ -47,7 +47,7 @@ from tools.benchmarks.journals import (
     records_of,
 )
 from tools.benchmarks.machine import machine_line, this_machine
-from tools.benchmarks.peers.process import ROOT
+from tools.benchmarks.peers.peer_process import ROOT
 from tools.benchmarks.report import write_json
 from tools.benchmarks.servers import RunningServer
 from tools.benchmarks.under_load import Overrides, make_jobs, saturated_tokens_per_s, send, server_spec

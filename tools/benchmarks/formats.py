@@ -8,7 +8,7 @@ from pathlib import Path
 from actorserve.model_files.default_model import cache_folder
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.peers.build import LlamaBuild
-from tools.benchmarks.peers.process import ROOT
+from tools.benchmarks.peers.peer_process import ROOT
 
 FORMATS = ("Q4_0", "Q8_0", "F16")
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.core.messages import RequestSpec, SamplingParams
-from actorserve.core.migration import MigrationMode
+from actorserve.core.migration.source import MigrationMode
 from actorserve.host import available_memory_bytes
 from actorserve.processes import launch
 from actorserve.settings import load_settings
@@ -193,7 +193,7 @@ def _pair(way: str, arguments: argparse.Namespace, model: Path, folder: Path, st
 
 def kv_bytes_per_token(engine: str) -> int:
     if engine == "fake":
-        from workers.fake_engine import BYTES_PER_TOKEN
+        from workers.engines.fake_engine import BYTES_PER_TOKEN
 
         return BYTES_PER_TOKEN
     head_dim = SHAPE["hidden_size"] // SHAPE["num_attention_heads"]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.node import Node
-from actorserve.actors.process import make_node
-from actorserve.actors.supervision import RestartLimits
+from actorserve.actors.program import make_node
 from actorserve.core.effects import Deliver, Effect, End, Send
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
 from actorserve.core.messages import (
+    CheckpointTo,
     Close,
-    GuardedBy,
     LoadReport,
     Message,
     MigrateTo,
@@ -34,9 +34,9 @@ from actorserve.core.messages import (
     Role,
     Start,
 )
-from actorserve.core.sessions import SessionsConfig, SessionsState
 from actorserve.processes import launch
 from actorserve.processes.child import write_settings
+from actorserve.processes.restarts import RestartLimits
 from actorserve.processes.status import Status
 from actorserve.processes.supervisor import ChildSpec, Supervisor
 from actorserve.settings import Settings
@@ -82,7 +82,7 @@ class _Placer:
             case Place(request_id=request_id, epoch=epoch, avoid=avoid) if sender is not None:
                 name = self.places[request_id] if avoid is None else DESTINATION
                 return [Send(sender, Placed(request_id, epoch, self.workers[name]))]
-            case MigrateTo() | GuardedBy():
+            case MigrateTo() | CheckpointTo():
                 return [Send(self.workers[SOURCE], message)]
         return []
 
@@ -90,10 +90,10 @@ class _Placer:
         return None
 
 
-class _TimedSessions(SessionsState):
+class _TimedSessions(GatewayState):
     """A gateway's sessions, when they hand a request over, and when they last noticed each worker's death."""
 
-    def __init__(self, config: SessionsConfig, on_handed_over: Callable[[Start], None]) -> None:
+    def __init__(self, config: GatewayConfig, on_handed_over: Callable[[Start], None]) -> None:
         super().__init__(config)
         self.noticed_s: dict[str, float] = {}
         self._on_handed_over = on_handed_over
@@ -126,7 +126,7 @@ class Pair:
         self.specs = [replace(spec, name=f"{name} {spec.name}") for spec in specs if spec.name in (SOURCE, DESTINATION)]
         cluster = settings.cluster
         self._sessions = _TimedSessions(
-            SessionsConfig(cluster.retry_s, cluster.no_instance_timeout_s, cluster.resume_timeout_s),
+            GatewayConfig(cluster.retry_s, cluster.no_instance_timeout_s, cluster.resume_timeout_s),
             self._on_handed_over,
         )
         self._placer = _Placer()
@@ -163,7 +163,7 @@ class Pair:
 
     def order_guard(self) -> None:
         """Have the destination guard the source's requests, if these have checkpoints."""
-        self.nodes[0].inject(GuardedBy(self._placer.workers[DESTINATION]))
+        self.nodes[0].inject(CheckpointTo(self._placer.workers[DESTINATION]))
 
     def pid(self, name: str) -> int:
         """Of that worker. Raises: BenchError."""

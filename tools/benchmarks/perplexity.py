@@ -18,8 +18,8 @@ from actorserve.model_files.tokenizer import load_tokenizer
 from tools.benchmarks.engine import LLAMA, OURS, add_peer_arguments, entries
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
-from tools.benchmarks.peers.process import Entry, PeerProcess
-from tools.benchmarks.peers.protocol import Room
+from tools.benchmarks.peers.peer_process import Entry, PeerProcess
+from tools.benchmarks.peers.protocol import BlockBudget
 from tools.benchmarks.report import write_json
 
 _BASE = f"{OURS} float32"
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     texts = windows(_tokens(arguments), arguments.tokens, arguments.window)
     if "float32" not in arguments.dtypes:
         arguments.dtypes = ("float32", *arguments.dtypes)
-    room = Room(arguments.threads or machine.cores, 1, 1, arguments.window, 1)
+    room = BlockBudget(arguments.threads or machine.cores, 1, 1, arguments.window, 1)
     num_predicted = sum(len(each) - 1 for each in texts)
     scores = []
     with Progress(console=console, transient=True) as progress:

@@ -16,7 +16,7 @@ import httpx
 
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.peers.build import LlamaBuild
-from tools.benchmarks.peers.process import ROOT
+from tools.benchmarks.peers.peer_process import ROOT
 
 _POLL_S = 0.02
 _START_TIMEOUT_S = 300.0

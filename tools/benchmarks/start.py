@@ -18,7 +18,7 @@ from actorserve.errors import ActorserveError
 from actorserve.model_files.locate import locate
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
-from tools.benchmarks.peers.process import ROOT
+from tools.benchmarks.peers.peer_process import ROOT
 from tools.benchmarks.report import write_json
 from tools.benchmarks.servers import RunningServer, our_server
 

@@ -15,22 +15,22 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import workers.torch_engine
+import workers.engines.torch_engine
 from actorserve.errors import ActorserveError
 from actorserve.model_files.locate import locate
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
 from tools.benchmarks.peers.ours import OurPeer
-from tools.benchmarks.peers.protocol import Room
+from tools.benchmarks.peers.protocol import BlockBudget
 from tools.benchmarks.report import write_json
-from workers.kv_cache import KVCache
+from workers.kv.cache import KVCache
 from workers.models.decoder import Decoder
-from workers.sampler import Sampler
+from workers.sampling.sampler import Sampler
 
 _REST = "sums, tiles, Python"
-_LINEAR = ("workers.linear", "workers.quantized_linear")
+_LINEAR = ("workers.kernels.linear", "workers.kernels.quantized_linear")
 _ATTENTION = ("workers.attention.tiled", "workers.attention.native")
-_ROW_OPS = "workers.row_ops"
+_ROW_OPS = "workers.kernels.row_ops"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def install(timers: Timers) -> None:
     timers.wrap_method("KV writes", KVCache, "begin")
     timers.wrap_method("KV writes", KVCache, "write")
     timers.wrap_method("output head", Decoder, "logits")
-    timers.wrap_method("batch making", workers.torch_engine, "make_batch")
+    timers.wrap_method("batch making", workers.engines.torch_engine, "make_batch")
     timers.wrap_method("sampling", Sampler, "__call__")
 
 
@@ -154,7 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
     timers = Timers()
     install(timers)
     num_threads = arguments.threads or machine.cores
-    room = Room(num_threads, arguments.context, max(arguments.batches), arguments.prompt, 1)
+    room = BlockBudget(num_threads, arguments.context, max(arguments.batches), arguments.prompt, 1)
     try:
         peer = OurPeer(str(locate(arguments.model)), arguments.dtype, room)
     except ActorserveError as error:

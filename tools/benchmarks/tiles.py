@@ -1,7 +1,7 @@
 """``tools/bench tiles``: what the promise of equal bits costs in the float modes.
 
-Row tiles (``workers.tiles``) keep a token's bits from following its batch. Here every iteration is also timed without
-them, in turn with the real one: all rows in one call, whatever bits that gives.
+Row tiles (``workers.kernels.tiles``) keep a token's bits from following its batch. Here every iteration is also timed
+without them, in turn with the real one: all rows in one call, whatever bits that gives.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from actorserve.model_files.locate import locate
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
 from tools.benchmarks.report import write_json
-from workers.tiles import RowFunction, RowTiles
-from workers.torch_engine import TorchEngine
+from workers.engines.torch_engine import TorchEngine
+from workers.kernels.tiles import RowFunction, RowTiles
 
 CONTEXT_TOKENS = 150
 DECODE_REQUESTS = (1, 4, 8, 16, 17, 32)

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.core.effects import Fetch
+from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import KVAccess, Peer
-from actorserve.core.tickets import make_ticket
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
 from tools.benchmarks.report import write_json

@@ -20,7 +20,7 @@ from tools.benchmarks.client import served_model
 from tools.benchmarks.drive import Job
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import this_machine
-from tools.benchmarks.peers.process import ROOT
+from tools.benchmarks.peers.peer_process import ROOT
 from tools.benchmarks.prompts import prompt_token_ids
 from tools.benchmarks.serve import send_jobs
 from tools.benchmarks.servers import ServerSpec

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from actorserve.core.profile import Link, Profile
+from actorserve.core.timing.profile import Link, Profile
 from actorserve.model_files.locate import locate
 from actorserve.processes.child import Child
 from actorserve.processes.launch import LaunchError, resolve_workers
@@ -19,8 +19,17 @@ from actorserve.profile_files import save_profile
 from actorserve.settings import Settings, load_settings
 from tools.profiling.errors import ProfilingError
 from tools.profiling.output import prepare_file
-from workers.engine_timer import Shape
-from workers.measuring import QUICK, THOROUGH, Measurements, make_profile, measure, profile_s, quick_plan, thorough_plan
+from workers.profile.engine_timer import Shape
+from workers.profile.measure import (
+    QUICK,
+    THOROUGH,
+    Measurements,
+    make_profile,
+    measure,
+    profile_s,
+    quick_plan,
+    thorough_plan,
+)
 
 _HOST_KV_BYTES = 256 * 2**20  # to measure copies with
 _LONGEST_ITERATION = 2048  # tokens
@@ -35,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     # Read when the numeric libraries load.
     os.environ["OMP_NUM_THREADS"] = str(settings.workers.threads)
-    from workers.load import load_engine
-    from workers.profiling import describe_profile, facts_of, kv_bytes_per_token, profile_file
+    from workers.engines.make_engine import load_engine
+    from workers.profile.worker_profile import describe_profile, facts_of, kv_bytes_per_token, profile_file
 
     with console.status("loading the model"):
         engine = load_engine(Child("profile", settings, Path(), Reporter(None)))

@@ -26,7 +26,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.table import Table
 
-from actorserve.core.profile import Curve, Link, Profile, not_falling
+from actorserve.core.timing.profile import Curve, Link, Profile, not_falling
 from actorserve.errors import ProfileError
 from actorserve.profile_files import parse_profile, profile_text, save_profile
 from tools.profiling.errors import ProfilingError

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from actorserve.core.profile import Profile
+from actorserve.core.timing.profile import Profile
 from actorserve.errors import ActorserveError, SimulationError
 from actorserve.profile_files import load_profile
 from actorserve.sim.arrivals import arrivals

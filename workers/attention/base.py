@@ -26,7 +26,7 @@ class Attention(Protocol):
 
     @property
     def keys_transposed(self) -> bool:
-        """How the pool is to hold keys: plainly, or as ``workers.kv_cache.transposed`` says."""
+        """How the pool is to hold keys: plainly, or as ``workers.kv.cache.transposed`` says."""
         ...
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int | None = None) -> Tensor:

@@ -4,7 +4,7 @@ Every request's context is cut into tiles of 64 keys at multiples of 64, whateve
 each tile's scores, in float32; the maximum over a query's tiles is exact in any order; each tile's weights and weighted
 values are sums of a fixed shape, and are added from the first tile to the last. Keys beyond the query get weight 0, so
 trailing tiles add exactly nothing. How many rows (queries x heads of a group) a GEMM may have without changing bits is
-probed, as for row tiles (``workers.tiles``).
+probed, as for row tiles (``workers.kernels.tiles``).
 
 Work is cut into units of one request's neighbouring queries; units with the same number of rows are computed together,
 ragged: tile 0 of all units, then tile 1 of those that have one, and so on.

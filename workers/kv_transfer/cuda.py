@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.kv_swap import StagedCopier
+from workers.kv.swap import StagedCopier
 from workers.kv_transfer.blocks import Bytes
 from workers.kv_transfer.errors import TransferError
 

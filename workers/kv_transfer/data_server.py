@@ -19,7 +19,7 @@ from collections import Counter, OrderedDict
 
 import numpy as np
 
-from actorserve.core.tickets import is_genuine
+from actorserve.core.kv.tickets import is_genuine
 from actorserve.errors import ActorserveError, ProtocolError
 from workers.kv_transfer.blocks import HostBlocks, KVPools
 from workers.kv_transfer.frames import (

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from actorserve.errors import ModelError
-from workers.row_ops import Activation
-from workers.weights import Weights
+from workers.kernels.row_ops import Activation
+from workers.weights.decoder_weights import Weights
 
 
 class Heads:

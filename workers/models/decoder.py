@@ -7,11 +7,11 @@ from torch import Tensor
 
 from workers.attention import Attention
 from workers.batch import Batch
-from workers.kv_cache import KVCache
+from workers.kernels.tiles import RowFunction
+from workers.kv.cache import KVCache
 from workers.models.random_rows import RandomRows, RowProbe
 from workers.models.rope import RotaryTable
-from workers.tiles import RowFunction
-from workers.weights import Norm, Weights
+from workers.weights.decoder_weights import Norm, Weights
 
 
 class Tiles(Protocol):

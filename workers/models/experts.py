@@ -7,11 +7,11 @@ row in the order of its experts' rank, whatever else is in the batch.
 from torch import Tensor
 from torch.nn import functional as F
 
+from workers.kernels.tiles import RowTiles, probe
 from workers.models.blocks import GatedMlp
 from workers.models.decoder import Tiles
 from workers.models.random_rows import RandomRows, RowProbe
-from workers.tiles import RowTiles, probe
-from workers.weights import Weights
+from workers.weights.decoder_weights import Weights
 
 _ROUTER_TILES, _ROUTER_BASE_ROWS, _ROUTER_OVERHEAD_ROWS = (1, 16, 64), 16, 4
 

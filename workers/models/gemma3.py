@@ -11,7 +11,7 @@ from workers.models.blocks import GatedMlp
 from workers.models.decoder import Decoder, Tiles
 from workers.models.qwen3 import Qwen3Attention
 from workers.models.random_rows import RandomRows, RowProbe
-from workers.weights import Weights
+from workers.weights.decoder_weights import Weights
 
 
 class Gemma3Attention(Qwen3Attention):

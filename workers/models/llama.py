@@ -8,7 +8,7 @@ from torch import Tensor
 from workers.models.blocks import GatedMlp, Heads
 from workers.models.decoder import Decoder, Layer, Tiles
 from workers.models.random_rows import RandomRows, RowProbe
-from workers.weights import Weights
+from workers.weights.decoder_weights import Weights
 
 
 class LlamaAttention:

@@ -6,7 +6,7 @@ from workers.models.decoder import Layer, Tiles
 from workers.models.experts import Experts
 from workers.models.llama import Llama, LlamaAttention
 from workers.models.random_rows import RandomRows, RowProbe
-from workers.weights import Weights
+from workers.weights.decoder_weights import Weights
 
 
 class ExpertLayer:

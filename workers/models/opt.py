@@ -6,7 +6,7 @@ from workers.batch import Batch
 from workers.models.blocks import Heads
 from workers.models.decoder import Decoder, Tiles
 from workers.models.random_rows import RandomRows, RowProbe
-from workers.weights import Weights
+from workers.weights.decoder_weights import Weights
 
 _FIRST_POSITION = 2  # the table's rows before it belong to no position
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from workers.linear import LinearShape, cancelling_linear, linear_shapes
+from workers.kernels.linear import LinearShape, cancelling_linear, linear_shapes
+from workers.kernels.tiles import RowTiles, probe
 from workers.models.decoder import Decoder
 from workers.models.random_rows import RowProbe
-from workers.tiles import RowTiles, probe
 
 # One row is for machines where nothing else agrees; two take longer than four (oneDNN on Zen 4).
 _LAYER_TILES = (1, *range(4, 32, 4), *range(32, 64, 8), *range(64, 128, 32), *range(128, 513, 128))

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from workers.models.decoder import Layer
 from workers.models.llama import Llama, LlamaAttention, LlamaLayer
-from workers.weights import Weights
+from workers.weights.decoder_weights import Weights
 
 
 class Qwen3Attention(LlamaAttention):

@@ -4,7 +4,7 @@ from workers.models.decoder import Layer
 from workers.models.llama import Llama
 from workers.models.mixtral import ExpertLayer
 from workers.models.qwen3 import Qwen3Attention
-from workers.weights import Weights
+from workers.weights.decoder_weights import Weights
 
 
 class Qwen3Moe(Llama):

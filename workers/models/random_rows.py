@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from actorserve.model_files.description import DecoderConfig
-from workers.tiles import RowFunction
+from workers.kernels.tiles import RowFunction
 
 RowProbe = tuple[RowFunction, Callable[[int], tuple[Tensor, ...]]]
 """A token-wise function, and what makes inputs of so many rows for it."""

@@ -1,4 +1,4 @@
-// A step's keys and values into their slots of the KV pool (workers/kv_cache.py).
+// A step's keys and values into their slots of the KV pool (workers/kv/cache.py).
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>

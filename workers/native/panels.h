@@ -1,4 +1,4 @@
-// How quantized weights lie in memory; the same for every instruction set. workers/quantized_linear.py packs them.
+// How quantized weights lie in memory; the same for every instruction set. workers/kernels/quantized_linear.py packs them.
 #pragma once
 
 #include <immintrin.h>

@@ -1,4 +1,4 @@
-// One row's block-Hadamard rotation and its symmetric quantization to 8 bits. workers/quantized_linear.py does the same
+// One row's block-Hadamard rotation and its symmetric quantization to 8 bits. workers/kernels/quantized_linear.py does the same
 // in torch, operation by operation, and both give equal bits.
 #pragma once
 

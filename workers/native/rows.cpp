@@ -1,4 +1,4 @@
-// Token-wise functions (workers/row_ops.py has their contracts). Each row is computed by itself, in whole vectors and
+// Token-wise functions (workers/kernels/row_ops.py has their contracts). Each row is computed by itself, in whole vectors and
 // in one order of summing, so its bits follow neither the number of rows nor the number of threads.
 
 #include <ATen/Parallel.h>

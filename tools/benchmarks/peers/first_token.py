@@ -9,7 +9,7 @@ from pathlib import Path
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import ActorserveError
 from actorserve.model_files.describe import describe
-from workers.torch_engine import TorchEngine
+from workers.engines.torch_engine import TorchEngine
 
 _PROMPT = tuple(range(100, 116))
 

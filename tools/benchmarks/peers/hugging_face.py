@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from tools.benchmarks.peers.protocol import Room, serve
+from tools.benchmarks.peers.protocol import BlockBudget, serve
 
 _FIRST_TOKEN = 100  # any ordinary ones will do
 
@@ -19,7 +19,7 @@ _FIRST_TOKEN = 100  # any ordinary ones will do
 class HuggingFacePeer:
     """Implements ``protocol.Peer``. A prompt is computed at once; a batch's requests share one cache."""
 
-    def __init__(self, path: Path, room: Room) -> None:
+    def __init__(self, path: Path, room: BlockBudget) -> None:
         torch.set_num_threads(room.num_threads)
         folder, gguf = (path, None) if path.is_dir() else (path.parent, path.name)
         config = AutoConfig.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
@@ -47,7 +47,7 @@ class HuggingFacePeer:
         return time.perf_counter() - began
 
 
-def _make(options: dict[str, Any], room: Room) -> HuggingFacePeer:
+def _make(options: dict[str, Any], room: BlockBudget) -> HuggingFacePeer:
     return HuggingFacePeer(Path(options["model"]), room)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from llama_cpp import llama_cpp
 
-from tools.benchmarks.peers.protocol import CHUNK_TOKENS, Room, serve
+from tools.benchmarks.peers.protocol import CHUNK_TOKENS, BlockBudget, serve
 
 _FIRST_TOKEN = 100  # any ordinary ones will do
 
@@ -83,7 +83,7 @@ class _Context:
 class LlamaPeer:
     """Implements ``protocol.Scorer``."""
 
-    def __init__(self, model_file: str, flash_attention: bool, room: Room) -> None:
+    def __init__(self, model_file: str, flash_attention: bool, room: BlockBudget) -> None:
         llama_cpp.llama_log_set(_no_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(model_file.encode(), llama_cpp.llama_model_default_params())
@@ -133,7 +133,7 @@ class LlamaPeer:
         return _Context(self._model, num_requests, num_tokens, self._room.num_threads, self._flash_attention)
 
 
-def _make(options: dict[str, Any], room: Room) -> LlamaPeer:
+def _make(options: dict[str, Any], room: BlockBudget) -> LlamaPeer:
     return LlamaPeer(options["model"], options["flash_attention"], room)
 
 

@@ -17,7 +17,7 @@ import uvloop
 
 from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.node import Node
-from actorserve.actors.process import make_node, on_termination
+from actorserve.actors.program import make_node, on_termination
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import Message, Peer, PeerUp, Place, Placed, Role, Tick
 from actorserve.errors import ActorserveError

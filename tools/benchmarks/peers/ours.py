@@ -12,9 +12,9 @@ from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import ActorserveError
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
-from tools.benchmarks.peers.protocol import CHUNK_TOKENS, Room, serve
-from workers.kv_cache import bytes_per_token
-from workers.torch_engine import TorchEngine
+from tools.benchmarks.peers.protocol import CHUNK_TOKENS, BlockBudget, serve
+from workers.engines.torch_engine import TorchEngine
+from workers.kv.cache import bytes_per_token
 
 _FIRST_TOKEN = 100  # any ordinary ones will do
 _TOKENS_PER_BLOCK = 16
@@ -23,7 +23,7 @@ _TOKENS_PER_BLOCK = 16
 class OurPeer:
     """Implements ``protocol.Scorer``. Each request has blocks of its own, and so has the prompt."""
 
-    def __init__(self, model: str, dtype: str, room: Room) -> None:
+    def __init__(self, model: str, dtype: str, room: BlockBudget) -> None:
         path = Path(model) if model != "default" else locate(model)
         description = describe(path)
         self._room = room
@@ -100,7 +100,7 @@ def _blocks(num_tokens: int) -> int:
     return -(-num_tokens // _TOKENS_PER_BLOCK)
 
 
-def _make(options: dict[str, Any], room: Room) -> OurPeer:
+def _make(options: dict[str, Any], room: BlockBudget) -> OurPeer:
     return OurPeer(options["model"], options["dtype"], room)
 
 

@@ -37,7 +37,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BlockBudget:
     """What a peer must have room for. ``context_tokens`` are before each decoding request's first step."""
 
     num_threads: int
@@ -93,7 +93,7 @@ def answer(peer: Peer, asked: dict[str, Any]) -> dict[str, Any]:
     return {"error": f"nobody understands {str(asked)[:80]}"}
 
 
-def serve(make: Callable[[dict[str, Any], Room], Peer], expected: tuple[type[Exception], ...]) -> int:
+def serve(make: Callable[[dict[str, Any], BlockBudget], Peer], expected: tuple[type[Exception], ...]) -> int:
     """Be a peer's process: ``argv[1]`` has its options and its room, as JSON.
 
     ``expected`` are what making it may raise: their text is told to the parent in one line.
@@ -107,7 +107,7 @@ def serve(make: Callable[[dict[str, Any], Room], Peer], expected: tuple[type[Exc
 
     options = json.loads(sys.argv[1])
     try:
-        peer = make(options["options"], Room(**options["room"]))
+        peer = make(options["options"], BlockBudget(**options["room"]))
     except expected as error:
         tell({"error": " ".join(str(error).split())[:300]})
         return 1

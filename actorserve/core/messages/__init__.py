@@ -1,0 +1,128 @@
+"""The one vocabulary: every message that crosses the wire or enters the core, as a frozen value.
+
+The wire encodes these as ``[tag, *fields]`` (``actorserve.wire.codec``), the core handles them, the simulator and a
+recorded log replay them. Hot messages are columnar: one object for a whole batch, a column per field. Durations may
+cross hosts, timestamps never do.
+
+Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker; in a migration ``s`` is the source and ``d`` the destination, two
+workers. ``g -> w`` in a docstring says who sends to whom; *local* messages never leave the process that made them.
+"""
+
+from actorserve.core.messages.checkpoints import (
+    Checkpoint as Checkpoint,
+    CheckpointConfirmed as CheckpointConfirmed,
+    Checkpointed as Checkpointed,
+    CheckpointTo as CheckpointTo,
+)
+from actorserve.core.messages.engine import (
+    CopyDone as CopyDone,
+    CopyFailed as CopyFailed,
+    MemoryLimit as MemoryLimit,
+    StepDone as StepDone,
+    StepPlan as StepPlan,
+)
+from actorserve.core.messages.lifecycle import (
+    Drain as Drain,
+    StartFailed as StartFailed,
+    Tick as Tick,
+)
+from actorserve.core.messages.load import (
+    LoadReport as LoadReport,
+)
+from actorserve.core.messages.membership import (
+    Fenced as Fenced,
+    Goodbye as Goodbye,
+    Heartbeat as Heartbeat,
+    Hello as Hello,
+    Members as Members,
+    PeerDown as PeerDown,
+    PeerUp as PeerUp,
+)
+from actorserve.core.messages.migration import (
+    Copied as Copied,
+    Declined as Declined,
+    HandOver as HandOver,
+    Keep as Keep,
+    MigrateTo as MigrateTo,
+    Offer as Offer,
+    Stage as Stage,
+    Withdrawn as Withdrawn,
+)
+from actorserve.core.messages.placement import (
+    Place as Place,
+    Placed as Placed,
+    Refused as Refused,
+    Unplace as Unplace,
+)
+from actorserve.core.messages.requests import (
+    Close as Close,
+    Finished as Finished,
+    Open as Open,
+    Release as Release,
+    Resend as Resend,
+    Start as Start,
+    Started as Started,
+    Tokens as Tokens,
+)
+from actorserve.core.messages.values import (
+    LOCAL as LOCAL,
+    NEWCOMER as NEWCOMER,
+    Attained as Attained,
+    DeclineReason as DeclineReason,
+    FinishReason as FinishReason,
+    KVAccess as KVAccess,
+    KVTicket as KVTicket,
+    MigrationId as MigrationId,
+    ModelInfo as ModelInfo,
+    Peer as Peer,
+    RefusalReason as RefusalReason,
+    RequestSpec as RequestSpec,
+    Role as Role,
+    SamplingParams as SamplingParams,
+    Speed as Speed,
+    TokenLogprobs as TokenLogprobs,
+)
+
+PROTOCOL_VERSION = 4
+
+Message = (
+    Hello
+    | Members
+    | Heartbeat
+    | PeerUp
+    | PeerDown
+    | Goodbye
+    | Fenced
+    | Place
+    | Placed
+    | Refused
+    | Unplace
+    | Start
+    | Started
+    | Tokens
+    | Finished
+    | Release
+    | Resend
+    | LoadReport
+    | MigrateTo
+    | Offer
+    | Stage
+    | Copied
+    | Declined
+    | Withdrawn
+    | HandOver
+    | Keep
+    | CheckpointTo
+    | Checkpoint
+    | CheckpointConfirmed
+    | Checkpointed
+    | StepDone
+    | CopyDone
+    | CopyFailed
+    | MemoryLimit
+    | StartFailed
+    | Tick
+    | Drain
+    | Open
+    | Close
+)

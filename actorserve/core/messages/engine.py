@@ -1,0 +1,56 @@
+"""Messages: between an instance and its engine; none of these leaves the process."""
+
+from dataclasses import dataclass
+
+from actorserve.core.messages.values import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One iteration, as parallel columns over its requests: prefill chunks and decode tokens share it.
+
+    Row r feeds ``token_ids[r]`` at absolute positions ``starts[r]``, ``starts[r] + 1``, ...; their KV goes to the
+    slots that ``block_tables[r]`` gives (position p lies in block ``block_tables[r][p // tokens_per_block]``).
+    ``samples[r]`` says whether the chunk reaches the request's last token, so that the next one is sampled.
+    """
+
+    step_id: int
+    request_ids: tuple[str, ...]
+    starts: tuple[int, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    block_tables: tuple[tuple[int, ...], ...]
+    samples: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """Local: the engine finished ``step_id``. Columns hold the sampled rows; ``positions`` are output positions."""
+
+    step_id: int
+    duration_s: float
+    request_ids: tuple[str, ...]
+    positions: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyDone:
+    """Local: the engine finished the copy ``copy_id``, between device and host or from another worker."""
+
+    copy_id: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """Local: the copy ``copy_id`` from another worker failed, and writes nothing any more."""
+
+    copy_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """Local: memory has room for so many of the pool's blocks now, those that were ever written included."""
+
+    num_blocks: int

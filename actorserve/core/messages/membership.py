@@ -1,0 +1,76 @@
+"""Messages: finding and watching the cluster's processes."""
+
+from dataclasses import dataclass
+
+from actorserve.core.messages.values import KVAccess, ModelInfo, Peer, Role, Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Any -> any, first on every link: who I am, where to reach me, what I serve.
+
+    ``kind`` names the bits a worker makes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
+    give the same tokens. Empty for gateways and the coordinator, as are ``model``, ``speed`` and ``kv``.
+    """
+
+    protocol_version: int
+    role: Role
+    address: str
+    kind: str = ""
+    model: ModelInfo | None = None
+    answers: int = 0  # the receiver's incarnation that asked; 0 asks for an answer
+    speed: Speed | None = None
+    kv: KVAccess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """c -> all: the processes now known, as parallel columns. Peers connect to whom they do not know yet."""
+
+    names: tuple[str, ...]
+    incarnations: tuple[int, ...]
+    roles: tuple[Role, ...]
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Any -> any peer: I am alive. Silence for longer than the death watch's patience is death."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerUp:
+    """Local: the death watch met ``peer`` (a new incarnation ends the old one first, with a PeerDown)."""
+
+    peer: Peer
+    role: Role
+    kind: str = ""
+    model: ModelInfo | None = None
+    speed: Speed | None = None
+    kv: KVAccess | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDown:
+    """Local: ``peer`` has been silent too long, said goodbye, or was replaced. This incarnation never comes back.
+
+    One exception: a process that was fenced (``Fenced``) rejoins as a new incarnation of itself. Its own core sees
+    every peer go down first; then the same incarnations may come up again, for they now meet somebody new.
+    """
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """Any -> any: I am leaving in order; do not wait for my heartbeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """Any -> any: I hold your incarnation for dead (it was silent too long, or is older than one that I know).
+
+    Nothing it says is heard any more; it has to rejoin as an incarnation above ``incarnation``.
+    """
+
+    incarnation: int

@@ -1,0 +1,51 @@
+"""What a core was made from: with its inputs, all that a replay needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S
+from actorserve.core.scheduling.policies import MIN_SHARE, make_policy
+from actorserve.core.timing.profile import Profile
+from actorserve.core.timing.step_times import StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRecipe:
+    """An instance: its sizes, its engine's profile, and its policy with that one's settings (``make_policy``)."""
+
+    config: InstanceConfig
+    profile: Profile
+    policy: str
+    promote_after_s: float = PROMOTE_AFTER_S
+    promote_after_s_of: Mapping[int, float] = field(default_factory=dict)
+    min_share: float = MIN_SHARE
+
+    def make(self) -> InstanceState:
+        """A new one. Raises: ValueError for a policy's name that is none."""
+        times = StepTimes(self.profile)
+        policy = make_policy(
+            self.policy,
+            times,
+            promote_after_s=self.promote_after_s,
+            promote_after_s_of=self.promote_after_s_of,
+            min_share=self.min_share,
+        )
+        return InstanceState(self.config, policy, times)
+
+
+Recipe = InstanceRecipe | ClusterConfig | GatewayConfig
+
+
+def make_core(recipe: Recipe) -> InstanceState | ClusterState | GatewayState:
+    """A new core of an instance, of the coordinator, or of a gateway."""
+    match recipe:
+        case InstanceRecipe():
+            return recipe.make()
+        case ClusterConfig():
+            return ClusterState(recipe)
+        case GatewayConfig():
+            return GatewayState(recipe)

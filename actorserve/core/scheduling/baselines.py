@@ -1,0 +1,91 @@
+"""Policies to compare the skip-join queue with: FastServe's two strawmen (section 4.1), and an oracle."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from actorserve.core.messages import Attained
+from actorserve.core.messages.values import NEWCOMER
+from actorserve.core.request import Request
+from actorserve.core.scheduling.mlfq import SkipJoinMLFQ
+from actorserve.core.timing.step_times import StepTimes
+
+
+class NaiveMLFQ(SkipJoinMLFQ):
+    """Information-agnostic: all join Q1, and a used-up quantum costs one level, whatever the next iteration takes."""
+
+    def _next_iteration_s(self, request: Request, num_computed: int) -> float:
+        return 0.0
+
+
+class _ShortestFirst(ABC):
+    """Preemptive, by a time that each request has; ties in order of arrival. Nobody is promoted, so the long starve."""
+
+    reserves_output = False
+    is_preemptive = True
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._times_s: dict[Request, float] = {}  # in order of arrival
+        self._order: list[Request] | None = None
+
+    @abstractmethod
+    def _time_s(self, request: Request, num_computed: int) -> float:
+        """What ``request`` is ordered by, with KV for so many of its tokens."""
+
+    def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
+        self._times_s[request] = self._time_s(request, num_cached_tokens)
+        self._order = None
+
+    def remove(self, request: Request) -> None:
+        del self._times_s[request]
+        self._order = None
+
+    @abstractmethod
+    def on_service(self, request: Request, service_s: float, now: float) -> None: ...
+
+    def attained(self, request: Request, now: float) -> Attained:
+        return NEWCOMER
+
+    def order(self, now: float) -> Sequence[Request]:
+        if self._order is None:
+            self._order = sorted(self._times_s, key=self._times_s.__getitem__)
+        return self._order
+
+    def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
+        """After the times of all before it, so many of them at once as a batch holds."""
+        starts_s = []
+        ahead_s = 0.0
+        for request in order:
+            starts_s.append(ahead_s / max_batch_requests)
+            ahead_s += self._times_s[request]
+        return starts_s
+
+
+class FixedPriority(_ShortestFirst):
+    """By the profiled prefill time of its input, for good: it does not see that a short prompt may decode for long."""
+
+    def _time_s(self, request: Request, num_computed: int) -> float:
+        return self._times.prefill_s(len(request.token_ids) - num_computed, num_computed)
+
+    def on_service(self, request: Request, service_s: float, now: float) -> None:
+        """Service does not count here."""
+
+
+class ShortestRemainingTime(_ShortestFirst):
+    """SRPT: what is left of the prefill, and one shortest iteration for each output token to come.
+
+    An oracle: it takes ``max_tokens`` for the length of the output, which only a simulation or a benchmark that
+    ignores the end of sequence knows beforehand.
+    """
+
+    def _time_s(self, request: Request, num_computed: int) -> float:
+        num_to_come = request.sampling.max_tokens - request.num_output
+        num_uncomputed = len(request.token_ids) - num_computed
+        if num_uncomputed <= 1:
+            return num_to_come * self._times.min_iteration_s
+        prefill_s = self._times.prefill_s(num_uncomputed, num_computed)  # which makes the first of them
+        return prefill_s + (num_to_come - 1) * self._times.min_iteration_s
+
+    def on_service(self, request: Request, service_s: float, now: float) -> None:
+        self._times_s[request] = self._time_s(request, request.num_computed)
+        self._order = None

@@ -1,0 +1,138 @@
+"""Proactive KV swapping (FastServe, section 4.2): make room ahead of need, so that no iteration waits for a copy.
+
+Requests stand in the order of their estimated next scheduling time, ENST. Those with the largest give up their device
+blocks first, those with the smallest get theirs back first, and the copies go beside the iterations. Some blocks stay
+free for requests that are yet to come; how many follows the arrivals of the last seconds.
+
+Where the paper says nothing: a request makes room only at the cost of those with a larger ENST; room that copies under
+way will free is counted, so that nothing is swapped out twice for one need; nobody gets room before everybody with a
+smaller ENST has it. And who has come to the device stays for as much service as coming and going cost, and one token
+at least: else, where more requests wait than fit, promotions would have them swapped in and out, or computed again and
+again, without one of them going on.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+
+from actorserve.core.effects import Effect
+from actorserve.core.kv.kv_memory import KVMemory
+from actorserve.core.request import Request
+from actorserve.core.timing.step_times import StepTimes
+
+
+class SwapMode(StrEnum):
+    """What happens to the KV of a request that has to give up its device blocks."""
+
+    PROACTIVE = "proactive"  # to the host ahead of need, beside the iterations
+    REACTIVE = "reactive"  # to the host at need, and the next iteration waits for it
+    RECOMPUTE = "recompute"  # dropped, and computed again
+
+
+class ArrivalReserve:
+    """How many blocks to keep free for newcomers: as many as came at once, at the most, in the last seconds.
+
+    "At once" is within ``window_s``, the time that it takes to make room. A burst is remembered for 64 windows.
+    """
+
+    _NUM_WINDOWS = 64
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._arrived: deque[tuple[int, int]] = deque()  # number of the window, blocks that came in it
+
+    def on_arrival(self, num_blocks: int, now: float) -> None:
+        window = int(now / self._window_s)
+        if self._arrived and self._arrived[-1][0] == window:
+            num_blocks += self._arrived.pop()[1]
+        self._arrived.append((window, num_blocks))
+
+    def num_blocks(self, now: float) -> int:
+        oldest = int(now / self._window_s) - self._NUM_WINDOWS
+        while self._arrived and self._arrived[0][0] < oldest:
+            self._arrived.popleft()
+        return max((num_blocks for _, num_blocks in self._arrived), default=0)
+
+
+class Swapper:
+    """Moves requests to the device and away from it, and keeps account of what that cost."""
+
+    def __init__(self, memory: KVMemory, times: StepTimes, mode: SwapMode) -> None:
+        self._memory = memory
+        self._times = times
+        self._mode = mode
+        self.num_preemptions = 0
+
+    def evict(self, request: Request, effects: list[Effect]) -> None:
+        """Swap a request out, or drop its KV where the host is full or computing it again is cheaper."""
+        recompute_s = self._times.prefill_s(request.num_computed)
+        if (
+            self._mode is SwapMode.RECOMPUTE
+            or recompute_s <= 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
+            or not self._memory.swap_out(request, effects)
+        ):
+            self.drop(request)
+        else:
+            self.num_preemptions += 1
+
+    def admit(self, request: Request) -> None:
+        """A waiting request takes its blocks, which are free. What is computed again is a cost of coming."""
+        self._memory.start(request)
+        again_s = self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
+        request.owed_s = max(again_s, self._times.min_iteration_s)
+
+    def bring_back(self, request: Request, effects: list[Effect], *, is_due: bool) -> None:
+        """Begin to swap a request in, whose blocks are free. One that is not due yet may be sent away before it ran."""
+        both_ways_s = 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
+        self._memory.swap_in(request, effects)
+        request.owed_s = max(both_ways_s, self._times.min_iteration_s) if is_due else 0.0
+
+    def on_token(self, request: Request, service_s: float) -> None:
+        """A request got a token, for so much service."""
+        if request.owed_s > 0.0:
+            request.owed_s -= max(service_s, self._times.min_iteration_s)
+
+    def drop(self, request: Request) -> None:
+        """Have a request's KV computed again, wherever it lies."""
+        self.num_preemptions += 1
+        self._memory.drop(request)
+
+
+class BlockBudget:
+    """Blocks that are free now or soon, while one iteration is planned: what one was promised is gone for the next."""
+
+    def __init__(self, memory: KVMemory, mover: Swapper, ranking: Sequence[Request], effects: list[Effect]) -> None:
+        """``ranking``: all requests, the smallest ENST first; blocks are taken from its end."""
+        self._memory = memory
+        self._mover = mover
+        self._effects = effects
+        self._ranking = ranking
+        self._next_victim = len(ranking) - 1
+        self._num_promised = 0
+
+    def make(self, num_blocks: int, ahead_of: int, spare: int = 0) -> bool:
+        """Promise so many blocks, and leave ``spare`` beside them, at the cost of those ranked behind ``ahead_of``.
+
+        False, and nothing promised, where even they have too few; what they have is taken from them all the same.
+        """
+        while self._num_coming < num_blocks + spare:
+            if self._next_victim <= ahead_of:
+                return False
+            victim = self._ranking[self._next_victim]
+            if victim.is_resident and victim.owed_s <= 0.0:
+                self._mover.evict(victim, self._effects)
+            self._next_victim -= 1
+        self._num_promised += num_blocks
+        return True
+
+    def promise(self, num_blocks: int) -> None:
+        """So many blocks are not there for others, even where there are fewer."""
+        self._num_promised += num_blocks
+
+    def keep(self, num_blocks: int) -> None:
+        """What was promised is handed out."""
+        self._num_promised -= num_blocks
+
+    @property
+    def _num_coming(self) -> int:
+        return self._memory.device.num_free_blocks + self._memory.num_freeing_blocks - self._num_promised

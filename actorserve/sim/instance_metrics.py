@@ -1,0 +1,138 @@
+"""What clients do not see: who was interrupted on an instance and for how long, and memory that is free in vain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.messages import HandOver, Message, Offer, Peer, Stage, StepPlan
+from actorserve.core.request import Request
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Of requests that stood still for a move: the time between the two tokens around it, and what the iteration took
+    that made the second one, which is what the gap would have been without the move.
+    """
+
+    gaps_s: list[float] = field(default_factory=list)
+    usual_s: list[float] = field(default_factory=list)
+
+
+class Interruptions:
+    """Times for which requests did not go on, each until the iteration ends that makes their next token.
+
+    Preemption loss, as Llumnix has it, is the time that a request loses by its preemptions: waiting for room, and
+    computing its KV again, or copying it back. It counts from when its KV is taken to its next token, wherever that is
+    made. (One iteration would have gone by without a preemption, too; that is not taken off.)
+    """
+
+    def __init__(self) -> None:
+        self.moved = Gaps()
+        self._preempted_s: dict[str, float] = {}  # since when, by request id
+        self._standing_s: dict[str, float] = {}
+        self._offered: dict[tuple[Peer, int], str] = {}  # whom a migration of this source and number is of
+
+    def on_preemptions(self, instance: InstanceState, now: float) -> list[str]:
+        """Some of its requests were preempted just now: those of whom that was not known."""
+        found = [
+            request.request_id
+            for request in instance.requests.values()
+            if _is_preempted(request)
+            and request not in instance.migration_source.paused
+            and request.request_id not in self._preempted_s
+        ]
+        self._preempted_s |= dict.fromkeys(found, now)
+        return found
+
+    def on_send(self, source: Peer, message: Message, now: float) -> None:
+        """An instance says something to another, or to a gateway: a move may begin to hold somebody up."""
+        match message:
+            case Offer(number=number, request=request):
+                self._offered[source, number] = request.request_id
+                if message.is_last:
+                    self._standing_s.setdefault(request.request_id, now)
+            case Stage(number=number, is_last=True) if (source, number) in self._offered:
+                self._standing_s.setdefault(self._offered[source, number], now)
+            case HandOver(request_id=request_id, number=0, num_output_tokens=num_output) if num_output:
+                self._standing_s.setdefault(request_id, now)
+
+    def on_step(self, plan: StepPlan, end_s: float, duration_s: float) -> list[tuple[str, float]]:
+        """An iteration begins. Who goes on by it after a preemption, and what that has cost it."""
+        caught_up: list[tuple[str, float]] = []
+        if not self._preempted_s and not self._standing_s:
+            return caught_up
+        for request_id, samples in zip(plan.request_ids, plan.samples, strict=True):
+            if not samples:
+                continue
+            preempted_s = self._preempted_s.pop(request_id, None)
+            standing_s = self._standing_s.pop(request_id, None)
+            if preempted_s is not None:
+                caught_up.append((request_id, end_s - preempted_s))
+            elif standing_s is not None:
+                self.moved.gaps_s.append(end_s - standing_s)
+                self.moved.usual_s.append(duration_s)
+        return caught_up
+
+    def on_lost(self, request_id: str, now: float) -> float:
+        """Its instance died, or it has ended: what preemption cost it up to now."""
+        self._standing_s.pop(request_id, None)
+        preempted_s = self._preempted_s.pop(request_id, None)
+        return 0.0 if preempted_s is None else now - preempted_s
+
+
+def _is_preempted(request: Request) -> bool:
+    """Whether it ran here, and its KV is gone or lies on the host, or is on its way there. (Who has come and had no
+    token yet is not preempted.)
+    """
+    if not request.is_started:
+        return request.num_output > request.resumed_output or request.num_cached_tokens is not None
+    return bool(request.host_blocks)
+
+
+def head_of_line(instance: InstanceState) -> Request | None:
+    """The first that waits, in the order of scheduling."""
+    requests, paused = instance.requests, instance.migration_source.paused
+    return next(
+        (
+            each
+            for each in chain(instance.batcher.order, requests.values())
+            if not each.is_started and each not in paused and requests.get(each.request_id) is each
+        ),
+        None,
+    )
+
+
+def fragmentation(instances: Sequence[InstanceState], demands: Sequence[int], in_line: Sequence[int] = ()) -> float:
+    """The share of the cluster's memory that is free, and of no use only because it lies apart.
+
+    As Llumnix (Figure 12) counts it: of the requests that are first in a line, each with a demand in blocks that it
+    finds no room for, as many as would fit into all of the free memory if that lay together; their demands over all
+    memory. ``demands`` are those of the first on instances (``unmet_demand``). Who waits in the cluster's queue
+    (``in_line``; the paper has none) counts where no instance has room for it, and of them as many as there are
+    instances: so many would be first in a line if each instance had its own.
+    """
+    if not instances:
+        return 0.0
+    most = max(map(room, instances))
+    num_free = sum(instance.memory.device.num_free_blocks for instance in instances)
+    num_wanted = 0
+    for demand in (*demands, *(each for each in in_line if each > most)):
+        if num_wanted + demand <= num_free:
+            num_wanted += demand
+    return num_wanted / sum(instance.memory.device.num_blocks for instance in instances)
+
+
+def unmet_demand(instance: InstanceState) -> int:
+    """Blocks that the first in an instance's line waits for in vain; 0 where there is room for it."""
+    first = head_of_line(instance)
+    demand = 0 if first is None else instance.memory.blocks_wanted(first)
+    return demand if demand > room(instance) else 0
+
+
+def room(instance: InstanceState) -> int:
+    """Blocks that are there for one more request: one for each that runs is left beside
+    (``core.scheduling.batching``).
+    """
+    num_running = sum(request.is_resident for request in instance.requests.values())
+    return instance.memory.device.num_free_blocks - num_running

@@ -1,0 +1,45 @@
+"""A process of a simulated cluster."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from actorserve.core.effects import Effect
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.messages import LoadReport, Message, Peer, PeerUp, Role
+from actorserve.sim.engine_model import EngineModel, Flight
+
+
+class Core(Protocol):
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]: ...
+
+    def next_deadline(self) -> float | None: ...
+
+
+@dataclass(eq=False)
+class Process:
+    """One incarnation of a process: its core, whom it has met, and when its next Tick is due."""
+
+    peer: Peer
+    role: Role
+    core: Core
+    engine: EngineModel | None = None
+    flight: Flight | None = None
+    born_s: float = 0.0
+    met: dict[Peer, PeerUp] = field(default_factory=dict)
+    tick_at_s: float | None = None
+    report: LoadReport | None = None
+    kv_used_sum: float = 0.0
+    num_reports: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def its_engine(self) -> EngineModel:
+        """A worker's."""
+        assert self.engine is not None
+        return self.engine
+
+    @property
+    def its_instance(self) -> InstanceState:
+        """A worker's."""
+        assert isinstance(self.core, InstanceState)
+        return self.core

@@ -1,0 +1,332 @@
+"""Scenarios of a guardian: what it keeps of another worker's requests, until when, and how they go on from it."""
+
+from dataclasses import replace
+
+import pytest
+
+from actorserve.core.effects import Effect, Fetch, Send, SwapIn
+from actorserve.core.messages import (
+    Attained,
+    Checkpoint,
+    CheckpointConfirmed,
+    Copied,
+    CopyDone,
+    CopyFailed,
+    Declined,
+    DeclineReason,
+    Drain,
+    MigrationId,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Release,
+    Role,
+    Start,
+    Tick,
+    Withdrawn,
+)
+from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+from tests.core.harness.source import ACCESS, E, assert_holds_nothing, ticket, told
+
+N = 2**48  # the first number of a checkpoint
+S = Peer("worker-0", 1)
+PROMPT = tuple(range(20))
+
+
+def holder(num_host_blocks: int = 16, **changes: object) -> Instance:
+    """An instance that knows the worker S, and its gateway."""
+    instance = Instance(replace(CONFIG, num_host_blocks=num_host_blocks, **changes))  # type: ignore[arg-type]
+    instance.handle(PeerUp(GATEWAY, Role.GATEWAY))
+    instance.handle(PeerUp(S, Role.WORKER, kv=ACCESS))
+    return instance
+
+
+def read(
+    instance: Instance, num_blocks: int, num_confirmed: int = 0, stage: int = 0, now: float = 0.0, number: int = N
+) -> list[Effect]:
+    """S has it read so many blocks of r, whose tokens are PROMPT."""
+    token_ids = PROMPT[4 * num_confirmed : 4 * (num_confirmed + num_blocks)]
+    blocks = range(50 + num_confirmed, 50 + num_confirmed + num_blocks)
+    message = Checkpoint(number, "r", GATEWAY, num_confirmed, token_ids, ticket(number, stage, *blocks))
+    return instance.handle(message, now, S)
+
+
+def fetch_of(effects: list[Effect]) -> Fetch:
+    [fetch] = [effect for effect in effects if isinstance(effect, Fetch)]
+    return fetch
+
+
+def keeps(num_blocks: int = 3, **changes: object) -> Instance:
+    """A guardian with so many blocks of r that count."""
+    instance = holder(**changes)  # type: ignore[arg-type]
+    fetch = fetch_of(read(instance, num_blocks))
+    instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
+    instance.handle(CheckpointConfirmed(N, 0), 0.0, S)
+    return instance
+
+
+def adopt(instance: Instance, token_ids: tuple[int, ...] = PROMPT[:18], now: float = 1.0) -> tuple[int, int]:
+    """S has died, and the gateway starts r there. Returns how many blocks are brought from the host, and from which
+    token on the rest is computed.
+    """
+    output = token_ids[9:]
+    request = replace(spec("r", 9, 12), prompt_token_ids=token_ids[:9], output_token_ids=output)
+    effects = instance.handle(Start(2, request, Attained(), MigrationId(S, N)), now)
+    num_brought = sum(len(effect.device_blocks) for effect in effects if isinstance(effect, SwapIn))
+    if num_brought:
+        assert instance.plan is None
+        instance.copied(now)
+    assert instance.plan is not None
+    assert instance.plan.token_ids[0][0] == token_ids[instance.plan.starts[0]]
+    return num_brought, instance.plan.starts[0]
+
+
+def finish(instance: Instance) -> None:
+    """r runs to its end; then nothing is held."""
+    while "r" in instance.state.requests:
+        instance.done(now=1.0)
+        while instance.copies:
+            instance.copied(1.0)
+    instance.handle(Release("r", 2), 1.0)
+    assert_keeps_nothing(instance)
+
+
+def assert_keeps_nothing(instance: Instance) -> None:
+    assert not instance.state.checkpoint_store
+    assert instance.state.memory.num_checkpoint_blocks == 0
+    assert_holds_nothing(instance)
+
+
+def test_a_guardian_reads_into_its_hosts_pool_and_says_so() -> None:
+    """Nothing of the device's pool is taken, and what it holds for others is not its own load."""
+    instance = holder()
+    fetch = fetch_of(read(instance, 3))
+    assert (fetch.source, fetch.access, fetch.num_skipped, fetch.is_urgent) == (S, ACCESS, 0, False)
+    assert fetch.into_host
+    assert fetch.ticket == ticket(N, 0, 50, 51, 52)
+    assert len(fetch.blocks) == 3
+    assert instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0) == [Send(S, Copied(N, 0))]
+    memory = instance.state.memory
+    assert memory.device.num_free_blocks == memory.device.num_blocks
+    assert (memory.host.num_free_blocks, memory.num_checkpoint_blocks, memory.held_blocks) == (13, 3, 0)
+
+
+def test_who_is_started_there_goes_on_from_what_counts() -> None:
+    """What was confirmed is brought from the host's pool, and only what came after it is computed."""
+    instance = keeps()
+    assert adopt(instance) == (3, 12)
+    finish(instance)
+
+
+def test_adoption_goes_up_to_the_last_block_that_was_confirmed() -> None:
+    """What was read and not confirmed is void."""
+    instance = keeps(2)
+    fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
+    instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
+    assert adopt(instance) == (2, 8)
+    finish(instance)
+
+
+def test_what_was_confirmed_counts_though_more_is_being_read() -> None:
+    """The blocks of a read that is under way when its worker dies are free once that is over, not before."""
+    instance = keeps(2)
+    fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
+    assert adopt(instance) == (2, 8)
+    assert instance.state.memory.host.num_free_blocks == 14
+    instance.handle(CopyFailed(fetch.copy_id), 1.0)
+    finish(instance)
+
+
+def test_a_read_that_failed_costs_only_itself() -> None:
+    """A worker that dies in the middle of a read leaves what was confirmed before."""
+    instance = keeps(2)
+    fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
+    assert told(instance.handle(CopyFailed(fetch.copy_id), 0.0), S) == [Declined(N, DeclineReason.UNREACHABLE)]
+    assert instance.state.memory.num_checkpoint_blocks == 2
+    instance.handle(PeerDown(S), 0.5)
+    assert adopt(instance) == (2, 8)
+    finish(instance)
+
+
+def test_a_gateway_that_has_not_got_the_newest_tokens_goes_on_from_those_it_has() -> None:
+    """Of what counts as much is used as belongs to the tokens that are known, and one is left to be fed."""
+    for num_tokens, num_blocks in ((13, 3), (12, 2), (11, 2)):
+        instance = keeps(4)
+        assert adopt(instance, PROMPT[:num_tokens]) == (num_blocks, 4 * num_blocks)
+        finish(instance)
+
+
+def test_other_tokens_are_computed_anew() -> None:
+    """Where the tokens are not those whose KV is kept, nothing of it is used, and it is given up."""
+    instance = keeps()
+    assert adopt(instance, (*PROMPT[:5], 29, *PROMPT[6:18])) == (0, 0)
+    finish(instance)
+
+
+def test_what_was_never_confirmed_is_computed_anew() -> None:
+    """A first read that the source has not confirmed may be of anything."""
+    instance = holder()
+    fetch = fetch_of(read(instance, 3))
+    instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
+    assert adopt(instance) == (0, 0)
+    finish(instance)
+
+
+def test_a_dead_workers_checkpoints_are_kept_for_a_while() -> None:
+    """Gateways that notice later still find them; after ten seconds nobody will."""
+    instance = keeps()
+    instance.handle(PeerDown(S), 1.0)
+    instance.handle(Tick(), 10.9)
+    assert adopt(instance, now=10.9) == (3, 12)
+    finish(instance)
+    instance = keeps()
+    instance.handle(PeerDown(S), 1.0)
+    assert instance.state.checkpoint_store.next_deadline() == 11.0
+    assert told(instance.handle(Tick(), 11.0), S) == []
+    assert_keeps_nothing(instance)
+
+
+def test_a_dead_gateways_are_given_up() -> None:
+    """Nobody else can ask for them; also in the middle of a read, once that is over."""
+    instance = keeps()
+    fetch = fetch_of(read(instance, 1, num_confirmed=3, stage=1))
+    instance.handle(PeerDown(GATEWAY), 1.0)
+    assert not instance.state.checkpoint_store
+    assert instance.handle(CopyDone(fetch.copy_id, 0.01), 1.0) == []
+    assert_keeps_nothing(instance)
+
+
+def test_withdrawn_ends_it() -> None:
+    """All is given up at once, or once the read under way is over; another's are not touched."""
+    instance = keeps()
+    instance.handle(Withdrawn(N + 1), 1.0, S)
+    instance.handle(Withdrawn(N), 1.0, E)
+    assert len(instance.state.checkpoint_store) == 1
+    instance.handle(Withdrawn(N), 1.0, S)
+    assert_keeps_nothing(instance)
+
+
+def test_a_lost_withdrawal_is_asked_for() -> None:
+    """When nothing was heard for ten seconds the source is asked, and without an answer all is given up."""
+    instance = keeps()
+    assert instance.state.checkpoint_store.next_deadline() == 10.0
+    assert told(instance.handle(Tick(), 10.0), S) == [Copied(N, 0)]
+    instance.handle(CheckpointConfirmed(N, 0), 11.0, S)
+    assert told(instance.handle(Tick(), 21.0), S) == [Copied(N, 0)]
+    assert len(instance.state.checkpoint_store) == 1
+    assert told(instance.handle(Tick(), 31.0), S) == []
+    assert_keeps_nothing(instance)
+
+
+def test_a_confirmation_that_was_lost_comes_with_the_next_read() -> None:
+    """What the source counts is what counts."""
+    instance = holder()
+    fetch = fetch_of(read(instance, 2))
+    instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
+    fetch = fetch_of(read(instance, 1, num_confirmed=2, stage=1))
+    assert len(fetch.blocks) == 1
+    assert adopt(instance) == (2, 8)
+    instance.handle(CopyDone(fetch.copy_id, 0.01), 1.0)
+    finish(instance)
+
+
+def test_a_void_read_is_read_over() -> None:
+    """The source names less than what was read: the rest is given up, and read anew behind what counts."""
+    instance = keeps(1)
+    instance.handle(CopyDone(fetch_of(read(instance, 3, num_confirmed=1, stage=1)).copy_id, 0.01), 0.0)
+    instance.handle(CopyDone(fetch_of(read(instance, 2, num_confirmed=1, stage=2)).copy_id, 0.01), 0.0)
+    assert instance.state.memory.num_checkpoint_blocks == 3
+    instance.handle(CheckpointConfirmed(N, 2), 0.0, S)
+    assert adopt(instance) == (3, 12)
+    finish(instance)
+
+
+def test_a_confirmation_of_another_stage_is_of_no_use() -> None:
+    """Only the stage that was read last can be confirmed, and that only once it was read."""
+    instance = keeps(1)
+    fetch = fetch_of(read(instance, 2, num_confirmed=1, stage=1))
+    instance.handle(CheckpointConfirmed(N, 1), 0.0, S)
+    instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
+    instance.handle(CheckpointConfirmed(N, 0), 0.0, S)
+    assert adopt(instance) == (1, 4)
+    finish(instance)
+
+
+def test_a_repeated_read_is_answered_again() -> None:
+    """The same Checkpoint is answered by the same Copied; while it is being read, by nothing."""
+    instance = holder()
+    fetch = fetch_of(read(instance, 2))
+    assert read(instance, 2) == []
+    instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
+    assert read(instance, 2) == [Send(S, Copied(N, 0))]
+    instance.handle(CheckpointConfirmed(N, 0), 0.0, S)
+    assert read(instance, 2) == [Send(S, Copied(N, 0))]
+    assert adopt(instance) == (2, 8)
+
+
+def test_a_failed_read_that_is_repeated_is_read_again() -> None:
+    """That it was declined may have been lost: it is not said to have been copied."""
+    instance = keeps(2)
+    fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
+    instance.handle(CopyFailed(fetch.copy_id), 0.0)
+    again = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
+    assert again.ticket == fetch.ticket
+    assert instance.handle(CopyDone(again.copy_id, 0.01), 0.0) == [Send(S, Copied(N, 1))]
+    instance.handle(CheckpointConfirmed(N, 1), 0.0, S)
+    assert adopt(instance) == (4, 16)
+
+
+def test_half_of_the_hosts_pool_is_left_to_swapping() -> None:
+    """What would take more is declined, and what counts already stays."""
+    instance = keeps(3, num_host_blocks=8)
+    assert read(instance, 2, num_confirmed=3, stage=1) == [Send(S, Declined(N, DeclineReason.NO_BLOCKS))]
+    assert read(instance, 1, number=N + 1) != [Send(S, Declined(N + 1, DeclineReason.NO_BLOCKS))]
+    assert read(instance, 1, number=N + 2) == [Send(S, Declined(N + 2, DeclineReason.NO_BLOCKS))]
+    assert len(instance.state.checkpoint_store) == 2
+    assert adopt(instance) == (3, 12)
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 1])
+def test_without_a_pool_on_the_host_everything_is_declined(num_host_blocks: int) -> None:
+    """A worker that was told of such a guardian goes on without one."""
+    instance = holder(num_host_blocks)
+    assert read(instance, 1) == [Send(S, Declined(N, DeclineReason.NO_BLOCKS))]
+    assert_keeps_nothing(instance)
+
+
+@pytest.mark.parametrize(
+    ("num_confirmed", "num_blocks", "num_tokens"),
+    [(4, 1, 4), (2, 1, 4), (2**62, 1, 4), (3, 0, 0), (3, 1, 3), (3, 1, 5), (3, 1, 0), (-1, 1, 4)],
+)
+def test_numbers_that_make_no_sense_end_it(num_confirmed: int, num_blocks: int, num_tokens: int) -> None:
+    """More or less than was read, no blocks, or other than full ones: it is declined, and nothing of it is kept."""
+    instance = keeps(3)
+    blocks = ticket(N, 1, *range(num_blocks))
+    message = Checkpoint(N, "r", GATEWAY, num_confirmed, (1,) * num_tokens, blocks)
+    assert instance.handle(message, 0.0, S) == [Send(S, Declined(N, DeclineReason.UNKNOWN))]
+    assert_keeps_nothing(instance)
+
+
+def test_what_was_never_heard_of_is_declined() -> None:
+    """Who has lost what counted says so, and the source begins anew."""
+    instance = holder()
+    assert read(instance, 1, num_confirmed=2, stage=3) == [Send(S, Declined(N, DeclineReason.UNKNOWN))]
+    instance.handle(CheckpointConfirmed(N, 0), 0.0, S)
+    assert_keeps_nothing(instance)
+
+
+def test_a_worker_that_is_not_known_is_declined() -> None:
+    """Its KV can not be read from here."""
+    instance = holder()
+    message = Checkpoint(N, "r", GATEWAY, 0, PROMPT[:4], ticket(N, 0, 1))
+    assert instance.handle(message, 0.0, E) == [Send(E, Declined(N, DeclineReason.UNREACHABLE))]
+    assert_keeps_nothing(instance)
+
+
+def test_a_draining_guardian_keeps_nothing() -> None:
+    """It gives up what it has, takes nothing more, and waits for none of it."""
+    instance = keeps()
+    instance.handle(Drain(), 1.0)
+    assert_keeps_nothing(instance)
+    assert read(instance, 1) == [Send(S, Declined(N, DeclineReason.DRAINING))]
+    assert_keeps_nothing(instance)

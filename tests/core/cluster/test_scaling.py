@@ -1,0 +1,304 @@
+"""Auto-scaling over virtual time: when instances are started and told to end, and what counts as capacity."""
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+
+from actorserve.core.cluster.scaling import MAX_PAUSE_S, ScalingConfig
+from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.effects import Effect, Send, StartWorker
+from actorserve.core.messages import (
+    Drain,
+    LoadReport,
+    ModelInfo,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Place,
+    Role,
+    StartFailed,
+    Tick,
+)
+from tests.core.harness.coordinator import GATEWAY
+
+TOTAL = 1000  # blocks of a token and a byte each
+CONFIG = ScalingConfig(max_workers=4, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0, start_timeout_s=30.0)
+
+
+@dataclass
+class Load:
+    """What an instance says of itself."""
+
+    needed: int = 0
+    running: int = 0
+    fields: dict[str, int | bool] = field(default_factory=dict)
+
+
+class Cluster:
+    """A coordinator that scales, and instances that report every fourth of a second."""
+
+    def __init__(self, *loads: Load, config: ScalingConfig = CONFIG) -> None:
+        self.now = 0.0
+        self.sequence = 0
+        self.state = ClusterState(ClusterConfig(100, 1.0, report_ttl_s=1.0, scaling=config))
+        self.loads: dict[Peer, Load] = {}
+        self.effects: list[tuple[float, str]] = []  # when, "start" or who is told to end
+        self.state.handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
+        for number, load in enumerate(loads):
+            self.come(f"worker-{number}", load)
+
+    def come(self, name: str, load: Load) -> None:
+        peer = Peer(name, 1)
+        self.loads[peer] = load
+        self.state.handle(PeerUp(peer, Role.WORKER, "k", ModelInfo("m", 100, TOTAL)), self.now)
+
+    def go(self, name: str) -> None:
+        del self.loads[Peer(name, 1)]
+        self.state.handle(PeerDown(Peer(name, 1)), self.now)
+
+    def run(self, seconds: float) -> list[tuple[float, str]]:
+        """What was decided in that time."""
+        first = len(self.effects)
+        for _ in range(round(seconds / 0.25)):
+            for peer, load in self.loads.items():
+                self._take(self.state.handle(self._report(load), self.now, peer))
+            self.now += 0.25
+            deadline = self.state.next_deadline()
+            assert deadline is not None
+            if deadline <= self.now:
+                self._take(self.state.handle(Tick(), self.now))
+        return self.effects[first:]
+
+    def _report(self, load: Load) -> LoadReport:
+        self.sequence += 1
+        fields = {"num_waiting": 0} | load.fields
+        return LoadReport(
+            sequence=self.sequence,
+            num_running=load.running,
+            kv_total_bytes=TOTAL,
+            kv_used_bytes=load.needed,
+            virtual_usage_bytes=load.needed,
+            bytes_per_block=1,
+            tokens_per_block=1,
+            num_preemptions=0,
+            kv_needed_bytes=load.needed,
+            **fields,  # type: ignore[arg-type]
+        )
+
+    def _take(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case StartWorker():
+                    self.effects.append((self.now, "start"))
+                case Send(to=to, message=Drain()):
+                    self.effects.append((self.now, to.name))
+
+
+def test_one_more_is_started_when_room_stays_short() -> None:
+    """Under the lower bound for as long as it takes, a worker is started; a shorter dip starts none."""
+    cluster = Cluster(Load(900, 10))  # 10 tokens for each
+    assert cluster.run(1.75) == []
+    cluster.loads[Peer("worker-0", 1)] = Load(500, 10)
+    assert cluster.run(0.5) == []
+    cluster.loads[Peer("worker-0", 1)] = Load(900, 10)
+    assert cluster.run(2.25) == [(4.5, "start")]
+
+
+def test_what_is_being_started_counts_as_room_to_come() -> None:
+    """No second worker is started for a need that the first will meet, and one is where it will not."""
+    cluster = Cluster(Load(900, 10))
+    assert cluster.run(20.0) == [(2.25, "start")]
+    # (1000 - 1900 + 1000) / 20 with one more on its way.
+    cluster = Cluster(Load(900, 60, {"num_waiting": 10, "kv_wanted_bytes": 1000}))
+    assert cluster.run(20.0) == [(2.25, "start"), (4.5, "start"), (6.75, "start")]  # four are the most
+
+
+def test_the_mean_is_over_requests_so_an_idle_instance_hides_nothing() -> None:
+    """One idle instance beside a full one is room for all that run: (1000 + 0) / 100 tokens each is too little."""
+    cluster = Cluster(Load(1000, 100), Load(0, 0))
+    assert cluster.run(3.0) == [(2.25, "start")]
+    cluster = Cluster(Load(1000, 40), Load(0, 0))
+    assert cluster.run(20.0) == []
+
+
+def test_requests_that_wait_count_with_their_demand() -> None:
+    """Those that wait in the cluster's line and on instances want KV as well, beyond the head of the line."""
+    cluster = Cluster(Load(500, 10))
+    cluster.run(3.0)
+    for number in range(5):
+        cluster.state.handle(Place(f"r{number}", 1, 600), cluster.now, GATEWAY)
+    assert [what for _, what in cluster.run(2.5)] == ["start"]
+    cluster = Cluster(Load(500, 10, {"num_waiting": 5, "kv_wanted_bytes": 450}))
+    assert [what for _, what in cluster.run(2.5)] == ["start"]
+
+
+def test_a_start_that_comes_to_nothing_is_tried_again() -> None:
+    """A worker that was not there in time, or that could not be started, is wanted still."""
+    cluster = Cluster(Load(900, 10))
+    assert cluster.run(36.0) == [(2.25, "start"), (34.25, "start")]
+    cluster.state.handle(StartFailed(), cluster.now)
+    assert cluster.run(5.0) == [(36.25 + 2 * 2.0, "start")]
+
+
+def failing(seconds: float, cluster: Cluster) -> list[float]:
+    """When starts were ordered, each of which failed at once."""
+    started: list[float] = []
+    until = cluster.now + seconds
+    while cluster.now < until:
+        for when, what in cluster.run(0.25):
+            assert what == "start"
+            started.append(when)
+            cluster.state.handle(StartFailed(), cluster.now)
+    return started
+
+
+def test_the_pause_doubles_while_starts_fail() -> None:
+    """Each start that fails has the next one wait twice as long, up to a bound, until one has succeeded."""
+    cluster = Cluster(Load(900, 10))
+    started = failing(1500.0, cluster)
+    pauses = [later - earlier - 0.25 for earlier, later in pairwise(started)]  # told at the round after it failed
+    assert pauses[:10] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, MAX_PAUSE_S, MAX_PAUSE_S]
+    until = cluster.now + MAX_PAUSE_S
+    while not cluster.run(0.25):
+        assert cluster.now < until
+    cluster.come("worker-1", Load(900, 10))
+    again = failing(20.0, cluster)
+    assert [later - earlier - 0.25 for earlier, later in pairwise(again)] == [2.0, 4.0, 8.0]
+
+
+def test_initial_instances_that_load_are_not_started_twice() -> None:
+    """While those that others start at the same time load their models, nothing is started for want of them; they tell
+    nothing of how long a start takes, and are not waited for longer than any other.
+    """
+    config = replace(CONFIG, min_workers=2, scale_in_above=2000.0, num_initial=2)
+    cluster = Cluster(config=config)
+    assert cluster.run(20.0) == []
+    cluster.come("worker-0", Load())
+    assert cluster.run(5.0) == []
+    cluster.come("worker-1", Load())
+    assert cluster.run(40.0) == []
+    assert cluster.state.scaling is not None
+    assert (cluster.state.scaling.warm_up_s, cluster.state.scaling.num_starting) == (0.0, 0)
+    late = Cluster(config=config)
+    assert [when for when, _ in late.run(31.0)] == []
+    assert [when for when, _ in late.run(5.0)] == [30.25 + 2.0, 30.25 + 2.0 + 2.25]
+
+
+def test_a_start_is_measured_though_initial_ones_came_first() -> None:
+    """The first report of an instance that was there from the start ends no start that was ordered later."""
+    cluster = Cluster(Load(900, 10), config=replace(CONFIG, num_initial=2))
+    assert cluster.run(5.0) == []
+    cluster.come("worker-1", Load(900, 10))
+    assert cluster.run(5.0) == [(7.25, "start")]
+    cluster.come("worker-2", Load())
+    cluster.run(0.25)
+    assert cluster.state.scaling is not None
+    assert cluster.state.scaling.warm_up_s == 10.0 - 7.25
+
+
+def test_nobody_ends_sooner_than_one_starts() -> None:
+    """Where a start takes longer than a short quiet time, so long a quiet time it takes to end each one."""
+    cluster = Cluster(*[Load(0, 0)] * 4)
+    assert cluster.state.scaling is not None
+    cluster.state.scaling.warm_up_s = 60.0
+    assert cluster.run(60.0) == []
+    assert [what for _, what in cluster.run(0.25)] == ["worker-0"]
+    cluster.go("worker-0")
+    assert cluster.run(60.0) == []
+    assert [what for _, what in cluster.run(0.5)][:1] == ["worker-1"]
+
+
+def test_the_start_of_one_is_measured() -> None:
+    """How long a worker took from the order to its first report is known afterwards."""
+    cluster = Cluster(Load(900, 10))
+    cluster.run(10.0)
+    cluster.come("worker-1", Load())
+    cluster.run(0.25)
+    assert cluster.state.scaling is not None
+    assert cluster.state.scaling.warm_up_s == 10.0 - 2.25
+    assert cluster.state.scaling.num_starting == 0
+
+
+def test_it_looks_ahead_as_far_as_a_start_takes() -> None:
+    """While demand grows a worker is started so early that it is there before room gets short."""
+
+    def started_s(warm_up_s: float) -> float:
+        cluster = Cluster(Load(0, 0), config=ScalingConfig(4, 1, 20.0, 1000.0, 2.0))
+        assert cluster.state.scaling is not None
+        cluster.state.scaling.warm_up_s = warm_up_s
+        for second in range(100):
+            cluster.loads[Peer("worker-0", 1)] = Load(10 * second, 10)
+            found = cluster.run(1.0)
+            if found:
+                return found[0][0]
+        raise AssertionError("none was started")
+
+    # (1000 - 10 t) / 10 is under 20 from t = 80 on.
+    assert 82.0 <= started_s(0.0) <= 84.0
+    assert 60.0 <= started_s(20.0) <= 66.0
+
+
+def test_the_one_with_the_fewest_requests_ends_when_room_stays_ample() -> None:
+    """Over the upper bound for as long as it takes, one is told to end, and again until it says that it does."""
+    cluster = Cluster(Load(100, 4), Load(50, 2), Load(100, 3))
+    assert cluster.run(2.0) == []
+    assert cluster.run(0.25) == [(2.25, "worker-1")]
+    assert not cluster.state.instances[Peer("worker-1", 1)].is_healthy
+    assert cluster.run(0.5) == [(2.5, "worker-1"), (2.75, "worker-1")]
+    cluster.loads[Peer("worker-1", 1)].fields["draining"] = True
+    assert cluster.run(10.0) == []  # nobody else while one goes
+    cluster.go("worker-1")
+    assert cluster.run(2.25)[-1][1] == "worker-2"
+
+
+def test_the_last_ones_stay() -> None:
+    """No fewer than the minimum stay, and nobody ends whose leaving would make room short."""
+    assert Cluster(Load(0, 0)).run(20.0) == []
+    two = ScalingConfig(4, min_workers=2, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0)
+    assert Cluster(Load(0, 0), Load(0, 0), config=two).run(20.0) == []
+    # 1200 / 10 is over the upper bound; without the one, 200 / 10 would be at the lower.
+    assert Cluster(Load(400, 5), Load(400, 5)).run(2.25) == [(2.25, "worker-0")]
+    assert Cluster(Load(401, 5), Load(400, 5)).run(20.0) == []
+
+
+def test_nobody_ends_while_one_starts() -> None:
+    """Room that gets ample while a worker is being started ends nobody before that is there."""
+    cluster = Cluster(Load(900, 10), Load(900, 10))
+    assert cluster.run(2.25) == [(2.25, "start")]
+    for peer in cluster.loads:
+        cluster.loads[peer] = Load(0, 1)
+    assert cluster.run(20.0) == []
+    cluster.come("worker-2", Load())
+    assert [what for _, what in cluster.run(3.0)][:1] == ["worker-2"]
+
+
+def test_fewer_than_the_minimum_are_made_up_for() -> None:
+    """With too few workers for a while, as after deaths, one after another is started; not while they just come up."""
+    config = ScalingConfig(4, min_workers=2, scale_out_below=20.0, scale_in_above=2000.0, hold_s=2.0)
+    cluster = Cluster(config=config)
+    assert cluster.run(1.5) == []
+    cluster.come("worker-0", Load())
+    cluster.come("worker-1", Load())
+    assert cluster.run(10.0) == []
+    cluster.go("worker-0")
+    assert [what for _, what in cluster.run(10.0)] == ["start"]
+
+
+def test_without_scaling_nothing_is_due() -> None:
+    """A coordinator that neither scales nor has a choice has no deadline."""
+    assert ClusterState(ClusterConfig(100, 1.0)).next_deadline() is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_workers": 1, "min_workers": 2},
+        {"max_workers": 4, "min_workers": 0},
+        {"max_workers": 4, "scale_out_below": 5.0, "scale_in_above": 5.0},
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(values: dict[str, float]) -> None:
+    """The least is at most the most, and workers do not start and end at one load."""
+    with pytest.raises(ValueError, match="must be"):
+        ScalingConfig(**values)  # type: ignore[arg-type]

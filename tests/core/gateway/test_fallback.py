@@ -1,0 +1,425 @@
+"""While the coordinator is gone gateways place by themselves, and when it is back nobody was served twice."""
+
+from collections import Counter
+
+from hypothesis import given, settings, strategies as st
+
+from actorserve.core.effects import Effect, End, Send
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.messages import (
+    Close,
+    FinishReason,
+    LoadReport,
+    ModelInfo,
+    Open,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Place,
+    Placed,
+    RefusalReason,
+    Refused,
+    Release,
+    RequestSpec,
+    Role,
+    SamplingParams,
+    Start,
+    Started,
+    Tick,
+    Tokens,
+    Unplace,
+)
+from tests.core.harness.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
+
+COORDINATOR = Peer("coordinator", 1)
+A = Peer("worker-0", 1)
+B = Peer("worker-1", 1)
+MODEL = ModelInfo("m", 100, 1000)
+BLOCK_TOKENS = 4
+BLOCK_BYTES = 10
+NUM_BLOCKS = 10
+
+
+def report(
+    sequence: int = 1,
+    num_free_blocks: int = NUM_BLOCKS,
+    accepted: tuple[str, ...] = (),
+    num_waiting: int = 0,
+    *,
+    draining: bool = False,
+) -> LoadReport:
+    """Of a worker of ten blocks of four tokens."""
+    used_bytes = (NUM_BLOCKS - num_free_blocks) * BLOCK_BYTES
+    return LoadReport(
+        sequence=sequence,
+        num_running=0,
+        num_waiting=num_waiting,
+        kv_total_bytes=NUM_BLOCKS * BLOCK_BYTES,
+        kv_used_bytes=used_bytes,
+        virtual_usage_bytes=used_bytes,
+        bytes_per_block=BLOCK_BYTES,
+        tokens_per_block=BLOCK_TOKENS,
+        num_preemptions=0,
+        accepted=accepted,
+        draining=draining,
+        kv_needed_bytes=used_bytes,
+    )
+
+
+def spec(name: str, num_blocks: int = 1, priority: int = 0) -> RequestSpec:
+    prompt = (1,) * (num_blocks * BLOCK_TOKENS)
+    return RequestSpec(name, prompt, SamplingParams(seed=5, max_tokens=10), priority=priority)
+
+
+def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64) -> GatewayState:
+    """Sessions that know these workers, and a coordinator unless they never met one."""
+    config = GatewayConfig(1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0, max_queue_per_instance=max_queue)
+    state = GatewayState(config)
+    if met_coordinator:
+        state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
+    for peer, load in reports.items():
+        state.handle(PeerUp(peer, Role.WORKER, "k", MODEL), 0.0)
+        state.handle(load, 0.0, peer)
+    return state
+
+
+def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> GatewayState:
+    """The same, with the coordinator gone."""
+    state = gateway(reports, max_queue=max_queue)
+    assert state.handle(PeerDown(COORDINATOR), 0.0) == []
+    return state
+
+
+def started(effects: list[Effect]) -> list[tuple[str, Peer, int]]:
+    """Who was started where, and under which epoch."""
+    return [
+        (effect.message.request.request_id, effect.to, effect.message.epoch)
+        for effect in effects
+        if isinstance(effect, Send) and isinstance(effect.message, Start)
+    ]
+
+
+def test_requests_go_to_the_freest_at_once() -> None:
+    """What comes while the coordinator is gone starts at once, on the worker that was the freest by its last report."""
+    state = alone({A: report(num_free_blocks=3), B: report(num_free_blocks=8)})
+    assert started(state.handle(Open(spec("r")), 0.1)) == [("r", B, 1)]
+    assert state.handle(Started("r", 1), 0.2, B) == []
+    assert state.handle(Tick(), 1.2) == []
+    assert state.num_placed_here == 1
+
+
+def test_those_whom_the_coordinator_left_waiting_start_when_it_is_gone() -> None:
+    """Requests that have no place yet start when the coordinator dies, the more urgent first, with what they waited,
+    and those that run notice nothing.
+    """
+    state = gateway({A: report()})
+    for name, priority in (("late", 1), ("runs", 0), ("urgent", 0)):
+        state.handle(Open(spec(name, priority=priority)), 0.0)
+    state.handle(Placed("runs", 1, A), 0.0, COORDINATOR)
+    state.handle(Started("runs", 1), 0.0, A)
+    effects = state.handle(PeerDown(COORDINATOR), 0.75)
+    assert started(effects) == [("urgent", A, 1), ("late", A, 1)]
+    starts = [effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Start)]
+    assert [start.attained.waited_s for start in starts] == [0.75, 0.75]
+
+
+def test_its_own_account_spreads_a_burst() -> None:
+    """Between two reports a burst is spread, for each request that was sent counts, until its room is used up."""
+    state = alone({A: report(), B: report()})
+    placed = [started(state.handle(Open(spec(f"r{i}")), 0.0)) for i in range(2 * NUM_BLOCKS + 3)]
+    workers = [where[0][1] for where in placed if where]
+    assert Counter(workers) == {A: NUM_BLOCKS, B: NUM_BLOCKS}
+    assert Counter(workers[:NUM_BLOCKS]) == {A: NUM_BLOCKS // 2, B: NUM_BLOCKS // 2}
+    assert placed[2 * NUM_BLOCKS :] == [[], [], []]
+
+
+def test_a_bounded_number_waits_at_each_worker() -> None:
+    """No more are sent to a worker than may wait there, however much memory it has."""
+    state = alone({A: report(num_waiting=1)}, max_queue=3)
+    assert [bool(state.handle(Open(spec(f"r{i}")), 0.0)) for i in range(3)] == [True, True, False]
+
+
+def test_reports_make_room_for_those_who_wait() -> None:
+    """A report of room starts those who wait, by priority and then as they came, and a long one lets others pass."""
+    state = alone({A: report(num_free_blocks=0)})
+    for name, num_blocks, priority in (("low", 1, 5), ("long", 4, 0), ("first", 1, 0), ("second", 1, 0)):
+        assert state.handle(Open(spec(name, num_blocks, priority)), 0.0) == []
+    assert started(state.handle(report(2, num_free_blocks=1), 0.1, A)) == [("first", A, 1)]
+    # The first one's block is still under way, by the account.
+    assert state.handle(report(3, num_free_blocks=1), 0.2, A) == []
+    assert started(state.handle(report(4, num_free_blocks=2, accepted=("first",)), 0.3, A)) == [
+        ("second", A, 1),
+        ("low", A, 1),
+    ]
+    effects = state.handle(report(5, num_free_blocks=4, accepted=("second", "low")), 0.5, A)
+    assert started(effects) == [("long", A, 1)]
+
+
+def test_who_waits_is_looked_through_once_for_reports_that_come_together() -> None:
+    """Reports that follow each other closely have those who wait looked through once, and the next one after a pause
+    finds who was passed over.
+    """
+    state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
+    for name in ("first", "second", "third"):
+        assert state.handle(Open(spec(name)), 0.0) == []
+    assert started(state.handle(report(2, num_free_blocks=1), 1.0, A)) == [("first", A, 1)]
+    slack_s = state.config.retry_slack_s
+    assert state.handle(report(2, num_free_blocks=1), 1.0 + slack_s / 2, B) == []
+    assert started(state.handle(report(3, num_free_blocks=1), 1.0 + slack_s, B)) == [("second", B, 1)]
+
+
+def test_room_that_nobody_fits_into_has_nobody_looked_at() -> None:
+    """A report of less room than the shortest of those who wait needs costs no look at them, so the next one, however
+    soon it comes, is still heeded.
+    """
+    state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
+    for name, num_blocks in (("long", 5), ("shorter", 3)):
+        assert state.handle(Open(spec(name, num_blocks)), 0.0) == []
+    assert state.handle(report(2, num_free_blocks=2), 1.0, A) == []
+    assert started(state.handle(report(2, num_free_blocks=4), 1.0, B)) == [("shorter", B, 1)]
+
+
+def test_what_no_worker_can_ever_hold_ends_at_once() -> None:
+    """A request longer than any worker's model takes is refused as too large; one of just that length waits."""
+    state = alone({A: report(num_free_blocks=0)})
+    most_blocks = MODEL.max_tokens // BLOCK_TOKENS
+    effects = state.handle(Open(spec("large", most_blocks + 1)), 0.1)
+    assert effects == [End("large", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
+    assert state.handle(Open(spec("fits", most_blocks)), 0.1) == []
+    assert list(state.sessions) == ["fits"]
+
+
+def test_half_an_answer_is_not_cut_off_as_too_large() -> None:
+    """A request that has output waits for a larger worker to come back; one without ends when the large one dies."""
+    small = Peer("worker-2", 1)
+    state = alone({A: report()})
+    for name in ("answered", "new"):
+        assert started(state.handle(Open(spec(name, num_blocks=5)), 0.0)) == [(name, A, 1)]
+        state.handle(Started(name, 1), 0.1, A)
+    state.handle(Tokens(("answered",), (1,), (0,), (7,)), 0.1, A)
+    state.handle(PeerUp(small, Role.WORKER, "k", ModelInfo("m", 100, 16)), 0.1)
+    state.handle(report(), 0.1, small)
+    assert state.handle(PeerDown(A), 0.2) == [End("new", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
+    assert list(state.sessions) == ["answered"]
+    back = Peer("worker-0", 2)
+    state.handle(PeerUp(back, Role.WORKER, "k", MODEL), 0.3)
+    assert started(state.handle(report(), 0.4, back)) == [("answered", back, 2)]
+
+
+def test_what_no_report_confirms_stops_counting() -> None:
+    """A placement that was lost holds no room for ever: after a while those who wait get it."""
+    state = alone({A: report(num_free_blocks=1)})
+    assert started(state.handle(Open(spec("lost")), 0.0)) == [("lost", A, 1)]
+    assert state.handle(Open(spec("next")), 0.1) == []
+    assert started(state.handle(Tick(), 4.0)) == [("lost", A, 1)]
+    assert ("next", A, 1) in started(state.handle(Tick(), 5.0))
+
+
+def test_draining_workers_get_nothing() -> None:
+    """Nothing is sent to a worker that drains, nor to one that has not reported."""
+    state = alone({A: report(draining=True), B: report(num_free_blocks=1)})
+    state.handle(PeerUp(Peer("worker-2", 1), Role.WORKER, "k", MODEL), 0.0)
+    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", B, 1)]
+    assert state.handle(Open(spec("s")), 0.0) == []
+    assert started(state.handle(report(2), 0.1, Peer("worker-2", 1))) == [("s", Peer("worker-2", 1), 1)]
+
+
+def test_a_refused_request_goes_elsewhere_under_a_new_epoch() -> None:
+    """Who was refused by a worker that others had filled is released there, and started at another."""
+    state = alone({A: report(num_free_blocks=5), B: report(num_free_blocks=3)})
+    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A)
+    assert effects[0] == Send(A, Release("r", 1))
+    assert started(effects) == [("r", B, 2)]
+
+
+def test_a_refused_request_takes_no_room() -> None:
+    """Who was refused and fits nowhere else holds no room for itself where it was refused."""
+    state = alone({A: report(num_free_blocks=1)})
+    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    assert state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A) == [Send(A, Release("r", 1))]
+    assert started(state.handle(Open(spec("s")), 0.2)) == [("s", A, 1)]
+
+
+def test_a_dead_workers_requests_go_on_elsewhere() -> None:
+    """With the coordinator gone a worker's death costs no request."""
+    state = alone({A: report(num_free_blocks=5), B: report(num_free_blocks=3)})
+    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    state.handle(Started("r", 1), 0.1, A)
+    assert started(state.handle(PeerDown(A), 0.2)) == [("r", B, 2)]
+    assert started(state.handle(Open(spec("s")), 0.3)) == [("s", B, 1)]
+
+
+def test_patience_ends_though_reports_come() -> None:
+    """Reports of room that a request cannot have do not keep it waiting beyond its patience; it ends as overload."""
+    state = alone({A: report()})
+    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    assert state.handle(Refused("r", 1, RefusalReason.DRAINING, 1.0), 0.0, A) == [Send(A, Release("r", 1))]
+    ended: list[Effect] = []
+    for i in range(200):
+        now = i * 0.2
+        ended += state.handle(report(2 + i), now, A)
+        deadline = state.next_deadline()
+        if deadline is not None and deadline <= now:
+            ended += state.handle(Tick(), now)
+    assert len(ended) == 1
+    assert isinstance(ended[0], End)
+    assert (ended[0].reason, ended[0].refusal) == (FinishReason.ERROR, RefusalReason.OVERLOADED)
+
+
+def test_when_it_is_back_it_is_asked_for_those_without_a_place_alone() -> None:
+    """The next coordinator places those who wait and who come, and those who were placed stay where they are, whatever
+    it says of them.
+    """
+    state = alone({A: report(num_free_blocks=1)})
+    assert started(state.handle(Open(spec("placed")), 0.0)) == [("placed", A, 1)]
+    assert state.handle(Open(spec("waits")), 0.1) == []
+    back = Peer("coordinator", 2)
+    assert state.handle(PeerUp(back, Role.COORDINATOR), 0.2) == [Send(back, Place("waits", 1, BLOCK_TOKENS))]
+    assert state.handle(report(2), 0.3, A) == []
+    assert state.handle(Placed("placed", 1, B), 0.4, back) == [Send(back, Unplace("placed", 1))]
+    assert state.sessions["placed"].instance == A
+    assert state.handle(Open(spec("new")), 0.5) == [Send(back, Place("new", 1, BLOCK_TOKENS))]
+    assert started(state.handle(Placed("waits", 1, A), 0.6, back)) == [("waits", A, 1)]
+
+
+def test_it_goes_again() -> None:
+    """Each time that the coordinator goes, gateways begin with the latest reports and an empty account."""
+    state = alone({A: report(num_free_blocks=1)})
+    state.handle(Open(spec("first")), 0.0)
+    back = Peer("coordinator", 2)
+    state.handle(PeerUp(back, Role.COORDINATOR), 0.1)
+    state.handle(report(2, num_free_blocks=1, accepted=("first",)), 0.2, A)
+    state.handle(PeerDown(back), 0.3)
+    assert started(state.handle(Open(spec("second")), 0.4)) == [("second", A, 1)]
+
+
+def test_a_coordinator_that_was_never_met_is_given_retry_s() -> None:
+    """At the start of a cluster requests wait for the coordinator for ``retry_s``, and then are placed without it."""
+    state = gateway({A: report()}, met_coordinator=False)
+    assert state.handle(Open(spec("r")), 0.5) == []
+    assert state.handle(report(2), 1.0, A) == []
+    assert state.next_deadline() == 1.5
+    assert started(state.handle(Tick(), 1.5)) == [("r", A, 1)]
+    assert started(state.handle(Open(spec("s")), 1.6)) == [("s", A, 1)]
+
+
+def test_who_leaves_before_there_is_room_is_not_started() -> None:
+    """A client that left is not placed by a later report."""
+    state = alone({A: report(num_free_blocks=0)})
+    assert state.handle(Open(spec("r")), 0.0) == []
+    assert state.handle(Close("r"), 0.1) == []
+    assert state.handle(report(2), 0.2, A) == []
+
+
+# --- the whole cluster ---------------------------------------------------------------------------------------------
+
+
+def lose_coordinator(world: World) -> None:
+    """It dies, and everybody notices."""
+    world.kill(COORDINATOR_NAME)
+    for survivor, dead in list(world.pending_deaths):
+        world.tell_death(survivor, dead)
+
+
+def report_loads(world: World) -> None:
+    for _ in range(3):
+        world.advance(RETRY_S / 2)
+        world.progress()
+
+
+def owners(world: World) -> Counter[str]:
+    """How many requests each worker has now."""
+    return Counter(
+        {
+            name: len(process.core.requests)
+            for name, process in world.processes.items()
+            if isinstance(process.core, InstanceState)
+        }
+    )
+
+
+def test_a_cluster_serves_without_its_coordinator() -> None:
+    """Requests that come while the coordinator is gone are spread, and each is served whole, once."""
+    world = World(num_workers=3, num_gateways=2)
+    report_loads(world)
+    lose_coordinator(world)
+    for i in range(6):
+        world.open(f"r{i}", (1, 2, i), 8, gateway="gateway-0")
+    world.progress()
+    assert owners(world) == {"worker-0": 2, "worker-1": 2, "worker-2": 2}
+    for i in range(6, 12):
+        world.open(f"r{i}", (1, 2, i), 8, gateway="gateway-1")
+    for _ in range(500):
+        world.progress()
+        world.advance(RETRY_S / 2)
+    assert COORDINATOR_NAME not in world.processes
+    assert all(client.tokens == client.expected and client.end for client in world.clients.values())
+    world.settle()
+    world.check_at_rest()
+
+
+def test_draining_workers_are_avoided() -> None:
+    """A worker that drains while the coordinator is gone gets nothing new, and what it had goes on."""
+    world = World(num_workers=2)
+    report_loads(world)
+    lose_coordinator(world)
+    world.open("before", (1, 2, 3), 24)
+    world.progress()
+    (busy,) = [name for name, count in owners(world).items() if count]
+    (other,) = {"worker-0", "worker-1"} - {busy}
+    world.drain(busy)
+    report_loads(world)
+    for i in range(3):
+        world.open(f"after{i}", (1, 2, i), 24)
+    world.progress()
+    assert owners(world)[other] == 3
+    world.settle()
+    world.check_at_rest()
+
+
+PROMPTS = st.lists(st.lists(st.integers(0, 49), min_size=1, max_size=12).map(tuple), min_size=1, max_size=6)
+
+
+@settings(deadline=None)
+@given(
+    bursts=st.lists(
+        st.tuples(
+            PROMPTS,
+            st.integers(1, 20),
+            st.sampled_from(["kill", "tell", "start", "worker", "nothing"]),
+            st.integers(0, 4),
+            st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+        ),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_coordinators_come_and_go(bursts: list[tuple[list[tuple[int, ...]], int, str, int, float]]) -> None:
+    """However often the coordinator goes and comes, and whenever that is noticed, each request is served once."""
+    world = World(num_workers=2, num_gateways=2)
+    number = 0
+    for prompts, max_tokens, what, rounds, seconds in bursts:
+        for prompt in prompts:
+            number += 1
+            world.open(f"r{number}", prompt, max_tokens, gateway=f"gateway-{number % 2}")
+        if what == "kill" and COORDINATOR_NAME in world.processes:
+            world.kill(COORDINATOR_NAME)
+        elif what == "start" and COORDINATOR_NAME not in world.processes:
+            world.start(COORDINATOR_NAME)
+        elif what == "worker":
+            world.kill("worker-1")
+            world.start("worker-1")
+        elif what == "tell":
+            for survivor, dead in list(world.pending_deaths):
+                world.tell_death(survivor, dead)
+        for _ in range(rounds):
+            world.progress()
+            world.advance(seconds)
+    world.settle()
+    assert all(
+        client.end is not None and client.end.reason in (FinishReason.STOP, FinishReason.LENGTH)
+        for client in world.clients.values()
+    )
+    world.check_at_rest()

@@ -1,0 +1,115 @@
+"""Drives one InstanceState by hand: the engine's answers are the test's."""
+
+from dataclasses import replace
+
+from actorserve.core.effects import Effect, RunStep, Send, SwapIn, SwapOut
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.messages import (
+    CopyDone,
+    Message,
+    Peer,
+    RequestSpec,
+    SamplingParams,
+    Start,
+    StepDone,
+    StepPlan,
+)
+from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
+from actorserve.core.timing.profile import Curve, Link, Profile
+from actorserve.core.timing.step_times import StepTimes
+
+GATEWAY = Peer("gateway-0", 1)
+CONFIG = InstanceConfig(
+    num_blocks=8,
+    tokens_per_block=4,
+    bytes_per_block=100,
+    max_context_tokens=32,
+    max_batch_requests=4,
+    max_batch_tokens=8,
+    load_report_s=0.5,
+    retry_s=1.0,
+)
+
+
+PROFILE = Profile(
+    name="driven by hand",
+    model="none",
+    hardware="none",
+    prefill=Curve((1, 1001), (0.01, 1.01)),
+    prefill_context_s=0.0,
+    decode=Curve((1,), (0.01,)),
+    decode_context=Curve((0,), (0.0,)),
+    swap=Link(0.0, 1e9),
+    transfer=Link(0.0, 1e9),
+    kv_bytes_per_token=25,
+)
+"""An iteration takes 10 ms, and 1 ms more for each prefill token."""
+
+
+def spec(name: str, num_prompt: int, max_tokens: int = 4, **sampling: object) -> RequestSpec:
+    params = replace(SamplingParams(seed=0, max_tokens=max_tokens), **sampling)  # type: ignore[arg-type]
+    return RequestSpec(name, tuple(range(num_prompt)), params)
+
+
+class Instance:
+    """Drives an InstanceState; keeps the plan in flight and what was sent to the gateway."""
+
+    def __init__(
+        self,
+        config: InstanceConfig = CONFIG,
+        policy: SchedulingPolicy | None = None,
+        times: StepTimes | None = None,
+    ) -> None:
+        """``times``: those of ``policy``."""
+        self.state = InstanceState(config, policy or FirstComeFirstServed(), times or StepTimes(PROFILE))
+        self.plan: StepPlan | None = None
+        self.sent: list[Message] = []
+        self.effects: list[Effect] = []
+        self.copies: list[SwapOut | SwapIn] = []  # under way
+
+    def handle(self, message: Message, now: float = 0.0, sender: Peer = GATEWAY) -> list[Effect]:
+        return self._take(self.state.handle(message, now, sender))
+
+    def advance(self, ends: list[tuple[float, float]], token: int) -> list[Effect]:
+        """Quiet steps end, each at (now, duration)."""
+        return self._take(self.state.advance(ends, token))
+
+    def _take(self, effects: list[Effect]) -> list[Effect]:
+        self.effects = effects
+        for effect in self.effects:
+            if isinstance(effect, RunStep):
+                self.plan = effect.plan
+            if isinstance(effect, SwapOut | SwapIn):
+                self.copies.append(effect)
+            if isinstance(effect, Send):
+                self.sent.append(effect.message)
+        return self.effects
+
+    def start(self, request: RequestSpec, epoch: int = 1) -> list[Effect]:
+        return self.handle(Start(epoch, request))
+
+    def copied(self, now: float = 0.0, duration_s: float = 0.001) -> list[Effect]:
+        """The engine completes the copy that was asked for first."""
+        return self.handle(CopyDone(self.copies.pop(0).copy_id, duration_s), now)
+
+    def done(self, token: int = 9, now: float = 0.0, duration_s: float = 0.01) -> list[Effect]:
+        """The engine answers the plan in flight with the same token for every sampled row."""
+        plan = self.plan
+        assert plan is not None
+        self.plan = None
+        rows = [row for row, samples in enumerate(plan.samples) if samples]
+        prompts = {r.request_id: len(r.spec.prompt_token_ids) for r in self.state.requests.values()}
+        ids = tuple(plan.request_ids[row] for row in rows)
+        return self.handle(
+            StepDone(
+                plan.step_id,
+                duration_s,
+                ids,
+                tuple(
+                    plan.starts[row] + len(plan.token_ids[row]) - prompts.get(plan.request_ids[row], 0) for row in rows
+                ),
+                (token,) * len(rows),
+            ),
+            now,
+        )

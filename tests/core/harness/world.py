@@ -1,0 +1,485 @@
+"""A whole cluster in one thread: the real cores of gateways, coordinator and workers, and a network that misbehaves.
+
+Messages lie in one queue per link until somebody delivers, drops or repeats them; deaths reach each survivor when the
+test says so; an engine takes its commands in the order in which they were issued, as on its thread. After every event
+``check`` holds the design's invariants.
+"""
+
+from collections import Counter
+
+from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.effects import (
+    AddToEngine,
+    Deliver,
+    Drained,
+    DropFromEngine,
+    Effect,
+    End,
+    Fetch,
+    Meet,
+    RunStep,
+    Send,
+    SwapIn,
+    SwapOut,
+)
+from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.kv.tickets import is_genuine
+from actorserve.core.messages import (
+    CheckpointTo,
+    Close,
+    CopyDone,
+    CopyFailed,
+    Drain,
+    FinishReason,
+    KVAccess,
+    MemoryLimit,
+    Message,
+    MigrateTo,
+    Open,
+    Peer,
+    PeerDown,
+    PeerUp,
+    RequestSpec,
+    Role,
+    SamplingParams,
+    Start,
+    Tick,
+)
+from actorserve.core.migration.source import MigrationConfig
+from actorserve.core.timing.step_times import StepTimes
+from tests.core.harness.driver import PROFILE
+from tests.core.harness.world_blocks import check_blocks
+from tests.core.harness.world_parts import (
+    FIRST_COME_FIRST_SERVED,
+    Client as Client,
+    Process as Process,
+    Scheduling as Scheduling,
+)
+from workers.engines.fake_engine import FakeEngine, expected_tokens
+
+COORDINATOR = "coordinator"
+RETRY_S = 1.0
+
+
+class World:
+    """The cluster under test. Every public method is one event."""
+
+    def __init__(
+        self,
+        num_workers: int = 2,
+        num_gateways: int = 1,
+        num_blocks: int = 12,
+        max_batch_tokens: int = 8,
+        scheduling: Scheduling = FIRST_COME_FIRST_SERVED,
+    ) -> None:
+        self.now = 0.0
+        self.scheduling = scheduling
+        self.num_blocks = num_blocks
+        self.max_batch_tokens = max_batch_tokens
+        self.processes: dict[str, Process] = {}
+        self.links: dict[tuple[Peer, Peer], list[Message]] = {}
+        self.clients: dict[str, Client] = {}
+        self.pending_deaths: list[tuple[Peer, Peer]] = []  # (survivor, dead)
+        self.owners: dict[tuple[str, int], Peer] = {}  # of each (request, epoch) ever issued
+        self.lives: list[Process] = []  # every process that ever was
+        self._incarnations: Counter[str] = Counter()
+        self.start(COORDINATOR)
+        for i in range(num_gateways):
+            self.start(f"gateway-{i}")
+        for i in range(num_workers):
+            self.start(f"worker-{i}")
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a new incarnation of ``name``; everyone alive meets it (and hears of the old one's death first)."""
+        self.processes[name] = self.make(self._next_life(name))
+        self.lives.append(self.processes[name])
+        self._join(self.processes[name])
+
+    def _next_life(self, name: str) -> Peer:
+        self._incarnations[name] += 1
+        return Peer(name, self._incarnations[name])
+
+    def _join(self, process: Process) -> None:
+        for survivor, dead in list(self.pending_deaths):
+            if dead.name == process.peer.name:
+                self.tell_death(survivor, dead)
+        for other in list(self.processes.values()):
+            if other is not process:
+                self._meet(other, process)
+                self._meet(process, other)
+
+    def rejoin(self, name: str) -> None:
+        """A process was held for dead while it lived: its core loses everybody, and meets them anew as somebody new."""
+        process = self.processes[name]
+        for peer in list(process.met):
+            self._lose(process, peer)
+        was, process.peer = process.peer, self._next_life(name)
+        self._forget_links(was)
+        for client in self.clients.values():
+            client.gateway = process.peer if client.gateway == was else client.gateway
+        self.pending_deaths = [(survivor, dead) for survivor, dead in self.pending_deaths if survivor != was]
+        self.pending_deaths += [(other.peer, was) for other in self.processes.values() if was in other.met]
+        self._join(process)
+
+    def limit_memory(self, name: str, num_blocks: int) -> None:
+        """Others take a worker's memory, or give it back: so many blocks of the pool have room."""
+        self._handle(self.processes[name], MemoryLimit(num_blocks))
+
+    def drain(self, name: str) -> None:
+        """An operator ends a worker in order: it says when nothing is left, and then leaves."""
+        self._handle(self.processes[name], Drain())
+
+    def _replace_drained(self) -> None:
+        for name, process in list(self.processes.items()):
+            if process.drained:
+                self.kill(name)
+                self.start(name)
+
+    def make(self, peer: Peer) -> Process:
+        """A fresh process, not yet part of the world."""
+        if peer.name == COORDINATOR:
+            return Process(peer, Role.COORDINATOR, ClusterState(ClusterConfig(100, RETRY_S)))
+        if peer.name.startswith("gateway"):
+            return Process(peer, Role.GATEWAY, GatewayState(GatewayConfig(RETRY_S, 1e9, 1e9)))
+        scheduling = self.scheduling
+        engine = FakeEngine(
+            vocab_size=50, num_blocks=self.num_blocks, tokens_per_block=4, num_host_blocks=scheduling.num_host_blocks
+        )
+        config = InstanceConfig(
+            num_blocks=engine.num_blocks,
+            tokens_per_block=engine.tokens_per_block,
+            bytes_per_block=engine.bytes_per_block,
+            max_context_tokens=engine.model.max_tokens,
+            max_batch_requests=4,
+            max_batch_tokens=self.max_batch_tokens,
+            load_report_s=0.5,
+            retry_s=RETRY_S,
+            num_host_blocks=engine.num_host_blocks,
+            swap_mode=scheduling.swap_mode,
+            migration=MigrationConfig(scheduling.migration, "5eed", timeout_s=RETRY_S),
+            checkpoint_tokens=scheduling.checkpoint_tokens,
+        )
+        times = StepTimes(PROFILE)
+        core = InstanceState(config, scheduling.make_policy(times), times)
+        return Process(peer, Role.WORKER, core, engine=engine)
+
+    def meet_again(self, name: str, other: str) -> None:
+        """One process takes another for dead, and then meets the same incarnation of it, which noticed nothing."""
+        process, alive = self.processes[name], self.processes[other]
+        if alive.peer in process.met:
+            self._lose(process, alive.peer)
+            self._meet(process, alive)
+
+    def _meet(self, process: Process, other: Process) -> None:
+        """Each knows the other from then on; but two workers only once one of them wants that (``Meet``)."""
+        if process.role is other.role:
+            return
+        self._tell_up(process, other)
+
+    def _tell_up(self, process: Process, other: Process) -> None:
+        model = other.engine.model if other.engine else None
+        kind = other.engine.kind if other.engine else ""
+        access = KVAccess("fake", address=str(self.lives.index(other))) if other.engine else None
+        process.met[other.peer] = PeerUp(other.peer, other.role, kind, model, kv=access)
+        self._handle(process, process.met[other.peer])
+
+    def _meet_worker(self, process: Process, peer: Peer) -> None:
+        other = self.processes.get(peer.name)
+        if other is not None and other.peer == peer and peer not in process.met and process.peer not in other.met:
+            self._tell_up(process, other)
+            self._tell_up(other, process)
+
+    def part(self, name: str, other: str) -> None:
+        """Two workers lose each other, and nobody else."""
+        for one, two in ((name, other), (other, name)):
+            process, lost = self.processes[one], self.processes[two]
+            if lost.peer in process.met:
+                self._lose(process, lost.peer)
+
+    def migrate(self, source: str, destination: str, num_bytes: int) -> None:
+        """The coordinator wants requests moved."""
+        order = MigrateTo(self.processes[destination].peer, num_bytes, 5 * RETRY_S)
+        coordinator = self.processes.get(COORDINATOR)
+        if coordinator is not None:
+            self._handle(self.processes[source], order, coordinator.peer)
+
+    def _lose(self, process: Process, peer: Peer) -> None:
+        """Nothing of that incarnation is heard afterwards."""
+        self.links.pop((peer, process.peer), None)
+        del process.met[peer]
+        self._handle(process, PeerDown(peer))
+
+    def kill(self, name: str) -> None:
+        """kill -9: what it sent and nobody read may still arrive; what was sent to it is gone."""
+        dead = self.processes.pop(name)
+        self._forget_links(dead.peer)
+        self.pending_deaths += [(survivor.peer, dead.peer) for survivor in self.processes.values()]
+        if dead.role is Role.GATEWAY:
+            for client in self.clients.values():
+                client.closed |= client.gateway == dead.peer
+
+    def tell_death(self, survivor: Peer, dead: Peer) -> None:
+        """The death watch of one survivor notices; nothing of the dead incarnation is heard afterwards."""
+        self.pending_deaths.remove((survivor, dead))
+        process = self.processes.get(survivor.name)
+        if process is not None and process.peer == survivor and dead in process.met:
+            self._lose(process, dead)
+
+    def _forget_links(self, target: Peer) -> None:
+        for link in [link for link in self.links if link[1] == target]:
+            del self.links[link]
+
+    # --- clients -----------------------------------------------------------------------------------------------------
+
+    def open(
+        self,
+        request_id: str,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        gateway: str = "gateway-0",
+        cache_salt: str = "",
+    ) -> None:
+        """A client asks for ``max_tokens`` tokens; token 7 ends the answer."""
+        spec = RequestSpec(
+            request_id,
+            prompt,
+            SamplingParams(seed=len(request_id), max_tokens=max_tokens, stop_token_ids=(7,)),
+            cache_salt=cache_salt,
+        )
+        process = self.processes[gateway]
+        self.clients[request_id] = Client(spec, process.peer, self._expected(spec))
+        self._handle(process, Open(spec))
+
+    def close(self, request_id: str) -> None:
+        """The client leaves."""
+        client = self.clients[request_id]
+        client.closed = True
+        process = self.processes.get(client.gateway.name)
+        if process is not None and process.peer == client.gateway:
+            self._handle(process, Close(request_id))
+
+    # --- network and time --------------------------------------------------------------------------------------------
+
+    def deliver(self, link: tuple[Peer, Peer], index: int = 0, *, keep: bool = False) -> None:
+        """Deliver one message of a link; ``keep`` leaves a copy behind, to come again."""
+        queue = self.links[link]
+        message = queue[index] if keep else queue.pop(index)
+        if not queue:
+            del self.links[link]
+        sender, target = link
+        process = self.processes.get(target.name)
+        if process is not None and process.peer == target and sender in process.met:
+            self._handle(process, message, sender)
+
+    def drop(self, link: tuple[Peer, Peer], index: int = 0) -> None:
+        self.links[link].pop(index)
+        if not self.links[link]:
+            del self.links[link]
+
+    def finish_step(self, name: str) -> None:
+        """The engine of a worker completes the iteration in flight."""
+        process = self.processes[name]
+        assert process.engine is not None
+        command = process.commands.popleft()
+        assert isinstance(command, RunStep)
+        done = process.engine.step(command.plan)
+        self._run_commands(process)
+        self._handle(process, done)
+
+    def finish_copy(self, name: str) -> None:
+        """The engine of a worker completes the copy that it was asked for first."""
+        process = self.processes[name]
+        copy = process.copies.popleft()
+        assert process.engine is not None
+        if isinstance(copy, SwapOut):
+            process.engine.copy_out(copy.device_blocks, copy.host_blocks)
+        else:
+            process.engine.copy_in(copy.host_blocks, copy.device_blocks)
+        self._handle(process, CopyDone(copy.copy_id, 0.01))
+
+    def guard(self, worker: str, holder: str) -> None:
+        """The coordinator wants one worker's requests guarded by another."""
+        coordinator = self.processes.get(COORDINATOR)
+        if coordinator is not None:
+            self._handle(self.processes[worker], CheckpointTo(self.processes[holder].peer), coordinator.peer)
+
+    def finish_fetch(self, name: str, *, failed: bool = False) -> None:
+        """A worker completes the copy from another that it was asked for first; what lies there now is what it gets."""
+        process = self.processes[name]
+        fetch = process.fetches.popleft()
+        if failed:
+            self._handle(process, CopyFailed(fetch.copy_id))
+            return
+        source = self.lives[int(fetch.access.address)].engine  # also after its death: its memory is mapped here
+        ticket = fetch.ticket
+        assert source is not None
+        assert process.engine is not None
+        assert is_genuine(bytes.fromhex("5eed"), ticket)
+        process.engine.fetch_from(
+            source,
+            ticket.blocks[fetch.num_skipped :],
+            fetch.blocks,
+            on_host=ticket.on_host,
+            into_host=fetch.into_host,
+        )
+        self._handle(process, CopyDone(fetch.copy_id, 0.01))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, with every Tick that falls due."""
+        self.now += seconds
+        for process in list(self.processes.values()):
+            deadline = process.core.next_deadline()
+            if deadline is not None and deadline <= self.now:
+                self._handle(process, Tick())
+                deadline = process.core.next_deadline()
+                assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
+
+    def progress(self, *, fetches: bool = True) -> None:
+        """Everything that is under way arrives, and every engine completes its iteration; ``fetches`` end, too."""
+        for link in list(self.links):
+            for _ in range(len(self.links.get(link, ()))):
+                self.deliver(link)
+        for name in self.stepping:
+            self.finish_step(name)
+        for name in self.copying:
+            self.finish_copy(name)
+        for name in self.fetching if fetches else ():
+            self.finish_fetch(name)
+        self._replace_drained()
+
+    @property
+    def stepping(self) -> list[str]:
+        return [name for name, process in self.processes.items() if process.commands]
+
+    @property
+    def copying(self) -> list[str]:
+        return [name for name, process in self.processes.items() if process.copies]
+
+    @property
+    def fetching(self) -> list[str]:
+        return [name for name, process in self.processes.items() if process.fetches]
+
+    def settle(self, rounds: int = 2000) -> None:
+        """No more misfortune: tell all deaths, deliver everything, run all steps, until nothing is left to do."""
+        for _ in range(rounds):
+            for survivor, dead in list(self.pending_deaths):
+                self.tell_death(survivor, dead)
+            self.progress()
+            ended = all(client.end or client.closed for client in self.clients.values())
+            if ended and not self.links and not self._occupied():
+                return
+            self.advance(RETRY_S / 2)
+        raise AssertionError(f"did not settle: {[c for c in self.clients.values() if not c.end and not c.closed]}")
+
+    def _occupied(self) -> bool:
+        return any(
+            process.core.requests
+            or process.core.ended
+            or process.commands
+            or process.copies
+            or process.fetches
+            or process.core.migration_destination
+            or process.core.checkpoint_store
+            for process in self.processes.values()
+            if isinstance(process.core, InstanceState)
+        )
+
+    # --- effects and invariants --------------------------------------------------------------------------------------
+
+    def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
+        effects = process.core.handle(message, self.now, sender)
+        process.log.append((self.now, sender, message, effects))
+        for effect in effects:
+            self._perform(process, effect)
+        self.check()
+
+    def _perform(self, process: Process, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                if isinstance(message, Start):
+                    owner = self.owners.setdefault((message.request.request_id, message.epoch), to)
+                    assert owner == to, "one epoch with two owners"
+                target = self.processes.get(to.name)
+                if target is not None and target.peer == to:
+                    self.links.setdefault((process.peer, to), []).append(message)
+            case AddToEngine() | DropFromEngine() | RunStep():
+                assert not (isinstance(effect, RunStep) and process.commands), "two steps in flight"
+                process.commands.append(effect)
+                self._run_commands(process)
+            case Drained():
+                assert not process.drained, "drained twice"
+                process.drained = True
+            case SwapOut() | SwapIn():
+                assert process.engine is not None
+                process.copies.append(effect)
+            case Fetch():
+                process.fetches.append(effect)
+            case Meet(peer=peer):
+                self._meet_worker(process, peer)
+            case Deliver(request_id=request_id, token_ids=token_ids):
+                client = self.clients[request_id]
+                assert not client.end, "tokens after the end"
+                assert not client.closed, "tokens after the client left"
+                client.tokens += token_ids
+            case End(request_id=request_id):
+                assert self.clients[request_id].end is None, "ended twice"
+                self.clients[request_id].end = effect
+
+    def _run_commands(self, process: Process) -> None:
+        """Let the engine take what it is told, up to the next step."""
+        assert process.engine is not None
+        while process.commands and not isinstance(process.commands[0], RunStep):
+            match process.commands.popleft():
+                case AddToEngine(request=request):
+                    process.engine.add(request)
+                case DropFromEngine(request_id=request_id):
+                    process.engine.drop(request_id)
+
+    def check_at_rest(self) -> None:
+        """Once everything has settled nothing is held for anybody, anywhere."""
+        self.advance(10 * RETRY_S)
+        for process in self.processes.values():
+            match process.core:
+                case InstanceState() as instance:
+                    assert not instance.requests
+                    assert not instance.ended
+                    assert not instance.leaving
+                    assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
+                    assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
+                    assert not instance.memory.is_copying
+                    assert not instance.memory.is_fetching
+                    assert not instance.migration_source
+                    assert not instance.migration_destination
+                    assert not instance.checkpoints
+                    assert not instance.checkpoint_store
+                    assert not instance.memory.num_checkpoint_blocks
+                    assert process.engine is not None
+                    assert process.engine.num_requests == 0, "the engine still holds a request"
+                case GatewayState() as sessions:
+                    assert not sessions.sessions
+                    assert sessions.next_deadline() is None
+                case ClusterState() as cluster:
+                    assert not cluster.waiting
+                    assert not any(view.in_flight or view.num_blocks_in_flight for view in cluster.instances.values())
+
+    def check(self) -> None:
+        """The invariants of design section 5 that can be seen from outside."""
+        for client in self.clients.values():
+            assert client.tokens == client.expected[: len(client.tokens)], (
+                "another token, or one twice, or out of order"
+            )
+            if client.end and client.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert client.tokens == client.expected, "ended before its last token"
+        for process in self.processes.values():
+            if isinstance(process.core, InstanceState):
+                check_blocks(process.core, process.commands, process.copies, process.fetches)
+
+    def _expected(self, spec: RequestSpec) -> list[int]:
+        """The answer by definition of the fake engine, cut at the stop token."""
+        context = self.num_blocks * 4
+        tokens = expected_tokens(spec, 50, min(spec.sampling.max_tokens, context - len(spec.prompt_token_ids)))
+        return tokens[: tokens.index(7) + 1] if 7 in tokens else tokens

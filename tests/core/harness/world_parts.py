@@ -1,0 +1,58 @@
+"""What a world is made of: its processes, how they schedule, and its clients."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from actorserve.core.cluster.state import ClusterState
+from actorserve.core.effects import Effect, End, Fetch, SwapIn, SwapOut
+from actorserve.core.gateway.state import GatewayState
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.messages import Message, Peer, PeerUp, RequestSpec, Role
+from actorserve.core.migration.source import MigrationMode
+from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
+from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core.timing.step_times import StepTimes
+from workers.engines.fake_engine import FakeEngine
+
+
+@dataclass
+class Process:
+    """One incarnation of a process: its core, and whom it has met."""
+
+    peer: Peer
+    role: Role
+    core: GatewayState | ClusterState | InstanceState
+    met: dict[Peer, PeerUp] = field(default_factory=dict)
+    log: list[tuple[float, Peer | None, Message, list[Effect]]] = field(default_factory=list)
+    engine: FakeEngine | None = None
+    commands: deque[Effect] = field(default_factory=deque)  # for the engine; a step waits until the test finishes it
+    copies: deque[SwapOut | SwapIn] = field(default_factory=deque)  # wait likewise
+    fetches: deque[Fetch] = field(default_factory=deque)  # and these
+    drained: bool = False
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """How the workers of a world schedule."""
+
+    make_policy: Callable[[StepTimes], SchedulingPolicy] = lambda times: FirstComeFirstServed()
+    swap_mode: SwapMode = SwapMode.PROACTIVE
+    num_host_blocks: int = 0
+    migration: MigrationMode = MigrationMode.LIVE
+    checkpoint_tokens: int = 0
+
+
+FIRST_COME_FIRST_SERVED = Scheduling()
+
+
+@dataclass
+class Client:
+    """What a client has seen of its request."""
+
+    spec: RequestSpec
+    gateway: Peer
+    expected: list[int]
+    tokens: list[int] = field(default_factory=list)
+    end: End | None = None
+    closed: bool = False

@@ -1,0 +1,318 @@
+"""Scenarios of one instance: given these messages at these times, exactly these effects."""
+
+from dataclasses import replace
+
+import pytest
+
+from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, RunStep, Send
+from actorserve.core.messages import (
+    Drain,
+    Finished,
+    FinishReason,
+    LoadReport,
+    Peer,
+    PeerDown,
+    PeerUp,
+    RefusalReason,
+    Refused,
+    Release,
+    Resend,
+    Role,
+    Start,
+    Started,
+    StepDone,
+    StepPlan,
+    Tick,
+    TokenLogprobs,
+    Tokens,
+)
+from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+
+COORDINATOR = Peer("coordinator", 1)
+
+
+def test_request_runs_from_start_to_release() -> None:
+    """A request is acknowledged, prefilled, decoded, finished and, once released, forgotten."""
+    instance = Instance()
+    effects = instance.start(spec("a", 6, max_tokens=2))
+    assert effects[0] == Send(GATEWAY, Started("a", 1))
+    assert isinstance(effects[1], AddToEngine)
+    assert instance.plan == StepPlan(1, ("a",), (0,), ((0, 1, 2, 3, 4, 5),), ((0, 1),), (True,))
+    assert instance.done()[0] == Send(GATEWAY, Tokens(("a",), (1,), (0,), (9,)))
+    assert instance.plan == StepPlan(2, ("a",), (6,), ((9,),), ((0, 1),), (True,))
+    effects = instance.done()
+    assert Send(GATEWAY, Finished("a", 1, FinishReason.LENGTH, 2)) in effects
+    assert DropFromEngine("a") in effects
+    assert instance.state.memory.device.num_free_blocks == 8
+    assert "a" in instance.state.ended
+    instance.handle(Release("a", 1))
+    assert not instance.state.ended
+
+
+def test_prefill_chunks_share_the_iteration_with_decodes() -> None:
+    """Decodes come first, and a prefill gets what is left of the iteration's tokens."""
+    instance = Instance()
+    instance.start(spec("a", 3))
+    instance.start(spec("b", 12))
+    instance.done()
+    plan = instance.plan
+    assert plan is not None
+    assert plan.request_ids == ("a", "b")
+    assert [len(tokens) for tokens in plan.token_ids] == [1, 7]
+    assert plan.samples == (True, False)
+    instance.done()
+    plan = instance.plan
+    assert plan is not None
+    assert plan.starts == (4, 7)
+    assert plan.samples == (True, True)
+
+
+def test_stop_token_ends_the_request_but_not_before_min_tokens() -> None:
+    """A stop token ends the answer, unless fewer than min_tokens came before it."""
+    instance = Instance()
+    instance.start(spec("a", 2, max_tokens=4, stop_token_ids=(9,), min_tokens=1))
+    instance.done(token=9)
+    assert "a" in instance.state.requests
+    instance.done(token=9)
+    assert instance.sent[-1] == Finished("a", 1, FinishReason.STOP, 2)
+
+
+def test_the_context_ends_the_request() -> None:
+    """Prompt and output together end at what the instance can hold, however many tokens were asked for."""
+    instance = Instance()
+    instance.start(spec("a", 30, max_tokens=100))
+    while "a" in instance.state.requests:
+        instance.done()
+    assert instance.sent[-1] == Finished("a", 1, FinishReason.LENGTH, 2)
+
+
+def test_growth_preempts_the_least_urgent_and_recomputes_it() -> None:
+    """When blocks run out the last to come gives its own to one before it, and later starts again from nothing."""
+    config = replace(CONFIG, num_blocks=4, max_context_tokens=16)
+    instance = Instance(config)
+    instance.start(spec("a", 4, max_tokens=12))
+    instance.start(spec("b", 3, max_tokens=2))
+    while instance.state.batcher.num_preemptions == 0:
+        instance.done()
+        if not instance.state.requests:
+            pytest.fail("nobody was preempted")
+        if "b" in instance.state.ended:
+            instance.handle(Release("b", 1))
+            instance.start(replace(spec("b", 3, max_tokens=9)), epoch=2)
+    preempted = instance.state.requests["b"]
+    assert preempted.blocks == []
+    assert preempted.num_computed == 0
+    assert instance.state.requests["a"].is_started
+
+
+def test_head_of_the_line_blocks_those_behind_it() -> None:
+    """First come, first served: a small request does not overtake a big one that waits for blocks."""
+    instance = Instance()
+    instance.start(spec("a", 20, max_tokens=4))
+    instance.start(spec("b", 16))
+    instance.start(spec("c", 1))
+    assert [r.is_started for r in instance.state.requests.values()] == [True, False, False]
+
+
+def test_admission_leaves_a_block_for_each_that_runs() -> None:
+    """A newcomer waits where the next growth of those that run would preempt it again."""
+    instance = Instance()
+    instance.start(spec("a", 3))
+    instance.start(spec("b", 28))
+    instance.done()
+    assert instance.state.memory.device.num_free_blocks == 7
+    assert not instance.state.requests["b"].is_started
+    instance.handle(Release("a", 1))
+    instance.done()
+    assert instance.state.requests["b"].is_started
+
+
+def test_a_batch_is_bounded_in_requests() -> None:
+    """Beyond max_batch_requests a request waits, even where blocks and tokens are left."""
+    instance = Instance(replace(CONFIG, max_batch_requests=2))
+    for name in "abc":
+        instance.start(spec(name, 2))
+    instance.done()
+    assert [r.is_started for r in instance.state.requests.values()] == [True, True, False]
+
+
+def test_release_during_a_step_drops_its_output() -> None:
+    """A request released under a running iteration keeps its blocks from others until the iteration ends."""
+    instance = Instance()
+    instance.start(spec("a", 6))
+    instance.handle(Release("a", 1))
+    assert instance.state.memory.device.num_free_blocks == 6
+    assert not [e for e in instance.start(spec("b", 6)) if isinstance(e, RunStep)]
+    assert [type(e) for e in instance.done()] == [RunStep]
+
+
+def test_newer_epoch_replaces_and_older_is_dropped() -> None:
+    """A request's newest epoch wins: a repeat is answered again, an older epoch changes nothing."""
+    instance = Instance()
+    instance.start(spec("a", 6), epoch=2)
+    assert instance.start(spec("a", 6), epoch=2) == [Send(GATEWAY, Started("a", 2))]
+    assert instance.start(spec("a", 6), epoch=1) == []
+    assert instance.state.num_stale_messages == 1
+    instance.handle(Release("a", 1))
+    assert "a" in instance.state.requests
+    instance.start(spec("a", 6), epoch=3)
+    assert instance.state.requests["a"].epoch == 3
+    instance.sent.clear()
+    instance.done()  # the old epoch's step
+    assert instance.sent == []
+    assert instance.state.requests["a"].num_output == 0
+
+
+def test_resumed_request_goes_on_from_its_tokens() -> None:
+    """After a failover prompt and output are prefilled together, and positions go on where they were."""
+    instance = Instance()
+    instance.start(replace(spec("a", 3, max_tokens=4), output_token_ids=(5, 6)), epoch=2)
+    plan = instance.plan
+    assert plan is not None
+    assert plan.token_ids == ((0, 1, 2, 5, 6),)
+    assert instance.done()[0] == Send(GATEWAY, Tokens(("a",), (2,), (2,), (9,)))
+
+
+def test_resumed_request_that_was_complete_finishes_at_once() -> None:
+    """If the last owner died between the last token and saying so, the next says so without computing."""
+    instance = Instance()
+    instance.start(replace(spec("a", 3, max_tokens=2), output_token_ids=(5, 6)), epoch=2)
+    assert instance.plan is None
+    assert instance.sent == [Started("a", 2), Finished("a", 2, FinishReason.LENGTH, 2)]
+
+
+def test_resend_repeats_what_was_lost_with_its_logprobs() -> None:
+    """Lost tokens come again from the position asked for, and so does the end."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=3, top_logprobs=0))
+    entries = [TokenLogprobs(-float(i), (), ()) for i in range(3)]
+    for i in range(3):
+        plan = instance.plan
+        assert plan is not None
+        instance.handle(StepDone(plan.step_id, 0.0, ("a",), (i,), (20 + i,), (entries[i],)))
+    instance.sent.clear()
+    instance.handle(Resend("a", 1, 1))
+    assert instance.sent == [
+        Tokens(("a", "a"), (1, 1), (1, 2), (21, 22), (entries[1], entries[2])),
+        Finished("a", 1, FinishReason.LENGTH, 3),
+    ]
+
+
+def test_resend_knows_only_what_was_made_here_under_this_epoch() -> None:
+    """Tokens that came with the request are not repeated, and a Resend of another epoch changes nothing."""
+    instance = Instance()
+    instance.start(replace(spec("a", 3, top_logprobs=0), output_token_ids=(5, 6)), epoch=2)
+    entry = TokenLogprobs(-0.5, (), ())
+    instance.handle(StepDone(1, 0.0, ("a",), (2,), (7,), (entry,)))
+    instance.sent.clear()
+    instance.handle(Resend("a", 1, 0))
+    assert instance.sent == []
+    assert instance.state.num_stale_messages == 1
+    instance.handle(Resend("a", 2, 0))
+    assert instance.sent == [Tokens(("a",), (2,), (2,), (7,), (entry,))]
+
+
+def test_too_large_and_draining_are_refused() -> None:
+    """What can never fit, and anything during a drain, is refused and leaves nothing behind."""
+    instance = Instance()
+    instance.start(spec("a", 33))
+    assert instance.sent == [Refused("a", 1, RefusalReason.TOO_LARGE, 1.0)]
+    instance.handle(Drain())
+    instance.start(spec("b", 3))
+    assert instance.sent[-1] == Refused("b", 1, RefusalReason.DRAINING, 1.0)
+    assert not instance.state.requests
+    assert instance.plan is None
+
+
+def test_drain_ends_when_the_last_request_is_released() -> None:
+    """A draining instance finishes what it has, and says once that nothing is left."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=1))
+    assert Drained() not in instance.handle(Drain())
+    assert Drained() not in instance.done()
+    assert instance.handle(Release("a", 1)) == [Drained()]
+    assert instance.handle(Release("a", 1)) == []
+
+
+def test_dead_gateway_frees_all_of_its_requests() -> None:
+    """Requests of a dead gateway go, finished ones too; those of others stay."""
+    instance = Instance()
+    instance.start(spec("a", 6))
+    instance.handle(Start(1, spec("b", 6)), sender=Peer("gateway-1", 1))
+    instance.done()
+    instance.handle(PeerDown(GATEWAY))
+    assert list(instance.state.requests) == ["b"]
+    instance.done()
+    assert instance.state.memory.device.num_free_blocks == 8 - 2
+
+
+def test_load_reports_are_numbered_and_name_what_arrived() -> None:
+    """A listener hears the load at once, then every load_report_s, with the requests that came since."""
+    instance = Instance()
+    instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
+    assert instance.sent == [LoadReport(0, 0, 0, 800, 0, 0, 100, 4, 0)]
+    instance.start(spec("a", 6))
+    instance.start(spec("b", 29, max_tokens=2))
+    instance.sent.clear()
+    assert instance.state.next_deadline() == 0.5
+    instance.handle(Tick(), now=0.5)
+    # a holds 2 blocks; b heads the line and demands 8.
+    assert instance.sent == [
+        LoadReport(
+            1,
+            1,
+            1,
+            800,
+            200,
+            1000,
+            100,
+            4,
+            0,
+            ("a", "b"),
+            num_tokens_looked_up=6,
+            kv_needed_bytes=200,
+            kv_wanted_bytes=800,
+        )
+    ]
+
+
+def test_reports_end_with_the_last_listener_and_begin_again() -> None:
+    """Nobody to hear a report means no deadline; only the incarnation that went is forgotten."""
+    instance = Instance()
+    again = Peer("coordinator", 2)
+    instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
+    instance.handle(PeerUp(again, Role.COORDINATOR), now=0.2)
+    instance.handle(PeerDown(COORDINATOR), now=0.2)
+    assert instance.handle(Tick(), now=0.5) == [Send(again, LoadReport(1, 0, 0, 800, 0, 0, 100, 4, 0))]
+    instance.handle(PeerDown(again), now=0.6)
+    assert instance.handle(Tick(), now=1.0) == []
+    assert instance.state.next_deadline() is None
+    effects = instance.handle(PeerUp(again, Role.COORDINATOR), now=9.0)
+    assert [type(effect) for effect in effects] == [Send]
+    assert instance.state.next_deadline() == 9.5
+
+
+def test_a_drain_is_reported_at_once_and_arrivals_once() -> None:
+    """The coordinator hears of a drain before its next report is due, and of each arrival in one report only."""
+    instance = Instance()
+    instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
+    instance.start(spec("a", 6))
+    instance.sent.clear()
+    instance.handle(Drain(), now=0.1)
+    instance.handle(Tick(), now=0.5)
+    reports = [message for message in instance.sent if isinstance(message, LoadReport)]
+    assert [(report.draining, report.accepted) for report in reports] == [(True, ("a",)), (True, ())]
+
+
+def test_unreleased_end_is_repeated() -> None:
+    """Finished comes again every retry_s until the gateway lets go."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=1))
+    instance.done(now=2.0)
+    instance.sent.clear()
+    assert instance.state.next_deadline() == 3.0
+    instance.handle(Tick(), now=3.0)
+    assert instance.sent == [Finished("a", 1, FinishReason.LENGTH, 1)]
+    instance.handle(Release("a", 1))
+    instance.handle(Tick(), now=4.0)
+    assert instance.state.next_deadline() is None

@@ -1,0 +1,123 @@
+"""Quiet steps: many iterations at once leave an instance as the same iterations one by one do."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings, strategies as st
+
+from actorserve.core.effects import Effect, RunStep, Send
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.messages import MigrateTo, Peer, PeerUp, Role, Tokens
+from actorserve.core.scheduling.policies import make_policy
+from actorserve.core.timing.step_times import StepTimes
+from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
+
+QUIET = replace(CONFIG, num_blocks=64, max_context_tokens=200, max_batch_tokens=40, prefix_cache=False)
+STEP_S = 0.01
+REQUESTS = st.lists(
+    st.tuples(st.integers(1, 30), st.integers(1, 90), st.integers(0, 2)),  # prompt, output, priority
+    min_size=1,
+    max_size=5,
+)
+
+
+def make(policy: str, config: InstanceConfig) -> Instance:
+    """An instance whose policy and scheduler share their times."""
+    times = StepTimes(PROFILE)
+    return Instance(config, make_policy(policy, times), times)
+
+
+def outputs(effects: list[Effect]) -> dict[str, list[tuple[int, int, int]]]:
+    """By request: its tokens, as (epoch, position, token)."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for effect in effects:
+        if isinstance(effect, Send) and isinstance(effect.message, Tokens):
+            tokens = effect.message
+            for row in zip(tokens.request_ids, tokens.epochs, tokens.positions, tokens.token_ids, strict=True):
+                found.setdefault(row[0], []).append(row[1:])
+    return found
+
+
+def last_plan(effects: list[Effect]) -> object:
+    return [effect.plan for effect in effects if isinstance(effect, RunStep)][-1:]
+
+
+@given(
+    requests=REQUESTS,
+    policy=st.sampled_from(["skip_join_mlfq", "fcfs", "srpt", "naive_mlfq"]),
+    num_host_blocks=st.sampled_from([0, 16]),
+    num_blocks=st.sampled_from([24, 64]),
+    shares=st.lists(st.floats(0.1, 1.0), min_size=1, max_size=8),
+    slowness=st.sampled_from([1.0, 1.7]),
+)
+@settings(max_examples=150, deadline=None)
+def test_quiet_steps_equal_single_ones(
+    requests: list[tuple[int, int, int]],
+    policy: str,
+    num_host_blocks: int,
+    num_blocks: int,
+    shares: list[float],
+    slowness: float,
+) -> None:
+    """Tokens, the plan in flight, the order, what was attained, and the next reports are the same."""
+    config = replace(QUIET, num_host_blocks=num_host_blocks, num_blocks=num_blocks)
+    one, many = make(policy, config), make(policy, config)
+    for instance in (one, many):
+        for number, (num_prompt, max_tokens, priority) in enumerate(requests):
+            instance.start(replace(spec(f"r{number}", num_prompt, max_tokens), priority=priority))
+    now = 0.0
+    turn = 0
+    while one.state.requests:
+        while one.copies:
+            assert one.copied(now) == many.copied(now)
+        num_quiet = many.state.num_quiet_steps()
+        num_steps = max(1, int(num_quiet * shares[turn % len(shares)])) if num_quiet else 0
+        turn += 1
+        if num_steps:
+            ends = [(now + STEP_S * (step + 1), slowness * STEP_S) for step in range(num_steps)]
+            singly = [effect for end_s, duration_s in ends for effect in one.done(9, end_s, duration_s)]
+            at_once = many.advance(ends, 9)
+            assert outputs(singly) == outputs(at_once)
+            assert last_plan(singly) == last_plan(at_once)
+            now = ends[-1][0]
+        else:
+            now += STEP_S
+            assert one.done(9, now, STEP_S) == many.done(9, now, STEP_S)
+        left, right = one.state, many.state
+        assert left._load_report(()) == right._load_report(())
+        assert [r.request_id for r in left.policy.order(now)] == [r.request_id for r in right.policy.order(now)]
+        for request_id, request in left.requests.items():
+            same = right.requests[request_id]
+            assert left.policy.attained(request, now) == right.policy.attained(same, now)
+            assert (request.blocks, request.token_ids, request.owed_s) == (same.blocks, same.token_ids, same.owed_s)
+    assert not many.state.requests
+
+
+def test_nothing_is_quiet_while_something_is_decided() -> None:
+    """Prefills, last tokens, requests that wait, and stop tokens keep steps single; else all but the last are quiet."""
+    instance = make("skip_join_mlfq", QUIET)
+    assert instance.state.num_quiet_steps() == 0
+    instance.start(spec("a", 50, max_tokens=10))
+    assert instance.state.num_quiet_steps() == 0  # it is being prefilled
+    instance.done()
+    instance.done()
+    assert instance.state.num_quiet_steps() == 8  # the first token is there, and the tenth is the last
+    instance.start(spec("b", 4))
+    assert instance.state.num_quiet_steps() == 0  # b waits
+    instance = make("fcfs", QUIET)
+    instance.start(spec("c", 4, max_tokens=10, stop_token_ids=(3,)))
+    instance.done()
+    assert instance.state.num_quiet_steps() == 0  # any token may be its last
+
+
+def test_nothing_is_quiet_while_somebody_may_move() -> None:
+    """An order to move requests is looked at again after each step, as long as it holds and could be followed."""
+    instance, other = make("fcfs", QUIET), Peer("worker-1", 1)
+    instance.start(spec("a", 4, max_tokens=10))
+    instance.done()
+    order = MigrateTo(other, 1, 5.0)  # of one byte: nobody is so small
+    instance.handle(order)
+    assert instance.state.num_quiet_steps() == 8  # it has not met that one yet
+    instance.handle(PeerUp(other, Role.WORKER))
+    assert instance.state.num_quiet_steps() == 0
+    instance.handle(replace(order, num_bytes=0))
+    assert instance.state.num_quiet_steps() == 8

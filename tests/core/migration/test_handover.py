@@ -1,0 +1,262 @@
+"""Scenarios of handing over at the gateway: it alone commits, and the client's stream goes on whole."""
+
+from dataclasses import replace
+
+import pytest
+
+from actorserve.core.effects import Deliver, End, Send
+from actorserve.core.gateway.state import GatewayState
+from actorserve.core.messages import (
+    Attained,
+    Close,
+    Finished,
+    FinishReason,
+    HandOver,
+    Keep,
+    Message,
+    MigrationId,
+    Peer,
+    PeerDown,
+    Place,
+    Placed,
+    RefusalReason,
+    Refused,
+    Release,
+    Resend,
+    Start,
+    Started,
+    Tick,
+    TokenLogprobs,
+    Tokens,
+)
+from tests.core.gateway.test_gateway_state import COORDINATOR, SPEC, A, B, running, tokens, up
+
+C = Peer("worker-2", 1)
+ATTAINED = Attained(service_s=1.0, quantum_s=0.5)
+HAND_OVER = HandOver("r", 1, B, 3, 2, ATTAINED)
+"""Of A, to B, of a request with two tokens whose KV was copied."""
+
+
+def with_tokens(count: int = 2, *workers: Peer) -> GatewayState:
+    """r runs on A under epoch 1, and its client has so many tokens: 10, 11, ..."""
+    state = running(*(workers or (A, B)))
+    for position in range(count):
+        state.handle(tokens(1, position, 10 + position), 0.0, A)
+    return state
+
+
+def start(epoch: int, output: tuple[int, ...], migration: MigrationId | None) -> Start:
+    return Start(epoch, replace(SPEC, output_token_ids=output), ATTAINED, migration)
+
+
+COMMITTED = [Send(B, start(2, (10, 11), MigrationId(A, 3))), Send(A, Release("r", 1))]
+
+
+def committed() -> GatewayState:
+    """r was handed over to B, under epoch 2."""
+    state = with_tokens()
+    assert state.handle(HAND_OVER, 0.0, A) == COMMITTED
+    return state
+
+
+def test_the_gateway_commits() -> None:
+    """A new epoch starts at the destination, with what it copied and what was attained; the source is released."""
+    state = committed()
+    assert state.num_handed_over == 1
+    assert state.handle(Started("r", 2), 0.0, B) == []
+    assert state.handle(tokens(2, 2, 12), 0.0, B) == [Deliver("r", (12,))]
+    assert state.handle(Finished("r", 2, FinishReason.STOP, 3), 0.0, B) == [
+        Send(B, Release("r", 2)),
+        End("r", FinishReason.STOP),
+    ]
+    assert not state.sessions
+
+
+def test_one_without_kv_starts_without_a_migrations_name() -> None:
+    """What waited at its owner, or dropped its KV, is computed where it goes."""
+    state = with_tokens()
+    effects = state.handle(replace(HAND_OVER, number=0), 0.0, A)
+    assert effects == [Send(B, start(2, (10, 11), None)), Send(A, Release("r", 1))]
+
+
+def test_nothing_is_committed_while_tokens_are_missing() -> None:
+    """The owner is asked for them once a retry_s, and it is committed the moment the last one comes."""
+    state = with_tokens(0)
+    assert state.handle(HAND_OVER, 0.0, A) == [Send(A, Resend("r", 1, 0))]
+    assert state.handle(HAND_OVER, 0.5, A) == []
+    assert state.handle(HAND_OVER, 1.0, A) == [Send(A, Resend("r", 1, 0))]
+    assert state.handle(tokens(1, 0, 10), 1.1, A) == [Send(A, Resend("r", 1, 1)), Deliver("r", (10,))]
+    effects = state.handle(tokens(1, 1, 11), 1.2, A)
+    assert effects == [*COMMITTED, Deliver("r", (11,))]
+    assert state.handle(tokens(2, 2, 12), 1.3, B) == [Deliver("r", (12,))]
+
+
+def test_one_with_more_tokens_than_said_is_committed_with_all_of_them() -> None:
+    """The owner went on since it asked (it was told to keep the request, late): what the client has is what counts."""
+    state = with_tokens(3)
+    [begin, _] = state.handle(HAND_OVER, 0.0, A)
+    assert begin == Send(B, start(2, (10, 11, 12), MigrationId(A, 3)))
+
+
+@pytest.mark.parametrize("to", [C, Peer("worker-1", 2), Peer("worker-1", 0), COORDINATOR, Peer("", 0)])
+def test_to_whom_the_gateway_does_not_know_nothing_is_handed_over(to: Peer) -> None:
+    """The owner keeps it, each time that it asks; and what it makes is delivered."""
+    state = with_tokens()
+    for now in (0.0, 1.0):
+        assert state.handle(replace(HAND_OVER, to=to), now, A) == [Send(A, Keep("r", 1))]
+    assert state.num_handed_over == 0
+    assert state.handle(tokens(1, 2, 12), 1.0, A) == [Deliver("r", (12,))]
+
+
+def test_kept_while_tokens_were_missing() -> None:
+    """The destination dies before they come: the owner keeps the request then, and nothing is left of the wish."""
+    state = with_tokens(1)
+    assert state.handle(HAND_OVER, 0.0, A) == [Send(A, Resend("r", 1, 1))]
+    assert state.handle(PeerDown(B), 0.1) == []
+    assert state.handle(tokens(1, 1, 11), 0.2, A) == [Send(A, Keep("r", 1)), Deliver("r", (11,))]
+    state.handle(up(B), 0.3)
+    assert state.handle(tokens(1, 2, 12), 0.4, A) == [Deliver("r", (12,))]
+    assert state.num_handed_over == 0
+
+
+@pytest.mark.parametrize("now", [0.0, 5.0])
+def test_asked_again_after_it_committed(now: float) -> None:
+    """The Release was lost: it is sent again, and nothing moves twice."""
+    state = committed()
+    assert state.handle(HAND_OVER, now, A) == [Send(A, Release("r", 1))]
+    assert state.num_handed_over == 1
+    assert state.sessions["r"].epoch == 2
+    assert state.sessions["r"].instance == B
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        tokens(1, 2, 99),
+        Finished("r", 1, FinishReason.STOP, 2),
+        Refused("r", 1, RefusalReason.DRAINING, 1.0),
+        Started("r", 1),
+        replace(HAND_OVER, to=C),
+    ],
+)
+def test_what_the_old_owner_still_says_is_dropped(said: Message) -> None:
+    """It is told to let go, whatever it says of the old epoch."""
+    state = committed()
+    assert state.handle(said, 0.0, A) == [Send(A, Release("r", 1))]
+    assert state.handle(tokens(2, 2, 12), 0.0, B) == [Deliver("r", (12,))]
+
+
+def test_only_the_owner_hands_over() -> None:
+    """Another worker, or the destination itself, cannot ask for it: it is told to let go of what it does not own."""
+    state = with_tokens()
+    for stranger in (B, C):
+        assert state.handle(HAND_OVER, 0.0, stranger) == [Send(stranger, Release("r", 1))]
+    assert state.handle(replace(HAND_OVER, epoch=2), 0.0, A) == [Send(A, Release("r", 2))]
+    assert state.handle(replace(HAND_OVER, request_id="q"), 0.0, A) == [Send(A, Release("q", 1))]
+    assert state.sessions["r"].instance == A
+
+
+def test_the_start_is_repeated_until_it_is_answered() -> None:
+    """The same each time, with the copy's name."""
+    state = committed()
+    assert state.handle(Tick(), 1.0) == COMMITTED[:1]
+    state.handle(Started("r", 2), 1.5, B)
+    assert state.handle(Tick(), 3.0) == []
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_the_destination_dies_right_after(has_answered: bool) -> None:
+    """The request fails over to another place, from the tokens that its client has, and with no copy's name."""
+    state = committed()
+    if has_answered:
+        state.handle(Started("r", 2), 0.0, B)
+    [place] = state.handle(PeerDown(B), 0.1)
+    assert place == Send(COORDINATOR, Place("r", 3, 5, avoid=B, kind="k", waited_s=0.1))
+    [begin] = state.handle(Placed("r", 3, A), 0.2, COORDINATOR)
+    assert isinstance(begin, Send)
+    assert isinstance(begin.message, Start)
+    assert (begin.to, begin.message.epoch, begin.message.migration) == (A, 3, None)
+    assert begin.message.request.output_token_ids == (10, 11)
+    assert state.handle(tokens(2, 2, 99), 0.3, B) == [Send(B, Release("r", 2))]
+    assert state.handle(tokens(3, 2, 12), 0.3, A) == [Deliver("r", (12,))]
+
+
+def test_the_source_dies_before_it_asks() -> None:
+    """The copy is of no use then: the request fails over as any other, and a late HandOver finds no owner."""
+    state = with_tokens()
+    [place] = state.handle(PeerDown(A), 0.1)
+    assert isinstance(place, Send)
+    assert place.to == COORDINATOR
+    assert state.handle(HAND_OVER, 0.2, A) == [Send(A, Release("r", 1))]
+    assert state.sessions["r"].instance is None
+
+
+def test_the_source_dies_right_after() -> None:
+    """It is not the owner any more: nothing happens."""
+    state = committed()
+    assert state.handle(PeerDown(A), 0.1) == []
+    assert state.handle(tokens(2, 2, 12), 0.2, B) == [Deliver("r", (12,))]
+
+
+@pytest.mark.parametrize("reason", [RefusalReason.DRAINING, RefusalReason.OVERLOADED, RefusalReason.TOO_LARGE])
+def test_the_destination_refuses_it(reason: RefusalReason) -> None:
+    """It looks for another place, under a new epoch, and keeps what its client has."""
+    state = committed()
+    effects = state.handle(Refused("r", 2, reason, 1.0, ATTAINED), 0.1, B)
+    assert effects[0] == Send(B, Release("r", 2))
+    [place] = effects[1:]
+    assert isinstance(place, Send)
+    assert isinstance(place.message, Place)
+    assert (place.message.epoch, place.message.avoid) == (3, B)
+
+
+def test_the_client_leaves_right_after() -> None:
+    """The destination is told to let go; the source asks again, and is told too."""
+    state = committed()
+    assert Send(B, Release("r", 2)) in state.handle(Close("r"), 0.1)
+    assert state.handle(HAND_OVER, 1.0, A) == [Send(A, Release("r", 1))]
+    assert state.handle(Started("r", 2), 1.0, B) == [Send(B, Release("r", 2))]
+
+
+def test_the_client_leaves_while_tokens_are_missing() -> None:
+    """There is nothing to hand over any more: the owner is released, now and when it asks again."""
+    state = with_tokens(1)
+    state.handle(HAND_OVER, 0.0, A)
+    assert state.handle(Close("r"), 0.1) == [Send(A, Release("r", 1))]
+    assert state.handle(HAND_OVER, 1.0, A) == [Send(A, Release("r", 1))]
+
+
+def test_there_and_back_again() -> None:
+    """A request may come back to where it was: each epoch has one owner, and only the newest is heard."""
+    state = committed()
+    back = HandOver("r", 2, A, 1, 2, ATTAINED)
+    assert state.handle(back, 0.0, B) == [
+        Send(A, start(3, (10, 11), MigrationId(B, 1))),
+        Send(B, Release("r", 2)),
+    ]
+    assert state.handle(HAND_OVER, 0.2, A) == [Send(A, Release("r", 1))]
+    assert state.handle(back, 0.2, B) == [Send(B, Release("r", 2))]
+    assert state.sessions["r"].instance == A
+    assert state.handle(tokens(3, 2, 12), 0.3, A) == [Deliver("r", (12,))]
+
+
+def test_logprobs_are_whole_after_a_move() -> None:
+    """Those of tokens made before come from the old owner, before it commits; those after from the new one."""
+    logprobs = [TokenLogprobs(-0.1 * n, (n,), (-0.1 * n,)) for n in range(4)]
+    state = with_tokens(0)
+    first = Tokens(("r",), (1,), (0,), (10,), (logprobs[0],))
+    assert state.handle(first, 0.0, A) == [Deliver("r", (10,), (logprobs[0],))]
+    assert state.handle(HAND_OVER, 0.0, A) == [Send(A, Resend("r", 1, 1))]
+    second = Tokens(("r", "r"), (1, 1), (0, 1), (10, 11), (logprobs[0], logprobs[1]))
+    assert state.handle(second, 0.1, A) == [*COMMITTED, Deliver("r", (11,), (logprobs[1],))]
+    rest = Tokens(("r", "r"), (2, 2), (2, 3), (12, 13), (logprobs[2], logprobs[3]))
+    assert state.handle(rest, 0.2, B) == [Deliver("r", (12, 13), (logprobs[2], logprobs[3]))]
+
+
+def test_absurd_numbers_commit_nothing() -> None:
+    """More tokens than there ever will be are asked for, and never handed over; fewer than none are as none."""
+    state = with_tokens()
+    assert state.handle(replace(HAND_OVER, num_output_tokens=2**62), 0.0, A) == [Send(A, Resend("r", 1, 2))]
+    assert state.num_handed_over == 0
+    [begin, _] = state.handle(replace(HAND_OVER, num_output_tokens=-5, number=-7), 0.0, A)
+    assert begin == Send(B, start(2, (10, 11), MigrationId(A, -7)))

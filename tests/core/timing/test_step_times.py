@@ -1,0 +1,120 @@
+"""Online correction: a wrong profile is put right by what iterations and copies take."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from actorserve.core.timing.profile import Curve, Profile
+from actorserve.core.timing.step_times import Iteration, StepTimes
+from tests.core.timing.test_profile import PROFILE
+
+
+def slower(factor: float) -> Profile:
+    def scaled(curve: Curve) -> Curve:
+        return Curve(curve.xs, tuple(factor * y for y in curve.ys))
+
+    return replace(
+        PROFILE,
+        prefill=scaled(PROFILE.prefill),
+        prefill_context_s=factor * PROFILE.prefill_context_s,
+        decode=scaled(PROFILE.decode),
+        decode_context=scaled(PROFILE.decode_context),
+    )
+
+
+def test_at_first_times_are_the_profiles() -> None:
+    """Before anything was measured, every time is the profile's own."""
+    times = StepTimes(PROFILE)
+    assert times.min_iteration_s == pytest.approx(PROFILE.min_iteration_s)
+    assert times.prefill_s(300, 500) == pytest.approx(PROFILE.prefill_s(300, 500))
+    assert times.decode_s(7, 900) == pytest.approx(PROFILE.decode_s(7, 900))
+    assert times.swap_s(5000) == PROFILE.swap.copy_s(5000)
+    assert times.prefill_s(0, 10) == times.decode_s(0, 0) == times.swap_s(0) == 0.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 400), st.integers(0, 4000)), max_size=4), st.integers(0, 64), st.integers(0, 9000)
+)
+def test_iterations_are_the_profiles(chunks: list[tuple[int, int]], decodes: int, contexts: int) -> None:
+    """Uncorrected, chunks and decodes together take what the profile says, however they are mixed."""
+    if chunks or decodes:
+        step_s = StepTimes(PROFILE).step_s(Iteration(decodes, contexts, chunks))
+        assert step_s == pytest.approx(PROFILE.step_s(chunks, decodes, contexts))
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 2.0, 10.0])
+def test_a_wrong_profile_is_put_right(factor: float) -> None:
+    """A few tens of iterations of all kinds teach what decodes and prefills take, alone and together."""
+    truth = slower(factor)
+    times = StepTimes(PROFILE)
+    kinds = [([(512, 0)], 0, 0), ([], 8, 4000), ([(300, 700)], 8, 4100), ([], 60, 30_000)]
+    for number in range(60):
+        chunks, decodes, contexts = kinds[number % len(kinds)]
+        times.observe(Iteration(decodes, contexts, chunks), truth.step_s(chunks, decodes, contexts))
+    for chunks, decodes, contexts in kinds:
+        right_s = truth.step_s(chunks, decodes, contexts)
+        assert times.step_s(Iteration(decodes, contexts, chunks)) == pytest.approx(right_s, rel=0.15)
+    assert times.prefill_s(512) == pytest.approx(truth.prefill_s(512), rel=0.15)
+    assert times.decode_s(8, 4000) == pytest.approx(truth.decode_s(8, 4000), rel=0.15)
+
+
+def test_prefills_alone_say_little_of_decodes() -> None:
+    """Where only prefills turn out slow, what decodes take changes by no more than what both have in common."""
+    times = StepTimes(PROFILE)
+    for _ in range(40):
+        times.observe(Iteration(0, 0, [(1000, 0)]), 3 * PROFILE.prefill_s(1000))
+    assert times.prefill_s(1000) == pytest.approx(3 * PROFILE.prefill_s(1000), rel=0.02)
+    assert times.decode_s(8, 4000) < 1.2 * PROFILE.decode_s(8, 4000)
+
+
+def test_an_outlier_counts_for_little() -> None:
+    """One iteration of a hundred times its duration changes times by less than a half."""
+    times = StepTimes(PROFILE)
+    times.observe(Iteration(8, 4000), 100 * PROFILE.decode_s(8, 4000))
+    assert PROFILE.decode_s(8, 4000) < times.decode_s(8, 4000) < 1.5 * PROFILE.decode_s(8, 4000)
+
+
+@pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_duration_teaches_nothing(duration_s: float) -> None:
+    """Durations that cannot be are passed over."""
+    times = StepTimes(PROFILE)
+    times.observe(Iteration(8, 4000), duration_s)
+    times.observe_swap(1000, duration_s)
+    assert times.decode_s(8, 4000) == pytest.approx(PROFILE.decode_s(8, 4000))
+    assert times.swap_s(1000) == PROFILE.swap.copy_s(1000)
+
+
+def test_copies_are_corrected() -> None:
+    """Copies that take longer than the profile says are soon expected to, and iterations are not."""
+    times = StepTimes(PROFILE)
+    for _ in range(20):
+        times.observe_swap(50_000, 4 * PROFILE.swap.copy_s(50_000))
+    assert times.swap_s(50_000) == pytest.approx(4 * PROFILE.swap.copy_s(50_000), rel=0.05)
+    assert times.decode_s(8, 0) == pytest.approx(PROFILE.decode_s(8, 0))
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 10**6), st.integers(0, 5000), st.floats()), max_size=60))
+def test_times_stay_positive_and_finite(steps: list[tuple[int, int, int, float]]) -> None:
+    """Whatever is measured, times stay numbers that can be worked with."""
+    times = StepTimes(PROFILE)
+    for decodes, contexts, tokens, duration_s in steps:
+        times.observe(Iteration(decodes, contexts, [(tokens, contexts)] if tokens else []), duration_s)
+        times.observe_swap(tokens, duration_s)
+    for time_s in (times.prefill_s(100, 100), times.decode_s(8, 100), times.min_iteration_s, times.swap_s(10**6)):
+        assert 0.0 < time_s < 1e7
+
+
+def test_fitting_tokens_fill_a_budget() -> None:
+    """As many tokens as fit a budget take just that much more, also when the times have been corrected."""
+    times = StepTimes(PROFILE)
+    for _ in range(5):
+        times.observe(Iteration(8, 4000, [(500, 2000)]), 0.2)
+    for context in (0, 3000):
+        iteration = Iteration(8, 4000, [(100, 0)])
+        before_s = times.step_s(iteration)
+        num_tokens = times.num_fitting_tokens(iteration, context, 0.05)
+        iteration.add_chunk(int(num_tokens), context)
+        assert times.step_s(iteration) == pytest.approx(before_s + 0.05, rel=0.01)
+    assert times.num_fitting_tokens(Iteration(8, 4000), 0, -1.0) == 0.0

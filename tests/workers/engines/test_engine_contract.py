@@ -1,0 +1,149 @@
+"""What every engine keeps, whatever it computes with."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actorserve.core.effects import Fetch
+from actorserve.core.kv.tickets import make_ticket
+from actorserve.core.messages import Peer, RequestSpec, SamplingParams, StepPlan
+from workers.engine import Engine
+from workers.engines.fake_engine import FakeEngine
+from workers.engines.torch_engine import TorchEngine
+from workers.kv_transfer.transfer import KVTransfer
+
+TOKENS_PER_BLOCK = 8
+NUM_HOST_BLOCKS = 5
+PROMPT = tuple(range(3, 30))  # 27 tokens: the last of 4 blocks has room
+MakeEngine = Callable[[], Engine]
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(
+    params=[
+        "fake",
+        *("cpu-float32", "cpu-bfloat16", "cpu-int8", "cpu-int4"),
+        pytest.param("cuda-float32", marks=[pytest.mark.gpu, needs_cuda]),
+        pytest.param("cuda-bfloat16", marks=[pytest.mark.gpu, needs_cuda]),
+    ]
+)
+def make_engine(request: pytest.FixtureRequest, make_model: Any) -> MakeEngine:
+    """Makes engines with a few blocks on the host."""
+    if request.param == "fake":
+        return lambda: FakeEngine(
+            num_blocks=20, tokens_per_block=TOKENS_PER_BLOCK, num_host_blocks=NUM_HOST_BLOCKS, vocab_size=211
+        )
+    device, _, dtype = request.param.partition("-")
+    # Heads as wide as the GPU's attention kernel takes them.
+    description = make_model(hidden_size=96, head_dim=16, vocab_size=211).description
+    kv_token_bytes = 2 * 2 * 2 * 16 * (4 if dtype == "float32" else 2)  # layers, keys and values, heads, head_dim
+
+    def make() -> Engine:
+        return TorchEngine(
+            description,
+            device=device,
+            dtype=dtype,
+            tokens_per_block=TOKENS_PER_BLOCK,
+            kv_cache_bytes=20 * TOKENS_PER_BLOCK * kv_token_bytes,
+            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * kv_token_bytes,
+        )
+
+    return make
+
+
+def spec(name: str, seed: int = 1) -> RequestSpec:
+    return RequestSpec(name, PROMPT, SamplingParams(seed=seed, max_tokens=20, temperature=1.0))
+
+
+def prefill(engine: Engine, name: str, tokens: tuple[int, ...], table: tuple[int, ...]) -> int:
+    done = engine.step(StepPlan(0, (name,), (0,), (tokens,), (table,), (True,)))
+    return done.token_ids[0]
+
+
+def decode(engine: Engine, name: str, token: int, table: tuple[int, ...], num_tokens: int) -> list[int]:
+    """``num_tokens`` after ``token``, which comes behind the prompt."""
+    tokens = [token]
+    for at in range(len(PROMPT), len(PROMPT) + num_tokens):
+        done = engine.step(StepPlan(at, (name,), (at,), ((tokens[-1],),), (table,), (True,)))
+        tokens += done.token_ids
+    return tokens[1:]
+
+
+def test_swapped_kv_is_the_same(make_engine: MakeEngine) -> None:
+    """A request whose blocks were copied out, overwritten and copied in elsewhere goes on with the same tokens."""
+    engine = make_engine()
+    assert engine.num_host_blocks == NUM_HOST_BLOCKS
+    for name in ("alone", "swapped", "other"):
+        engine.add(spec(name))
+    first = prefill(engine, "alone", PROMPT, (0, 1, 2, 3))
+    expected = decode(engine, "alone", first, (0, 1, 2, 3, 4), 10)
+
+    assert prefill(engine, "swapped", PROMPT, (7, 5, 11, 9)) == first
+    engine.copy_out((7, 5), (3, 0))
+    engine.copy_out((11, 9), (1, 4))
+    assert engine.num_written_host_blocks == 4
+    prefill(engine, "other", tuple(reversed(PROMPT)), (5, 9, 7, 11))
+    engine.copy_in((3, 0, 1, 4), (9, 14, 15, 2))
+    assert decode(engine, "swapped", first, (9, 14, 15, 2, 8), 10) == expected
+
+
+def test_wrong_blocks_change_tokens(make_engine: MakeEngine) -> None:
+    """Blocks that came back in the wrong order make other tokens: the test above can fail."""
+    engine = make_engine()
+    engine.add(spec("r"))
+    first = prefill(engine, "r", PROMPT, (0, 1, 2, 3))
+    engine.copy_out((0, 1, 2, 3), (0, 1, 2, 3))
+    engine.copy_in((3, 2, 1, 0), (10, 11, 12, 13))
+    assert decode(engine, "r", first, (0, 1, 2, 3, 4), 10) != decode(engine, "r", first, (10, 11, 12, 13, 14), 10)
+
+
+def test_copies_of_blocks_that_are_not_there_are_refused(make_engine: MakeEngine) -> None:
+    """A block beyond either pool is a ValueError, on both ways."""
+    engine = make_engine()
+    for device, host in (((engine.num_blocks,), (0,)), ((0,), (NUM_HOST_BLOCKS,)), ((0, 1), (0,))):
+        with pytest.raises(ValueError, match="copy of"):
+            engine.copy_out(device, host)
+        with pytest.raises(ValueError, match="copy of"):
+            engine.copy_in(host, device)
+
+
+@pytest.mark.parametrize("is_mapped", [True, False])
+def test_kv_of_another_engine_is_the_same(make_engine: MakeEngine, tmp_path: Path, is_mapped: bool) -> None:
+    """A request goes on with the same tokens on another engine that fetched its blocks, from device and host."""
+    here, there = make_engine(), make_engine()
+    assert here.kv.layout == there.kv.layout
+    for engine in (here, there):
+        engine.add(spec("r"))
+    first = prefill(there, "r", PROMPT, (0, 1, 2, 3))
+    expected = decode(there, "r", first, (0, 1, 2, 3, 4), 10)
+    there.copy_out((3,), (2,))
+    source = KVTransfer(there.kv, f"ipc://{tmp_path}/there", b"key")
+    destination = KVTransfer(here.kv, f"ipc://{tmp_path}/here", b"other")
+    # A GPU's memory is not opened twice in one process.
+    access = source.access if is_mapped and source.access.shared else replace(source.access, shared="", cuda_ipc="")
+    for number, (on_host, source_blocks, blocks) in enumerate(((False, (0, 1, 2), (9, 4, 7)), (True, (2,), (1,)))):
+        ticket = make_ticket(b"key", number, 0, source_blocks, on_host=on_host)
+        destination.fetch(Fetch(1, Peer("there", 1), access, ticket, 0, blocks, is_urgent=False))
+    destination.close()
+    source.close()
+    assert decode(here, "r", first, (9, 4, 7, 1, 3), 10) == expected
+
+
+def test_a_fake_engine_fetches_within_a_process() -> None:
+    """Tests in one process copy from engine to engine, and what they copy is what transfers would."""
+    here, there = (FakeEngine(num_blocks=20, tokens_per_block=TOKENS_PER_BLOCK, num_host_blocks=4) for _ in range(2))
+    for engine in (here, there):
+        engine.add(spec("r"))
+    first = prefill(there, "r", PROMPT, (0, 1, 2, 3))
+    expected = decode(there, "r", first, (0, 1, 2, 3, 4), 5)
+    there.copy_out((3,), (2,))
+    here.fetch_from(there, (0, 1, 2), (9, 4, 7))
+    here.fetch_from(there, (2,), (1,), on_host=True)
+    assert decode(here, "r", first, (9, 4, 7, 1, 3), 5) == expected
+    with pytest.raises(ValueError, match="copy of"):
+        here.fetch_from(there, (20,), (0,))

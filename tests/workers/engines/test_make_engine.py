@@ -1,0 +1,80 @@
+"""The engine and the instance are those that the settings ask for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actorserve.core.messages import Attained, RequestSpec, SamplingParams, Start
+from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.processes.child import Child
+from actorserve.processes.status import Reporter
+from actorserve.settings import load_settings
+from tests.core.harness.driver import GATEWAY, PROFILE
+from workers.engine import Engine
+from workers.engines.fake_engine import FakeEngine
+from workers.engines.make_engine import load_engine
+from workers.worker import instance_config, instance_origin
+
+
+def loaded(model: Any, **workers: Any) -> Engine:
+    settings = load_settings(
+        None,
+        {
+            "model": {"path": str(model.folder)},
+            "workers": {"device": "cpu", "tokens_per_block": 8, "kv_cache_bytes": 100_000, **workers},
+        },
+    )
+    return load_engine(Child("worker-0", settings, Path(), Reporter(None)))
+
+
+@pytest.mark.parametrize("engine", ["torch", "fake"])
+def test_pools_have_the_sizes_that_settings_say(make_model: Any, engine: str) -> None:
+    """As many whole blocks as the bytes hold, on device and host; none on the host without, or to recompute."""
+    model = make_model()
+    found = loaded(model, engine=engine, host_kv_bytes=50_000)
+    assert found.tokens_per_block == 8
+    assert found.num_blocks == 100_000 // found.bytes_per_block
+    assert found.num_host_blocks == 50_000 // found.bytes_per_block
+    assert loaded(model, engine=engine).num_host_blocks == 0
+    assert loaded(model, engine=engine, host_kv_bytes=0).num_host_blocks == 0
+    assert loaded(model, engine=engine, host_kv_bytes=50_000, swap="recompute").num_host_blocks == 0
+
+
+def test_the_instance_schedules_as_settings_say() -> None:
+    """Swap mode, pools, policy, and the time to a promotion, which may differ by priority, reach the core."""
+    settings = load_settings(
+        None,
+        {
+            "workers": {
+                "policy": "naive_mlfq",
+                "swap": "reactive",
+                "promote_after_s": 7.0,
+                "promote_after_by_priority_s": {"1": 3.0},
+            }
+        },
+    )
+    engine = FakeEngine(num_host_blocks=5)
+    core = instance_origin(instance_config(engine, settings), settings, PROFILE).make()
+    assert (core.config.num_blocks, core.config.num_host_blocks) == (engine.num_blocks, 5)
+    assert core.config.swap_mode is SwapMode.REACTIVE
+    assert core.times.profile is PROFILE
+    for name, priority, promotion_s in (("late", 0, 7.0), ("early", 1, 3.0)):
+        # On the third level, and waiting since just now.
+        spec = RequestSpec(name, (1, 2), SamplingParams(seed=0, max_tokens=9), priority=priority)
+        core.handle(Start(1, spec, Attained(1.0, quantum_s=0.04, quantum_used_s=0.01)), 100.0, GATEWAY)
+        request = core.requests[name]
+        core.policy.order(100.0 + promotion_s - 0.1)
+        assert core.policy.attained(request, 100.0).quantum_s == pytest.approx(0.04)
+        core.policy.order(100.0 + promotion_s + 0.1)
+        assert core.policy.attained(request, 100.0).quantum_s < 0.04
+
+
+def test_the_policy_is_the_one_that_settings_say() -> None:
+    """First come first served, whoever comes later stands behind."""
+    settings = load_settings(None, {"workers": {"policy": "fcfs"}})
+    core = instance_origin(instance_config(FakeEngine(), settings), settings, PROFILE).make()
+    for name, num_prompt in (("long", 90), ("short", 2)):
+        spec = RequestSpec(name, (1,) * num_prompt, SamplingParams(seed=0, max_tokens=9))
+        core.handle(Start(1, spec), 100.0, GATEWAY)
+    assert [request.request_id for request in core.policy.order(200.0)] == ["long", "short"]

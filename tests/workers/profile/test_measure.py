@@ -1,0 +1,166 @@
+"""Measuring an engine: the profile of an engine with a known cost is that cost."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
+from actorserve.profile_files import parse_profile, profile_text
+from workers.engine import Engine, check_copy
+from workers.engines.fake_engine import FakeEngine
+from workers.profile.engine_timer import EngineTimer, Shape, loopback_link, memory_link
+from workers.profile.measure import (
+    QUICK,
+    THOROUGH,
+    Effort,
+    Facts,
+    Plan,
+    make_profile,
+    measure,
+    quick_plan,
+    thorough_plan,
+)
+
+FACTS = Facts("int8", "a test", 2)
+ROUNDS = Effort(least_rounds=3, most_rounds=3, budget_s=0.0, slow_s=1e9)
+
+
+class CostEngine:
+    """Says that iterations take what a cost says; with ``disturbs``, every fifth one fifty times that."""
+
+    kind = "cost"
+    tokens_per_block = 16
+    bytes_per_block = 1600
+
+    def __init__(self, num_blocks: int = 4096, num_host_blocks: int = 8, max_tokens: int = 4096) -> None:
+        self.model = ModelInfo("cost", 500, max_tokens)
+        self.num_blocks = num_blocks
+        self.num_host_blocks = num_host_blocks
+        self.num_written_host_blocks = 0
+        self.kv = FakeEngine(num_blocks=1).kv
+        self.requests: set[str] = set()
+        self.plans: list[StepPlan] = []
+        self.disturbs = False
+        self.written: set[int] = set()  # blocks
+
+    def add(self, request: RequestSpec) -> None:
+        self.requests.add(request.request_id)
+
+    def drop(self, request_id: str) -> None:
+        self.requests.discard(request_id)
+
+    def step(self, plan: StepPlan) -> StepDone:
+        self.plans.append(plan)
+        assert set(plan.request_ids) <= self.requests
+        assert all(plan.samples)
+        seconds = 0.005
+        num_rows = 0
+        for start, tokens, table in zip(plan.starts, plan.token_ids, plan.block_tables, strict=True):
+            end = start + len(tokens)
+            assert 0 <= start < end <= self.model.max_tokens
+            assert (len(table) - 1) * 16 < end <= len(table) * 16
+            assert all(0 <= block < self.num_blocks for block in table)
+            assert self.written.issuperset(table[: start // 16]), "a context that was never written"
+            assert all(0 <= token < 500 for token in tokens)
+            self.written.update(table[start // 16 :])
+            seconds += 1e-6 * start * len(tokens) + 0.5e-6 * len(tokens) ** 2
+            num_rows += len(tokens)
+        seconds += 0.0004 * num_rows
+        if self.disturbs and len(self.plans) % 5 == 0:
+            seconds *= 50
+        return StepDone(plan.step_id, seconds, (), (), ())
+
+    def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        check_copy(device_blocks, self.num_blocks, host_blocks, self.num_host_blocks)
+
+    def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
+        check_copy(device_blocks, self.num_blocks, host_blocks, self.num_host_blocks)
+        self.written.update(device_blocks)
+
+
+def silent(share: float, what: str) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.mark.parametrize("make_plan", [quick_plan, thorough_plan])
+@pytest.mark.parametrize("num_host_blocks", [0, 8])
+def test_a_known_cost_is_found(make_plan: Callable[[Engine, int, int], Plan], num_host_blocks: int) -> None:
+    """Prefills, contexts, decodes and both together take what the engine takes; and a file holds it all."""
+    engine = CostEngine(num_host_blocks=num_host_blocks)
+    found = measure(engine, make_plan(engine, 512, 64), ROUNDS, silent)
+    profile = make_profile("a name", "cost", FACTS, 100, found)
+    assert profile.prefill_s(512) == pytest.approx(0.005 + 0.0004 * 512 + 0.5e-6 * 512**2, rel=0.01)
+    assert profile.prefill_s(300) == pytest.approx(0.005 + 0.0004 * 300 + 0.5e-6 * 300**2, rel=0.08)
+    more_s = profile.prefill_s(256, 1000) - profile.prefill_s(256)
+    assert more_s == pytest.approx(1e-6 * 256 * 1000, rel=0.02)
+    assert profile.decode_s(10, 4000) == pytest.approx(0.005 + 0.0004 * 10 + 1e-6 * 4000, rel=0.02)
+    assert profile.step_s([(128, 0)], 8, 2000) == pytest.approx(
+        0.005 + 0.0004 * 136 + 0.5e-6 * 128**2 + 1e-6 * 2000, rel=0.1
+    )
+    assert parse_profile(profile_text(profile), "x") == profile
+    assert engine.requests == set()
+    assert dict(profile.errors).get("mixed_max", 0.0) < 0.1
+    assert bool(profile.errors) == (make_plan is thorough_plan)
+
+
+def test_outliers_do_not_count() -> None:
+    """Where every fifth iteration takes fifty times as long, the profile is that of the others."""
+    engine = CostEngine()
+    engine.disturbs = True
+    found = measure(engine, quick_plan(engine, 512, 16), replace(ROUNDS, least_rounds=9, most_rounds=9), silent)
+    profile = make_profile("a name", "cost", FACTS, 100, found)
+    assert profile.prefill_s(512) == pytest.approx(0.005 + 0.0004 * 512 + 0.5e-6 * 512**2, rel=0.01)
+    assert profile.decode_s(16, 1000) == pytest.approx(0.005 + 0.0004 * 16 + 1e-6 * 1000, rel=0.02)
+
+
+def test_what_takes_too_long_is_left_out() -> None:
+    """On a slow machine long prompts are measured once, at the most, and the profile goes on along its last piece."""
+    engine = CostEngine()
+    plan = thorough_plan(engine, 2048, 64)
+    found = measure(engine, plan, replace(ROUNDS, slow_s=0.2), silent)
+    longest = max(shape.num_tokens for shape in found.fitted_s)
+    assert longest < max(shape.num_tokens for shape in plan.fitted)
+    assert sum(len(tokens) > longest for each in engine.plans for tokens in each.token_ids) <= 1
+    assert make_profile("a name", "cost", FACTS, 100, found).prefill_s(2048) > 1.0
+
+
+@pytest.mark.parametrize("effort", [QUICK, THOROUGH])
+@pytest.mark.parametrize(
+    ("num_blocks", "num_host_blocks", "max_tokens"), [(1, 0, 2), (2, 1, 32), (8, 3, 100), (300, 1, 4096)]
+)
+def test_small_engines_are_measured_as_far_as_they_go(
+    effort: Effort, num_blocks: int, num_host_blocks: int, max_tokens: int
+) -> None:
+    """A pool smaller than what the plan uses is used several times over; the profile is still one that can be read."""
+    engine = CostEngine(num_blocks, num_host_blocks, max_tokens)
+    for make_plan in (quick_plan, thorough_plan):
+        found = measure(engine, make_plan(engine, 512, 64), replace(effort, most_rounds=2), silent)
+        profile = make_profile("a name", "cost", FACTS, 100, found)
+        assert parse_profile(profile_text(profile), "x") == profile
+
+
+def test_requests_read_different_contexts() -> None:
+    """As far as the pool goes, no two requests of a batch read the same blocks, so that caches help none."""
+    engine = CostEngine()
+    with EngineTimer(engine, [Shape(0, 0, 8, 256)]) as timer:
+        timer.iteration_s(Shape(0, 0, 8, 256))
+    tables = engine.plans[-1].block_tables
+    assert len({block for table in tables for block in table}) == 8 * 17
+
+
+def test_progress_grows_to_the_end() -> None:
+    """What is told goes from 0 to 1 and never back far, and says what is done."""
+    shares: list[float] = []
+    engine = CostEngine()
+    measure(engine, quick_plan(engine, 512, 16), ROUNDS, lambda share, what: shares.append(share) if what else None)
+    assert shares[0] == 0.0
+    assert shares[-1] == 1.0
+    assert shares == sorted(shares)
+
+
+def test_links_are_measured() -> None:
+    """Copying within memory, and through a local socket, moves between a megabyte and many terabytes a second."""
+    for link in (memory_link(), loopback_link()):
+        assert 1e6 < link.bytes_per_s < 1e14
+        assert 0.0 <= link.latency_s < 1.0

@@ -1,0 +1,50 @@
+"""Numeric modes: what weights, activations and KV are held in, by the name that the setting ``model.dtype`` takes."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from actorserve.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """``weight_bits``: integers of that width a weight (``workers.kernels.quantized_linear``); None for floats as
+    activations. ``head_bits``: likewise, of the layer that makes logits, whose errors nothing evens out.
+
+    ``activations`` is the dtype between layers, ``kv`` that of the KV pool, ``embedding`` that of the token table.
+    """
+
+    name: str
+    activations: torch.dtype
+    kv: torch.dtype
+    embedding: torch.dtype
+    weight_bits: Literal[8, 4] | None = None
+    head_bits: Literal[8] | None = None
+
+
+_NUMERICS = {
+    numerics.name: numerics
+    for numerics in (
+        Numerics("int8", torch.float32, torch.bfloat16, torch.bfloat16, weight_bits=8, head_bits=8),
+        Numerics("int4", torch.float32, torch.bfloat16, torch.bfloat16, weight_bits=4, head_bits=8),
+        Numerics("float32", torch.float32, torch.float32, torch.float32),
+        Numerics("bfloat16", torch.bfloat16, torch.bfloat16, torch.bfloat16),
+    )
+}
+
+
+def numerics(name: str, device: torch.device) -> Numerics:
+    """The mode called ``name``; ``auto`` is int8 on a CPU and bfloat16 on a GPU.
+
+    Raises: SettingsError, for an unknown name, or a mode that the device does not have.
+    """
+    if name == "auto":
+        name = "int8" if device.type == "cpu" else "bfloat16"
+    if name not in _NUMERICS:
+        raise SettingsError(f"dtype {name} is unknown: auto, {', '.join(_NUMERICS)}")
+    found = _NUMERICS[name]
+    if found.weight_bits is not None and device.type != "cpu":
+        raise SettingsError(f"dtype {name} is for CPUs; on {device.type} there are bfloat16 and float32")
+    return found

@@ -1,0 +1,211 @@
+"""Times single iterations and copies of an engine that serves nobody.
+
+Contexts are read from blocks that hold real KV, and each request of a batch reads others, as far as the pool goes: so
+caches help no more than they do in serving.
+"""
+
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
+from actorserve.core.timing.profile import Link
+from workers.engine import Engine
+
+_FIRST_TOKEN = 100  # any ordinary ones will do
+_RING_BYTES = 128 * 2**20  # of KV that contexts are spread over: more than caches hold
+_COMPUTED_RING_TOKENS = 512  # of these, computed; the rest are copies of them
+_COPY_BYTES = 32 * 2**20  # of a long copy
+_NUM_COPIES = 5
+
+
+class Shape(NamedTuple):
+    """One iteration: a prefill chunk of ``num_tokens`` with ``num_before`` tokens before it (none, if 0), and a decode
+    of each of ``num_requests`` with ``num_context_tokens`` each. Contexts are whole blocks.
+    """
+
+    num_tokens: int
+    num_before: int
+    num_requests: int
+    num_context_tokens: int
+
+    @property
+    def num_all_context_tokens(self) -> int:
+        """That the decodes attend to, together."""
+        return self.num_requests * self.num_context_tokens
+
+
+class EngineTimer:
+    """Runs iterations and copies. A context manager: in the end the engine forgets its requests.
+
+    A pool that is too small for a shape is used several times over, which no iteration notices.
+    """
+
+    def __init__(self, engine: Engine, shapes: Sequence[Shape]) -> None:
+        """Make ready for these shapes. The pool's content is lost."""
+        self._engine = engine
+        self._num_steps = 0
+        max_requests = max(1, *(shape.num_requests for shape in shapes))
+        max_chunk_tokens = max(1, *(shape.num_tokens for shape in shapes))
+        contexts = [tokens for shape in shapes for tokens in (shape.num_before, shape.num_all_context_tokens)]
+        sampling = SamplingParams(seed=0, max_tokens=2**30)
+        self._request_ids = tuple(f"timed-{number}" for number in range(max_requests + 1))
+        for request_id in self._request_ids:
+            engine.add(RequestSpec(request_id, (0,), sampling))
+        # First a block for each decode's new token, then those of a prefill's chunk, then the ring of contexts.
+        self._chunk_start = max_requests
+        self._ring_start = max_requests + self._blocks_of(max_chunk_tokens)
+        wanted = min(self._blocks_of(max(contexts)), _RING_BYTES // engine.bytes_per_block)
+        self._ring_blocks = max(1, min(wanted, engine.num_blocks - self._ring_start))
+        if not wanted:  # the engine is so small that nothing has a context
+            return
+        computed = min(self._ring_blocks, max(1, _COMPUTED_RING_TOKENS // engine.tokens_per_block))
+        self._compute_ring(computed, max_chunk_tokens)
+        if engine.num_host_blocks:
+            self._copy_ring(computed)
+        else:
+            self._ring_blocks = computed
+
+    def iteration_s(self, shape: Shape) -> float:
+        """The seconds of one iteration."""
+        rows = [self._decode(number, shape.num_context_tokens) for number in range(shape.num_requests)]
+        if shape.num_tokens:
+            rows.append(self._chunk(shape.num_tokens, shape.num_before))
+        return self._step(rows)
+
+    def swap_link(self) -> Link:
+        """Copies of one block and of many, to the host and back; the engine must have host blocks."""
+        engine = self._engine
+        most = max(1, min(engine.num_host_blocks, engine.num_blocks, _COPY_BYTES // engine.bytes_per_block))
+
+        def copy_s(num_blocks: int) -> float:
+            blocks = tuple(range(num_blocks))
+            began = time.perf_counter()
+            engine.copy_out(blocks, blocks)
+            engine.copy_in(blocks, blocks)
+            return (time.perf_counter() - began) / 2
+
+        return _link(copy_s, 1, most, engine.bytes_per_block)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for request_id in self._request_ids:
+            self._engine.drop(request_id)
+
+    def _blocks_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._engine.tokens_per_block)
+
+    def _context(self, number: int, num_tokens: int) -> list[int]:
+        """The blocks of a whole number of blocks of context, for the request of this number."""
+        num_blocks = num_tokens // self._engine.tokens_per_block
+        return [self._ring_start + (number * num_blocks + place) % self._ring_blocks for place in range(num_blocks)]
+
+    def _chunk(self, num_tokens: int, num_context_tokens: int) -> tuple[str, int, int, list[int]]:
+        context = self._context(0, num_context_tokens)
+        own = list(range(self._chunk_start, self._chunk_start + self._blocks_of(num_tokens)))
+        return self._request_ids[-1], len(context), num_tokens, context + own
+
+    def _decode(self, number: int, num_context_tokens: int) -> tuple[str, int, int, list[int]]:
+        context = self._context(number, num_context_tokens)
+        return self._request_ids[number], len(context), 1, [*context, number]
+
+    def _step(self, rows: list[tuple[str, int, int, list[int]]]) -> float:
+        """Rows: request, blocks of context, new tokens, all blocks."""
+        self._num_steps += 1
+        engine = self._engine
+        vocabulary = engine.model.vocab_size
+        plan = StepPlan(
+            step_id=self._num_steps,
+            request_ids=tuple(request_id for request_id, _, _, _ in rows),
+            starts=tuple(num_blocks * engine.tokens_per_block for _, num_blocks, _, _ in rows),
+            token_ids=tuple(
+                tuple((_FIRST_TOKEN + row + place) % vocabulary for place in range(num_tokens))
+                for row, (_, _, num_tokens, _) in enumerate(rows)
+            ),
+            block_tables=tuple(tuple(block % engine.num_blocks for block in blocks) for _, _, _, blocks in rows),
+            samples=(True,) * len(rows),
+        )
+        return engine.step(plan).duration_s
+
+    def _compute_ring(self, num_blocks: int, max_chunk_tokens: int) -> None:
+        """Each chunk as a prompt of its own: so no position lies beyond the model's."""
+        chunk_blocks = max(1, max_chunk_tokens // self._engine.tokens_per_block)
+        for start in range(0, num_blocks, chunk_blocks):
+            table = list(range(self._ring_start + start, self._ring_start + min(num_blocks, start + chunk_blocks)))
+            self._step([(self._request_ids[-1], 0, len(table) * self._engine.tokens_per_block, table)])
+
+    def _copy_ring(self, num_computed: int) -> None:
+        engine = self._engine
+        ring = [(self._ring_start + block) % engine.num_blocks for block in range(self._ring_blocks)]
+        group = min(num_computed, engine.num_host_blocks)
+        engine.copy_out(ring[:group], range(group))
+        for start in range(num_computed, len(ring), group):
+            into = ring[start : start + group]
+            engine.copy_in(range(len(into)), into)
+
+
+def memory_link() -> Link:
+    """Copies within this host's memory: what swapping would take where the engine has no pool to swap to."""
+    source, target = memoryview(bytearray(_COPY_BYTES)), memoryview(bytearray(_COPY_BYTES))
+
+    def copy_s(num_bytes: int) -> float:
+        began = time.perf_counter()
+        target[:num_bytes] = source[:num_bytes]
+        return time.perf_counter() - began
+
+    return _link(copy_s, 4096, _COPY_BYTES, 1)
+
+
+def loopback_link() -> Link:
+    """Bytes through a local socket and back: what moving KV to another worker of this host takes, each way."""
+    data = bytearray(_COPY_BYTES)
+    received = memoryview(bytearray(_COPY_BYTES))
+    here, there = socket.socketpair()
+
+    def echo() -> None:
+        with there:
+            while header := there.recv(8, socket.MSG_WAITALL):
+                _receive(there, received[: int.from_bytes(header, "little")])
+                there.sendall(b"k")
+
+    def send_s(num_bytes: int) -> float:
+        began = time.perf_counter()
+        here.sendall(num_bytes.to_bytes(8, "little"))
+        here.sendall(memoryview(data)[:num_bytes])
+        here.recv(1)
+        return time.perf_counter() - began
+
+    thread = threading.Thread(target=echo, name="loopback", daemon=True)
+    thread.start()
+    with here:
+        link = _link(send_s, 1, _COPY_BYTES, 1)
+    thread.join()
+    return link
+
+
+def _receive(source: socket.socket, into: memoryview) -> None:
+    while into:
+        into = into[source.recv_into(into) :]
+
+
+def _link(copy_s: Callable[[int], float], least: int, most: int, bytes_per_unit: int) -> Link:
+    """The line through the times of a short copy and a long one."""
+    times = {}
+    for amount in {least, most}:
+        copy_s(amount)  # warms up: memory becomes resident
+        times[amount] = statistics.median(copy_s(amount) for _ in range(_NUM_COPIES))
+    long_s = max(times[most], 1e-9)
+    short_s = min(times[least], long_s)
+    if most > least and long_s > short_s:
+        bytes_per_s = (most - least) * bytes_per_unit / (long_s - short_s)
+    else:
+        bytes_per_s = most * bytes_per_unit / long_s
+    return Link(max(0.0, short_s - least * bytes_per_unit / bytes_per_s), bytes_per_s)

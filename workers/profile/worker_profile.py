@@ -1,0 +1,158 @@
+"""The worker's profile: the file that settings name, else one that was measured for this engine before, else a quick
+measurement at the first start, kept in the cache for later ones.
+
+A measured one is found by the model, the numeric mode, the threads, the CPU or GPU, and the engine's kind. One process
+of a host measures at a time, since two would measure each other; those that wait load what the first one wrote.
+"""
+
+import fcntl
+import logging
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from actorserve.core.timing.profile import Curve, Link, Profile
+from actorserve.errors import ProfileError
+from actorserve.model_files.default_model import cache_folder
+from actorserve.processes.status import Reporter
+from actorserve.profile_files import load_profile, require_profile_of, save_profile
+from actorserve.settings import Settings
+from workers.engine import Engine
+from workers.engines.fake_engine import FakeEngine
+from workers.profile.measure import QUICK, Facts, make_profile, measure, quick_plan
+
+_log = logging.getLogger(__name__)
+
+_FAKE_ITERATION_S = 0.005
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def profile_of(engine: Engine, settings: Settings, status: Reporter) -> Profile:
+    """What ``engine`` takes; ``settings`` are resolved. To be called before it serves: its KV pool's content is lost.
+
+    Raises: ProfileError, for a profile that settings name and that is not there, is wrong, or is another model's.
+    """
+    given = settings.workers.profile
+    if given is not None:
+        loaded = load_profile(given.expanduser())
+        require_profile_of(loaded, given, engine.model.name, kv_bytes_per_token(engine))
+        return loaded
+    if isinstance(engine, FakeEngine):
+        return fake_profile(engine)
+    facts = facts_of(settings)
+    file = profile_file(engine, facts)
+    if (kept := _kept(file, engine)) is not None:
+        return kept
+    with _alone(file.parent, status):
+        # Somebody else may have measured meanwhile.
+        return _kept(file, engine) or _measure(engine, facts, settings, file, status)
+
+
+def fake_profile(engine: Engine) -> Profile:
+    """Every iteration takes the same time."""
+    always = Curve((1.0, 2.0), (_FAKE_ITERATION_S, _FAKE_ITERATION_S))
+    memory = Link(0.0, 1e9)
+    return Profile(
+        name="fake",
+        model=engine.model.name,
+        hardware="none",
+        dtype="none",
+        prefill=always,
+        prefill_context_s=0.0,
+        decode=always,
+        decode_context=Curve((0.0, 1.0), (0.0, 0.0)),
+        swap=memory,
+        transfer=memory,
+        kv_bytes_per_token=kv_bytes_per_token(engine),
+    )
+
+
+def kv_bytes_per_token(engine: Engine) -> int:
+    return engine.bytes_per_block // engine.tokens_per_block
+
+
+def facts_of(settings: Settings) -> Facts:
+    """What the engine of these resolved settings runs on, and in which numeric mode."""
+    import torch
+
+    from workers.kernels.numerics import numerics
+
+    on_gpu = settings.workers.device == "cuda"
+    device = torch.device("cuda" if on_gpu else "cpu")
+    return Facts(
+        dtype=numerics(settings.model.dtype, device).name,
+        hardware=torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
+        threads=0 if on_gpu else settings.workers.threads or 1,
+    )
+
+
+def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
+    """What the CPU calls itself; its architecture where it does not say (as on Arm)."""
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    named = re.search(r"^model name\s*:\s*(.+?)\s*$", text, re.MULTILINE)
+    return named.group(1) if named else platform.machine() or "unknown CPU"
+
+
+def profile_file(engine: Engine, facts: Facts) -> Path:
+    """Where this engine's measured profile is kept."""
+    where = f"{facts.threads}-threads-{facts.hardware}" if facts.threads else facts.hardware
+    words = re.sub(r"[^a-z0-9.]+", "-", f"{engine.model.name}-{facts.dtype}-{where}".lower()).strip("-.")
+    return cache_folder() / "profiles" / f"{words[:120]}-{engine.kind[:8]}.toml"
+
+
+def describe_profile(engine: Engine, facts: Facts) -> str:
+    """A measured profile's name, for people."""
+    threads = f", {facts.threads} threads" if facts.threads else ""
+    return f"{engine.model.name} in {facts.dtype} on {facts.hardware}{threads}"
+
+
+def _kept(file: Path, engine: Engine) -> Profile | None:
+    if not file.exists():
+        return None
+    try:
+        profile = load_profile(file)
+        require_profile_of(profile, file, engine.model.name, kv_bytes_per_token(engine))
+    except ProfileError as error:
+        _log.warning("measuring again: %s", error)
+        return None
+    _log.info("profile %s", file)
+    return profile
+
+
+def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, status: Reporter) -> Profile:
+    plan = quick_plan(engine, settings.workers.max_batch_tokens, settings.workers.max_batch_requests)
+    what = "measuring the engine's speed (once)"
+    found = measure(engine, plan, QUICK, lambda share, _: status.loading(what, share))
+    profile = make_profile(describe_profile(engine, facts), engine.model.name, facts, kv_bytes_per_token(engine), found)
+    try:
+        save_profile(profile, file, "Measured quickly at the first start; tools/profile measures thoroughly.")
+        _log.info("measured a profile, and keep it in %s", file)
+    except OSError as error:
+        _log.warning("the profile cannot be kept in %s: %s", file, error)
+    return profile
+
+
+@contextmanager
+def _alone(folder: Path, status: Reporter) -> Iterator[None]:
+    """Measure while no other process of this host does, as far as the cache can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "measuring.lock").open("w")
+    except OSError as error:
+        _log.warning("others may measure at the same time: %s", error)
+        yield
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            status.loading("waiting for another worker to measure the engine's speed")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for partial in folder.glob("partial-*"):
+            partial.unlink(missing_ok=True)  # of a process that was killed
+        yield

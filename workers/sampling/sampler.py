@@ -1,0 +1,110 @@
+"""The sampler: from a batch's logits to each request's next token.
+
+A request's token depends on its own logits, parameters, earlier tokens and output position, and on nothing else: not
+on batch-mates, their number, the worker or the time (``actorserve.core.rng``, ``workers.sampling.token_choice``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorserve.core.messages import RequestSpec, SamplingParams, TokenLogprobs
+from actorserve.core.rng import uniform
+from workers.sampling.logit_edits import LogitEdits, apply_edits
+from workers.sampling.logprobs import read_logprobs
+from workers.sampling.token_choice import Rule, choose_greedy, choose_sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token a row, and log-probabilities where the request wants them. Columns are as long as the batch."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    sampling: SamplingParams
+    edits: LogitEdits
+
+
+class Sampler:
+    """Samples for the requests that were added. Keeps on the host what penalties need of earlier tokens."""
+
+    def __init__(self, vocab_size: int, device: torch.device | str) -> None:
+        """Raises: ValueError if the vocabulary is empty, or so large that integer weights could overflow (2**20)."""
+        if not 0 < vocab_size <= 2**20:
+            raise ValueError(f"a vocabulary of {vocab_size} tokens cannot be sampled: 1 to {2**20} can")
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._states: dict[str, _State] = {}
+
+    def add(self, request: RequestSpec) -> None:
+        """Take up a request, new or with earlier output; a known id is replaced."""
+        self._states[request.request_id] = _State(request.sampling, LogitEdits(request, self._vocab_size))
+
+    def drop(self, request_id: str) -> None:
+        """Forget a request. Unknown ids are ignored."""
+        self._states.pop(request_id, None)
+
+    def __call__(self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int]) -> Sampled:
+        """Choose each row's token, and count it for the penalties. Blocks until the tokens are on the host.
+
+        ``logits``: [B, vocab_size] float32 on the sampler's device, one row a request; used up (edited in place).
+        ``positions``: output positions (0 is the first generated token). One that was sampled before may be asked
+        again, and gives the same token for the same logits; what came after it is forgotten.
+
+        Raises: KeyError for a request that was not added; ValueError for wrong shapes, or for a position whose
+        earlier tokens a penalised request does not know.
+        """
+        if tuple(logits.shape) != (len(request_ids), self._vocab_size) or len(positions) != len(request_ids):
+            raise ValueError(
+                f"logits are {tuple(logits.shape)}, with {len(request_ids)} ids and {len(positions)} positions; "
+                f"[batch, {self._vocab_size}] is wanted"
+            )
+        if logits.dtype != torch.float32 or logits.device.type != self._device.type:
+            raise ValueError(f"logits are {logits.dtype} on {logits.device}; float32 on {self._device} is wanted")
+        if not request_ids:
+            return Sampled((), ())
+        states = [self._states[request_id] for request_id in request_ids]
+        logits = logits.contiguous()
+
+        wanting = [row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0]
+        raw = logits.index_select(0, torch.tensor(wanting, device=logits.device)) if wanting else None
+        edited = [row for row, state in enumerate(states) if state.edits.touches(positions[row])]
+        if edited:
+            apply_edits(logits, edited, [states[row].edits for row in edited], [positions[row] for row in edited])
+
+        token_ids = self._choose(logits, [state.sampling for state in states], positions)
+
+        for state, token_id in zip(states, token_ids, strict=True):
+            if state.edits.penalties is not None:
+                state.edits.penalties.append(token_id)
+        logprobs: list[TokenLogprobs | None] = [None] * len(states)
+        if raw is not None:
+            num_best = [states[row].sampling.top_logprobs for row in wanting]
+            found = read_logprobs(raw, [token_ids[row] for row in wanting], num_best)
+            for row, entry in zip(wanting, found, strict=True):
+                logprobs[row] = entry
+        return Sampled(tuple(token_ids), tuple(logprobs))
+
+    def _choose(self, logits: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
+        greedy = [row for row, params in enumerate(sampling) if params.temperature <= 0.0]
+        sampled = [row for row, params in enumerate(sampling) if params.temperature > 0.0]
+        rules = [
+            Rule(params.temperature, params.top_p, params.top_k, params.min_p, uniform(params.seed, positions[row]))
+            for row in sampled
+            for params in (sampling[row],)
+        ]
+        parts = []
+        if greedy:
+            parts.append(choose_greedy(logits, greedy))
+        if sampled:
+            parts.append(choose_sampled(logits, sampled, rules))
+        token_ids = [0] * len(sampling)
+        for row, token_id in zip((*greedy, *sampled), torch.cat(parts).tolist(), strict=True):
+            token_ids[row] = token_id
+        return token_ids

@@ -1,0 +1,127 @@
+"""A decoder's weights, by the names that its own file of code calls them: checked, fused, and in the engine's form.
+
+What the files must hold was checked against their headers when they were described (``actorserve.model_files``); what
+is read here is checked again, for a file may have changed since.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from actorserve.errors import ModelError
+from actorserve.model_files.description import ModelDescription
+from workers.kernels.choose import Kernels, ReadLinear
+from workers.kernels.linear import Linear
+from workers.models.rope import RotaryTable, local_rotary
+from workers.weights.sources import WeightSource
+from workers.weights.store import WeightStore
+
+Norm = Callable[[Tensor], Tensor]
+"""[..., D] -> [..., D]."""
+
+Progress = Callable[[float], None]
+"""Told the share of the work that is done, 0 to 1."""
+
+
+class Weights:
+    """What a decoder is built from.
+
+    Every method raises ModelError, in one line that names the tensor, where one is missing, misshapen, or holds what is
+    not a finite float.
+    """
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        open_source: Callable[[], WeightSource],
+        store: WeightStore,
+        kernels: Kernels,
+        progress: Progress,
+    ) -> None:
+        self.config = description.config
+        self.dtype = kernels.numerics.activations
+        self.device = kernels.device
+        self.row_ops = kernels.row_ops
+        self._path = description.path
+        self._specs = {spec.name: spec for spec in description.tensors}
+        self._open_source = cache(open_source)  # not at all, where an earlier start kept everything
+        self._store = store
+        self._kernels = kernels
+        self._progress = progress
+        self._num_read = 0
+
+    def linear(self, *names: str) -> Linear:
+        """The linear layers of these names as one, their outputs one after another; with biases where there are."""
+        return self._linear(names, self._kernels.numerics.weight_bits)
+
+    def matrix(self, name: str) -> Tensor:
+        """A weight in float32, for those few layers that no numeric mode may touch."""
+        return self._tensor(f"{name}.weight", torch.float32)
+
+    def table(self, name: str) -> Tensor:
+        """Rows to be looked up."""
+        return self._tensor(f"{name}.weight", self._kernels.numerics.embedding)
+
+    def embedding_and_output(self, embedding: str, output: str) -> tuple[Tensor, Linear]:
+        """The tokens' table, and the layer that makes logits; where they are tied, of the one table's numbers."""
+        table, bits = self.table(embedding), self._kernels.numerics.head_bits
+        if not self.config.tie_word_embeddings:
+            return table, self._linear((output,), bits)
+        return table, self._make_linear(output, [embedding], lambda: (table.to(self.dtype), None), bits)
+
+    def rms_norm(self, name: str) -> Norm:
+        weight = self._tensor(f"{name}.weight", self.dtype)
+        return partial(self.row_ops.rms_norm, weight=weight, eps=self.config.norm_eps)
+
+    def layer_norm(self, name: str) -> Norm:
+        weight, bias = (self._tensor(f"{name}.{part}", self.dtype) for part in ("weight", "bias"))
+        return partial(self.row_ops.layer_norm, weight=weight, bias=bias, eps=self.config.norm_eps)
+
+    def rotary(self, num_positions: int, *, local: bool = False) -> RotaryTable:
+        """The angles of the model's layers; ``local``: of those with a window, where the config tells them apart."""
+        try:
+            return RotaryTable(local_rotary(self.config) if local else self.config, num_positions, self.device)
+        except (ArithmeticError, ValueError) as error:
+            raise ModelError(f"{self._path}: RoPE cannot be computed: {error}") from None
+
+    def _linear(self, names: tuple[str, ...], bits: int | None) -> Linear:
+        def read() -> tuple[Tensor, Tensor | None]:
+            weights = [self._read(f"{name}.weight", self.dtype) for name in names]
+            biases = [self._read(f"{name}.bias", self.dtype) for name in names if f"{name}.bias" in self._specs]
+            return _joined(weights), _joined(biases) if biases else None
+
+        return self._make_linear("+".join(names), names, read, bits)
+
+    def _make_linear(self, name: str, names: Sequence[str], read: ReadLinear, bits: int | None) -> Linear:
+        """The layer ``name``, of the weights ``names``."""
+        try:
+            return self._kernels.make_linear(self._store, name, read, bits)
+        except ValueError as error:
+            stored = ", ".join(self._specs[f"{name}.weight"].stored_name for name in names)
+            raise ModelError(f"{self._path}: tensor {stored} cannot be held in {bits} bits: {error}") from None
+
+    def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self._store.tensor(name, lambda: self._read(name, dtype))
+
+    def _read(self, name: str, dtype: torch.dtype) -> Tensor:
+        spec = self._specs[name]
+        tensor = self._open_source().read(spec)
+        if not tensor.is_floating_point():
+            raise ModelError(f"{self._path}: tensor {spec.stored_name} holds {tensor.dtype}, not floats")
+        # A sum is finite only if all its terms are, and takes a third of the time of looking at each.
+        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+            raise ModelError(f"{self._path}: tensor {spec.stored_name} holds NaN or infinity")
+        if spec.head_rows:
+            heads = tensor.view(-1, len(spec.head_rows), *tensor.shape[1:])
+            tensor = heads[:, list(spec.head_rows)].view(tensor.shape)
+        if spec.addend:
+            tensor = tensor.float() + spec.addend
+        self._num_read += 1
+        self._progress(self._num_read / len(self._specs))
+        return tensor.to(self.device, dtype)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,148 @@
+"""Where ready weights come from: made from the model's files, or mapped from what an earlier start kept."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from actorserve.errors import ModelError
+from actorserve.model_files.description import ModelDescription
+from workers.kernels.numerics import Numerics
+from workers.kernels.quantized_linear import QuantizedWeight
+from workers.weights.prepared import PreparedWeights, PreparedWriter, exclusive, prepared_file
+from workers.weights.sources import weights_digest
+
+_log = logging.getLogger(__name__)
+
+_TENSORS = ("packed", "group_scales", "column_scales", "column_sums", "bias")
+_NUMBERS = ("in_features", "out_features", "bits")
+
+
+class WeightStore(Protocol):
+    """Gives what ``make`` would make, under a name that is the same at every start."""
+
+    @property
+    def digest(self) -> str:
+        """Of the model's weight files, for the worker's kind. Raises: ModelError if one cannot be read."""
+        ...
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor: ...
+
+    def quantized(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight: ...
+
+
+class FromFiles:
+    """Makes everything, and keeps nothing."""
+
+    def __init__(self, description: ModelDescription) -> None:
+        self.digest = weights_digest(description)
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        return make()
+
+    def quantized(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
+        return make()
+
+
+class Recording(FromFiles):
+    """Makes everything, and writes it down as far as that succeeds."""
+
+    def __init__(self, description: ModelDescription, writer: PreparedWriter) -> None:
+        super().__init__(description)
+        self._writer: PreparedWriter | None = writer
+        self._numbers: dict[str, dict[str, int]] = {}
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        tensor = make()
+        self._add(name, tensor)
+        return tensor
+
+    def quantized(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
+        weight = make()
+        for part in _TENSORS:
+            tensor: Tensor | None = getattr(weight, part)
+            if tensor is not None:
+                self._add(f"{name}.{part}", tensor)
+        self._numbers[name] = {number: getattr(weight, number) for number in _NUMBERS}
+        return weight
+
+    def finish(self) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.finish({"digest": self.digest, "quantized": self._numbers})
+            except OSError as error:
+                self._give_up(error)
+
+    def _add(self, name: str, tensor: Tensor) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.add(name, tensor)
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._writer = None
+        _log.warning("the next start prepares the weights again, for they cannot be kept: %s", error.strerror)
+
+
+class Kept:
+    """Maps what an earlier start wrote down."""
+
+    def __init__(self, prepared: PreparedWeights) -> None:
+        """Raises: ValueError if something else is in there."""
+        self._prepared = prepared
+        try:
+            self.digest = str(prepared.facts["digest"])
+            self._numbers: dict[str, dict[str, Any]] = prepared.facts["quantized"]
+        except KeyError as error:
+            raise ValueError(f"{error} is missing") from None
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        tensor = self._prepared.get(name)
+        return make() if tensor is None else tensor
+
+    def quantized(self, name: str, make: Callable[[], QuantizedWeight]) -> QuantizedWeight:
+        if name not in self._numbers:
+            return make()
+        tensors = {part: self._prepared.get(f"{name}.{part}") for part in _TENSORS}
+        return QuantizedWeight(**tensors, **self._numbers[name])  # type: ignore[arg-type]
+
+
+@contextmanager
+def open_store(description: ModelDescription, numerics: Numerics, device: torch.device) -> Iterator[WeightStore]:
+    """Only integer weights are worth keeping: floats are soon read, and are packed by torch in its own way.
+
+    Raises: ModelError, if a weight file cannot be read.
+    """
+    if numerics.weight_bits is None or not description.weight_files:
+        yield FromFiles(description)
+        return
+    try:
+        file = prepared_file(description, numerics.name)
+    except OSError as error:
+        raise ModelError(f"cannot read {error.filename}: {error.strerror}") from None
+    try:
+        kept = Kept(PreparedWeights(file))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        _log.warning("preparing the weights again, for what was kept in %s cannot be used: %s", file, error)
+    else:
+        yield kept
+        return
+    with ExitStack() as stack:
+        try:
+            mine = stack.enter_context(exclusive(file.parent))
+            writer = stack.enter_context(PreparedWriter(file)) if mine else None
+        except OSError as error:
+            _log.warning("the next start prepares the weights again, for they cannot be kept: %s", error)
+            writer = None
+        if writer is None:
+            yield FromFiles(description)
+            return
+        recording = Recording(description, writer)
+        yield recording
+        recording.finish()
