@@ -11,7 +11,7 @@ from actorserve.core.effects import Drained, Effect
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.kv.tickets import KEY_BYTES
 from actorserve.core.messages import Drain, MemoryLimit, Role
-from actorserve.core.migration.source import MigrationConfig, MigrationMode
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.replay import InstanceRecipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile

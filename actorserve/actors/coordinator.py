@@ -7,8 +7,9 @@ import uvloop
 from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.program import make_node, on_termination
 from actorserve.actors.scaler import Starts, make_scaler
+from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, StartWorker
 from actorserve.core.messages import Role, StartFailed
 from actorserve.core.migration.pairing import PairingConfig

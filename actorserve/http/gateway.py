@@ -7,7 +7,8 @@ from pathlib import Path
 import uvloop
 
 from actorserve.actors.program import make_node, on_termination
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import Role
 from actorserve.errors import ActorserveError
 from actorserve.http.api_keys import read_api_keys

@@ -1,12 +1,14 @@
 """The cores of a simulated cluster's processes, from its configuration."""
 
+from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.cluster.state import ClusterState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
-from actorserve.core.migration.source import MigrationConfig, MigrationMode
 from actorserve.core.scheduling.policies import make_policy
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile

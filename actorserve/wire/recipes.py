@@ -4,12 +4,12 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
+from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
-from actorserve.core.cluster.state import ClusterConfig
-from actorserve.core.gateway.state import GatewayConfig
+from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
-from actorserve.core.migration.source import MigrationConfig, MigrationMode
 from actorserve.core.replay import InstanceRecipe, Recipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Curve, Link, Profile

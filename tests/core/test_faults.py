@@ -12,7 +12,7 @@ from hypothesis.stateful import (
 
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import FinishReason, Peer
-from actorserve.core.migration.source import MigrationMode
+from actorserve.core.migration.config import MigrationMode
 from actorserve.core.scheduling.policies import make_policy
 from actorserve.core.scheduling.swapping import SwapMode
 from tests.core.harness.world import COORDINATOR, Scheduling, World

@@ -1,7 +1,8 @@
 """The gateway's sessions as a service: what the core delivers reaches the stream, and what a client does the core."""
 
 from actorserve.core.effects import Available, Deliver, End
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     Close,
     FinishReason,

@@ -22,7 +22,7 @@ from actorserve.core.messages import (
     Role,
     Start,
 )
-from actorserve.core.migration.source import MigrationConfig, MigrationMode
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from tests.workers.test_same_tokens import (
     BUSY,
     MAX_STEPS,

@@ -12,7 +12,8 @@ from typing import Final
 from actorserve.actors.death_watch import WatchTimes
 from actorserve.actors.membership import COORDINATOR_NAME, Membership
 from actorserve.actors.node import Node
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, Role
 from actorserve.settings import ClusterSettings

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.core.messages import RequestSpec, SamplingParams
-from actorserve.core.migration.source import MigrationMode
+from actorserve.core.migration.config import MigrationMode
 from actorserve.host import available_memory_bytes
 from actorserve.processes import launch
 from actorserve.settings import load_settings

@@ -16,7 +16,8 @@ from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.node import Node
 from actorserve.actors.program import make_node
 from actorserve.core.effects import Deliver, Effect, End, Send
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     CheckpointTo,
     Close,

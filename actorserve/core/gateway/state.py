@@ -20,11 +20,12 @@ Every message to a peer may be lost: what is not answered is sent again after ``
 repeated without harm.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S
 from actorserve.core.effects import Available, Deliver, Effect, End, Send
+from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.fallback import FallbackPlacer
 from actorserve.core.gateway.session import Session, SessionStage
 from actorserve.core.messages import (
@@ -58,23 +59,6 @@ from actorserve.core.messages import (
     Unplace,
 )
 from actorserve.core.placement.prefix_map import prefix_names
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayConfig:
-    retry_s: float
-    no_instance_timeout_s: float
-    resume_timeout_s: float
-    max_queue_per_instance: int = 64  # as the coordinator's; for when it is gone
-
-    @property
-    def placement_ttl_s(self) -> float:
-        return 5 * self.retry_s
-
-    @property
-    def retry_slack_s(self) -> float:
-        """Retries that come due this soon go along, so that thousands that wait cost a few ticks and not thousands."""
-        return self.retry_s / 8
 
 
 class GatewayState:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-from actorserve.core.migration.source import MigrationConfig
+from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.scheduling.swapping import SwapMode
 
 

@@ -23,7 +23,7 @@ from actorserve.core.messages import (
     Peer,
     Stage,
 )
-from actorserve.core.migration.source import MigrationConfig
+from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.request import Request
 
 _MAX_FROM_ONE = 16  # requests on their way here from one source

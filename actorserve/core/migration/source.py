@@ -24,8 +24,8 @@ destination's side.
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from actorserve.core.effects import Effect, Meet, Send
 from actorserve.core.kv.kv_memory import KVMemory
@@ -41,6 +41,7 @@ from actorserve.core.messages import (
     Stage,
     Withdrawn,
 )
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.request import Request
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.timing.step_times import StepTimes
@@ -48,28 +49,6 @@ from actorserve.core.timing.step_times import StepTimes
 _MAX_STAGES = 8  # before the last one: a link that is slower than decoding never catches up
 _PATIENCE = 4.0  # times what a copy should take
 _GAIN = 0.05  # of the last request in the mean of how much they made
-
-
-class MigrationMode(StrEnum):
-    """How a request moves."""
-
-    LIVE = "live"
-    BLOCKING = "blocking"  # it stands still while all of its KV is copied
-    RECOMPUTE = "recompute"  # its KV is dropped, and computed again
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationConfig:
-    """``ticket_key``, in hex, is this instance's secret (``core.kv.tickets``). ``max_outgoing`` requests are on their
-    way out at once; ``timeout_s`` is how long at least the other side may take for a step. ``bytes_per_s`` is what it
-    reads at the most; None where nothing bounds that.
-    """
-
-    mode: MigrationMode = MigrationMode.LIVE
-    ticket_key: str = field(default="", repr=False)
-    max_outgoing: int = 4
-    timeout_s: float = 2.0
-    bytes_per_s: float | None = None
 
 
 class _Phase(Enum):

@@ -4,7 +4,8 @@ from collections import Counter
 
 from hypothesis import given, settings, strategies as st
 
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Send
 from actorserve.core.messages import (
     LoadReport,

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 
+from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import MAX_PAUSE_S, ScalingConfig
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import (
     Drain,

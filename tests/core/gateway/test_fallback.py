@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Effect, End, Send
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Close,

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from actorserve.core.effects import Available, Deliver, End, Send
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     Attained,
     Close,

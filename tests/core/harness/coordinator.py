@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import LoadReport, ModelInfo, Peer, PeerUp, Place, Placed, Role, Speed
 

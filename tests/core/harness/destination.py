@@ -17,7 +17,7 @@ from actorserve.core.messages import (
     Start,
     Started,
 )
-from actorserve.core.migration.source import MigrationConfig
+from actorserve.core.migration.config import MigrationConfig
 from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
 
 S = Peer("worker-0", 1)

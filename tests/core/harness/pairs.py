@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import LoadReport, MigrateTo, ModelInfo, Peer, PeerUp, Role, Tick
 from actorserve.core.migration.pairing import PairingConfig

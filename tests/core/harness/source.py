@@ -19,7 +19,7 @@ from actorserve.core.messages import (
     Stage,
     Tokens,
 )
-from actorserve.core.migration.source import MigrationConfig, MigrationMode
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.request import Request
 from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
 

@@ -7,7 +7,8 @@ test says so; an engine takes its commands in the order in which they were issue
 
 from collections import Counter
 
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import (
     AddToEngine,
     Deliver,
@@ -22,7 +23,8 @@ from actorserve.core.effects import (
     SwapIn,
     SwapOut,
 )
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.kv.tickets import is_genuine
@@ -47,7 +49,7 @@ from actorserve.core.messages import (
     Start,
     Tick,
 )
-from actorserve.core.migration.source import MigrationConfig
+from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import PROFILE
 from tests.core.harness.world_blocks import check_blocks

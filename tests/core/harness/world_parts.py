@@ -9,7 +9,7 @@ from actorserve.core.effects import Effect, End, Fetch, SwapIn, SwapOut
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import Message, Peer, PeerUp, RequestSpec, Role
-from actorserve.core.migration.source import MigrationMode
+from actorserve.core.migration.config import MigrationMode
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.step_times import StepTimes

@@ -26,7 +26,7 @@ from actorserve.core.messages import (
     Tick,
     Withdrawn,
 )
-from actorserve.core.migration.source import MigrationMode
+from actorserve.core.migration.config import MigrationMode
 from actorserve.core.timing.profile import Link
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import GATEWAY, PROFILE, Instance, spec

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Send
 from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.messages import (
