@@ -1,19 +1,26 @@
-"""All settings, in one place: defaults here, a TOML file over them, command-line options over that.
+"""A server's settings: defaults, a TOML file over them, and command-line options over that.
 
 ``config/actorserve.toml`` shows every setting with its default. Unknown names are errors, so a misspelt setting is
-found at start. Units stand in the names.
+found at start. Units stand in the names. What a simulated cluster has as well is in ``actorserve.options``.
 """
 
 import shlex
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from actorserve.core.scheduling.token_budget import MIN_PREFILL_TOKENS
 from actorserve.errors import SettingsError
+from actorserve.options import (
+    MAX_WORKERS,
+    ClusterOptions,
+    MigrationOptions,
+    Period,
+    ScalingOptions,
+    SchedulingOptions,
+)
 
 
 class _Section(BaseModel):
@@ -21,120 +28,104 @@ class _Section(BaseModel):
 
 
 class HttpSettings(_Section):
-    """The gateway's HTTP face."""
+    """What clients talk to."""
 
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    api_keys_file: Path | None = Field(None, description="who may ask; default: everybody")
-    max_body_bytes: int = Field(8 * 2**20, ge=1024)
-    max_open_requests: int = Field(4096, ge=1, description="choices being answered; more are refused as overload")
-    max_choices: int = Field(16, ge=1, description="upper bound of `n`")
-    max_stop_strings: int = Field(16, ge=1)
-    max_stop_chars: int = Field(256, ge=1, description="of one stop string")
-    max_top_logprobs: int = Field(20, ge=0)
-    keep_alive_s: float = Field(15.0, gt=0, description="silence after which a stream gets a comment")
-    template_timeout_s: float = Field(5.0, gt=0)
+    host: str = Field("127.0.0.1", description="the address on which the gateway listens")
+    port: int = Field(8000, ge=0, le=65535, description="the port on which the gateway listens; 0: a free one")
+    api_keys_file: Path | None = Field(None, description="a file of API keys; default: no key is needed")
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, description="the longest body of an HTTP request")
+    max_open_requests: int = Field(
+        4096, ge=1, description="most choices that are being answered at once; more are refused as overload"
+    )
+    max_choices: int = Field(16, ge=1, description="the largest `n` that a request may ask for")
+    max_stop_strings: int = Field(16, ge=1, description="most stop strings of one request")
+    max_stop_chars: int = Field(256, ge=1, description="characters of the longest stop string")
+    max_top_logprobs: int = Field(20, ge=0, description="the largest `top_logprobs` that a request may ask for")
+    keep_alive_s: float = Field(
+        15.0, gt=0, description="a stream that has been silent for this time gets a comment, so that proxies keep it"
+    )
+    template_timeout_s: float = Field(5.0, gt=0, description="longest time that rendering a chat template may take")
 
 
 class ModelSettings(_Section):
-    """What is served. ``path`` is `default`, a GGUF file, or a Hugging Face folder."""
+    """What is served."""
 
-    path: str = "default"
-    name: str | None = Field(None, description="the name clients ask for; else the model's own")
-    load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: random weights, for measuring")
-    dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = "auto"
-
-
-class WorkerSettings(_Section):
-    """One engine per worker process."""
-
-    count: int | None = Field(None, ge=1, le=1024, description="default: one per GPU, else two")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    engine: Literal["torch", "fake"] = "torch"
-    threads: int | None = Field(None, ge=1, description="CPU threads per worker; default: the cores shared out")
-    memory_bytes: int | None = Field(None, ge=1, description="of a CPU worker in all; default: what is free shared out")
-    kv_cache_bytes: int | None = Field(None, ge=1, description="default: from the free memory")
-    host_kv_bytes: int | None = Field(None, ge=0, description="that KV is swapped to; 0: none")
-    tokens_per_block: int = Field(16, ge=1, le=1024)
-    max_batch_requests: int = Field(64, ge=1)
-    max_batch_tokens: int = Field(512, ge=1, description="prefill and decode tokens of one iteration")
-    tpot_target_s: float = Field(0.1, gt=0, description="prefills leave decodes this time for a token; inf: no target")
-    max_context_tokens: int | None = Field(None, ge=2, description="default: the model's own")
-    prefix_cache: bool = Field(True, description="keep the KV of prompts for others that begin alike")
-    policy: Literal["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt"] = "skip_join_mlfq"
-    promote_after_s: float = Field(0.3, gt=0, description="a request that waited so long comes first; inf: never")
-    promote_after_by_priority_s: dict[int, Annotated[float, Field(gt=0)]] = Field({}, description="where it differs")
-    min_share: float = Field(0.1, ge=0, lt=1, description="that requests of lower priority keep of the computing")
-    swap: Literal["proactive", "reactive", "recompute"] = "proactive"
-    max_waiting_requests: int = Field(64, ge=1, description="placed here and not begun; more wait in the cluster")
-    headroom_tokens_by_priority: dict[int, Annotated[int, Field(ge=0)]] = Field({}, description="kept free beside them")
-    profile: Path | None = Field(None, description="default: measured at the first start, and kept in the cache")
-
-    @model_validator(mode="after")
-    def _leave_room_for_prefills(self) -> Self:
-        least = self.max_batch_requests + MIN_PREFILL_TOKENS
-        if self.max_batch_tokens < least:
-            raise ValueError(
-                f"max_batch_tokens is {self.max_batch_tokens}, and must be at least max_batch_requests + "
-                f"{MIN_PREFILL_TOKENS} = {least}, so that prompts enter beside a full batch"
-            )
-        return self
-
-
-class ClusterSettings(_Section):
-    """How processes find and watch each other. All sockets lie in ``runtime_dir``, which only its owner may enter."""
-
-    runtime_dir: Path | None = Field(None, description="default: a fresh private folder")
-    heartbeat_s: float = Field(0.25, gt=0)
-    death_after_s: float = Field(2.0, gt=0, description="silence that counts as death")
-    load_report_s: float = Field(0.2, gt=0)
-    retry_s: float = Field(1.0, gt=0, description="after which an unanswered message is sent again")
-    max_waiting_requests: int = Field(2048, ge=1, description="placed nowhere yet; more are refused")
-    dispatch: Literal["freeness", "least_loaded", "round_robin"] = "freeness"
-    late_binding: bool = Field(True, description="requests wait in the cluster until a worker has room")
-    round_s: float = Field(0.25, gt=0, description="migration and scaling are decided this often")
-    no_instance_timeout_s: float = Field(30.0, gt=0, description="a new request without an instance ends after it")
-    resume_timeout_s: float = Field(600.0, gt=0, description="the same for one whose client has part of the answer")
-    drain_timeout_s: float = Field(30.0, gt=0)
-    journal_dir: Path | None = Field(None, description="record what each process's core is told, to replay a failure")
-
-
-class MigrationSettings(_Section):
-    """Who moves requests to whom. Bounds are of freeness, in iterations: how many tokens each request can still get."""
-
-    enabled: bool = True
-    source_below: float = Field(32.0, description="a worker under it sends")
-    source_until: float = Field(64.0, description="until it is over this")
-    destination_above: float = Field(128.0, description="a worker over it may receive")
-    rest_s: float = Field(2.0, gt=0, description="for which who took part does not change sides")
-    max_moves: int = Field(64, ge=1, description="pairs of workers at once")
-    mode: Literal["live", "blocking", "recompute"] = "live"
-    max_outgoing: int = Field(4, ge=1, description="requests on their way out of one worker")
-    timeout_s: float = Field(2.0, gt=0, description="that the other side may take for a step")
-    bytes_per_s: int | None = Field(None, ge=2**20, description="of KV over one link; default: 32 MiB on CPUs")
-    checkpoint_tokens: int = Field(
-        0, ge=0, description="of a request, after which another worker copies its KV; 0: none"
+    path: str = Field("default", description="`default`, a GGUF file, or a Hugging Face folder")
+    name: str | None = Field(None, description="the name that clients ask for; default: the model's own")
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="auto: the model's weights; dummy: random weights, for measuring"
+    )
+    dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = Field(
+        "auto", description="numbers that workers compute with; auto: int8 on CPUs, bfloat16 on GPUs"
     )
 
+
+class WorkerSettings(SchedulingOptions, _Section):
+    """One engine per worker process."""
+
+    count: int | None = Field(
+        None, ge=1, le=MAX_WORKERS, description="number of workers; default: one per GPU, or two without a GPU"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where workers compute; auto: on GPUs if there are any"
+    )
+    engine: Literal["torch", "fake"] = Field("torch", description="fake: tokens without meaning, for tests")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of each worker; default: an equal share of the cores"
+    )
+    memory_bytes: int | None = Field(
+        None, ge=1, description="all memory of each CPU worker; default: an equal share of what is available"
+    )
+    kv_cache_bytes: int | None = Field(
+        None, ge=1, description="KV cache of each worker; default: part of the memory that weights and computing leave"
+    )
+    host_kv_bytes: int | None = Field(
+        None, ge=0, description="host memory of each worker that KV is swapped to; 0: none; default: none on CPUs"
+    )
+    max_context_tokens: int | None = Field(
+        None, ge=2, description="prompt and output tokens of the longest request; default: the model's own limit"
+    )
+    policy: Literal["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt"] = Field(
+        "skip_join_mlfq", description="the order of requests on a worker"
+    )
+    profile: Path | None = Field(
+        None, description="file of iteration times; default: measured at the first start, and kept in the cache"
+    )
+
+
+class ClusterSettings(ClusterOptions, _Section):
+    """How processes find and watch each other. All sockets lie in ``runtime_dir``, which only its owner may enter."""
+
+    runtime_dir: Path | None = Field(None, description="folder of the sockets; default: a fresh private folder")
+    heartbeat_s: Period = Field(0.25, description="time between two signs of life of a process")
+    drain_timeout_s: float = Field(
+        30.0, gt=0, description="time that running requests have to finish when the server is told to stop"
+    )
+    journal_dir: Path | None = Field(
+        None, description="folder in which each process records what its core is told; default: nothing is recorded"
+    )
+
+
+class MigrationSettings(MigrationOptions, _Section):
+    """Migration between real workers."""
+
     @model_validator(mode="after")
-    def _rise(self) -> Self:
-        if not self.source_below <= self.source_until <= self.destination_above:
-            raise ValueError("source_below, source_until and destination_above must rise, or requests go to and fro")
+    def _check_pace(self) -> Self:
+        if self.bytes_per_s is not None and self.bytes_per_s < 2**20:
+            raise ValueError(f"bytes_per_s is {self.bytes_per_s:g}: expected at least {2**20}")
         return self
 
 
-class ScalingSettings(_Section):
-    """How many workers there are: as many as at the start, or between two bounds as load asks."""
+class ScalingSettings(ScalingOptions, _Section):
+    """What starts and stops workers."""
 
-    min_workers: int | None = Field(None, ge=1, le=1024, description="default: one")
-    max_workers: int | None = Field(None, ge=1, le=1024, description="default: the number is fixed")
-    scale_out_below: float = Field(64.0, description="mean freeness, in iterations, under which one more is started")
-    scale_in_above: float = Field(512.0, description="and over which one ends")
-    hold_s: float = Field(5.0, gt=0, description="for which it has to stay there")
-    start_timeout_s: float = Field(600.0, gt=0, description="after which a worker that was started is not waited for")
-    start_with: Literal["processes", "systemd", "command"] = "processes"
-    unit: str = Field("actorserve-worker@{number}.service", description="of one worker, for systemd")
-    command: str | None = Field(None, description="that starts a worker somewhere")
+    start_with: Literal["processes", "systemd", "command"] = Field(
+        "processes", description="what starts a worker: this server on this machine, systemd, or a command"
+    )
+    unit: str = Field(
+        "actorserve-worker@{number}.service", description="the systemd unit of worker {number}, for systemd"
+    )
+    command: str | None = Field(None, description="a command line that starts a worker; default: none")
 
     @property
     def command_words(self) -> list[str]:
@@ -142,35 +133,30 @@ class ScalingSettings(_Section):
         return shlex.split(self.command or "")
 
     @model_validator(mode="after")
-    def _make_sense(self) -> Self:
-        if self.max_workers is None:
-            if self.min_workers is not None:
-                raise ValueError("min_workers bounds a number that is fixed; set max_workers as well")
-        elif (self.min_workers or 1) > self.max_workers:
-            raise ValueError(f"min_workers is {self.min_workers}, and max_workers {self.max_workers}")
-        if not self.scale_out_below < self.scale_in_above:
-            raise ValueError(f"scale_out_below is {self.scale_out_below}, and scale_in_above {self.scale_in_above}")
+    def _check_starts(self) -> Self:
         if self.start_with == "systemd" and "{number}" not in self.unit:
-            raise ValueError(f"unit is {self.unit}, and must hold {{number}}, which tells the units apart")
+            raise ValueError(f"unit is {self.unit}: expected {{number}} in it, which tells the units apart")
         try:
             has_command = bool(self.command_words)
         except ValueError as error:
             raise ValueError(f"command is {self.command}: {error}") from None
         if self.start_with == "command" and not has_command:
-            raise ValueError("start_with is command, and command names none")
+            raise ValueError("start_with is command: expected a command as well")
         return self
 
 
 class SupervisionSettings(_Section):
-    """A child is restarted with exponential backoff, and given up after `max_restarts` within `window_s`."""
+    """A process that fails is restarted after a pause that doubles each time."""
 
-    max_restarts: int = Field(5, ge=0)
-    window_s: float = Field(60.0, gt=0)
-    backoff_s: float = Field(0.2, gt=0)
-    max_backoff_s: float = Field(10.0, gt=0)
+    max_restarts: int = Field(5, ge=0, description="the server ends when a process fails more often within window_s")
+    window_s: float = Field(60.0, gt=0, description="time in which max_restarts failures count")
+    backoff_s: float = Field(0.2, gt=0, description="pause before the first restart")
+    max_backoff_s: float = Field(10.0, gt=0, description="longest pause before a restart")
 
 
 class Settings(_Section):
+    """All sections of the file."""
+
     http: HttpSettings = HttpSettings()
     model: ModelSettings = ModelSettings()
     workers: WorkerSettings = WorkerSettings()
@@ -178,6 +164,11 @@ class Settings(_Section):
     migration: MigrationSettings = MigrationSettings()
     scaling: ScalingSettings = ScalingSettings()
     supervision: SupervisionSettings = SupervisionSettings()
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the start brings up; 0 while ``workers.count`` is not resolved."""
+        return self.workers.count or 0
 
 
 def load_settings(file: Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Settings:

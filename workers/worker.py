@@ -8,13 +8,10 @@ import uvloop
 
 from actorserve.actors.program import make_node, on_termination
 from actorserve.core.effects import Drained, Effect
-from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.kv.tickets import KEY_BYTES
 from actorserve.core.messages import Drain, MemoryLimit, Role
-from actorserve.core.migration.config import MigrationConfig, MigrationMode
-from actorserve.core.replay import InstanceRecipe
-from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile
+from actorserve.core_configs import EngineSizes, instance_recipe
 from actorserve.processes.child import Child
 from actorserve.settings import Settings
 from workers.engine import Engine
@@ -26,7 +23,6 @@ from workers.profile.worker_profile import profile_of
 
 _MEASURE_MEMORY_S = 1.0
 _END_S = 5.0  # for a step in flight that nobody waits for
-_CPU_BYTES_PER_S = 32 * 2**20  # copying takes the cores that neighbours compute with; so it takes a few percent
 
 
 def main(child: Child) -> None:
@@ -42,69 +38,28 @@ def main(child: Child) -> None:
     uvloop.run(_run(child, engine, profile, watch))
 
 
-def instance_config(engine: Engine, settings: Settings, ticket_key: bytes = b"") -> InstanceConfig:
-    """The instance's sizes: what the engine holds, and how much of it one iteration may take.
-
-    Whoever shows a ticket made with ``ticket_key`` may read the engine's KV.
-    """
-    migration = settings.migration
-    return InstanceConfig(
-        num_blocks=engine.num_blocks,
-        tokens_per_block=engine.tokens_per_block,
-        bytes_per_block=engine.bytes_per_block,
-        max_context_tokens=engine.model.max_tokens,
-        max_batch_requests=settings.workers.max_batch_requests,
-        max_batch_tokens=settings.workers.max_batch_tokens,
-        load_report_s=settings.cluster.load_report_s,
-        retry_s=settings.cluster.retry_s,
-        tpot_target_s=settings.workers.tpot_target_s,
-        prefix_cache=settings.workers.prefix_cache,
-        num_host_blocks=engine.num_host_blocks,
-        swap_mode=SwapMode(settings.workers.swap),
-        headroom_bytes={
-            priority: num_tokens * engine.bytes_per_block // engine.tokens_per_block
-            for priority, num_tokens in settings.workers.headroom_tokens_by_priority.items()
-        },
-        migration=MigrationConfig(
-            MigrationMode(migration.mode),
-            ticket_key.hex(),
-            max_outgoing=migration.max_outgoing,
-            timeout_s=migration.timeout_s,
-            bytes_per_s=bytes_per_s(settings),
-        ),
-        checkpoint_tokens=migration.checkpoint_tokens,
-    )
-
-
-def bytes_per_s(settings: Settings) -> int | None:
-    """What KV a worker reads of another in a second; None: as much as goes."""
-    given = settings.migration.bytes_per_s
-    return _CPU_BYTES_PER_S if given is None and settings.workers.device == "cpu" else given
-
-
-def instance_origin(config: InstanceConfig, settings: Settings, profile: Profile) -> InstanceRecipe:
-    """What the core of one instance is made from."""
-    workers = settings.workers
-    return InstanceRecipe(
-        config,
-        profile,
-        workers.policy,
-        promote_after_s=workers.promote_after_s,
-        promote_after_s_of=workers.promote_after_by_priority_s,
-        min_share=workers.min_share,
+def sizes_of(engine: Engine, settings: Settings) -> EngineSizes:
+    """What the engine holds; ``settings`` are resolved."""
+    return EngineSizes(
+        engine.num_blocks,
+        engine.tokens_per_block,
+        engine.bytes_per_block,
+        engine.model.max_tokens,
+        engine.num_host_blocks,
+        is_cpu=settings.workers.device == "cpu",
     )
 
 
 async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch | None) -> None:
     settings = child.settings
     ticket_key = secrets.token_bytes(KEY_BYTES)
-    recipe = instance_origin(instance_config(engine, settings, ticket_key), settings, profile)
+    recipe = instance_recipe(settings, sizes_of(engine, settings), profile, ticket_key)
     core = recipe.make()
     transfer = KVTransfer(
         engine.kv,
         f"ipc://{child.runtime_dir}/{child.name}.kv.sock",
         ticket_key,
-        bytes_per_s=bytes_per_s(settings),
+        bytes_per_s=recipe.config.migration.bytes_per_s,
     )
     thread = EngineThread(engine, transfer)
     drained = asyncio.Event()

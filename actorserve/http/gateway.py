@@ -7,9 +7,9 @@ from pathlib import Path
 import uvloop
 
 from actorserve.actors.program import make_node, on_termination
-from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import Role
+from actorserve.core_configs import gateway_config
 from actorserve.errors import ActorserveError
 from actorserve.http.api_keys import read_api_keys
 from actorserve.http.app import create_app
@@ -55,12 +55,7 @@ async def _run(child: Child) -> None:
     child.status.loading("reading the tokenizer")
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
-    config = GatewayConfig(
-        settings.cluster.retry_s,
-        settings.cluster.no_instance_timeout_s,
-        settings.cluster.resume_timeout_s,
-        max_queue_per_instance=settings.workers.max_waiting_requests,
-    )
+    config = gateway_config(settings)
     core = GatewayState(config)
     service = SessionService(core, settings.http.max_open_requests)
     node = make_node(

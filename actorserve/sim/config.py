@@ -6,15 +6,8 @@ from typing import Any, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from actorserve.errors import WorkloadError
-from actorserve.sim.cluster_table import (
-    MAX_S,
-    ClusterTable,
-    Count,
-    Lengths,
-    Period,
-    parse_priority,
-    require_path,
-)
+from actorserve.options import MAX_S, Count, Period, parse_priority
+from actorserve.sim.cluster_table import ClusterTable, Lengths, require_path
 from actorserve.sim.lengths import PAIRS, parse_lengths
 from actorserve.sim.tables import Table, parse_table
 from actorserve.sim.traces import MAX_TRACE_TOKENS

@@ -336,7 +336,6 @@ class Simulation:
                 self._at(self.now + notice_s, self._notice_death, other, process.peer)
 
     def _order_worker(self) -> None:
-        assert self.config.cluster.scaling is not None
         name = f"worker-{self._num_workers}"
         self._num_workers += 1
         self._ordered_s[name] = self.now
@@ -386,7 +385,7 @@ class Simulation:
             source.its_engine,
             len(effect.blocks),
             self.now,
-            bytes_per_s=self.config.cluster.pairing.bytes_per_s,
+            bytes_per_s=process.its_instance.config.migration.bytes_per_s,
             is_urgent=effect.is_urgent,
         )
         self._at(done_s, self._fetched, process, source, CopyDone(effect.copy_id, duration_s))

@@ -37,7 +37,7 @@ class Entry:
 
 
 Record = str | Entry | bytes
-"""An origin, an input, or the digest of its effects."""
+"""A recipe, an input, or the digest of its effects."""
 
 
 def write_recipe(file: BinaryIO, recipe: str) -> None:

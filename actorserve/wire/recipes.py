@@ -1,8 +1,8 @@
-"""What a core was made from, as JSON in its log's first record. Numbers come back exactly."""
+"""What a core was made from, as JSON in its log's first record. Floats keep their exact value."""
 
 import json
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
@@ -15,6 +15,10 @@ from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProtocolError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_T = TypeVar("_T", bound="DataclassInstance")
 _KINDS: dict[str, type] = {"instance": InstanceRecipe, "coordinator": ClusterConfig, "gateway": GatewayConfig}
 
 
@@ -25,21 +29,29 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def parse_recipe(text: str) -> Recipe:
-    """Raises: ProtocolError for what was not written by a core like today's."""
+    """Raises: ProtocolError for a text that a core of today's version did not write."""
     try:
         values = json.loads(text)
         kind = values.pop("kind")
         if kind == "gateway":
-            return GatewayConfig(**values)
+            return _whole(GatewayConfig, values)
         values["promote_after_s_of"] = _by_priority(values["promote_after_s_of"])
         if kind == "coordinator":
-            return ClusterConfig(**values | _policies(values))
+            return _whole(ClusterConfig, values | _policies(values))
         if kind == "instance":
             config, profile = values.pop("config"), values.pop("profile")
-            return InstanceRecipe(config=_instance_config(config), profile=_profile(profile), **values)
+            return _whole(InstanceRecipe, values | {"config": _instance_config(config), "profile": _profile(profile)})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"log's origin is of another version, or damaged: {error!r:.200}") from None
-    raise ProtocolError("log's origin is of no kind that is known")
+        raise ProtocolError(f"log's recipe is of another version, or damaged: {error!r:.200}") from None
+    raise ProtocolError("log's recipe is of an unknown kind")
+
+
+def _whole(cls: type[_T], values: dict[str, Any]) -> _T:
+    """A ``cls`` of all its fields: a default of today may not be the one of the core that wrote the log."""
+    missing = {each.name for each in fields(cls)} - values.keys()
+    if missing:
+        raise KeyError(*sorted(missing))
+    return cls(**values)
 
 
 def _by_priority(values: dict[str, Any]) -> dict[int, Any]:
@@ -47,24 +59,25 @@ def _by_priority(values: dict[str, Any]) -> dict[int, Any]:
 
 
 def _policies(values: dict[str, Any]) -> dict[str, Any]:
-    """The coordinator's, where it has them."""
+    """The coordinator's configs of migration and scaling."""
     migration, scaling = values["migration"], values["scaling"]
     return {
-        "migration": None if migration is None else PairingConfig(**migration),
-        "scaling": None if scaling is None else ScalingConfig(**scaling),
+        "migration": None if migration is None else _whole(PairingConfig, migration),
+        "scaling": None if scaling is None else _whole(ScalingConfig, scaling),
     }
 
 
 def _instance_config(values: dict[str, Any]) -> InstanceConfig:
     headroom_bytes = _by_priority(values.pop("headroom_bytes"))
     migration = values.pop("migration")
-    return InstanceConfig(
-        **values
+    return _whole(
+        InstanceConfig,
+        values
         | {
             "headroom_bytes": headroom_bytes,
             "swap_mode": SwapMode(values["swap_mode"]),
-            "migration": MigrationConfig(**migration | {"mode": MigrationMode(migration["mode"])}),
-        }
+            "migration": _whole(MigrationConfig, migration | {"mode": MigrationMode(migration["mode"])}),
+        },
     )
 
 

@@ -24,10 +24,9 @@ MOVING: dict[str, Any] = {
     "cluster": {
         "instances": 4,
         "kv_tokens": 240,
-        "migration": "live",
+        "migration": {"enabled": True, "source_below": 8.0, "source_until": 12.0, "destination_above": 16.0},
         "late_binding": False,
         "round_s": 0.5,
-        "pairing": {"source_below": 8.0, "source_until": 12.0, "destination_above": 16.0},
         "max_queue_per_instance": 1000,
     },
     "arrivals": {"process": "gamma", "cv": 3.0, "rate_per_s": 1.2},
@@ -76,7 +75,7 @@ def test_requests_move_and_lose_nothing(mode: str, policy: str) -> None:
     """However requests move, and whoever dies meanwhile, each client gets each token once; and twice the same run is
     the same.
     """
-    changes = merged(MOVING, {"cluster": {"migration": mode, "policy": policy}, "failures": FAILURES})
+    changes = merged(MOVING, {"cluster": {"migration": {"mode": mode}, "policy": policy}, "failures": FAILURES})
     one, again = Watched(changes), Watched(changes)
     figures = one.run().figures()
     one.check_all_were_served()
@@ -87,23 +86,30 @@ def test_requests_move_and_lose_nothing(mode: str, policy: str) -> None:
 def test_a_live_move_is_shorter_than_a_copy() -> None:
     """A request that moves stands still for less time if it goes on while its KV is copied, and for less of a step."""
     gaps = {
-        mode: run(merged(MOVING, {"cluster": {"migration": mode}})).figures()["migration"]["gap_s"]["mean"]
+        mode: run(merged(MOVING, {"cluster": {"migration": {"mode": mode}}})).figures()["migration"]["gap_s"]["mean"]
         for mode in ("live", "blocking", "recompute")
     }
     assert gaps["live"] < gaps["blocking"]
     assert gaps["live"] < gaps["recompute"]
 
 
-def test_a_budget_holds_copies_back() -> None:
-    """Copies of requests that go on take as long as the budget says, so less moves; none that is above the link's speed
-    holds anything back.
+def test_a_pace_holds_copies_back() -> None:
+    """Copies of requests that go on decoding are slower under a pace, so less KV moves; a pace above the link's speed
+    changes nothing.
     """
     free, wide, paced = (
-        run(merged(MOVING, {"cluster": {"pairing": each}})).figures()["migration"]
-        for each in ({}, {"bytes_per_s": 1e9}, {"bytes_per_s": 2000.0})
+        run(merged(MOVING, {"cluster": {"migration": each}})).figures()["migration"]
+        for each in ({}, {"bytes_per_s": 1e9}, {"bytes_per_s": 8000.0})
     )
     assert free == wide
     assert paced["bytes"] < free["bytes"]
+
+
+def test_instances_know_the_pace() -> None:
+    """Source and destination wait for as long as copies take at the pace, so slow copies do not fail."""
+    figures = run(merged(MOVING, {"cluster": {"migration": {"bytes_per_s": 1000.0}}})).figures()["migration"]
+    assert figures["migrated"] > 0
+    assert figures["failed"] == 0
 
 
 @pytest.mark.parametrize("failures", [[], FAILURES], ids=["calm", "failures"])
@@ -116,7 +122,7 @@ def test_many_steps_in_one_event_are_the_same_with_moves(
     changes = merged(
         MOVING,
         {
-            "cluster": {"migration": mode, "noise": 0.05, "copy_slowdown": slowdown, "step_overhead_s": 0.01},
+            "cluster": {"migration": {"mode": mode}, "noise": 0.05, "copy_slowdown": slowdown, "step_overhead_s": 0.01},
             "failures": failures,
         },
     )
@@ -138,7 +144,7 @@ def test_instances_come_and_go_with_the_load() -> None:
             "cluster": {
                 "instances": 1,
                 "scaling": {
-                    "max_instances": 4,
+                    "max_workers": 4,
                     "scale_out_below": 30.0,
                     "scale_in_above": 100.0,
                     "hold_s": 2.0,
@@ -167,7 +173,7 @@ def test_instances_come_and_go_with_the_load() -> None:
 
 def test_an_instance_costs_from_when_it_was_ordered() -> None:
     """Time in which an instance warms up is paid as well, also where it never comes to be of use."""
-    scaling = {"max_instances": 2, "min_instances": 2, "hold_s": 1.0, "warm_up_s": 1000.0}
+    scaling = {"max_workers": 2, "min_workers": 2, "hold_s": 1.0, "warm_up_s": 1000.0}
     results = run({"cluster": {"scaling": scaling}})
     ended_s = results.outcomes.ended_s[0]
     assert ended_s < results.alive_s < 2 * ended_s

@@ -76,14 +76,14 @@ SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=2**64 - 1, max_tokens=2))
 
 
 @pytest.mark.parametrize("recipe", ORIGINS)
-def test_an_origin_reads_back(recipe: Recipe) -> None:
+def test_a_recipe_reads_back(recipe: Recipe) -> None:
     """What a core was made from comes back equal, infinities and last bits of numbers included."""
     assert parse_recipe(recipe_text(recipe)) == recipe
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "gateway"}', '{"kind": "x", "promote_after_s_of": {}}'])
-def test_a_damaged_origin_is_refused(text: str) -> None:
-    """What is no origin ends in ProtocolError."""
+def test_a_damaged_recipe_is_refused(text: str) -> None:
+    """A text that is no recipe ends in ProtocolError."""
     with pytest.raises(ProtocolError):
         parse_recipe(text)
 
@@ -145,7 +145,7 @@ def test_a_log_cut_off_by_a_kill_replays() -> None:
         try:
             result = replay(file)
         except ProtocolError:
-            assert cut < 5 + len(recipe_text(INSTANCE)) + 4  # not even the origin is whole
+            assert cut < 5 + len(recipe_text(INSTANCE)) + 4  # not even the recipe is whole
             continue
         assert result.difference is None
         found.add((result.num_entries, result.num_compared))
@@ -153,7 +153,7 @@ def test_a_log_cut_off_by_a_kill_replays() -> None:
 
 
 def test_another_file_is_refused() -> None:
-    """A log that has no origin, no effects between inputs, or effects of no input ends in ProtocolError."""
+    """A log that has no recipe, no effects between inputs, or effects of no input ends in ProtocolError."""
     for records in (
         [[1.0, None, None, b""]],
         [[recipe_text(INSTANCE)], [digest([])]],

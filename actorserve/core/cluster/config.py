@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from actorserve.core.cluster.scaling import ScalingConfig
+from actorserve.core.defaults import MAX_QUEUE_PER_INSTANCE, RETRY_S, placement_ttl_s
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S
 from actorserve.core.scheduling.policies import MIN_SHARE
@@ -12,21 +13,21 @@ from actorserve.core.scheduling.policies import MIN_SHARE
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """``max_waiting_requests`` may wait here, and ``max_queue_per_instance`` at each instance, beside those it runs.
+    """``max_waiting_requests`` may wait at the coordinator, and ``max_queue_per_instance`` more on each instance for
+    their first iteration.
 
-    ``promote_after_s_of`` is by priority, for classes that wait for their promotion longer or shorter than
-    ``promote_after_s``. ``placement_ttl_s`` bounds how long a placement counts that no report confirms: its gateway may
-    have died. After ``report_ttl_s`` of silence an instance gets nothing, until it reports again.
+    ``promote_after_s_of`` is by priority, for classes whose promotion time is not ``promote_after_s``. An instance that
+    has not reported for ``report_ttl_s`` gets no requests until it reports again.
 
-    ``dispatch`` is one of ``core.placement.baselines.ORDERS``. Without ``late_binding`` requests wait on instances:
-    each goes at once to one that could ever hold it. Where prompts have prefixes in common but instances have no prefix
-    cache, ``prefix_aware`` has to be off. Without ``migration``, ``scaling`` or ``checkpoints`` there are none; else
-    they are decided each ``round_s``.
+    ``dispatch`` is one of ``core.placement.baselines.ORDERS``. Without ``late_binding`` each request goes at once to an
+    instance that could ever hold it, and waits there. ``prefix_aware`` must be off where instances have no prefix cache
+    but prompts have prefixes in common. ``migration``, ``scaling`` and ``checkpoints`` are decided once per
+    ``round_s``; None or False switches them off.
     """
 
-    max_waiting_requests: int
-    retry_s: float
-    max_queue_per_instance: int = 64
+    max_waiting_requests: int = 2048
+    retry_s: float = RETRY_S
+    max_queue_per_instance: int = MAX_QUEUE_PER_INSTANCE
     promote_after_s: float = PROMOTE_AFTER_S
     promote_after_s_of: Mapping[int, float] = field(default_factory=dict)
     min_share: float = MIN_SHARE
@@ -41,4 +42,5 @@ class ClusterConfig:
 
     @property
     def placement_ttl_s(self) -> float:
-        return 5 * self.retry_s
+        """How long a placement counts that no load report confirms."""
+        return placement_ttl_s(self.retry_s)

@@ -2,17 +2,24 @@
 
 from dataclasses import dataclass
 
+from actorserve.core.defaults import MAX_QUEUE_PER_INSTANCE, RETRY_S, placement_ttl_s
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    retry_s: float
-    no_instance_timeout_s: float
-    resume_timeout_s: float
-    max_queue_per_instance: int = 64  # as the coordinator's; for when it is gone
+    """A new request is refused after ``no_instance_timeout_s`` without an instance. A request whose client has part of
+    the answer ends after ``resume_timeout_s``. ``max_queue_per_instance`` applies while the coordinator is gone.
+    """
+
+    retry_s: float = RETRY_S
+    no_instance_timeout_s: float = 30.0
+    resume_timeout_s: float = 600.0
+    max_queue_per_instance: int = MAX_QUEUE_PER_INSTANCE
 
     @property
     def placement_ttl_s(self) -> float:
-        return 5 * self.retry_s
+        """How long a placement counts that no load report confirms."""
+        return placement_ttl_s(self.retry_s)
 
     @property
     def retry_slack_s(self) -> float:

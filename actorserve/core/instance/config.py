@@ -1,31 +1,37 @@
-"""The sizes of an instance."""
+"""What an instance's core is told when it is made."""
 
-import math
 from dataclasses import dataclass, field
 
+from actorserve.core.defaults import RETRY_S
 from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.scheduling.swapping import SwapMode
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """The sizes of an instance, told by its engine and settings. ``headroom_bytes`` is by priority."""
+    """The sizes of the engine's KV pools, and how the instance schedules.
+
+    An iteration holds at most ``max_batch_requests`` requests and ``max_batch_tokens`` tokens. Prefills are fed in
+    chunks so short that an iteration with decodes takes no longer than ``tpot_target_s`` (infinite: no target).
+    ``headroom_bytes``, by priority, is KV memory that counts as used beside running requests of that priority. After
+    each ``checkpoint_tokens`` new tokens of a request another worker copies its KV; 0 switches checkpoints off.
+    """
 
     num_blocks: int
     tokens_per_block: int
     bytes_per_block: int
     max_context_tokens: int
-    max_batch_requests: int
-    max_batch_tokens: int
-    load_report_s: float
-    retry_s: float
-    tpot_target_s: float = math.inf
+    max_batch_requests: int = 64
+    max_batch_tokens: int = 512
+    load_report_s: float = 0.2
+    retry_s: float = RETRY_S
+    tpot_target_s: float = 0.1
     headroom_bytes: dict[int, int] = field(default_factory=dict)
     prefix_cache: bool = True
     num_host_blocks: int = 0
     swap_mode: SwapMode = SwapMode.PROACTIVE
     migration: MigrationConfig = field(default_factory=MigrationConfig)
-    checkpoint_tokens: int = 0  # a guardian gets a request's KV each time that so many tokens are new; 0: never
+    checkpoint_tokens: int = 0
 
     @property
     def max_tokens(self) -> int:

@@ -8,15 +8,15 @@ class MigrationMode(StrEnum):
     """How a request moves."""
 
     LIVE = "live"
-    BLOCKING = "blocking"  # it stands still while all of its KV is copied
+    BLOCKING = "blocking"  # it pauses while all of its KV is copied
     RECOMPUTE = "recompute"  # its KV is dropped, and computed again
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationConfig:
-    """``ticket_key``, in hex, is this instance's secret (``core.kv.tickets``). ``max_outgoing`` requests are on their
-    way out at once; ``timeout_s`` is how long at least the other side may take for a step. ``bytes_per_s`` is what it
-    reads at the most; None where nothing bounds that.
+    """``ticket_key``, in hex, is this instance's secret (``core.kv.tickets``). At most ``max_outgoing`` requests leave
+    at once. ``timeout_s`` bounds how long the other side may take for a step, in addition to the time that copying
+    takes. Copies of requests that go on decoding are paced to ``bytes_per_s``; None sets no pace.
     """
 
     mode: MigrationMode = MigrationMode.LIVE

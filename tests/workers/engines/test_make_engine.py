@@ -7,6 +7,7 @@ import pytest
 
 from actorserve.core.messages import Attained, RequestSpec, SamplingParams, Start
 from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core_configs import instance_recipe
 from actorserve.processes.child import Child
 from actorserve.processes.status import Reporter
 from actorserve.settings import load_settings
@@ -14,7 +15,7 @@ from tests.core.harness.driver import GATEWAY, PROFILE
 from workers.engine import Engine
 from workers.engines.fake_engine import FakeEngine
 from workers.engines.make_engine import load_engine
-from workers.worker import instance_config, instance_origin
+from workers.worker import sizes_of
 
 
 def loaded(model: Any, **workers: Any) -> Engine:
@@ -55,7 +56,7 @@ def test_the_instance_schedules_as_settings_say() -> None:
         },
     )
     engine = FakeEngine(num_host_blocks=5)
-    core = instance_origin(instance_config(engine, settings), settings, PROFILE).make()
+    core = instance_recipe(settings, sizes_of(engine, settings), PROFILE).make()
     assert (core.config.num_blocks, core.config.num_host_blocks) == (engine.num_blocks, 5)
     assert core.config.swap_mode is SwapMode.REACTIVE
     assert core.times.profile is PROFILE
@@ -73,7 +74,7 @@ def test_the_instance_schedules_as_settings_say() -> None:
 def test_the_policy_is_the_one_that_settings_say() -> None:
     """First come first served, whoever comes later stands behind."""
     settings = load_settings(None, {"workers": {"policy": "fcfs"}})
-    core = instance_origin(instance_config(FakeEngine(), settings), settings, PROFILE).make()
+    core = instance_recipe(settings, sizes_of(FakeEngine(), settings), PROFILE).make()
     for name, num_prompt in (("long", 90), ("short", 2)):
         spec = RequestSpec(name, (1,) * num_prompt, SamplingParams(seed=0, max_tokens=9))
         core.handle(Start(1, spec), 100.0, GATEWAY)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actorserve.actors.coordinator import cluster_config
+from actorserve.core_configs import cluster_config
 from actorserve.settings import load_settings
 
 

@@ -1,0 +1,149 @@
+"""The cores' configs, from what an operator chose: one mapping for the real processes and for the simulator."""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.scaling import ScalingConfig
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
+from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.replay import InstanceRecipe
+from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core.timing.profile import Profile
+from actorserve.options import ClusterOptions, MigrationOptions, ScalingOptions, SchedulingOptions, default_of
+
+_REPORTS_MISSED: Final = 5  # a worker that misses this many load reports in a row is not well
+_ROUNDS_PER_ORDER: Final = 4  # how long an order to move requests holds
+_CPU_BYTES_PER_S: Final = 32 * 2**20  # copying takes cores from neighbours; at this pace it takes a few percent
+
+
+class Chosen(Protocol):
+    """What an operator chose, in a settings file or in a simulation's cluster table. ``num_workers`` workers run, or
+    are being started, when the coordinator begins.
+    """
+
+    @property
+    def workers(self) -> SchedulingOptions: ...
+
+    @property
+    def cluster(self) -> ClusterOptions: ...
+
+    @property
+    def migration(self) -> MigrationOptions: ...
+
+    @property
+    def scaling(self) -> ScalingOptions: ...
+
+    @property
+    def num_workers(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSizes:
+    """What an engine holds: KV blocks on the device and on its host. ``is_cpu``: it computes on the host's cores."""
+
+    num_blocks: int
+    tokens_per_block: int
+    bytes_per_block: int
+    max_context_tokens: int
+    num_host_blocks: int = 0
+    is_cpu: bool = False
+
+
+def cluster_config(chosen: Chosen) -> ClusterConfig:
+    """The coordinator's core."""
+    workers, cluster, migration, scaling = chosen.workers, chosen.cluster, chosen.migration, chosen.scaling
+    return ClusterConfig(
+        max_waiting_requests=cluster.max_waiting_requests,
+        retry_s=cluster.retry_s,
+        max_queue_per_instance=workers.max_queue_per_instance,
+        promote_after_s=workers.promote_after_s,
+        promote_after_s_of=workers.promote_after_by_priority_s,
+        min_share=workers.min_share,
+        # A worker that is silent for less than half of the time that counts as death may only have been held up.
+        report_ttl_s=max(_REPORTS_MISSED * cluster.load_report_s, cluster.death_after_s / 2),
+        dispatch=cluster.dispatch,
+        late_binding=cluster.late_binding,
+        prefix_aware=workers.prefix_cache,
+        round_s=cluster.round_s,
+        migration=PairingConfig(
+            source_below=migration.source_below,
+            source_until=migration.source_until,
+            destination_above=migration.destination_above,
+            ttl_s=_ROUNDS_PER_ORDER * cluster.round_s,
+            rest_s=migration.rest_s,
+            max_moves=migration.max_moves,
+        )
+        if migration.enabled
+        else None,
+        scaling=ScalingConfig(
+            max_workers=scaling.max_workers,
+            min_workers=scaling.min_workers or default_of(ScalingConfig, "min_workers"),
+            scale_out_below=scaling.scale_out_below,
+            scale_in_above=scaling.scale_in_above,
+            hold_s=scaling.hold_s,
+            start_timeout_s=scaling.start_timeout_s,
+            num_initial=chosen.num_workers,
+        )
+        if scaling.max_workers is not None
+        else None,
+        checkpoints=migration.checkpoint_tokens > 0,
+    )
+
+
+def gateway_config(chosen: Chosen) -> GatewayConfig:
+    """A gateway's core."""
+    cluster = chosen.cluster
+    return GatewayConfig(
+        retry_s=cluster.retry_s,
+        no_instance_timeout_s=cluster.no_instance_timeout_s,
+        resume_timeout_s=cluster.resume_timeout_s,
+        max_queue_per_instance=chosen.workers.max_queue_per_instance,
+    )
+
+
+def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"") -> InstanceConfig:
+    """An instance's core. A worker that shows a ticket made with ``ticket_key`` may read the engine's KV."""
+    workers, cluster, migration = chosen.workers, chosen.cluster, chosen.migration
+    bytes_per_s = migration.bytes_per_s
+    return InstanceConfig(
+        num_blocks=sizes.num_blocks,
+        tokens_per_block=sizes.tokens_per_block,
+        bytes_per_block=sizes.bytes_per_block,
+        max_context_tokens=sizes.max_context_tokens,
+        max_batch_requests=workers.max_batch_requests,
+        max_batch_tokens=workers.max_batch_tokens,
+        load_report_s=cluster.load_report_s,
+        retry_s=cluster.retry_s,
+        tpot_target_s=workers.tpot_target_s,
+        headroom_bytes={
+            priority: num_tokens * sizes.bytes_per_block // sizes.tokens_per_block
+            for priority, num_tokens in workers.headroom_tokens_by_priority.items()
+        },
+        prefix_cache=workers.prefix_cache,
+        num_host_blocks=sizes.num_host_blocks,
+        swap_mode=SwapMode(workers.swap),
+        migration=MigrationConfig(
+            mode=MigrationMode(migration.mode),
+            ticket_key=ticket_key.hex(),
+            max_outgoing=migration.max_outgoing,
+            timeout_s=migration.timeout_s,
+            bytes_per_s=_CPU_BYTES_PER_S if bytes_per_s is None and sizes.is_cpu else bytes_per_s,
+        ),
+        checkpoint_tokens=migration.checkpoint_tokens,
+    )
+
+
+def instance_recipe(chosen: Chosen, sizes: EngineSizes, profile: Profile, ticket_key: bytes = b"") -> InstanceRecipe:
+    """An instance's core with its policy, and the times that its engine takes."""
+    workers = chosen.workers
+    return InstanceRecipe(
+        instance_config(chosen, sizes, ticket_key),
+        profile,
+        workers.policy,
+        promote_after_s=workers.promote_after_s,
+        promote_after_s_of=workers.promote_after_by_priority_s,
+        min_share=workers.min_share,
+    )
