@@ -1,25 +1,296 @@
-"""The coordinator's process: what its core is made from."""
+"""What an operator chose reaches the cores: every field, from a server's settings and from a simulation's table."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields
+from math import inf
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel
 
-from actorserve.core_configs import cluster_config
-from actorserve.settings import load_settings
+from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.scaling import ScalingConfig
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
+from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.placement.baselines import ORDERS
+from actorserve.core.replay import InstanceRecipe
+from actorserve.core.scheduling.policies import POLICIES
+from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core_configs import Chosen, EngineSizes, cluster_config, gateway_config, instance_recipe
+from actorserve.options import ClusterOptions, MigrationOptions, ScalingOptions, SchedulingOptions, default_of
+from actorserve.settings import Settings, load_settings
+from actorserve.sim.cluster_table import ClusterTable, MigrationTable, ScalingTable
+from tests.sim.profiles import PROFILE
+
+SIZES = EngineSizes(num_blocks=100, tokens_per_block=4, bytes_per_block=400, max_context_tokens=200, num_host_blocks=7)
+REQUIRED = {"profile": "sums", "kv_tokens": 400, "max_context_tokens": 200}
+SCALED = {"max_workers": 9}
+CORES: tuple[type[Any], ...] = (
+    ClusterConfig,
+    PairingConfig,
+    ScalingConfig,
+    GatewayConfig,
+    InstanceConfig,
+    MigrationConfig,
+    InstanceRecipe,
+)
 
 
+@dataclass(frozen=True)
+class Told:
+    """``{section: {option: value}}`` sets ``field`` of ``config`` to ``expected``."""
+
+    config: type[Any]
+    field: str
+    section: str
+    option: str
+    value: Any
+    expected: Any
+
+
+def told(config: type[Any], section: str, field: str, value: Any, expected: Any = None, option: str = "") -> Told:
+    return Told(config, field, section, option or field, value, value if expected is None else expected)
+
+
+TOLD = [
+    told(ClusterConfig, "cluster", "max_waiting_requests", 17),
+    told(ClusterConfig, "cluster", "retry_s", 3.5),
+    told(ClusterConfig, "workers", "max_queue_per_instance", 5),
+    told(ClusterConfig, "workers", "promote_after_s", 2.5),
+    told(ClusterConfig, "workers", "promote_after_s_of", {"1": 7.0}, {1: 7.0}, "promote_after_by_priority_s"),
+    told(ClusterConfig, "workers", "min_share", 0.25),
+    told(ClusterConfig, "cluster", "report_ttl_s", 3.0, 15.0, "load_report_s"),
+    told(ClusterConfig, "cluster", "report_ttl_s", 8.0, 4.0, "death_after_s"),
+    told(ClusterConfig, "cluster", "dispatch", "round_robin"),
+    told(ClusterConfig, "cluster", "late_binding", False),
+    told(ClusterConfig, "workers", "prefix_aware", True, True, "prefix_cache"),
+    told(ClusterConfig, "workers", "prefix_aware", False, False, "prefix_cache"),
+    told(ClusterConfig, "cluster", "round_s", 0.75),
+    told(ClusterConfig, "migration", "migration", False, option="enabled"),
+    told(ClusterConfig, "scaling", "scaling", 9, option="max_workers"),
+    told(ClusterConfig, "migration", "checkpoints", 32, True, "checkpoint_tokens"),
+    told(PairingConfig, "migration", "source_below", 3.0),
+    told(PairingConfig, "migration", "source_until", 99.0),
+    told(PairingConfig, "migration", "destination_above", 222.0),
+    told(PairingConfig, "cluster", "ttl_s", 0.75, 3.0, "round_s"),
+    told(PairingConfig, "migration", "rest_s", 3.5),
+    told(PairingConfig, "migration", "max_moves", 3),
+    told(ScalingConfig, "scaling", "max_workers", 11),
+    told(ScalingConfig, "scaling", "min_workers", 2),
+    told(ScalingConfig, "scaling", "scale_out_below", 3.0),
+    told(ScalingConfig, "scaling", "scale_in_above", 999.0),
+    told(ScalingConfig, "scaling", "hold_s", 0.5),
+    told(ScalingConfig, "scaling", "start_timeout_s", 60.0),
+    told(ScalingConfig, "workers", "num_initial", 3, option="count"),
+    told(GatewayConfig, "cluster", "retry_s", 3.5),
+    told(GatewayConfig, "cluster", "no_instance_timeout_s", 9.0),
+    told(GatewayConfig, "cluster", "resume_timeout_s", 9.0),
+    told(GatewayConfig, "workers", "max_queue_per_instance", 5),
+    told(InstanceConfig, "workers", "max_batch_requests", 7),
+    told(InstanceConfig, "workers", "max_batch_tokens", 128),
+    told(InstanceConfig, "cluster", "load_report_s", 0.5),
+    told(InstanceConfig, "cluster", "retry_s", 3.5),
+    told(InstanceConfig, "workers", "tpot_target_s", inf),
+    told(InstanceConfig, "workers", "headroom_bytes", {"-1": 8}, {-1: 800}, "headroom_tokens_by_priority"),
+    told(InstanceConfig, "workers", "prefix_cache", True),
+    told(InstanceConfig, "workers", "prefix_cache", False, False),
+    told(InstanceConfig, "workers", "swap_mode", "reactive", SwapMode.REACTIVE, "swap"),
+    told(InstanceConfig, "migration", "checkpoint_tokens", 32),
+    told(MigrationConfig, "migration", "mode", "blocking", MigrationMode.BLOCKING),
+    told(MigrationConfig, "migration", "max_outgoing", 2),
+    told(MigrationConfig, "migration", "timeout_s", 7.0),
+    told(MigrationConfig, "migration", "bytes_per_s", 2.0**21),
+    told(InstanceRecipe, "workers", "policy", "srpt"),
+    told(InstanceRecipe, "workers", "promote_after_s", 2.5),
+    told(InstanceRecipe, "workers", "promote_after_s_of", {"1": 7.0}, {1: 7.0}, "promote_after_by_priority_s"),
+    told(InstanceRecipe, "workers", "min_share", 0.25),
+]
+
+OTHERWISE = {
+    InstanceConfig: {
+        "num_blocks": "the engine",
+        "tokens_per_block": "the engine",
+        "bytes_per_block": "the engine",
+        "max_context_tokens": "the engine",
+        "num_host_blocks": "the engine",
+        "migration": "MigrationConfig, which is walked itself",
+    },
+    MigrationConfig: {"ticket_key": "a secret of the process"},
+    InstanceRecipe: {"config": "InstanceConfig, which is walked itself", "profile": "measured, or read from a file"},
+}
+"""Fields that no option sets, and what sets them."""
+
+WITHOUT_DEFAULT = {
+    (ClusterConfig, "report_ttl_s"),  # never in the core; the mapping derives it from the reports' period
+    (ClusterConfig, "migration"),  # None, as scaling
+    (ClusterConfig, "scaling"),
+    (ScalingConfig, "max_workers"),  # an operator who wants scaling says it
+    (ScalingConfig, "num_initial"),
+    (InstanceRecipe, "policy"),
+}
+"""Fields that options set, and whose default is none of the core's."""
+
+
+def from_settings(changes: dict[str, dict[str, Any]]) -> Settings:
+    return load_settings(None, changes)
+
+
+def from_simulation(changes: dict[str, dict[str, Any]]) -> ClusterTable:
+    """The same, as a simulation's file says it: ``workers`` and ``cluster`` are one table there."""
+    flat = changes.get("workers", {}) | changes.get("cluster", {})
+    if "count" in flat:
+        flat["instances"] = flat.pop("count")
+    nested = {name: changes[name] for name in ("migration", "scaling") if name in changes}
+    return ClusterTable.model_validate(REQUIRED | flat | nested)
+
+
+SHELLS: dict[str, Callable[[dict[str, dict[str, Any]]], Chosen]] = {
+    "settings": from_settings,
+    "simulation": from_simulation,
+}
+
+
+def configs(chosen: Chosen) -> dict[type[Any], Any]:
+    """All configs that the mapping makes."""
+    recipe = instance_recipe(chosen, SIZES, PROFILE, b"key")
+    cluster = cluster_config(chosen)
+    return {
+        ClusterConfig: cluster,
+        PairingConfig: cluster.migration,
+        ScalingConfig: cluster.scaling,
+        GatewayConfig: gateway_config(chosen),
+        InstanceConfig: recipe.config,
+        MigrationConfig: recipe.config.migration,
+        InstanceRecipe: recipe,
+    }
+
+
+def fields_of_all() -> Iterator[tuple[type[Any], Field[Any]]]:
+    for config in CORES:
+        for field in fields(config):
+            yield config, field
+
+
+def test_every_field_of_every_config_is_walked() -> None:
+    """A field that is added to a core's config is reachable by an option, or says here what else sets it."""
+    known = {(each.config, each.field) for each in TOLD}
+    known |= {(config, name) for config, names in OTHERWISE.items() for name in names}
+    assert known == {(config, field.name) for config, field in fields_of_all()}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("each", TOLD, ids=lambda each: f"{each.config.__name__}.{each.field}-{each.option}")
+def test_an_option_reaches_its_core(each: Told, shell: str) -> None:
+    """What a settings file or a simulation's file says is what the core is told."""
+    changes: dict[str, dict[str, Any]] = {"migration": {"enabled": True}, "scaling": dict(SCALED)}
+    changes[each.section] = changes.get(each.section, {}) | {each.option: each.value}
+    made = configs(SHELLS[shell](changes))
+    if each.option == "enabled":
+        assert made[PairingConfig] is None
+    elif (each.config, each.field) == (ClusterConfig, "scaling"):
+        assert made[ScalingConfig].max_workers == each.value
+    else:
+        assert getattr(made[each.config], each.field) == each.expected
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_cores_own_the_defaults(shell: str) -> None:
+    """An operator who says nothing gets the default of each core's config, in a server and in a simulation."""
+    changes: dict[str, dict[str, Any]] = {"migration": {"enabled": True}, "scaling": dict(SCALED)}
+    if shell == "simulation":
+        changes["workers"] = {"prefix_cache": True}
+    made = configs(SHELLS[shell](changes))
+    checked = {(each.config, each.field) for each in TOLD} - WITHOUT_DEFAULT
+    for config, field in fields_of_all():
+        if (config, field.name) in checked:
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            assert getattr(made[config], field.name) == default, f"{config.__name__}.{field.name}"
+
+
+def test_both_shells_have_the_same_defaults() -> None:
+    """A simulated cluster's defaults are a server's, except that nothing moves and no prefixes are cached."""
+    settings, table = Settings(), ClusterTable.model_validate(REQUIRED)
+    sections: dict[type[Any], tuple[Any, Any]] = {
+        SchedulingOptions: (settings.workers, table),
+        ClusterOptions: (settings.cluster, table),
+        MigrationOptions: (settings.migration, table.migration),
+        ScalingOptions: (settings.scaling, table.scaling),
+    }
+    different = {
+        name
+        for options, (ours, simulated) in sections.items()
+        for name in options.model_fields
+        if getattr(ours, name) != getattr(simulated, name)
+    }
+    assert different == {"enabled", "prefix_cache"}
+
+
+def test_names_of_choices_are_those_of_the_core() -> None:
+    """An option that names a policy, a rule or a mode offers what the core knows."""
+
+    def offered(options: type[Any], name: str) -> set[str]:
+        return set(get_args(options.model_fields[name].annotation))
+
+    assert offered(SchedulingOptions, "policy") == set(POLICIES)
+    assert offered(type(Settings().workers), "policy") == set(POLICIES) - {"fcfs_reserving"}
+    assert offered(SchedulingOptions, "swap") == set(SwapMode)
+    assert offered(ClusterOptions, "dispatch") == set(ORDERS)
+    assert offered(MigrationOptions, "mode") == set(MigrationMode)
+
+
+def test_every_option_says_what_it_is() -> None:
+    """Every option of a server's settings and of a simulated cluster has a description."""
+    sections: list[type[BaseModel]] = [type(each) for _, each in Settings()]
+    for section in (*sections, ClusterTable, MigrationTable, ScalingTable):
+        for name, field in section.model_fields.items():
+            if name not in ("migration", "scaling"):
+                assert field.description, f"{section.__name__}.{name}"
+
+
+def test_a_default_that_is_none_is_an_error() -> None:
+    """Asking for the default of a field that has none is a mistake of the program."""
+    with pytest.raises(TypeError, match=r"ScalingConfig\.max_workers has no default"):
+        default_of(ScalingConfig, "max_workers")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize(
     ("load_report_s", "death_after_s", "expected_s"),
     [(0.2, 2.0, 1.0), (0.2, 20.0, 10.0), (0.5, 2.0, 2.5)],
 )
-def test_a_short_silence_is_no_illness(load_report_s: float, death_after_s: float, expected_s: float) -> None:
-    """A worker counts as unwell after five reports have not come, and not before half of what counts as death."""
-    cluster = {"load_report_s": load_report_s, "death_after_s": death_after_s}
-    assert cluster_config(load_settings(None, {"cluster": cluster})).report_ttl_s == pytest.approx(expected_s)
+def test_a_short_silence_is_no_illness(
+    load_report_s: float, death_after_s: float, expected_s: float, shell: str
+) -> None:
+    """A worker counts as unwell after five missed reports, but not before half of the time that counts as death."""
+    chosen = SHELLS[shell]({"cluster": {"load_report_s": load_report_s, "death_after_s": death_after_s}})
+    assert cluster_config(chosen).report_ttl_s == pytest.approx(expected_s)
 
 
-def test_scaling_begins_with_those_that_are_started_anyway() -> None:
-    """The workers that run from the start are under way when the coordinator begins; without scaling none matter."""
-    settings = load_settings(None, {"workers": {"count": 3}, "scaling": {"max_workers": 4, "start_timeout_s": 7.0}})
-    scaling = cluster_config(settings).scaling
+@pytest.mark.parametrize("shell", SHELLS)
+def test_scaling_begins_with_the_workers_of_the_start(shell: str) -> None:
+    """Workers of the start count as being started when the coordinator begins; a fixed number has no scaling."""
+    changes: dict[str, dict[str, Any]] = {
+        "workers": {"count": 3},
+        "scaling": {"max_workers": 4, "start_timeout_s": 7.0},
+    }
+    scaling = cluster_config(SHELLS[shell](changes)).scaling
     assert scaling is not None
     assert (scaling.num_initial, scaling.max_workers, scaling.start_timeout_s) == (3, 4, 7.0)
-    assert cluster_config(load_settings(None, {"workers": {"count": 3}})).scaling is None
+    assert cluster_config(SHELLS[shell]({"workers": {"count": 3}})).scaling is None
+
+
+@pytest.mark.parametrize(("is_cpu", "expected"), [(True, 32 * 2**20), (False, None)])
+def test_workers_on_cpus_read_at_a_pace(is_cpu: bool, expected: int | None) -> None:
+    """Without a pace in the settings, workers on CPUs read KV at 32 MiB/s, and workers on GPUs as fast as they can."""
+    sizes = EngineSizes(100, 4, 400, 200, is_cpu=is_cpu)
+    assert instance_recipe(Settings(), sizes, PROFILE).config.migration.bytes_per_s == expected
+    paced = load_settings(None, {"migration": {"bytes_per_s": 2**21}})
+    assert instance_recipe(paced, sizes, PROFILE).config.migration.bytes_per_s == 2**21
+
+
+def test_a_pace_for_real_workers_is_not_tiny() -> None:
+    """Less than 1 MiB/s would keep a migration from ever ending."""
+    with pytest.raises(ValueError, match="bytes_per_s is 1000: expected at least 1048576"):
+        Settings.model_validate({"migration": {"bytes_per_s": 1000}})

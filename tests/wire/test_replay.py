@@ -1,6 +1,7 @@
 """A log says what its core was made from and what it did; told again, a fresh core does the same, or it is noticed."""
 
 import io
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,6 +58,7 @@ INSTANCE = InstanceRecipe(
         max_batch_tokens=24,
         load_report_s=0.5,
         retry_s=1.0,
+        tpot_target_s=math.inf,
         headroom_bytes={-1: 5},
         num_host_blocks=6,
         swap_mode=SwapMode.REACTIVE,

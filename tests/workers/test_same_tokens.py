@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from math import inf
 from typing import Any
 
 import pytest
@@ -283,6 +284,7 @@ def config(engine: Engine, **changes: Any) -> InstanceConfig:
         max_batch_tokens=512,
         load_report_s=1.0,
         retry_s=1.0,
+        tpot_target_s=inf,
         prefix_cache=False,
     )
     return replace(usual, **changes)

@@ -1,6 +1,7 @@
 """Drives one InstanceState by hand: the engine's answers are the test's."""
 
 from dataclasses import replace
+from math import inf
 
 from actorserve.core.effects import Effect, RunStep, Send, SwapIn, SwapOut
 from actorserve.core.instance.config import InstanceConfig
@@ -29,6 +30,7 @@ CONFIG = InstanceConfig(
     max_batch_tokens=8,
     load_report_s=0.5,
     retry_s=1.0,
+    tpot_target_s=inf,
 )
 
 

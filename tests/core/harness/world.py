@@ -6,6 +6,7 @@ test says so; an engine takes its commands in the order in which they were issue
 """
 
 from collections import Counter
+from math import inf
 
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
@@ -160,6 +161,7 @@ class World:
             max_batch_tokens=self.max_batch_tokens,
             load_report_s=0.5,
             retry_s=RETRY_S,
+            tpot_target_s=inf,
             num_host_blocks=engine.num_host_blocks,
             swap_mode=scheduling.swap_mode,
             migration=MigrationConfig(scheduling.migration, "5eed", timeout_s=RETRY_S),
