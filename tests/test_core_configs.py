@@ -243,7 +243,8 @@ def test_names_of_choices_are_those_of_the_core() -> None:
 def test_every_option_says_what_it_is() -> None:
     """Every option of a server's settings and of a simulated cluster has a description."""
     sections: list[type[BaseModel]] = [type(each) for _, each in Settings()]
-    for section in (*sections, ClusterTable, MigrationTable, ScalingTable):
+    sections += [ClusterTable, MigrationTable, ScalingTable]
+    for section in sections:
         for name, field in section.model_fields.items():
             if name not in ("migration", "scaling"):
                 assert field.description, f"{section.__name__}.{name}"
@@ -271,14 +272,12 @@ def test_a_short_silence_is_no_illness(
 @pytest.mark.parametrize("shell", SHELLS)
 def test_scaling_begins_with_the_workers_of_the_start(shell: str) -> None:
     """Workers of the start count as being started when the coordinator begins; a fixed number has no scaling."""
-    changes: dict[str, dict[str, Any]] = {
-        "workers": {"count": 3},
-        "scaling": {"max_workers": 4, "start_timeout_s": 7.0},
-    }
+    changes: dict[str, dict[str, Any]] = {"workers": {"count": 3}}
+    assert cluster_config(SHELLS[shell](changes)).scaling is None
+    changes["scaling"] = {"max_workers": 4, "start_timeout_s": 7.0}
     scaling = cluster_config(SHELLS[shell](changes)).scaling
     assert scaling is not None
     assert (scaling.num_initial, scaling.max_workers, scaling.start_timeout_s) == (3, 4, 7.0)
-    assert cluster_config(SHELLS[shell]({"workers": {"count": 3}})).scaling is None
 
 
 @pytest.mark.parametrize(("is_cpu", "expected"), [(True, 32 * 2**20), (False, None)])

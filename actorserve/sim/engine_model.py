@@ -1,4 +1,4 @@
-"""The engine of a simulated instance: what its steps and copies take, from a profile."""
+"""The engine of a simulated instance: the times of its steps and copies, from a profile."""
 
 import random
 from collections import deque
@@ -8,20 +8,20 @@ from actorserve.core.messages import RequestSpec, StepDone, StepPlan
 from actorserve.core.timing.profile import Profile
 
 TOKEN_ID = 0
-"""What every output is made of; requests end by their length alone."""
+"""Every output token of a simulation; requests end by their length alone."""
 
 
 class Flight:
-    """The step on its way, and the quiet ones that will follow it (``InstanceState.num_quiet_steps``)."""
+    """The step in flight, and the quiet ones that will follow it (``InstanceState.num_quiet_steps``)."""
 
     __slots__ = ("ends", "plan")
 
     def __init__(self, plan: StepPlan, ends: list[tuple[float, float]]) -> None:
         self.plan = plan
-        self.ends = ends  # of each step, the first is on its way: when, and after how long
+        self.ends = ends  # each step's end and duration; the first step is in flight
 
     def num_ended(self, now: float) -> int:
-        """How many steps have ended, the last one apart."""
+        """How many steps have ended; the last step is not counted."""
         ends = self.ends
         num_ended = 0
         while num_ended < len(ends) - 1 and ends[num_ended][0] <= now:
@@ -30,11 +30,12 @@ class Flight:
 
 
 class EngineModel:
-    """Takes what the core asks of an engine, and says when it is done.
+    """Takes the steps and copies that the core asks of an engine, and says when they are done.
 
-    Copies go beside steps, one after another on the link of their direction; those from and to other instances share
-    one link here. A step that begins while copies are under way takes longer by ``copy_slowdown`` for as long as both
-    go on. ``noise`` is the deviation of a step's duration, as a share of it; ``overhead_s`` goes before each.
+    Copies run beside steps. Swaps out, swaps in, and copies between instances have a link each, where one copy follows
+    another. A step that begins while copies run takes longer, by the share ``copy_slowdown`` of the time that both
+    overlap. ``noise`` is the standard deviation of a step's duration, as a share of it. A pause of ``overhead_s`` goes
+    before each step.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class EngineModel:
         self._copy_slowdown = copy_slowdown
         self._noise = noise
         self._rng = rng
-        self._noises: deque[float] = deque()  # of the steps to come: each has its own, whatever is foreseen of them
+        self._noises: deque[float] = deque()  # one for each step to come, however often it is predicted
         self._num_prompt: dict[str, int] = {}
         self._out_free_s = 0.0
         self._in_free_s = 0.0
         self._link_free_s = 0.0
         self._urgent_free_s = 0.0
-        self._paced_free_s = 0.0
+        self._paced_free_s: dict[EngineModel, float] = {}  # by source
         self._transfers_until_s = 0.0
         self.busy_s = 0.0
         self.num_steps = 0
@@ -72,7 +73,7 @@ class EngineModel:
         self._num_prompt.pop(request_id, None)
 
     def begin(self, plan: StepPlan, num_quiet: int, now: float) -> Flight:
-        """``plan`` begins now, and ``num_quiet`` steps of the same requests follow it or the one before."""
+        """Begin ``plan``; ``num_quiet`` steps of the same requests will follow it."""
         chunks: list[tuple[int, int]] = []
         num_decodes = num_context_tokens = 0
         for fed, start in zip(plan.token_ids, plan.starts, strict=True):
@@ -93,7 +94,7 @@ class EngineModel:
         return Flight(plan, ends)
 
     def done(self, flight: Flight) -> StepDone:
-        """The answer to a flight's last step, which has ended."""
+        """The answer to a flight's last step, once that step has ended."""
         ((_, duration_s),) = flight.ends
         plan = flight.plan
         request_ids: list[str] = []
@@ -116,7 +117,7 @@ class EngineModel:
         self.num_rows += num_steps * len(flight.plan.starts)
 
     def copy(self, effect: SwapOut | SwapIn, now: float) -> tuple[float, float]:
-        """When this copy is done, after those of its direction before it, and what it takes by itself."""
+        """When this copy is done, after earlier copies in its direction, and how long it takes by itself."""
         duration_s = self._profile.swap.copy_s(len(effect.device_blocks) * self._bytes_per_block)
         if isinstance(effect, SwapOut):
             self._out_free_s = max(now, self._out_free_s) + duration_s
@@ -125,13 +126,20 @@ class EngineModel:
         return self._in_free_s, duration_s
 
     def fetch(
-        self, source: "EngineModel", num_blocks: int, now: float, *, bytes_per_s: float | None, is_urgent: bool
+        self,
+        source: "EngineModel",
+        num_blocks: int,
+        now: float,
+        *,
+        bytes_per_s: float | None,
+        is_urgent: bool,
+        into_host: bool = False,
     ) -> tuple[float, float]:
-        """When a copy of so many blocks from another instance is done, and what it takes from now on.
+        """When a copy of this many blocks from another instance is done, and how long that is from ``now``.
 
-        It takes its turn on both instances' links, at their whole speed. An urgent one waits only for others like it,
-        and those that are not under way yet wait for it. Where ``bytes_per_s`` is set, copies that are not urgent take
-        turns at that rate besides.
+        A copy uses the links of both instances at their whole speed, one copy after the other. An urgent copy waits
+        only for other urgent ones, and goes before all copies that have not begun. ``bytes_per_s`` paces the copies
+        from one source that are not urgent. A copy ``into_host`` memory slows only the source's iterations down.
         """
         num_bytes = num_blocks * self._bytes_per_block
         copy_s = self._profile.transfer.copy_s(num_bytes)
@@ -146,14 +154,15 @@ class EngineModel:
             for each in ends:
                 each._link_free_s = done_s
             if bytes_per_s is not None:
-                self._paced_free_s = max(now, self._paced_free_s) + num_bytes / bytes_per_s
-                done_s = max(done_s, self._paced_free_s)
-        for each in ends:
+                paced_s = max(now, self._paced_free_s.get(source, now)) + num_bytes / bytes_per_s
+                self._paced_free_s[source] = paced_s
+                done_s = max(done_s, paced_s)
+        for each in (source,) if into_host else ends:
             each._transfers_until_s = max(each._transfers_until_s, done_s)
         return done_s, done_s - now
 
     def _noise_of(self, place: int) -> float:
-        """The factor of a step to come."""
+        """The noise factor of the step that comes after ``place`` others."""
         while len(self._noises) <= place:
             self._noises.append(max(0.1, self._rng.gauss(1.0, self._noise)))
         return self._noises[place]

@@ -127,6 +127,7 @@ class Counts:
     num_migrated: int = 0
     num_migrations_failed: int = 0
     migrated_bytes: int = 0
+    checkpointed_bytes: int = 0
     kv_used: list[float] = field(default_factory=list)  # of the instances, each the mean over its reports
 
     def add(self, report: LoadReport) -> None:
@@ -137,6 +138,7 @@ class Counts:
         self.swap_blocked_s += report.swap_blocked_s
         self.num_tokens_looked_up += report.num_tokens_looked_up
         self.num_tokens_found += report.num_tokens_found
+        self.checkpointed_bytes += report.checkpointed_bytes
 
     def add_moves(self, migration_source: MigrationSource) -> None:
         """What an instance gave away in its life."""
@@ -208,6 +210,7 @@ class Results:
                 "gap_s": summary(list(self.moved.gaps_s)),
                 "gap_steps": fmean(self.moved.gaps_s) / fmean(self.moved.usual_s) if self.moved.gaps_s else None,
             },
+            "checkpoints": {"bytes": counts.checkpointed_bytes},
             "instances": {"seconds": self.alive_s, "mean": self.alive_s / lasted_s if lasted_s else 0.0},
             "recovery_s": spike and outcomes.recovery_s(spike.at_s + spike.duration_s, spike.ttft_s),
             "swap": {

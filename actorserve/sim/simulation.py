@@ -387,10 +387,11 @@ class Simulation:
             self.now,
             bytes_per_s=process.its_instance.config.migration.bytes_per_s,
             is_urgent=effect.is_urgent,
+            into_host=effect.into_host,
         )
         self._at(done_s, self._fetched, process, source, CopyDone(effect.copy_id, duration_s))
         if self.config.cluster.copy_slowdown:
-            for each in (source, process):
+            for each in (source,) if effect.into_host else (source, process):
                 self._foresee_no_more(each)
 
     def _fetched(self, process: Process, source: Process, done: CopyDone) -> None:

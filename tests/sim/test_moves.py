@@ -2,12 +2,14 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from actorserve.core.effects import Deliver, Effect, End
-from actorserve.core.messages import FinishReason, Peer, RequestSpec, SamplingParams, Start
+from actorserve.core.messages import FinishReason, Peer, RequestSpec, SamplingParams, Start, StepPlan
+from actorserve.core.timing.profile import Link
 from actorserve.sim.cores import make_instance
 from actorserve.sim.engine_model import EngineModel
 from actorserve.sim.instance_metrics import fragmentation, room, unmet_demand
@@ -223,6 +225,63 @@ def test_copies_take_turns_on_their_links() -> None:
     assert done_s(one, two) == pytest.approx(5 * copy_s)  # three, but for the one between the others
     assert done_s(two, one, budget=100.0) == pytest.approx(40.0)
     assert done_s(two, one, budget=100.0) == pytest.approx(80.0)
+    assert done_s(two, other, budget=100.0) == pytest.approx(40.0)
+
+
+def test_copies_into_host_memory_slow_the_source_alone() -> None:
+    """An iteration beside a copy takes longer where the copy reads or writes the device's memory."""
+    rng = random.Random(0)
+
+    def model() -> EngineModel:
+        return EngineModel(PROFILE, 4000, rng, overhead_s=0.0, copy_slowdown=1.0, noise=0.0)
+
+    def step_s(engine: EngineModel) -> float:
+        plan = StepPlan(0, ("r",), (0,), ((1,),), ((0,),), (True,))
+        return engine.begin(plan, 0, 0.0).ends[0][1]
+
+    for into_host in (False, True):
+        source, destination, bystander = model(), model(), model()
+        destination.fetch(source, 100, 0.0, bytes_per_s=None, is_urgent=False, into_host=into_host)
+        assert step_s(source) == 2 * step_s(bystander)
+        assert step_s(destination) == step_s(bystander) * (1 if into_host else 2)
+
+
+@pytest.mark.parametrize("slowdown", [0.0, 0.5])
+def test_checkpoints_lose_nothing(slowdown: float) -> None:
+    """With checkpoints each client gets each token once, whatever dies; and twice the same run is the same."""
+    changes = merged(
+        MOVING,
+        {
+            "cluster": {"migration": {"checkpoint_tokens": 4}, "host_kv_tokens": 2000, "copy_slowdown": slowdown},
+            "failures": FAILURES,
+        },
+    )
+    one, again = Watched(changes), Watched(changes)
+    figures = one.run().figures()
+    one.check_all_were_served()
+    assert figures["checkpoints"]["bytes"] > 0
+    assert as_json(figures) == as_json(again.run().figures())
+
+
+def test_a_death_costs_a_copy_with_checkpoints() -> None:
+    """A request whose instance dies goes on elsewhere from its checkpoint, and its KV is not computed again."""
+    fast = replace(PROFILE, swap=Link(0.0, 1e9), transfer=Link(0.0, 1e9))
+    ended_s = []
+    for checkpoint_tokens in (0, 4):
+        changes = {
+            "cluster": {
+                "instances": 2,
+                "host_kv_tokens": 2000,
+                "migration": {"checkpoint_tokens": checkpoint_tokens},
+            },
+            "lengths": {"prompt": 100, "output": 60},
+            "failures": [{"process": "worker-1", "at_s": 30.0}],
+        }
+        results = run(changes, fast)
+        assert results.num_failovers == 1
+        ended_s.append(results.outcomes.ended_s[0])
+    without, with_checkpoints = ended_s
+    assert with_checkpoints < without - 0.9 * PROFILE.prefill_s(100)
 
 
 def test_recovery_is_when_first_tokens_are_quick_again() -> None:
