@@ -9,7 +9,7 @@ import uvloop
 from actorserve.actors.program import make_node, on_termination
 from actorserve.core.effects import Drained, Effect
 from actorserve.core.kv.tickets import KEY_BYTES
-from actorserve.core.messages import Drain, MemoryLimit, Role
+from actorserve.core.messages import Drain, MemoryLimit, Role, WorkerInfo
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, instance_recipe
 from actorserve.processes.child import Child
@@ -77,10 +77,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         perform,
         settings.cluster,
         child.runtime_dir,
-        kind=engine.kind,
-        model=engine.model,
-        speed=profile.speed(),
-        kv=transfer.access,
+        worker=WorkerInfo(engine.kind, engine.model, profile.speed(), transfer.access),
         recipe=recipe,
         on_down=transfer.forget,
     )

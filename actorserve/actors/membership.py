@@ -268,7 +268,7 @@ class Membership:
         self._hellos[sender] = hello
         self._names.add(sender.name)
         self._answered_at.setdefault(sender, now)
-        changes.append(PeerUp(sender, hello.role, hello.kind, hello.model, hello.speed, hello.kv))
+        changes.append(PeerUp(sender, hello.role, hello.worker))
         self._on_change(now)
         return changes
 

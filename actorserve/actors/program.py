@@ -13,7 +13,7 @@ from actorserve.actors.death_watch import WatchTimes
 from actorserve.actors.membership import COORDINATOR_NAME, MAX_PEERS, Membership
 from actorserve.actors.node import Core, Node, fresh_incarnation
 from actorserve.core.effects import Effect
-from actorserve.core.messages import PROTOCOL_VERSION, Hello, KVAccess, ModelInfo, Peer, Role, Speed
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, Peer, Role, WorkerInfo
 from actorserve.core.replay import Recipe
 from actorserve.errors import SettingsError
 from actorserve.settings import ClusterSettings
@@ -39,10 +39,7 @@ def make_node(
     settings: ClusterSettings,
     runtime_dir: Path,
     *,
-    kind: str = "",
-    model: ModelInfo | None = None,
-    speed: Speed | None = None,
-    kv: KVAccess | None = None,
+    worker: WorkerInfo | None = None,
     recipe: Recipe | None = None,
     on_down: Callable[[Peer], None] | None = None,
 ) -> Node:
@@ -58,7 +55,7 @@ def make_node(
     transport = ZmqTransport(me, address_of(name, runtime_dir), TransportLimits(max_links=max_links))
     membership = Membership(
         transport,
-        Hello(PROTOCOL_VERSION, role, transport.address, kind, model, speed=speed, kv=kv),
+        Hello(PROTOCOL_VERSION, role, transport.address, worker),
         address_of(COORDINATOR_NAME, runtime_dir),
         WatchTimes(settings.heartbeat_s, settings.death_after_s),
     )

@@ -85,7 +85,7 @@ class SessionService:
 
     @property
     def model(self) -> ModelInfo | None:
-        up = [worker.model for worker in self._core.workers.values() if worker.model is not None]
+        up = [worker.model for worker in self._core.workers.values()]
         if up:
             # What any of them can hold is worth placing; the name and vocabulary are the same everywhere.
             self._model = max(up, key=lambda model: model.max_tokens)

@@ -9,6 +9,7 @@ leaves with a word.
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import islice
 
@@ -50,6 +51,7 @@ from actorserve.core.messages import (
     Stage,
     StepPlan,
     Tick,
+    WorkerInfo,
 )
 from actorserve.core.timing.profile import Profile
 from actorserve.sim.arrivals import arrivals
@@ -84,7 +86,8 @@ class Simulation:
         self.processes: dict[str, Process] = {}
         self.config = config
         self._profile = profile
-        self._speed = profile.speed()
+        model = ModelInfo(profile.model, 2**31, config.cluster.max_tokens)
+        self._worker = WorkerInfo("simulated", model, profile.speed())
         self._on_progress = on_progress
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._num_pushed = 0
@@ -293,11 +296,10 @@ class Simulation:
         )
 
     def _meet(self, process: Process, other: Process) -> None:
-        up = PeerUp(other.peer, other.role)
+        worker = None
         if other.role is Role.WORKER:
-            model = ModelInfo(self._profile.model, 2**31, self.config.cluster.max_tokens)
-            access = KVAccess("simulated", other.peer.name)
-            up = PeerUp(other.peer, other.role, "simulated", model, self._speed, access)
+            worker = replace(self._worker, kv=KVAccess("simulated", other.peer.name))
+        up = PeerUp(other.peer, other.role, worker)
         process.met[other.peer] = up
         self._handle(process, up)
 

@@ -94,6 +94,7 @@ _NESTED: Final = (
     m.Speed,
     m.Attained,
     m.KVAccess,
+    m.WorkerInfo,
     m.KVTicket,
 )
 

@@ -12,6 +12,7 @@ from actorserve.core.messages import (
     KVAccess,
     Message,
     MigrateTo,
+    ModelInfo,
     Peer,
     PeerDown,
     PeerUp,
@@ -19,6 +20,7 @@ from actorserve.core.messages import (
     Speed,
     Tick,
     Unplace,
+    WorkerInfo,
 )
 from actorserve.wire.journal import Entry
 from actorserve.wire.memory_transport import Hub, MemoryTransport
@@ -27,6 +29,11 @@ TIMES = WatchTimes(heartbeat_s=0.25, death_after_s=2.0)
 SPEED = Speed((1, 100), (0.01, 0.2), 0.01)
 KV = KVAccess("layout", "memory://kv")
 _MAX_STEPS_AT_ONCE = 10_000
+
+
+def info_of(worker: str) -> WorkerInfo:
+    """What the worker called ``worker`` tells about itself."""
+    return WorkerInfo(f"kind of {worker}", ModelInfo("m", 100, 1000), SPEED, KV)
 
 
 def role_of(name: str) -> Role:
@@ -99,7 +106,7 @@ class Cluster:
         transport = MemoryTransport(self.hub, me, address_of(name), lambda: self.now)
         hello = Hello(PROTOCOL_VERSION, role, address_of(name))
         if role is Role.WORKER:
-            hello = replace(hello, kind=f"kind of {name}", speed=SPEED, kv=KV)
+            hello = replace(hello, worker=info_of(name))
         membership = Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES)
         core = GreetingCore()
         recorded: list[Entry] = []

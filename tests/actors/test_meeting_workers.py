@@ -4,7 +4,7 @@ import pytest
 
 from actorserve.core.messages import PROTOCOL_VERSION, Fenced, Hello, Members, Peer, PeerDown, PeerUp, Role
 from actorserve.wire.memory_transport import MemoryTransport
-from tests.actors.cluster import KV, SPEED, TIMES, Cluster, address_of
+from tests.actors.cluster import TIMES, Cluster, address_of, info_of
 
 C, G, W, W1 = "coordinator", "gateway-0", "worker-0", "worker-1"
 NAMES = (C, G, W, W1)
@@ -37,7 +37,7 @@ def _ups_and_downs(cluster: Cluster, of: str, at: str) -> list[type[PeerUp] | ty
 def test_two_workers_meet_at_once() -> None:
     """One Meet brings both up to each other, with all that they are, and everything else stays as it was."""
     cluster = _met()
-    up = PeerUp(Peer(W1, 1), Role.WORKER, f"kind of {W1}", speed=SPEED, kv=KV)
+    up = PeerUp(Peer(W1, 1), Role.WORKER, info_of(W1))
     assert up in [message for _, _, message in cluster.processes[W].core.log]
     assert _ups_and_downs(cluster, W, at=W1) == [PeerUp]
     cluster.advance(60.0)

@@ -21,7 +21,7 @@ from actorserve.core.messages import (
     Unplace,
 )
 from actorserve.wire.memory_transport import MemoryTransport
-from tests.actors.cluster import KV, SPEED, TIMES, Cluster, Process, address_of
+from tests.actors.cluster import TIMES, Cluster, Process, address_of, info_of
 
 C, G, W, W1 = "coordinator", "gateway-0", "worker-0", "worker-1"
 NAMES = (C, G, W, W1)
@@ -55,7 +55,7 @@ def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
         for _, sender, message in cluster.processes[G].core.log
         if sender == Peer(W, 1) or (isinstance(message, PeerUp) and message.peer.name == W)
     ]
-    assert log == [PeerUp(Peer(W, 1), Role.WORKER, f"kind of {W}", speed=SPEED, kv=KV), Unplace("greeting", 1)]
+    assert log == [PeerUp(Peer(W, 1), Role.WORKER, info_of(W)), Unplace("greeting", 1)]
     assert all(process.membership.counts["stranger"] == 0 for process in cluster.processes.values())
 
 

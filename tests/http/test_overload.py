@@ -10,7 +10,7 @@ from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.state import GatewayState
-from actorserve.core.messages import LoadReport, Message, ModelInfo, Peer, PeerUp, Role, Tick
+from actorserve.core.messages import LoadReport, Message, ModelInfo, Peer, PeerUp, Role, Tick, WorkerInfo
 from actorserve.http.app import create_app
 from actorserve.http.sessions import SessionService
 from actorserve.settings import HttpSettings
@@ -30,7 +30,7 @@ class FullCluster:
         self.cluster = ClusterState(ClusterConfig(max_waiting_requests, 1.0))
         self.service = SessionService(self.sessions, 100)
         self.service.attach(self.tell_gateway, lambda: 0)
-        up = PeerUp(WORKER, Role.WORKER, "k", ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS))
+        up = PeerUp(WORKER, Role.WORKER, WorkerInfo("k", ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS)))
         self.cluster.handle(up, 0.0)
         self.tell_gateway(up)
         self.tell_gateway(PeerUp(COORDINATOR, Role.COORDINATOR))

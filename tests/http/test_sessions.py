@@ -15,6 +15,7 @@ from actorserve.core.messages import (
     RequestSpec,
     Role,
     SamplingParams,
+    WorkerInfo,
 )
 from actorserve.http.service import Ended, Produced
 from actorserve.http.sessions import SessionService
@@ -88,7 +89,7 @@ def test_model_is_what_the_largest_worker_serves_and_stays_known() -> None:
     gateway = Gateway()
     assert gateway.service.model is None
     for name, size in (("worker-0", 10), ("worker-1", 20)):
-        gateway.core.handle(PeerUp(Peer(name, 1), Role.WORKER, "k", ModelInfo("m", 100, size)), 0.0)
+        gateway.core.handle(PeerUp(Peer(name, 1), Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, size))), 0.0)
     gateway.service.perform(Available())
     assert gateway.service.available.is_set()
     assert gateway.service.model == ModelInfo("m", 100, 20)

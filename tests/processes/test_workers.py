@@ -11,7 +11,7 @@ from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.node import Node
 from actorserve.actors.program import make_node
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import Drain, Message, MigrateTo, Peer, PeerDown, PeerUp, Role
+from actorserve.core.messages import Drain, KVAccess, Message, MigrateTo, Peer, PeerDown, PeerUp, Role
 from actorserve.errors import ProtocolError
 from actorserve.model_files.locate import locate
 from actorserve.processes import child, launch
@@ -65,6 +65,10 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
         pytest.fail(f"waited {DEADLINE_S:.0f} s for: {what}")
 
 
+def _access(up: PeerUp) -> KVAccess | None:
+    return None if up.worker is None else up.worker.kv
+
+
 def _told(settings: Settings, name: str) -> list[Message]:
     """What the core of a worker has been told in all of its lives, as its journals have it."""
     found: list[Message] = []
@@ -111,7 +115,7 @@ async def test_workers_meet_and_end_when_they_are_told(settings: Settings) -> No
         for here, there in ((W, other), (W1, first)):
             await _until(
                 lambda here=here, there=there: any(  # type: ignore[misc]
-                    isinstance(message, PeerUp) and message.peer == there and message.kv is not None
+                    isinstance(message, PeerUp) and message.peer == there and _access(message) is not None
                     for message in _told(settings, here)
                 ),
                 f"{there.name} up at {here}",

@@ -42,10 +42,12 @@ _SAMPLING = st.builds(
     top_logprobs=st.integers(-1, 2**63 - 1),
 )
 _REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED, _TEXT)
-_MODELS = st.none() | st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
+_MODELS = st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
 
 _ATTAINED = st.builds(m.Attained, _FINITE, _FINITE, _FINITE, _FINITE)
 _KV = st.none() | st.builds(m.KVAccess, _TEXT, _TEXT, _NATURAL, _NATURAL, _TEXT, _TEXT, _TEXT, _TEXT, _TEXT)
+_SPEEDS = st.none() | st.just(m.Speed((1, 2), (0.1, 0.2), 0.1))
+_WORKERS = st.none() | st.builds(m.WorkerInfo, _TEXT, _MODELS, _SPEEDS, _KV)
 _TICKETS = st.builds(m.KVTicket, _NATURAL, _NATURAL, st.booleans(), _tuples(_NATURAL), _TEXT)
 _MIGRATIONS = st.builds(m.MigrationId, _PEERS, _NATURAL)
 
@@ -88,8 +90,8 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 _ROLES = st.sampled_from(m.Role)
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     _columnar(),
-    st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _TEXT, _MODELS, _NATURAL, kv=_KV),
-    st.builds(m.PeerUp, _PEERS, _ROLES, _TEXT, _MODELS, kv=_KV),
+    st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _WORKERS, _NATURAL),
+    st.builds(m.PeerUp, _PEERS, _ROLES, _WORKERS),
     st.builds(m.PeerDown, _PEERS),
     st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Tick(), m.Drain(), m.StartFailed()]),
     st.builds(m.Fenced, _NATURAL),
@@ -141,7 +143,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
         (m.LoadReport(1, 0, 0, 0, 0, 0, 1, 1, 0, checkpointed_bytes=-1), "checkpointed_bytes"),
         (m.Resend("r", 1, -1), "from_position"),
         (m.Tokens(("r",), (1,), (0,), (-1,)), "token_ids"),
-        (m.Hello(1, m.Role.WORKER, "ipc://x", "k", m.ModelInfo("m", 0, 1)), "vocab_size"),
+        (m.Hello(1, m.Role.WORKER, "ipc://x", m.WorkerInfo("k", m.ModelInfo("m", 0, 1))), "vocab_size"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )

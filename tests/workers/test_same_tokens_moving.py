@@ -14,6 +14,7 @@ from actorserve.core.messages import (
     HandOver,
     MigrateTo,
     MigrationId,
+    ModelInfo,
     Offer,
     Peer,
     PeerUp,
@@ -21,6 +22,7 @@ from actorserve.core.messages import (
     RequestSpec,
     Role,
     Start,
+    WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from tests.workers.test_same_tokens import (
@@ -82,7 +84,13 @@ class Pair:
             self.instances.append(instance)
         for index, instance in enumerate(self.instances):
             other = 1 - index
-            instance.tell(PeerUp(PEERS[other], Role.WORKER, kv=self._transfers[other].access))
+            instance.tell(
+                PeerUp(
+                    PEERS[other],
+                    Role.WORKER,
+                    WorkerInfo("k", ModelInfo("m", 100, 1000), kv=self._transfers[other].access),
+                )
+            )
 
     @property
     def is_busy(self) -> bool:

@@ -26,6 +26,7 @@ from actorserve.core.messages import (
     Refused,
     Role,
     Speed,
+    WorkerInfo,
 )
 from actorserve.wire.codec import WIRE_TAGS, decode, encode
 from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_head
@@ -203,15 +204,8 @@ class SimulatedCluster:
         return [(process.link, process.asks) for process in map(self._by_name.__getitem__, late)]
 
     def _process(self, peer: Peer, role: Role, link: int) -> _Process:
-        is_worker = role is Role.WORKER
-        hello = Hello(
-            PROTOCOL_VERSION,
-            role,
-            self._shape.addresses[link],
-            kind="kind" if is_worker else "",
-            model=_MODEL if is_worker else None,
-            speed=_SPEED if is_worker else None,
-        )
+        worker = WorkerInfo("kind", _MODEL, _SPEED) if role is Role.WORKER else None
+        hello = Hello(PROTOCOL_VERSION, role, self._shape.addresses[link], worker)
         return _Process(peer, role, link, make_head(peer, Peer(COORDINATOR_NAME, ANY_INCARNATION)) + encode(hello))
 
     def _on_hello(self, coordinator: Peer, target: Peer, hello: Message) -> None:

@@ -35,6 +35,7 @@ from actorserve.core.messages import (
     StartFailed,
     Tick,
     Unplace,
+    WorkerInfo,
 )
 from actorserve.core.migration.pairing import Pairing
 from actorserve.core.placement.baselines import ORDERS
@@ -88,7 +89,7 @@ class ClusterState:
                 self.scaling.on_start_failed()
             case Unplace(request_id=request_id, epoch=epoch):
                 self._forget(request_id, epoch, now)
-            case PeerUp(peer=peer, role=Role.WORKER, kind=kind, model=model, speed=speed) if model is not None:
+            case PeerUp(peer=peer, role=Role.WORKER, worker=WorkerInfo(kind=kind, model=model, speed=speed)):
                 self._on_instance_up(InstanceView(peer, kind, model), speed)
             case PeerUp():
                 pass  # gateways make themselves known by what they ask

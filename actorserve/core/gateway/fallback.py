@@ -8,9 +8,9 @@ Whoever finds no room waits in its session, the more urgent first and then the e
 queue, nor instances that are kept for long requests: shorter ones may pass them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from actorserve.core.messages import LOCAL, LoadReport, Peer, PeerUp, Place
+from actorserve.core.messages import LOCAL, LoadReport, Peer, Place, WorkerInfo
 from actorserve.core.placement.fleet import Fleet, InstanceView
 
 
@@ -19,15 +19,15 @@ class FallbackPlacer:
 
     def __init__(
         self,
-        workers: Iterable[PeerUp],
+        workers: Mapping[Peer, WorkerInfo],
         loads: Mapping[Peer, LoadReport],
         max_queue: int,
         placement_ttl_s: float,
         now: float,
     ) -> None:
         self._fleet = Fleet(max_queue, placement_ttl_s)
-        for worker in workers:
-            self.meet(worker)
+        for peer, worker in workers.items():
+            self.meet(peer, worker)
         for peer, report in loads.items():
             self.on_report(peer, report, now)
 
@@ -41,10 +41,9 @@ class FallbackPlacer:
         """No worker that is there ever holds a longer request, however empty; None while none is there."""
         return self._fleet.largest_tokens
 
-    def meet(self, worker: PeerUp) -> None:
+    def meet(self, peer: Peer, worker: WorkerInfo) -> None:
         """It gets requests from its first report on."""
-        if worker.model is not None:
-            self._fleet.add(InstanceView(worker.peer, worker.kind, worker.model))
+        self._fleet.add(InstanceView(peer, worker.kind, worker.model))
 
     def lose(self, peer: Peer) -> None:
         """Whoever was placed there is to be placed anew. Unknown ones are ignored."""

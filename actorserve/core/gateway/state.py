@@ -57,6 +57,7 @@ from actorserve.core.messages import (
     TokenLogprobs,
     Tokens,
     Unplace,
+    WorkerInfo,
 )
 from actorserve.core.placement.prefix_map import prefix_names
 
@@ -69,7 +70,7 @@ class GatewayState:
         self.sessions: dict[str, Session] = {}
         self.coordinator: Peer | None = None
         self.fallback: FallbackPlacer | None = None  # while the coordinator is gone, or did not come
-        self.workers: dict[Peer, PeerUp] = {}
+        self.workers: dict[Peer, WorkerInfo] = {}
         self.loads: dict[Peer, LoadReport] = {}
         self.num_stale_messages = 0
         self.num_failovers = 0
@@ -221,7 +222,7 @@ class GatewayState:
     def _begin_to_stand_in(self, now: float, effects: list[Effect]) -> None:
         config = self.config
         self.fallback = FallbackPlacer(
-            self.workers.values(), self.loads, config.max_queue_per_instance, config.placement_ttl_s, now
+            self.workers, self.loads, config.max_queue_per_instance, config.placement_ttl_s, now
         )
         self._shortest_waiting = self._may_look_at_s = -inf
         self._place_waiting(self.fallback, now, effects)
@@ -414,13 +415,13 @@ class GatewayState:
             for session in self.sessions.values():
                 if session.stage is SessionStage.PLACING:
                     self._place(session, now, effects)
-        elif message.role is Role.WORKER:
+        elif message.worker is not None:
             if not self._said_available:
                 self._said_available = True
                 effects.append(Available())
-            self.workers[message.peer] = message
+            self.workers[message.peer] = message.worker
             if self.fallback is not None:
-                self.fallback.meet(message)
+                self.fallback.meet(message.peer, message.worker)
             for session in list(self.sessions.values()):
                 if session.avoid == message.peer:
                     # Not dead after all (it was we who were fenced): it may be the only one there is.

@@ -143,7 +143,8 @@ class InstanceState:
                 effects.append(Send(peer, self._load_report(())))
                 if self._next_report_s is None:
                     self._next_report_s = now + self.config.load_report_s
-            case PeerUp(peer=peer, role=Role.WORKER, kv=access):
+            case PeerUp(peer=peer, role=Role.WORKER, worker=worker):
+                access = None if worker is None else worker.kv
                 for side in (
                     self.migration_source,
                     self.migration_destination,

@@ -81,9 +81,10 @@ from actorserve.core.messages.values import (
     SamplingParams as SamplingParams,
     Speed as Speed,
     TokenLogprobs as TokenLogprobs,
+    WorkerInfo as WorkerInfo,
 )
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 Message = (
     Hello

@@ -2,25 +2,21 @@
 
 from dataclasses import dataclass
 
-from actorserve.core.messages.values import KVAccess, ModelInfo, Peer, Role, Speed
+from actorserve.core.messages.values import Peer, Role, WorkerInfo
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Any -> any, first on every link: who I am, where to reach me, what I serve.
+    """Any -> any, first on every link: the sender's role and address, and what it serves if it is a worker.
 
-    ``kind`` names the bits a worker makes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
-    give the same tokens. Empty for gateways and the coordinator, as are ``model``, ``speed`` and ``kv``.
+    ``answers`` is the incarnation of the receiver whose Hello this one answers; 0 asks for an answer.
     """
 
     protocol_version: int
     role: Role
     address: str
-    kind: str = ""
-    model: ModelInfo | None = None
-    answers: int = 0  # the receiver's incarnation that asked; 0 asks for an answer
-    speed: Speed | None = None
-    kv: KVAccess | None = None
+    worker: WorkerInfo | None = None
+    answers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +40,7 @@ class PeerUp:
 
     peer: Peer
     role: Role
-    kind: str = ""
-    model: ModelInfo | None = None
-    speed: Speed | None = None
-    kv: KVAccess | None = None
+    worker: WorkerInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

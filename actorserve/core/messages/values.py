@@ -165,6 +165,20 @@ class KVAccess:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker tells every process that it meets.
+
+    ``kind`` names the bits that it computes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
+    give the same tokens. ``speed`` and ``kv`` are None where nobody needs them, as in tests.
+    """
+
+    kind: str
+    model: ModelInfo
+    speed: Speed | None = None
+    kv: KVAccess | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KVTicket:
     """Leave to read these blocks of a worker's pool once, for a stage of a migration; ``secret`` proves it
     (``core.kv.tickets``). The blocks lie in the pool on the host where ``on_host``, else in the device's.

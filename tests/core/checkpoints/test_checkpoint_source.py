@@ -24,8 +24,8 @@ from actorserve.core.messages import (
 )
 from tests.core.harness.driver import GATEWAY, Instance, spec
 from tests.core.harness.source import (
-    ACCESS,
     COORDINATOR,
+    INFO,
     SOURCE,
     D,
     E,
@@ -235,7 +235,7 @@ def test_a_guardian_that_is_not_known_yet_is_met_first() -> None:
     instance = Instance(replace(SOURCE, checkpoint_tokens=4))
     decoding(instance, max_tokens=20)
     assert instance.handle(CheckpointTo(D), 1.0, COORDINATOR) == [Meet(D)]
-    assert told(instance.handle(PeerUp(D, Role.WORKER, kv=ACCESS), 2.0), D)
+    assert told(instance.handle(PeerUp(D, Role.WORKER, INFO), 2.0), D)
 
 
 def test_without_checkpoints_nobody_guards() -> None:

@@ -26,7 +26,7 @@ from actorserve.core.messages import (
     Withdrawn,
 )
 from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
-from tests.core.harness.source import ACCESS, E, assert_holds_nothing, ticket, told
+from tests.core.harness.source import ACCESS, INFO, E, assert_holds_nothing, ticket, told
 
 N = 2**48  # the first number of a checkpoint
 S = Peer("worker-0", 1)
@@ -37,7 +37,7 @@ def holder(num_host_blocks: int = 16, **changes: object) -> Instance:
     """An instance that knows the worker S, and its gateway."""
     instance = Instance(replace(CONFIG, num_host_blocks=num_host_blocks, **changes))  # type: ignore[arg-type]
     instance.handle(PeerUp(GATEWAY, Role.GATEWAY))
-    instance.handle(PeerUp(S, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(S, Role.WORKER, INFO))
     return instance
 
 

@@ -21,6 +21,7 @@ from actorserve.core.messages import (
     Role,
     Tick,
     Unplace,
+    WorkerInfo,
 )
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.fleet import Fleet, InstanceView
@@ -151,7 +152,7 @@ class Checked:
     def up(self, peer: Peer) -> None:
         if peer not in self.state.instances:
             kind = "x" if peer == PEERS[0] else "y"
-            self.handle(PeerUp(peer, Role.WORKER, kind, ModelInfo("m", 100, 900), SPEED))
+            self.handle(PeerUp(peer, Role.WORKER, WorkerInfo(kind, ModelInfo("m", 100, 900), SPEED)))
 
     def down(self, peer: Peer) -> None:
         self.handle(PeerDown(peer))

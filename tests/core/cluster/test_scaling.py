@@ -20,6 +20,7 @@ from actorserve.core.messages import (
     Role,
     StartFailed,
     Tick,
+    WorkerInfo,
 )
 from tests.core.harness.coordinator import GATEWAY
 
@@ -52,7 +53,7 @@ class Cluster:
     def come(self, name: str, load: Load) -> None:
         peer = Peer(name, 1)
         self.loads[peer] = load
-        self.state.handle(PeerUp(peer, Role.WORKER, "k", ModelInfo("m", 100, TOTAL)), self.now)
+        self.state.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, TOTAL))), self.now)
 
     def go(self, name: str) -> None:
         del self.loads[Peer(name, 1)]

@@ -30,6 +30,7 @@ from actorserve.core.messages import (
     Tick,
     Tokens,
     Unplace,
+    WorkerInfo,
 )
 from tests.core.harness.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
 
@@ -80,7 +81,7 @@ def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, ma
     if met_coordinator:
         state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for peer, load in reports.items():
-        state.handle(PeerUp(peer, Role.WORKER, "k", MODEL), 0.0)
+        state.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
         state.handle(load, 0.0, peer)
     return state
 
@@ -199,12 +200,12 @@ def test_half_an_answer_is_not_cut_off_as_too_large() -> None:
         assert started(state.handle(Open(spec(name, num_blocks=5)), 0.0)) == [(name, A, 1)]
         state.handle(Started(name, 1), 0.1, A)
     state.handle(Tokens(("answered",), (1,), (0,), (7,)), 0.1, A)
-    state.handle(PeerUp(small, Role.WORKER, "k", ModelInfo("m", 100, 16)), 0.1)
+    state.handle(PeerUp(small, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, 16))), 0.1)
     state.handle(report(), 0.1, small)
     assert state.handle(PeerDown(A), 0.2) == [End("new", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
     assert list(state.sessions) == ["answered"]
     back = Peer("worker-0", 2)
-    state.handle(PeerUp(back, Role.WORKER, "k", MODEL), 0.3)
+    state.handle(PeerUp(back, Role.WORKER, WorkerInfo("k", MODEL)), 0.3)
     assert started(state.handle(report(), 0.4, back)) == [("answered", back, 2)]
 
 
@@ -220,7 +221,7 @@ def test_what_no_report_confirms_stops_counting() -> None:
 def test_draining_workers_get_nothing() -> None:
     """Nothing is sent to a worker that drains, nor to one that has not reported."""
     state = alone({A: report(draining=True), B: report(num_free_blocks=1)})
-    state.handle(PeerUp(Peer("worker-2", 1), Role.WORKER, "k", MODEL), 0.0)
+    state.handle(PeerUp(Peer("worker-2", 1), Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
     assert started(state.handle(Open(spec("r")), 0.0)) == [("r", B, 1)]
     assert state.handle(Open(spec("s")), 0.0) == []
     assert started(state.handle(report(2), 0.1, Peer("worker-2", 1))) == [("s", Peer("worker-2", 1), 1)]

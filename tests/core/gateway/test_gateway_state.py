@@ -31,6 +31,7 @@ from actorserve.core.messages import (
     TokenLogprobs,
     Tokens,
     Unplace,
+    WorkerInfo,
 )
 
 COORDINATOR = Peer("coordinator", 1)
@@ -41,7 +42,7 @@ SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=5, max_tokens=10))
 
 
 def up(peer: Peer, kind: str = "k") -> PeerUp:
-    return PeerUp(peer, Role.WORKER, kind, MODEL)
+    return PeerUp(peer, Role.WORKER, WorkerInfo(kind, MODEL))
 
 
 def tokens(epoch: int, position: int, token: int, logprobs: tuple[TokenLogprobs, ...] = ()) -> Tokens:

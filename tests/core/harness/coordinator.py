@@ -5,7 +5,7 @@ from dataclasses import replace
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import LoadReport, ModelInfo, Peer, PeerUp, Place, Placed, Role, Speed
+from actorserve.core.messages import LoadReport, ModelInfo, Peer, PeerUp, Place, Placed, Role, Speed, WorkerInfo
 
 GATEWAY = Peer("gateway-0", 1)
 A, B = Peer("worker-0", 1), Peer("worker-1", 1)
@@ -23,7 +23,7 @@ class Coordinator:
             self.up(peer)
 
     def up(self, peer: Peer, speed: Speed | None = SPEED) -> None:
-        self.state.handle(PeerUp(peer, Role.WORKER, "k", ModelInfo("m", 100, 1000), speed), 0.0)
+        self.state.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, 1000), speed)), 0.0)
 
     def place(self, name: str, num_tokens: int, now: float = 0.0, epoch: int = 1, priority: int = 0) -> list[Effect]:
         return self.state.handle(Place(name, epoch, num_tokens, priority), now, GATEWAY)

@@ -9,6 +9,7 @@ from actorserve.core.messages import (
     KVAccess,
     KVTicket,
     MigrationId,
+    ModelInfo,
     Offer,
     Peer,
     PeerUp,
@@ -16,6 +17,7 @@ from actorserve.core.messages import (
     Role,
     Start,
     Started,
+    WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig
 from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
@@ -23,6 +25,7 @@ from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
 S = Peer("worker-0", 1)
 STRANGER = Peer("worker-2", 1)
 ACCESS = KVAccess("fake", "there")
+INFO = WorkerInfo("k", ModelInfo("m", 100, 1000), kv=ACCESS)
 TIMEOUT_S = 2.0
 DESTINATION = replace(
     CONFIG, num_blocks=16, max_context_tokens=64, max_batch_tokens=64, migration=MigrationConfig(timeout_s=TIMEOUT_S)
@@ -34,7 +37,7 @@ def destination(**changes: object) -> Instance:
     """An instance that knows the gateway, and the worker S."""
     instance = Instance(replace(DESTINATION, **changes))  # type: ignore[arg-type]
     instance.handle(PeerUp(GATEWAY, Role.GATEWAY), sender=GATEWAY)
-    instance.handle(PeerUp(S, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(S, Role.WORKER, INFO))
     return instance
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import LoadReport, MigrateTo, ModelInfo, Peer, PeerUp, Role, Tick
+from actorserve.core.messages import LoadReport, MigrateTo, ModelInfo, Peer, PeerUp, Role, Tick, WorkerInfo
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.fleet import InstanceView
 
@@ -23,7 +23,7 @@ class Cluster:
         config = {"migration": CONFIG, "report_ttl_s": 1000.0} | config
         self.state = ClusterState(ClusterConfig(100, 1.0, **config))  # type: ignore[arg-type]
         for peer in workers:
-            up = PeerUp(peer, Role.WORKER, kinds.get(peer, "k"), ModelInfo("m", 100, TOTAL))
+            up = PeerUp(peer, Role.WORKER, WorkerInfo(kinds.get(peer, "k"), ModelInfo("m", 100, TOTAL)))
             self.state.handle(up, 0.0)
 
     def report(self, peer: Peer, needed: int, running: int, **fields: int | bool) -> list[Effect]:

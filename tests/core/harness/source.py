@@ -12,12 +12,14 @@ from actorserve.core.messages import (
     KVTicket,
     Message,
     MigrateTo,
+    ModelInfo,
     Offer,
     Peer,
     PeerUp,
     Role,
     Stage,
     Tokens,
+    WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.request import Request
@@ -28,6 +30,7 @@ D = Peer("worker-1", 1)
 E = Peer("worker-2", 1)
 KEY = "5eed"
 ACCESS = KVAccess("fake", "there")
+INFO = WorkerInfo("k", ModelInfo("m", 100, 1000), kv=ACCESS)
 TIMEOUT_S = 2.0
 SOURCE = replace(
     CONFIG,
@@ -44,7 +47,7 @@ def source(mode: MigrationMode = MigrationMode.LIVE, max_outgoing: int = 4, **ch
     migration = replace(SOURCE.migration, mode=mode, max_outgoing=max_outgoing)
     instance = Instance(replace(SOURCE, migration=migration, **changes))  # type: ignore[arg-type]
     for peer in (D, E):
-        instance.handle(PeerUp(peer, Role.WORKER, kv=ACCESS))
+        instance.handle(PeerUp(peer, Role.WORKER, INFO))
     return instance
 
 

@@ -49,6 +49,7 @@ from actorserve.core.messages import (
     SamplingParams,
     Start,
     Tick,
+    WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.timing.step_times import StepTimes
@@ -185,10 +186,11 @@ class World:
         self._tell_up(process, other)
 
     def _tell_up(self, process: Process, other: Process) -> None:
-        model = other.engine.model if other.engine else None
-        kind = other.engine.kind if other.engine else ""
-        access = KVAccess("fake", address=str(self.lives.index(other))) if other.engine else None
-        process.met[other.peer] = PeerUp(other.peer, other.role, kind, model, kv=access)
+        worker = None
+        if other.engine:
+            access = KVAccess("fake", address=str(self.lives.index(other)))
+            worker = WorkerInfo(other.engine.kind, other.engine.model, kv=access)
+        process.met[other.peer] = PeerUp(other.peer, other.role, worker)
         self._handle(process, process.met[other.peer])
 
     def _meet_worker(self, process: Process, peer: Peer) -> None:

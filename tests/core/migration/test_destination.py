@@ -30,6 +30,7 @@ from actorserve.core.messages import (
 from tests.core.harness.destination import (
     ACCESS,
     DESTINATION,
+    INFO,
     MOVED,
     STRANGER,
     TIMEOUT_S,
@@ -311,7 +312,7 @@ def test_the_newer_life_of_a_source_knows_nothing_of_the_old_ones() -> None:
     instance = with_copy()
     reborn = Peer(S.name, 2)
     instance.handle(PeerDown(S))
-    instance.handle(PeerUp(reborn, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(reborn, Role.WORKER, INFO))
     instance.handle(Withdrawn(1), 0.0, reborn)
     assert len(instance.state.migration_destination) == 1
     effects = instance.handle(Start(2, MOVED, migration=MigrationId(reborn, 1)))

@@ -17,7 +17,7 @@ from actorserve.core.messages import (
     Withdrawn,
 )
 from tests.core.harness.destination import (
-    ACCESS,
+    INFO,
     MOVED,
     STRANGER,
     TIMEOUT_S,
@@ -145,7 +145,7 @@ def test_numbers_beyond_all_bounds_are_names_like_others() -> None:
 def test_each_source_counts_for_itself() -> None:
     """The same number from two workers is two migrations, and neither ends the other's."""
     instance = destination()
-    instance.handle(PeerUp(STRANGER, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(STRANGER, Role.WORKER, INFO))
     fetch_of(instance.handle(WHOLE, 0.0, S))
     fetch_of(instance.handle(replace(WHOLE, request=replace(MOVED, request_id="q")), 0.0, STRANGER))
     instance.handle(Withdrawn(1), 0.0, STRANGER)

@@ -31,8 +31,8 @@ from actorserve.core.timing.profile import Link
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import GATEWAY, PROFILE, Instance, spec
 from tests.core.harness.source import (
-    ACCESS,
     COORDINATOR,
+    INFO,
     SOURCE,
     D,
     E,
@@ -229,7 +229,7 @@ def test_what_costs_more_than_it_gains_stays(max_tokens: int, goes: bool) -> Non
     """One that will end soon is not worth its copy; one that may as well make as much again is."""
     times = StepTimes(replace(PROFILE, transfer=Link(0.0, 10_000.0)))  # 10 ms for a block, as for a token
     instance = Instance(SOURCE, times=times)
-    instance.handle(PeerUp(D, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(D, Role.WORKER, INFO))
     decoding(instance, num_prompt=4, max_tokens=max_tokens)
     for _ in range(3):
         instance.done()
@@ -241,7 +241,7 @@ def test_short_answers_here_say_that_the_next_is_short() -> None:
     """A request that could run long is not worth its copy where all that ended were short, until it ran long itself."""
     times = StepTimes(replace(PROFILE, transfer=Link(0.0, 10_000.0)))
     instance = Instance(SOURCE, times=times)
-    instance.handle(PeerUp(D, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(D, Role.WORKER, INFO))
     instance.start(spec("short", 4, 1))
     instance.done()
     instance.handle(Release("short", 1))
@@ -257,7 +257,7 @@ def test_what_costs_nothing_always_pays() -> None:
     """One that waits goes over the slowest link."""
     times = StepTimes(replace(PROFILE, transfer=Link(0.0, 1.0)))
     instance = Instance(replace(SOURCE, max_batch_requests=1), times=times)
-    instance.handle(PeerUp(D, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(D, Role.WORKER, INFO))
     decoding(instance, "runs")
     instance.start(spec("waits", 20))
     order(instance)
@@ -364,7 +364,7 @@ def test_a_worker_that_is_not_known_yet_is_met_first() -> None:
     assert order(instance) == [Meet(D)]
     assert order(instance) == [Meet(D)]
     assert chosen(instance) == []
-    instance.handle(PeerUp(D, Role.WORKER, kv=ACCESS))
+    instance.handle(PeerUp(D, Role.WORKER, INFO))
     assert chosen(instance) == ["r"]
 
 
@@ -394,7 +394,7 @@ def test_an_order_ends() -> None:
         instance = source()
         order(instance)
         instance.handle(ending, now, COORDINATOR)
-        instance.handle(PeerUp(D, Role.WORKER, kv=ACCESS), now)
+        instance.handle(PeerUp(D, Role.WORKER, INFO), now)
         instance.handle(Start(1, spec("r", 5, 50)), now)
         for _ in range(3):
             instance.done(now=now)

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Send
-from actorserve.core.messages import MigrateTo, ModelInfo, Peer, PeerDown, PeerUp, Role, Tick
+from actorserve.core.messages import MigrateTo, ModelInfo, Peer, PeerDown, PeerUp, Role, Tick, WorkerInfo
 from tests.core.harness.pairs import CONFIG, TOTAL, A, Cluster
 
 PEERS = tuple(Peer(f"worker-{number}", 1) for number in range(5))
@@ -65,7 +65,7 @@ class Random:
         if peer not in self.workers:
             kind = "x" if peer == PEERS[-1] else "k"
             self.workers[peer] = Worker(kind)
-            self.state.handle(PeerUp(peer, Role.WORKER, kind, ModelInfo("m", 100, TOTAL)), self.cluster.now)
+            self.state.handle(PeerUp(peer, Role.WORKER, WorkerInfo(kind, ModelInfo("m", 100, TOTAL))), self.cluster.now)
             self.report(peer, 0)
 
     def down(self, peer: Peer, _: int) -> None:

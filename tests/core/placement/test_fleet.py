@@ -23,6 +23,7 @@ from actorserve.core.messages import (
     SamplingParams,
     Tick,
     Unplace,
+    WorkerInfo,
 )
 from actorserve.core.placement.baselines import ORDERS
 from actorserve.core.placement.fleet import Fleet, InstanceView
@@ -167,7 +168,7 @@ class Coordinator:
         self.state = ClusterState(ClusterConfig(max_waiting_requests=2, retry_s=1.0, **config))
         self.workers = [Peer(f"worker-{i}", 1) for i in range(num_instances)]
         for peer in self.workers:
-            self.state.handle(PeerUp(peer, Role.WORKER, "k", MODEL), 0.0)
+            self.state.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
             self.state.handle(report(), 0.0, peer)
 
     def place(self, name: str, num_tokens: int = 40, epoch: int = 1, now: float = 0.0) -> Placed:
@@ -272,7 +273,7 @@ def test_waiting_requests_go_to_the_first_instance_that_reports() -> None:
     state.handle(Place("r1", 1, 4), 0.0, GATEWAY)
     state.handle(Place("r2", 1, 4), 0.0, GATEWAY)
     worker = Peer("worker-0", 1)
-    assert state.handle(PeerUp(worker, Role.WORKER, "k", MODEL), 1.0) == []
+    assert state.handle(PeerUp(worker, Role.WORKER, WorkerInfo("k", MODEL)), 1.0) == []
     effects = state.handle(report(), 1.0, worker)
     assert effects == [Send(GATEWAY, Placed("r1", 1, worker, 1.0)), Send(GATEWAY, Placed("r2", 1, worker, 1.0))]
 
