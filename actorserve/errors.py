@@ -14,11 +14,11 @@ class ModelError(ActorserveError):
 
 
 class ProfileError(ActorserveError):
-    """A profile cannot be read, is wrong in itself, or is another model's."""
+    """A profile cannot be read, contradicts itself, or belongs to another model."""
 
 
 class WorkloadError(ActorserveError):
-    """A workload cannot be made: a trace's row is damaged, or a distribution is none."""
+    """A workload cannot be made: a row of a trace is damaged, or a distribution is unknown."""
 
 
 class SimulationError(ActorserveError):
@@ -30,7 +30,7 @@ class ProtocolError(ActorserveError):
 
 
 class InvalidRequestError(ActorserveError):
-    """A client's request is wrong; ``param`` names the field at fault, where one is."""
+    """A client's request is wrong; ``param`` names the wrong field, if there is one."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What this host and the control groups around this process leave to it: memory and cores (Linux).
+"""Memory and cores that the host and its control groups leave to this process (Linux).
 
 Control groups nest, and each one's limit holds: a process may take what the narrowest of them leaves. Both versions
 are read, for hosts run either (or both at once), and containers may show only their own part of the tree.
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_UNKNOWN_MEMORY_BYTES = 4 * 2**30  # where nobody tells
+_UNKNOWN_MEMORY_BYTES = 4 * 2**30  # assumed where the kernel does not tell
 
 ROOT = Path("/")
 
 
 def available_memory_bytes(root: Path = ROOT) -> int:
-    """Memory that can be taken without swapping: the host's, or what the narrowest control group leaves.
+    """Memory that this process can take without swapping, within the host and the narrowest control group.
 
     Page cache that a group could drop counts as free, as it does in the kernel's figure for the host.
     """
@@ -57,14 +57,14 @@ def usable_cores(root: Path = ROOT) -> int:
 
 
 class ResidentMemory(NamedTuple):
-    """This process's memory that is in RAM: all of it, and what it wrote itself and shares with nobody."""
+    """This process's memory in RAM: all of it, and the part that it wrote itself and does not share."""
 
     total_bytes: int
     private_bytes: int
 
 
 def resident_memory(root: Path = ROOT) -> ResidentMemory:
-    """Measured now; zeros where the kernel does not tell."""
+    """Measured now; zeros if the kernel does not tell."""
     fields = _read(root / "proc/self/statm").split()[1:3]
     resident, shared = map(int, fields) if len(fields) == 2 and all(map(str.isdecimal, fields)) else (0, 0)
     page_bytes = os.sysconf("SC_PAGE_SIZE")

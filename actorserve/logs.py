@@ -5,7 +5,7 @@ import sys
 
 
 class _OneLine(logging.Formatter):
-    """Keeps an event on its line, whatever a peer put into it; a traceback is a bug's and stays readable."""
+    """Keeps an event on one line, whatever a peer put into it; a traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the standard library's name
         record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
@@ -13,7 +13,7 @@ class _OneLine(logging.Formatter):
 
 
 def configure(process_name: str, level: int = logging.INFO) -> None:
-    """Send this process's log to stderr, replacing what was configured before."""
+    """Send this process's log to stderr, and drop earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         _OneLine(

@@ -18,8 +18,8 @@ from typing import Any
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProfileError
 
-_MAX_SECONDS = 3600.0  # of one iteration: more is a mistake of units
-_MAX_COUNT = 1e9  # tokens, requests
+_MAX_SECONDS = 3600.0  # an iteration that takes longer is a mistake of units
+_MAX_COUNT = 1e9  # largest number of tokens or requests
 _MAX_POINTS = 256
 _BYTES_PER_S = (1e3, 1e15)
 
@@ -85,7 +85,7 @@ def profile_text(profile: Profile) -> str:
 
 
 def save_profile(profile: Profile, file: Path, heading: str = "") -> None:
-    """Write it whole, or not at all; ``heading`` becomes comment lines at its top.
+    """Write the whole file, or nothing; ``heading`` becomes comment lines at its top.
 
     Raises: OSError.
     """
@@ -97,12 +97,12 @@ def save_profile(profile: Profile, file: Path, heading: str = "") -> None:
             opened.write(comment + ("\n" if comment else "") + profile_text(profile))
         os.replace(partial, file)
     finally:
-        with suppress(FileNotFoundError):  # it has its name
+        with suppress(FileNotFoundError):  # the file has been renamed
             os.unlink(partial)
 
 
 def require_profile_of(profile: Profile, place: Path, model: str, kv_bytes_per_token: int) -> None:
-    """Raises: ProfileError, if the profile is another model's, or one with KV of another size."""
+    """Raises: ProfileError, if the profile belongs to another model, or to one with KV of another size."""
     if profile.model != model:
         raise ProfileError(f"{place}: model is {profile.model!r}: expected {model!r}, which is served here")
     if profile.kv_bytes_per_token != kv_bytes_per_token:
@@ -124,7 +124,7 @@ def _points(name: str, curve: Curve) -> list[str]:
 
 
 class _Table:
-    """One table of the file being read: hands out its values, and remembers which were asked for."""
+    """One table of the file: hands out its values, and remembers which names were asked for."""
 
     def __init__(self, values: Mapping[str, Any], place: str, name: str) -> None:
         self.tables: list[_Table] = []

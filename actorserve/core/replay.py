@@ -1,4 +1,4 @@
-"""What a core was made from: with its inputs, all that a replay needs."""
+"""What a core was made from. With the core's inputs it is all that a replay needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from actorserve.core.timing.step_times import StepTimes
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecipe:
-    """An instance: its sizes, its engine's profile, and its policy with that one's settings (``make_policy``)."""
+    """An instance: its sizes, its engine's profile, and its policy with the policy's settings (``make_policy``)."""
 
     config: InstanceConfig
     profile: Profile
@@ -27,7 +27,7 @@ class InstanceRecipe:
     min_share: float = MIN_SHARE
 
     def make(self) -> InstanceState:
-        """A new one. Raises: ValueError for a policy's name that is none."""
+        """A new instance. Raises: ValueError for an unknown policy."""
         times = StepTimes(self.profile)
         policy = make_policy(
             self.policy,

@@ -1,4 +1,4 @@
-"""A run's arrivals, one after another as they come, from its configuration."""
+"""A run's arrivals in the order of their times, from its configuration."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def arrivals(config: RunConfig, trace: Sequence[TraceRow]) -> Iterator[Arrival]:
 
 def _arrivals(config: RunConfig, times: Iterator[float], pairs: LengthPairs) -> Iterator[Arrival]:
     lengths = random.Random(f"{config.seed} lengths")
-    choices = random.Random(f"{config.seed} choices")  # of priorities and prefixes
+    choices = random.Random(f"{config.seed} choices")  # chooses priorities and prefixes
     classes = sorted((int(name), share) for name, share in config.priorities.items())
     names, shares = [name for name, _ in classes], [share for _, share in classes]
     max_tokens = config.cluster.max_tokens

@@ -1,4 +1,4 @@
-"""What one simulated run is made of, checked: cluster, arrivals, lengths, failures. ``tools/simulate`` reads it."""
+"""The configuration of one simulated run, checked: cluster, arrivals, lengths, failures."""
 
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self
@@ -13,15 +13,13 @@ from actorserve.sim.tables import Table, parse_table
 from actorserve.sim.traces import MAX_TRACE_TOKENS
 
 COORDINATOR = "coordinator"
-MIN_RATE_PER_S: Final = 1e-4  # below it a run is all idle instances' reports
+MIN_RATE_PER_S: Final = 1e-4  # at a lower rate a run is nothing but the load reports of idle instances
 MAX_RATE_PER_S: Final = 1e6
 _MAX_FACTORS: Final = 10_000
 
 
 class CycleTable(Table):
-    """A rate that comes and goes, as a day's does: it is multiplied by one factor after the other, and from the first
-    again, each for ``each_s``.
-    """
+    """A rate that changes as over a day: it is multiplied by each factor in turn for ``each_s``, again and again."""
 
     factors: tuple[float, ...] = Field(strict=False, min_length=1, max_length=_MAX_FACTORS)
     each_s: Period
@@ -35,23 +33,27 @@ class CycleTable(Table):
 
 
 class SpikeTable(Table):
-    """For a while the rate is ``factor`` times itself. The cluster has recovered when a first token is there within
+    """For ``duration_s`` the rate is multiplied by ``factor``. The cluster has recovered when the median TTFT is within
     ``ttft_s`` again.
     """
 
     at_s: float = Field(ge=0, le=MAX_S)
     duration_s: Period
     factor: float = Field(ge=1e-3, le=1e3)
-    ttft_s: float = Field(gt=0, le=MAX_S, description="a time within which the cluster usually answers")
+    ttft_s: float = Field(gt=0, le=MAX_S, description="time to first token, in seconds, that counts as recovered")
 
 
 class ArrivalsTable(Table):
-    """When requests come."""
+    """When requests arrive."""
 
     process: Literal["poisson", "gamma", "regular", "trace"] = "poisson"
     rate_per_s: float | None = Field(None, ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
-    cv: float | None = Field(None, ge=0.01, le=100, description="of a gamma process: deviation over mean of its gaps")
-    time_scale: float = Field(1.0, ge=1e-6, le=1e6, description="of a trace's times; 0.5 is twice as fast")
+    cv: float | None = Field(
+        None, ge=0.01, le=100, description="standard deviation over mean of the gaps of a gamma process"
+    )
+    time_scale: float = Field(
+        1.0, ge=1e-6, le=1e6, description="factor of a trace's times; 0.5: requests come twice as fast"
+    )
     cycle: CycleTable | None = None
     spike: SpikeTable | None = None
 
@@ -71,13 +73,13 @@ class ArrivalsTable(Table):
 
 
 class LengthsTable(Table):
-    """How long requests are: ``like`` something known, or ``prompt`` and ``output`` each as a distribution."""
+    """How long requests are: ``like`` a known workload, or ``prompt`` and ``output`` as a distribution each."""
 
     like: str | None = Field(None, description=f"{', '.join(PAIRS)}, or trace")
     prompt: Lengths | None = Field(None, description="a length, or a distribution")
     output: Lengths | None = Field(None, description="a length, or a distribution")
     ratio: float | None = Field(
-        None, ge=1e-4, le=1e4, description="of prompt to output, in the mean; that of their sum is kept"
+        None, ge=1e-4, le=1e4, description="mean prompt over mean output; the mean of their sum stays"
     )
 
     @model_validator(mode="after")
@@ -105,7 +107,7 @@ class PrefixesTable(Table):
 
 
 class FailureTable(Table):
-    """A process is killed, and started again after a while, or never."""
+    """A process is killed, and started again at ``restart_at_s``, or never."""
 
     process: str = Field(pattern=r"^(coordinator|worker-[0-9]{1,9})$", description="coordinator, or worker-N")
     at_s: float = Field(ge=0, le=MAX_S)
@@ -127,7 +129,10 @@ class RunConfig(Table):
     duration_s: float | None = Field(None, gt=0, le=MAX_S)
     num_requests: Count | None = None
     drain_limit_s: float = Field(
-        36_000.0, gt=0, le=MAX_S, description="after the last arrival; what still runs is unfinished"
+        36_000.0,
+        gt=0,
+        le=MAX_S,
+        description="time after the last arrival at which requests that still run count as unfinished",
     )
     trace: str | None = Field(None, description="a CSV file of lengths and times, as Azure publishes them")
     cluster: ClusterTable

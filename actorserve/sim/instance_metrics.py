@@ -1,4 +1,4 @@
-"""What clients do not see: who was interrupted on an instance and for how long, and memory that is free in vain."""
+"""What clients do not see: how long requests were interrupted, and free memory that no waiting request can use."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from actorserve.core.request import Request
 
 @dataclass(slots=True)
 class Gaps:
-    """Of requests that stood still for a move: the time between the two tokens around it, and what the iteration took
-    that made the second one, which is what the gap would have been without the move.
+    """For requests that paused for a move: the time between the two tokens around it, and the duration of the iteration
+    that made the second token, which is what the gap would have been without the move.
     """
 
     gaps_s: list[float] = field(default_factory=list)
@@ -20,7 +20,7 @@ class Gaps:
 
 
 class Interruptions:
-    """Times for which requests did not go on, each until the iteration ends that makes their next token.
+    """Times in which requests were interrupted, until the iteration ends that makes their next token.
 
     Preemption loss, as Llumnix has it, is the time that a request loses by its preemptions: waiting for room, and
     computing its KV again, or copying it back. It counts from when its KV is taken to its next token, wherever that is
@@ -29,12 +29,12 @@ class Interruptions:
 
     def __init__(self) -> None:
         self.moved = Gaps()
-        self._preempted_s: dict[str, float] = {}  # since when, by request id
+        self._preempted_s: dict[str, float] = {}  # the time of the preemption, by request id
         self._standing_s: dict[str, float] = {}
-        self._offered: dict[tuple[Peer, int], str] = {}  # whom a migration of this source and number is of
+        self._offered: dict[tuple[Peer, int], str] = {}  # the request of a migration, by source and number
 
     def on_preemptions(self, instance: InstanceState, now: float) -> list[str]:
-        """Some of its requests were preempted just now: those of whom that was not known."""
+        """The instance has preempted requests. Returns those that were not known to be preempted."""
         found = [
             request.request_id
             for request in instance.requests.values()
@@ -46,7 +46,7 @@ class Interruptions:
         return found
 
     def on_send(self, source: Peer, message: Message, now: float) -> None:
-        """An instance says something to another, or to a gateway: a move may begin to hold somebody up."""
+        """An instance sends a message: its request may pause for a move from now on."""
         match message:
             case Offer(number=number, request=request):
                 self._offered[source, number] = request.request_id
@@ -58,7 +58,7 @@ class Interruptions:
                 self._standing_s.setdefault(request_id, now)
 
     def on_step(self, plan: StepPlan, end_s: float, duration_s: float) -> list[tuple[str, float]]:
-        """An iteration begins. Who goes on by it after a preemption, and what that has cost it."""
+        """An iteration begins. Returns the requests that resume after a preemption, and the time that each lost."""
         caught_up: list[tuple[str, float]] = []
         if not self._preempted_s and not self._standing_s:
             return caught_up
@@ -75,15 +75,15 @@ class Interruptions:
         return caught_up
 
     def on_lost(self, request_id: str, now: float) -> float:
-        """Its instance died, or it has ended: what preemption cost it up to now."""
+        """The request's instance died, or the request has ended. Returns the time that preemption cost it."""
         self._standing_s.pop(request_id, None)
         preempted_s = self._preempted_s.pop(request_id, None)
         return 0.0 if preempted_s is None else now - preempted_s
 
 
 def _is_preempted(request: Request) -> bool:
-    """Whether it ran here, and its KV is gone or lies on the host, or is on its way there. (Who has come and had no
-    token yet is not preempted.)
+    """Whether the request ran here, and its KV is gone, on the host, or being copied there. (A new request without a
+    token is not preempted.)
     """
     if not request.is_started:
         return request.num_output > request.resumed_output or request.num_cached_tokens is not None
@@ -91,7 +91,7 @@ def _is_preempted(request: Request) -> bool:
 
 
 def head_of_line(instance: InstanceState) -> Request | None:
-    """The first that waits, in the order of scheduling."""
+    """The first waiting request, in the order of scheduling."""
     requests, paused = instance.requests, instance.migration_source.paused
     return next(
         (
@@ -104,13 +104,13 @@ def head_of_line(instance: InstanceState) -> Request | None:
 
 
 def fragmentation(instances: Sequence[InstanceState], demands: Sequence[int], in_line: Sequence[int] = ()) -> float:
-    """The share of the cluster's memory that is free, and of no use only because it lies apart.
+    """The share of the cluster's memory that is free, but of no use only because it lies on several instances.
 
     As Llumnix (Figure 12) counts it: of the requests that are first in a line, each with a demand in blocks that it
     finds no room for, as many as would fit into all of the free memory if that lay together; their demands over all
-    memory. ``demands`` are those of the first on instances (``unmet_demand``). Who waits in the cluster's queue
-    (``in_line``; the paper has none) counts where no instance has room for it, and of them as many as there are
-    instances: so many would be first in a line if each instance had its own.
+    memory. ``demands`` are those of the first on instances (``unmet_demand``). Requests in the coordinator's
+    queue (``in_line``; the paper has none) count if no instance has room for them, and at most one per instance: that
+    many would be first in a line if each instance had its own.
     """
     if not instances:
         return 0.0
@@ -124,15 +124,13 @@ def fragmentation(instances: Sequence[InstanceState], demands: Sequence[int], in
 
 
 def unmet_demand(instance: InstanceState) -> int:
-    """Blocks that the first in an instance's line waits for in vain; 0 where there is room for it."""
+    """Blocks that the first waiting request of an instance needs; 0 if the instance has room for it."""
     first = head_of_line(instance)
     demand = 0 if first is None else instance.memory.blocks_wanted(first)
     return demand if demand > room(instance) else 0
 
 
 def room(instance: InstanceState) -> int:
-    """Blocks that are there for one more request: one for each that runs is left beside
-    (``core.scheduling.batching``).
-    """
+    """Free blocks for one more request. One block per running request is kept back (``core.scheduling.batching``)."""
     num_running = sum(request.is_resident for request in instance.requests.values())
     return instance.memory.device.num_free_blocks - num_running

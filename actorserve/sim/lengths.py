@@ -9,8 +9,8 @@ from typing import Final
 
 from actorserve.errors import WorkloadError
 
-_LEAST, _MOST = 1e-3, 1e7  # of every number
-_MAX_SHAPE: Final = 10.0  # of SIGMA and ALPHA: beyond it nearly all lengths are the least or the most
+_LEAST, _MOST = 1e-3, 1e7  # bounds of every parameter
+_MAX_SHAPE: Final = 10.0  # SIGMA and ALPHA above this make nearly all lengths the smallest or the largest
 
 _FORMS = {
     "fixed": ("fixed:N", 1),
@@ -30,7 +30,7 @@ PAIRS = {
     # Fits of Azure's inference traces of 2023-11-11 (Splitwise).
     "azure-conversation": ("lognormal:757:0.99:14050", "lognormal:151:0.86:1000"),
     "azure-code": ("lognormal:1097:1.36:7437", "lognormal:16.3:0.85:1899"),
-    # Conversations of BurstGPT: prompts of about 700 and outputs of about 250 tokens in the mean are what is published;
+    # Conversations of BurstGPT: published are the means, about 700 prompt and 250 output tokens;
     # the shapes are ours, as is the bound of 6k, which is that of Llumnix's generated lengths.
     "burstgpt": ("lognormal-mean:700:1.0:6144", "lognormal-mean:250:0.8:2048"),
     # Llumnix's generated lengths (section 6.1): power laws, short, medium and long in the mean, up to 6k.
@@ -41,19 +41,19 @@ PAIRS = {
         for output in means
     },
 }
-"""Prompt and output, by the name of what they are like."""
+"""Distributions of prompt and output, by the name of the workload."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of lengths in tokens, each at least 1. ``draw`` takes all of its chance from the given source."""
+    """A distribution of lengths in tokens, each at least 1. ``draw`` uses no other source of chance."""
 
     spec: str
     draw: Callable[[random.Random], int]
 
 
 def parse_lengths(spec: str) -> Lengths:
-    """Read a distribution as a person types it: ``100``, ``fixed:100``, ``uniform:50:150``, ...
+    """Parse a distribution as a person types it: ``100``, ``fixed:100``, ``uniform:50:150``, ...
 
     Power law: P(x) ~ x^-alpha between MIN and MAX, drawn by inverting the continuous distribution. With a MEAN it
     begins at 1 and alpha follows. A lognormal length above MAX is MAX; with a MEAN that is so after this cut.
@@ -94,7 +94,7 @@ def parse_lengths(spec: str) -> Lengths:
 
 
 def _solve(spec: str, mean_of: Callable[[float], float], mean: float, low: float, high: float) -> float:
-    """The parameter at which a mean that grows with it is ``mean``."""
+    """The parameter that gives ``mean``, where the mean grows with the parameter."""
     if not mean_of(low) < mean < mean_of(high):
         raise WorkloadError(f"length distribution {spec!r}: MEAN must lie between 1 and MAX")
     for _ in range(100):

@@ -1,9 +1,10 @@
-"""What a run's clients met, in columns, and the figures made of it."""
+"""What happened to a run's requests, in columns, and the figures computed from it."""
 
 import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import fmean
 from typing import Any, Final
 
@@ -14,14 +15,14 @@ from actorserve.sim.instance_metrics import Gaps
 from actorserve.sim.statistics import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
-_WINDOW_S: Final = 2.0  # of arrivals that are looked at together
+_WINDOW_S: Final = 2.0  # arrivals within this time are looked at together
 _WAITING, _COMPLETED, _REFUSED = 0, 1, 2
 
 
 class Outcomes:
     """One row a request, numbered in the order of arrival; times in seconds of the virtual clock.
 
-    In columns, for a million requests fit into memory only so.
+    In columns, because a million requests would not fit into memory as objects.
     """
 
     def __init__(self) -> None:
@@ -32,7 +33,7 @@ class Outcomes:
         self.num_output = array("q")
         self.priority = array("q")
         self.num_preempted = array("q")
-        self.preempted_s = array("d")  # lost by that (``sim.instance_metrics``)
+        self.preempted_s = array("d")  # time lost by preemptions (``sim.instance_metrics``)
         self._state = array("b")
         self.num_open = 0
 
@@ -40,7 +41,7 @@ class Outcomes:
         return len(self.arrived_s)
 
     def arrive(self, at_s: float, num_prompt: int, num_output: int, priority: int) -> int:
-        """A request came. Its number."""
+        """A request has arrived. Returns its number."""
         self.arrived_s.append(at_s)
         self.first_token_s.append(math.nan)
         self.ended_s.append(math.nan)
@@ -59,7 +60,7 @@ class Outcomes:
         self.num_open -= 1
 
     def completed(self, priority: int | None = None) -> list[int]:
-        """Numbers of those that got their whole answer, of all classes or of one."""
+        """Numbers of the requests that got their whole answer, in all classes or in one."""
         return [
             number
             for number, state in enumerate(self._state)
@@ -67,8 +68,8 @@ class Outcomes:
         ]
 
     def recovery_s(self, from_s: float, ttft_s: float) -> float | None:
-        """How long after ``from_s`` the median TTFT is back within ``ttft_s``: of those who come in one window of time,
-        and in the one after it, too. None where that does not happen.
+        """How long after ``from_s`` the median TTFT is back within ``ttft_s``, for the requests that arrive in one window
+        of time and in the next one. None if that does not happen.
         """
         windows: dict[int, list[float]] = {}
         for came_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True):
@@ -78,7 +79,7 @@ class Outcomes:
                 )
         is_back = {number: percentile(sorted(found), 50) <= ttft_s for number, found in windows.items()}
         numbers = sorted(is_back)
-        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        for number, following in zip_longest(numbers, numbers[1:]):
             if is_back[number] and (following is None or is_back[following]):
                 return number * _WINDOW_S
         return None
@@ -102,7 +103,7 @@ class Outcomes:
 
 
 def summary(values: list[float]) -> dict[str, float] | None:
-    """None where there is nothing to sum up."""
+    """None if there are no values."""
     if not values:
         return None
     values.sort()
@@ -128,10 +129,10 @@ class Counts:
     num_migrations_failed: int = 0
     migrated_bytes: int = 0
     checkpointed_bytes: int = 0
-    kv_used: list[float] = field(default_factory=list)  # of the instances, each the mean over its reports
+    kv_used: list[float] = field(default_factory=list)  # one value per instance: the mean over its reports
 
     def add(self, report: LoadReport) -> None:
-        """An instance's last report."""
+        """Add an instance's last report."""
         self.num_preemptions += report.num_preemptions
         self.num_swap_outs += report.num_swap_outs
         self.swapped_bytes += report.swapped_bytes
@@ -141,7 +142,7 @@ class Counts:
         self.checkpointed_bytes += report.checkpointed_bytes
 
     def add_moves(self, migration_source: MigrationSource) -> None:
-        """What an instance gave away in its life."""
+        """Add what an instance moved away in its life."""
         self.num_migrated += migration_source.num_migrated
         self.num_migrations_failed += migration_source.num_failed
         self.migrated_bytes += migration_source.migrated_bytes
@@ -163,7 +164,7 @@ class Results:
     spike: SpikeTable | None = None
 
     def figures(self) -> dict[str, Any]:
-        """Everything that is reported, as JSON holds it: a function of the run alone."""
+        """Everything that is reported, as JSON values. They depend on the run alone."""
         outcomes, counts = self.outcomes, self.counts
         done = outcomes.completed()
         ends = [at for at in outcomes.ended_s if not math.isnan(at)]

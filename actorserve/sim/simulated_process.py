@@ -17,7 +17,7 @@ class Core(Protocol):
 
 @dataclass(eq=False)
 class Process:
-    """One incarnation of a process: its core, whom it has met, and when its next Tick is due."""
+    """One incarnation of a process: its core, the peers that it has met, and when its next Tick is due."""
 
     peer: Peer
     role: Role
@@ -34,12 +34,12 @@ class Process:
 
     @property
     def its_engine(self) -> EngineModel:
-        """A worker's."""
+        """The engine of a worker."""
         assert self.engine is not None
         return self.engine
 
     @property
     def its_instance(self) -> InstanceState:
-        """A worker's."""
+        """The core of a worker."""
         assert isinstance(self.core, InstanceState)
         return self.core

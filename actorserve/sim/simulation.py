@@ -1,16 +1,14 @@
 """The production cores under a virtual clock: one gateway, the coordinator and the instances of a cluster.
 
-Events lie on a heap by (time, sequence number), so a run depends on its configuration alone. The network takes a fixed
-time and keeps the order of each link. A process that is killed loses all, what it sent before still arrives, and its
-peers notice after the death watch's time; restarted, it is a new incarnation, which everybody meets. Workers meet each
-other when one wants to, after a round trip; more are there a while after they were ordered, and one that has drained
-leaves with a word.
+Events are ordered by (time, sequence number), so a run depends on its configuration alone. The network takes a fixed
+time and keeps the order of each link. A process that is killed loses its state; its earlier messages still arrive, and
+its peers notice its death after the death watch's time. A restarted process is a new incarnation. Two workers meet a
+round trip after one of them asks for it. An ordered worker is there after its warm-up, and a drained one says goodbye.
 """
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
 from itertools import islice
 
 from actorserve.core.cluster.queue import WaitingRequest
@@ -45,32 +43,29 @@ from actorserve.core.messages import (
     Peer,
     PeerDown,
     PeerUp,
-    RequestSpec,
     Role,
-    SamplingParams,
     Stage,
     StepPlan,
     Tick,
     WorkerInfo,
 )
 from actorserve.core.timing.profile import Profile
-from actorserve.sim.arrivals import arrivals
+from actorserve.sim.clients import Clients
 from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
 from actorserve.sim.instance_metrics import Interruptions, fragmentation, unmet_demand
 from actorserve.sim.results import Counts, Outcomes, Results
 from actorserve.sim.simulated_process import Process
+from actorserve.sim.timeline import Timeline
 from actorserve.sim.traces import TraceRow
-from actorserve.sim.workload import Arrival, Prompts
 
 GATEWAY = "gateway-0"
-_PROGRESS_EVERY = 200  # arrivals
-_SAMPLE_S = 1.0  # from one look at the memory to the next
+_SAMPLE_S = 1.0  # time between two samples of the memory's fragmentation
 
 
 class Simulation:
-    """One run. ``on_progress`` is told the virtual time, and how many requests have come and ended."""
+    """One run. ``on_progress`` is called with the virtual time, and how many requests have arrived and ended."""
 
     def __init__(
         self,
@@ -80,56 +75,54 @@ class Simulation:
         on_progress: Callable[[float, int, int], None] = lambda now, arrived, ended: None,
     ) -> None:
         """Raises: SimulationError, WorkloadError."""
-        self.now = 0.0
-        self.outcomes = Outcomes()
+        self._timeline = Timeline()
+        self._clients = Clients(config, trace, self._timeline, self._send_request, on_progress)
         self.counts = Counts()
         self.processes: dict[str, Process] = {}
         self.config = config
         self._profile = profile
         model = ModelInfo(profile.model, 2**31, config.cluster.max_tokens)
         self._worker = WorkerInfo("simulated", model, profile.speed())
-        self._on_progress = on_progress
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
-        self._num_pushed = 0
         self._num_events = 0
         self._num_failovers = 0
         self._alive_s = 0.0
         self._interruptions = Interruptions()
         self._fragmentation: list[float] = []
-        self._num_workers = config.cluster.instances  # that there ever were, or are ordered
-        self._ordered_s: dict[str, float] = {}  # when those that are not there yet were ordered
+        self._num_workers = config.cluster.instances  # all that ever ran, or are ordered
+        self._ordered_s: dict[str, float] = {}  # when each worker that is warming up was ordered
         self._network_s = config.cluster.network_s
         self._incarnations: dict[str, int] = {}
-        self._without_token: set[str] = set()  # only looked up
-        self._prompts = Prompts(compared=config.cluster.prefix_cache)
-        self._sampling: dict[int, SamplingParams] = {}
-        self._arrivals: Iterator[Arrival] = arrivals(config, trace)
-        self._next_arrival: Arrival | None = None
+
+    @property
+    def now(self) -> float:
+        return self._timeline.now
+
+    @property
+    def outcomes(self) -> Outcomes:
+        return self._clients.outcomes
 
     def run(self) -> Results:
-        """From the first arrival until the last request has ended, and every instance has reported once more."""
+        """Run from the first arrival until the last request has ended and every instance has reported once more."""
         self._start(COORDINATOR)
         self._start(GATEWAY)
         for number in range(self.config.cluster.instances):
             self._start(f"worker-{number}")
         for failure in self.config.failures:
             self._at(failure.at_s, self._kill, failure.process, failure.restart_at_s)
-        self._expect_arrival()
+        self._clients.expect_arrival()
         self._sample()
-        heap = self._heap
-        while heap and not self._is_over():
-            self.now, _, act, arguments = heappop(heap)
+        timeline = self._timeline
+        while timeline.next_s is not None and not self._is_over():
             self._num_events += 1
-            act(*arguments)
+            timeline.run_next()
         ended_s = max((at for at in self.outcomes.ended_s if at == at), default=self.now)
         until_s = ended_s + self.config.cluster.load_report_s
-        while heap and heap[0][0] <= until_s and not self.outcomes.num_open:
-            self.now, _, act, arguments = heappop(heap)
-            act(*arguments)
+        while (next_s := timeline.next_s) is not None and next_s <= until_s and not self.outcomes.num_open:
+            timeline.run_next()
         for process in list(self.processes.values()):
             self._count(process, ended_s)
         self._alive_s += sum(max(0.0, ended_s - ordered_s) for ordered_s in self._ordered_s.values())
-        self._on_progress(self.now, len(self.outcomes), len(self.outcomes) - self.outcomes.num_open)
+        self._clients.tell_progress()
         return Results(
             self.outcomes,
             self.counts,
@@ -142,7 +135,7 @@ class Simulation:
         )
 
     def _is_over(self) -> bool:
-        if self._next_arrival is not None:
+        if self._clients.have_more:
             return False
         if not self.outcomes.num_open or not self.outcomes.arrived_s:
             return True
@@ -151,30 +144,10 @@ class Simulation:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def _at(self, at_s: float, act: Callable[..., None], *arguments: object) -> None:
-        self._num_pushed += 1
-        heappush(self._heap, (at_s, self._num_pushed, act, arguments))
+        self._timeline.at(at_s, act, *arguments)
 
-    def _expect_arrival(self) -> None:
-        self._next_arrival = next(self._arrivals, None)
-        if self._next_arrival is not None:
-            self._at(max(self.now, self._next_arrival.at_s), self._arrive)
-
-    def _arrive(self) -> None:
-        arrival = self._next_arrival
-        assert arrival is not None
-        outcomes = self.outcomes
-        number = outcomes.arrive(self.now, arrival.prompt_tokens, arrival.output_tokens, arrival.priority)
-        self._expect_arrival()
-        sampling = self._sampling.get(arrival.output_tokens)
-        if sampling is None:
-            sampling = SamplingParams(seed=0, max_tokens=arrival.output_tokens)
-            self._sampling[arrival.output_tokens] = sampling
-        prompt = self._prompts.token_ids(arrival, number)
-        spec = RequestSpec(str(number), prompt, sampling, priority=arrival.priority)
-        self._without_token.add(spec.request_id)
-        self._handle(self.processes[GATEWAY], Open(spec))
-        if number % _PROGRESS_EVERY == 0:
-            self._on_progress(self.now, len(outcomes), len(outcomes) - outcomes.num_open)
+    def _send_request(self, request: Open) -> None:
+        self._handle(self.processes[GATEWAY], request)
 
     def _arrive_message(self, sender: Peer, to: Peer, message: Message) -> None:
         process = self.processes.get(to.name)
@@ -183,7 +156,7 @@ class Simulation:
 
     def _tick(self, process: Process, at_s: float) -> None:
         if process.tick_at_s != at_s or not self._is_alive(process):
-            return  # an earlier one was wanted since, or it died
+            return  # an earlier tick was asked for since, or the process died
         process.tick_at_s = None
         deadline = process.core.next_deadline()
         if deadline is not None and deadline <= at_s:
@@ -223,15 +196,12 @@ class Simulation:
             case Send():
                 self._send(process, effect)
             case Deliver(request_id=request_id):
-                if request_id in self._without_token:
-                    self._without_token.discard(request_id)
-                    self.outcomes.first_token_s[int(request_id)] = self.now
+                self._clients.on_token(request_id)
             case RunStep(plan=plan):
                 self._run_step(process, plan)
             case End(request_id=request_id, reason=reason):
-                self._without_token.discard(request_id)
                 self._lose_time(request_id)
-                self.outcomes.end(int(request_id), self.now, reason)
+                self._clients.on_end(request_id, reason)
             case SwapOut() | SwapIn():
                 done_s, duration_s = process.its_engine.copy(effect, self.now)
                 self._at(done_s, self._engine_done, process, CopyDone(effect.copy_id, duration_s))
@@ -255,7 +225,7 @@ class Simulation:
             self._at(at_s, self._tick, process, at_s)
 
     def _start(self, name: str) -> None:
-        """A new incarnation; everybody alive meets it, and hears of the death of the one before it first."""
+        """Start a new incarnation. Its peers hear of the death of the one before it first, and then meet it."""
         self._incarnations[name] = incarnation = self._incarnations.get(name, 0) + 1
         process = self._make(Peer(name, incarnation))
         process.born_s = self._ordered_s.pop(name, self.now)
@@ -264,7 +234,7 @@ class Simulation:
         if incarnation > 1:
             for other in others:
                 self._lose(other, Peer(name, incarnation - 1))
-        if process.role is Role.WORKER:  # those that have something to tell each other meet when it comes to that
+        if process.role is Role.WORKER:  # workers meet only when one asks for it
             hubs = (self.processes.get(hub) for hub in (COORDINATOR, GATEWAY))
             others = sorted((hub for hub in hubs if hub is not None), key=lambda hub: hub.born_s)
         for other in others:
@@ -311,12 +281,12 @@ class Simulation:
         self._meet(process, other)
 
     def _lose(self, process: Process, peer: Peer) -> None:
-        """Nothing of that incarnation is heard afterwards."""
+        """``process`` notices the death of ``peer``, and hears nothing of that incarnation afterwards."""
         if process.met.pop(peer, None) is not None:
             self._handle(process, PeerDown(peer))
 
     def _kill(self, name: str, restart_at_s: float | None) -> None:
-        """What it sent and nobody read still arrives; what was sent to it is gone."""
+        """Messages that the process sent still arrive; messages to it are lost."""
         dead = self.processes.get(name)
         if dead is None:
             return  # it has drained
@@ -330,7 +300,7 @@ class Simulation:
             self._at(restart_at_s, self._start, name)
 
     def _end(self, process: Process, notice_s: float) -> None:
-        """It is there no more; who has met it hears so after a while."""
+        """Remove the process. Processes that have met it notice after ``notice_s``."""
         del self.processes[process.peer.name]
         self._count(process, self.now)
         for other in self.processes.values():
@@ -348,7 +318,7 @@ class Simulation:
             self._lose(process, dead)
 
     def _count(self, process: Process, until_s: float) -> None:
-        """Take over what a process counted in its life."""
+        """Add what a process counted in its life."""
         if isinstance(process.core, GatewayState):
             self._num_failovers += process.core.num_failovers
         if process.engine is None:
@@ -378,7 +348,7 @@ class Simulation:
         self._at(self.now + self._network_s, self._arrive_message, process.peer, effect.to, message)
 
     def _fetch(self, process: Process, effect: Fetch) -> None:
-        """The copy fails where its source is gone by the end."""
+        """Copy from another instance. The copy fails if its source is gone by the end."""
         source = self.processes.get(effect.source.name)
         if source is None or source.peer != effect.source:
             self._at(self.now + self._network_s, self._engine_done, process, CopyFailed(effect.copy_id))
@@ -394,7 +364,7 @@ class Simulation:
         self._at(done_s, self._fetched, process, source, CopyDone(effect.copy_id, duration_s))
         if self.config.cluster.copy_slowdown:
             for each in (source,) if effect.into_host else (source, process):
-                self._foresee_no_more(each)
+                self._forget_prediction(each)
 
     def _fetched(self, process: Process, source: Process, done: CopyDone) -> None:
         self._engine_done(process, done if self._is_alive(source) else CopyFailed(done.copy_id))
@@ -413,10 +383,10 @@ class Simulation:
         self.outcomes.preempted_s[int(request_id)] += self._interruptions.on_lost(request_id, self.now)
 
     def _sample(self) -> None:
-        """How fragmented the memory is now, and from time to time as long as requests come."""
+        """Sample how fragmented the memory is, once per ``_SAMPLE_S`` as long as requests arrive."""
         workers = [process for process in self.processes.values() if process.engine is not None]
         instances = [process.its_instance for process in workers]
-        # Where quiet steps go on nobody waits.
+        # No request waits on an instance in which quiet steps go on.
         are_quiet = [process.flight is not None and len(process.flight.ends) > 1 for process in workers]
         demands = [unmet_demand(each) for each, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet]
         coordinator = self.processes.get(COORDINATOR)
@@ -434,13 +404,13 @@ class Simulation:
             self._fragmentation.append(fragmentation(instances, [*filter(None, demands)], in_line))
         else:
             self._fragmentation.append(0.0)
-        if self._next_arrival is not None:
+        if self._clients.have_more:
             self._at(self.now + _SAMPLE_S, self._sample)
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
     def _run_step(self, process: Process, plan: StepPlan) -> None:
-        """Begin a step; with those after it in which nothing is decided it makes one event."""
+        """Begin a step. It makes one event together with the quiet steps after it, in which nothing is decided."""
         process.flight = process.its_engine.begin(plan, self._num_quiet_steps(process), self.now)
         self._expect_end(process, process.flight)
         for request_id, lost_s in self._interruptions.on_step(plan, *process.flight.ends[0]):
@@ -453,8 +423,8 @@ class Simulation:
         at_s = flight.ends[-1][0]
         self._at(at_s, self._steps_done, process, flight, at_s)
 
-    def _foresee_no_more(self, process: Process) -> None:
-        """Steps will take another time than was foreseen, from the next one on."""
+    def _forget_prediction(self, process: Process) -> None:
+        """The predicted durations no longer hold, from the next step on."""
         flight = process.flight
         if flight is not None and len(flight.ends) > 1:
             self._advance(process, flight, flight.num_ended(self.now))
@@ -463,19 +433,19 @@ class Simulation:
 
     def _steps_done(self, process: Process, flight: Flight, at_s: float) -> None:
         if process.flight is not flight or flight.ends[-1][0] != at_s or not self._is_alive(process):
-            return  # something came between
+            return  # a message came in between
         self._advance(process, flight, len(flight.ends) - 1)
         process.flight = None
         self._handle(process, process.its_engine.done(flight))
 
     def _advance(self, process: Process, flight: Flight, num_steps: int) -> None:
-        """Let the core know of quiet steps that have ended."""
+        """Tell the core about quiet steps that have ended."""
         if not num_steps:
             return
         process.its_engine.count(flight, num_steps)
         for effect in process.its_instance.advance(flight.ends[:num_steps], TOKEN_ID):
             if isinstance(effect, RunStep):
-                flight.plan = effect.plan  # on its way already
+                flight.plan = effect.plan  # in flight already
             else:
                 self._perform(process, effect)
         del flight.ends[:num_steps]

@@ -1,4 +1,4 @@
-"""Tables of a file, read strictly; what is wrong is told in one line that names the key."""
+"""Tables of a file, read strictly. An error is one line that names the key."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -74,7 +74,7 @@ def _told(problem: ErrorDetails, model: type[Table]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """As the file says it."""
+    """The value as the file would write it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -11,10 +11,10 @@ from typing import Final
 from actorserve.errors import WorkloadError
 
 MAX_TRACE_TOKENS: Final = 10_000_000
-"""No model's context is as long; a longer prompt or output is a damaged row."""
+"""No model's context is this long, so a longer prompt or output means a damaged row."""
 
 MAX_TRACE_S: Final = 31 * 86_400.0
-"""From a trace's first row to its last; more is a damaged time."""
+"""The longest time from a trace's first row to its last; a longer one means a damaged row."""
 
 _PROMPT_COLUMNS = ("ContextTokens", "num_prefill_tokens")
 _OUTPUT_COLUMNS = ("GeneratedTokens", "num_decode_tokens")

@@ -1,4 +1,4 @@
-"""The requests of a measurement: when each arrives, how long its prompt is, how many tokens it makes. Seeded."""
+"""The requests of a measurement: arrival times, prompt lengths and output lengths. Seeded."""
 
 import math
 import random
@@ -30,7 +30,7 @@ LengthPairs = Callable[[random.Random], tuple[int, int]]
 """Draws the lengths of one request's prompt and output."""
 
 
-_NUM_DRAWN = 10_000  # lengths, to find their means
+_NUM_DRAWN = 10_000  # lengths that are drawn to find their means
 
 
 def poisson_times(rate_per_s: float, rng: random.Random) -> Iterator[float]:
@@ -53,7 +53,7 @@ def gamma_times(rate_per_s: float, cv: float, rng: random.Random) -> Iterator[fl
 
 
 def regular_times(rate_per_s: float) -> Iterator[float]:
-    """One after another, equally far apart."""
+    """Arrival times with equal gaps."""
     return (number / rate_per_s for number in count(1))
 
 
@@ -63,7 +63,7 @@ def warped(times: Iterator[float], factors: Iterator[tuple[float, float]]) -> It
     Time itself runs faster or slower for the process, so that its bursts stay what they are. Factors are above 0 and
     the last of them holds for ever.
     """
-    own_s = since_s = 0.0  # in the process's time, and in ours
+    own_s = since_s = 0.0  # in the process's own time, and in the run's time
     until_s, factor = next(factors)
     for at_s in times:
         while own_s + factor * (until_s - since_s) < at_s:
@@ -74,17 +74,17 @@ def warped(times: Iterator[float], factors: Iterator[tuple[float, float]]) -> It
 
 
 def cycle_factors(factors: Sequence[float], each_s: float) -> Iterator[tuple[float, float]]:
-    """One factor after the other, each for so long, over and over."""
+    """The factors in turn, again and again, each for the same time."""
     return ((number * each_s, factor) for number, factor in enumerate(cycle(factors), 1))
 
 
 def spike_factors(at_s: float, duration_s: float, factor: float) -> Iterator[tuple[float, float]]:
-    """Once, and for a while."""
+    """One factor, for one period of time."""
     return iter([(at_s, 1.0), (at_s + duration_s, factor), (math.inf, 1.0)])
 
 
 def independent(prompts: Lengths, outputs: Lengths) -> LengthPairs:
-    """Prompt and output know nothing of each other."""
+    """Prompt and output lengths, drawn independently."""
     return lambda rng: (prompts.draw(rng), outputs.draw(rng))
 
 
@@ -131,7 +131,7 @@ def with_ratio(pairs: LengthPairs, ratio: float) -> LengthPairs:
 
 
 def cut(prompt_tokens: int, output_tokens: int, max_tokens: int) -> tuple[int, int]:
-    """Both within a context of ``max_tokens``: who is too long loses prompt before output, but never all of it."""
+    """Both within a context of ``max_tokens``: a request that is too long loses prompt first, except one token."""
     output_tokens = min(output_tokens, max_tokens - 1)
     return min(prompt_tokens, max_tokens - output_tokens), output_tokens
 
@@ -184,7 +184,7 @@ def trace_times(rows: Sequence[TraceRow], time_scale: float = 1.0) -> list[float
 class Prompts:
     """Token ids of prompts of a given length: those of one prefix begin alike, else no two are alike.
 
-    Ids mean nothing to a simulated engine, only equality counts. Where nothing is ever compared (no prefix cache), all
+    A simulated engine only compares ids. Where nothing is compared (no prefix cache), all
     prompts of a length are one and the same tuple.
     """
 
@@ -193,7 +193,7 @@ class Prompts:
         self._same: dict[int, tuple[int, ...]] = {}
 
     def token_ids(self, arrival: Arrival, number: int) -> tuple[int, ...]:
-        """Of the request with this number, which is its own."""
+        """The prompt of the request with this number; each request has a number of its own."""
         length = arrival.prompt_tokens
         if self._compared:
             num_shared = min(arrival.prefix_tokens, length)

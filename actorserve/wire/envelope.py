@@ -1,4 +1,4 @@
-"""The envelope of every frame: from which life of whom, to which life of whom.
+"""The envelope of every frame: the sender's and the target's names and incarnations.
 
 A frame is one part: ``b"ASV1"``, the head's length in two big-endian bytes, the head (msgpack ``[sender name, sender
 incarnation, target name, target incarnation]``), then the message. A link's head never changes, so a sender makes it
@@ -15,7 +15,7 @@ from actorserve.errors import ProtocolError
 from actorserve.wire.schema import INT64_MAX
 
 ANY_INCARNATION: Final = 0
-"""A target's incarnation before it is known. Only Hello may use it."""
+"""Stands for a target's incarnation while that is unknown. Only Hello may use it."""
 
 _PREFIX: Final = struct.Struct(">4sH")
 _MAGIC: Final = b"ASV1"
@@ -24,7 +24,7 @@ _MAX_KNOWN_HEADS: Final = 4096
 
 
 class Addressed(NamedTuple):
-    """A head, read: ``body_at`` is where the message begins."""
+    """A parsed head. The message begins at ``body_at``."""
 
     sender: Peer
     target: Peer
@@ -34,7 +34,7 @@ class Addressed(NamedTuple):
 def make_head(sender: Peer, target: Peer) -> bytes:
     """What precedes a message on the link from ``sender`` to ``target``.
 
-    Raises: ValueError where the names are too long.
+    Raises: ValueError if the names are too long.
     """
     head: bytes = msgpack.packb((*sender, *target))
     if len(head) > _MAX_HEAD_BYTES:
@@ -43,13 +43,13 @@ def make_head(sender: Peer, target: Peer) -> bytes:
 
 
 class HeadReader:
-    """Reads heads, remembering those that it has seen (a bounded number)."""
+    """Parses heads, and caches a bounded number of them."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, Addressed] = {}
 
     def read(self, frame: bytes) -> Addressed:
-        """Who sent ``frame`` to whom. Raises: ProtocolError where it is not a frame of ours."""
+        """The sender and target of ``frame``. Raises: ProtocolError if it has no envelope of ours."""
         if len(frame) < _PREFIX.size:
             raise ProtocolError("frame has no envelope")
         magic, length = _PREFIX.unpack_from(frame)

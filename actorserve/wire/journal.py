@@ -1,4 +1,4 @@
-"""A recorded log: what a core was told, when, and by whom. Replayed into a fresh core it gives the same effects.
+"""A recorded log: what a core was told, when, and by which peer. A fresh core that replays it has the same effects.
 
 Records are msgpack lists, each preceded by its length in four big-endian bytes:
 
@@ -52,25 +52,25 @@ def write_entry(file: BinaryIO, entry: Entry) -> None:
 
 
 def write_effects(file: BinaryIO, effects: Sequence[Effect]) -> None:
-    """Append what the last input had the core do."""
+    """Append the digest of the last input's effects."""
     _write(file, (digest(effects),))
 
 
 def digest(effects: Sequence[Effect]) -> bytes:
-    """Equal for equal effects, and for no others that one will ever meet."""
+    """Equal for equal effects; different effects have different digests, except with negligible probability."""
     return blake2b(msgpack.packb(effects, default=_plain), digest_size=_DIGEST_BYTES).digest()
 
 
 def _plain(value: Any) -> list[Any]:
-    """An effect, or a message in it, as msgpack takes it. Every other part of one is a number, a text or a tuple."""
+    """An effect, or a message in it, in a form that msgpack takes: every other part is a number, a text or a tuple."""
     names: tuple[str, ...] = value.__slots__
     return [type(value).__name__, *(getattr(value, name) for name in names)]
 
 
 def read_records(file: BinaryIO) -> Iterator[Record]:
-    """Everything in order.
+    """All records, in order.
 
-    Raises: ProtocolError where the file is not such a log.
+    Raises: ProtocolError if the file is no such log.
     """
     while len(head := file.read(_LENGTH.size)) == _LENGTH.size:
         (length,) = _LENGTH.unpack(head)
@@ -85,7 +85,7 @@ def read_records(file: BinaryIO) -> Iterator[Record]:
 def read_entries(file: BinaryIO) -> Iterator[Entry]:
     """The inputs alone, in order.
 
-    Raises: ProtocolError where the file is not such a log.
+    Raises: ProtocolError if the file is no such log.
     """
     return (record for record in read_records(file) if isinstance(record, Entry))
 

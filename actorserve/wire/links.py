@@ -1,4 +1,4 @@
-"""What all transports do alike: one link an address, shared by every incarnation that is reached through it."""
+"""What all transports share: one link per address, used for every incarnation that is reached there."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -10,7 +10,7 @@ from actorserve.wire.transport import Framing, Inbox, TransportLimits
 
 
 class Link:
-    """The way to an address, and the peers for whom it is kept open."""
+    """The connection to an address, and the peers that it is kept open for."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -21,7 +21,7 @@ L = TypeVar("L", bound=Link)
 
 
 class LinkedTransport(ABC, Generic[L]):
-    """A ``Transport`` but for moving the bytes, which its subclasses do."""
+    """A ``Transport``, except for moving the bytes, which its subclasses do."""
 
     def __init__(self, me: Peer, limits: TransportLimits | None, clock: Callable[[], float]) -> None:
         self._framing = Framing(me, limits or TransportLimits(), clock)
@@ -36,7 +36,7 @@ class LinkedTransport(ABC, Generic[L]):
 
     @abstractmethod
     def _open(self, peer: Peer, address: str) -> L | None:
-        """A new link, or None where the address can not be used."""
+        """A new link, or None if the address cannot be used."""
 
     @abstractmethod
     def _shut(self, link: L) -> None: ...
@@ -47,15 +47,15 @@ class LinkedTransport(ABC, Generic[L]):
 
     @abstractmethod
     def _fetch(self) -> None:
-        """Put into the empty inbox what has arrived and nobody was told of yet."""
+        """Fill the empty inbox with frames that have arrived and were not announced yet."""
 
     @abstractmethod
     def _on_taken(self) -> None:
-        """There is room in the inbox again."""
+        """The inbox has room again."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of what is left once all links are shut."""
+        """Release other resources, after all links are shut."""
 
     @property
     def me(self) -> Peer:

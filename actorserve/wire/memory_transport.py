@@ -1,4 +1,4 @@
-"""The in-memory twin of the ZeroMQ transport: same promises, one process, no time of its own.
+"""The in-memory twin of the ZeroMQ transport: the same promises, in one process, without a clock.
 
 A ``Hub`` stands for the network. As with ZeroMQ, a link to an address where nobody listens yet keeps what is sent until
 somebody does, and a receiver's full queue holds messages back on the sender's side. A test can ``cut`` two processes
@@ -24,7 +24,7 @@ class _Queue(Link):
 
 
 class Hub:
-    """The network: who listens where, and every open link."""
+    """The network: the transport at each address, and every open link."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, MemoryTransport] = {}
@@ -75,7 +75,7 @@ class Hub:
 
 
 class MemoryTransport(LinkedTransport[_Queue]):
-    """A ``Transport`` on a hub. ``address`` is any string that nobody else on the hub listens at."""
+    """A ``Transport`` on a hub. ``address`` is any string that is not taken on the hub."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class MemoryTransport(LinkedTransport[_Queue]):
         return len(self._inbox.messages) < self._framing.limits.receive_queue
 
     def arrive(self, frame: bytes) -> None:
-        """The hub brings a frame."""
+        """The hub delivers a frame."""
         unpacked = self._framing.unpack(frame)
         if unpacked is not None:
             self._inbox.messages.append(unpacked)
@@ -123,7 +123,7 @@ class MemoryTransport(LinkedTransport[_Queue]):
         return True
 
     def _fetch(self) -> None:
-        """The hub has brought all there is room for."""
+        """The hub has delivered all frames that there is room for."""
 
     def _on_taken(self) -> None:
         self._hub._flow(self._address)

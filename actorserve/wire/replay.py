@@ -1,4 +1,4 @@
-"""Replay: a recorded log told to a fresh core, and what that does compared with what the recorded one did."""
+"""Replay: tells a fresh core the inputs of a recorded log, and compares its effects with the recorded ones."""
 
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -16,7 +16,8 @@ from actorserve.wire.recipes import parse_recipe
 class Replay:
     """``core`` has been told ``num_entries`` inputs over ``duration_s``, with ``num_compared`` effects to compare.
 
-    The last input's may be missing: the process was killed before. ``difference`` is None where all were equal.
+    The effects of the last input may be missing, because the process was killed. ``difference`` is None if all were
+    equal.
     """
 
     core: InstanceState | ClusterState | GatewayState
@@ -27,9 +28,9 @@ class Replay:
 
 
 def replay(file: BinaryIO) -> Replay:
-    """Up to the first input whose effects are not those recorded.
+    """Replay the log up to the first input whose effects are not the recorded ones.
 
-    Raises: ProtocolError where the file is not such a log.
+    Raises: ProtocolError if the file is no such log.
     """
     records = read_records(file)
     recipe = next(records, None)

@@ -39,7 +39,7 @@ class Rules:
 
 _NO_RULES = Rules()
 _NATURAL = (0, INT64_MAX)
-_MANY = 4  # integers, from which it is faster to look at them together
+_MANY = 4  # from this many integers on it is faster to check them together
 
 
 def _text(value: Any) -> Any:
@@ -136,7 +136,7 @@ def _integer_column(low: int, high: int) -> Checker:
 
 
 class _Integers:
-    """Many integers of a record with the same bounds, looked at together."""
+    """Many integers of a record with the same bounds, checked together."""
 
     def __init__(self, indexes: tuple[int, ...], bounds: tuple[int, int]) -> None:
         self._pick = itemgetter(*indexes)
@@ -144,7 +144,7 @@ class _Integers:
         self._low, self._high = bounds
 
     def are_right(self, values: list[Any]) -> bool:
-        """If not, who checks them one by one can say which are wrong."""
+        """If they are not, the caller checks them one by one, to name the wrong one."""
         integers = self._pick(values)
         return [*map(type, integers)] == self._kinds and min(integers) >= self._low and max(integers) <= self._high
 

@@ -36,12 +36,12 @@ class Transport(Protocol):
 
     @property
     def me(self) -> Peer:
-        """Who we are to others."""
+        """Our name and incarnation."""
         ...
 
     @property
     def address(self) -> str:
-        """Where others reach us."""
+        """The address at which other processes reach us."""
         ...
 
     @property
@@ -50,15 +50,15 @@ class Transport(Protocol):
         ...
 
     def reincarnate(self, incarnation: int) -> None:
-        """From now on we are this incarnation; what is on its way to the old one is dropped."""
+        """Become this incarnation; frames in flight to the old one are dropped."""
         ...
 
     def connect(self, peer: Peer, address: str) -> bool:
-        """Open the way to ``peer`` (incarnation 0: whoever is there). False where the address can not be used."""
+        """Connect to ``peer`` (incarnation 0: any incarnation). False if the address cannot be used."""
         ...
 
     def disconnect(self, peer: Peer) -> None:
-        """Close the way to ``peer``; unknown peers are ignored."""
+        """Disconnect from ``peer``; unknown peers are ignored."""
         ...
 
     def send(self, peer: Peer, message: Message) -> bool:
@@ -70,16 +70,16 @@ class Transport(Protocol):
         ...
 
     def on_arrival(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when something arrives, and when ``take`` leaves something behind."""
+        """Call ``callback`` when a message arrives, and when ``take`` leaves messages behind."""
         ...
 
     def close(self) -> None:
-        """Let go of everything. Closing again does nothing."""
+        """Release everything. Closing again does nothing."""
         ...
 
 
 class FrameCounter:
-    """Counts what happens to frames; says so in the log at most once a second."""
+    """Counts dropped frames, and logs them at most once a second."""
 
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self.counts: Counter[str] = Counter()
@@ -108,7 +108,7 @@ class Framing:
         self.counter = FrameCounter(me.name, clock)
         self._heads: dict[Peer, bytes] = {}
         self._reader = HeadReader()
-        self._last: Message | None = None  # what goes to many is encoded once
+        self._last: Message | None = None  # a message to many peers is encoded once
         self._last_body = b""
 
     def reincarnate(self, incarnation: int) -> None:
@@ -133,7 +133,7 @@ class Framing:
         return frame
 
     def unpack(self, frame: bytes) -> tuple[Peer, Message] | None:
-        """Who sent what; None (and counted) when it is not for us or not well formed."""
+        """Sender and message; None (and counted) when the frame is not for us, or malformed."""
         if len(frame) > self.limits.max_frame_bytes:
             self.counter.drop("oversize", f"{len(frame)} bytes arrived")
             return None
@@ -151,14 +151,14 @@ class Framing:
             self.counter.drop("malformed message", f"from {sender.name}: {error}")
             return None
         if target.incarnation == ANY_INCARNATION and type(message) is not Hello:
-            self.counter.drop("wrong target", f"{sender.name} sent {type(message).__name__} to nobody in particular")
+            self.counter.drop("wrong target", f"{sender.name} sent {type(message).__name__} without an incarnation")
             return None
         self.counter.counts["received"] += 1
         return sender, message
 
 
 class Inbox:
-    """What has arrived and was not taken yet, with the arrival callback."""
+    """Messages that have arrived and were not taken yet, with the arrival callback."""
 
     def __init__(self) -> None:
         self.messages: deque[tuple[Peer, Message]] = deque()
@@ -180,6 +180,6 @@ class Inbox:
             messages.clear()
             return taken
         taken = [messages.popleft() for _ in range(limit)]
-        # Whoever waits for the callback after a bounded take must not wait for the next arrival.
+        # The reader waits for the callback after a bounded take, which must come without a further arrival.
         self.announce()
         return taken

@@ -1,4 +1,4 @@
-"""The ZeroMQ transport: one ROUTER bound to be reached at, one DEALER per address that we send to.
+"""The ZeroMQ transport: one ROUTER to receive with, and one DEALER per address that we send to.
 
 The ROUTER only receives and the DEALERs only send, so no frame ever waits for an answer. Sockets are read straight from
 the event loop, many messages a wakeup: the asyncio face of pyzmq costs a future and a timer for each message.
@@ -15,8 +15,8 @@ from actorserve.wire.links import Link, LinkedTransport
 from actorserve.wire.transport import TransportLimits
 
 _READ_BATCH: Final = 256
-_ASKED_FOR: Final = 2  # the first frames of a turn
-_POLLIN: Final = int(zmq.POLLIN)  # the enum's own & costs more than to ask
+_ASKED_FOR: Final = 2  # frames of a turn before which the socket is asked whether there is one
+_POLLIN: Final = int(zmq.POLLIN)  # an int, because & of the enum costs more than asking the socket
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 1000
@@ -36,7 +36,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
     Only ``close`` may block, for at most the linger (0.2 s), while last messages leave.
 
     ``bind`` is the address to listen at; ``tcp://127.0.0.1:*`` takes a free port, and ``address`` says which.
-    Raises: ActorserveError where it can not be bound.
+    Raises: ActorserveError if it cannot be bound.
     """
 
     def __init__(self, me: Peer, bind: str, limits: TransportLimits | None = None) -> None:
@@ -48,7 +48,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         self._context.set(zmq.MAX_SOCKETS, self._framing.limits.max_links + 1)
         self._router = self._context.socket(zmq.ROUTER)
         self._configure(self._router)
-        # One byte over the bound is let through to us: we count what is too large, libzmq would only hang up.
+        # A frame one byte over the bound still reaches us, so that we count it; libzmq would only close the connection.
         self._router.setsockopt(zmq.MAXMSGSIZE, self._framing.limits.max_frame_bytes + 1)
         try:
             self._router.bind(bind)
@@ -106,8 +106,8 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         self._context.term()
 
     def _configure(self, socket: "zmq.Socket[bytes]") -> None:
-        # Without IMMEDIATE a message waits for a peer that is not there yet; one for a dead incarnation is dropped by
-        # whoever takes its place.
+        # Without IMMEDIATE a message waits for a peer that has not started yet. A message for a dead incarnation is
+        # dropped by the incarnation that takes its place.
         socket.setsockopt(zmq.LINGER, _LINGER_MS)
         socket.setsockopt(zmq.SNDHWM, self._framing.limits.send_queue)
         socket.setsockopt(zmq.RCVHWM, self._framing.limits.receive_queue)
@@ -125,7 +125,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         self._read()
 
     def _read(self) -> None:
-        """Read what has arrived, and say so."""
+        """Read the frames that have arrived, and announce them."""
         if self._closed:
             return
         num_before = len(self._inbox.messages)
@@ -140,11 +140,11 @@ class ZmqTransport(LinkedTransport[_Dealer]):
             if len(messages) >= room:
                 self._stalled = True
                 return
-            # Mostly one has come: to ask whether there is another costs less than the exception that would say no.
+            # Mostly one frame has come. Asking for another costs less than the exception that would say no.
             if number < _ASKED_FOR and not int(router.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return
             try:
-                router.recv(zmq.NOBLOCK)  # the sender's name for us alone
+                router.recv(zmq.NOBLOCK)  # ZeroMQ's own name of the sender, which nothing needs
             except zmq.Again:
                 return
             frame = router.recv(zmq.NOBLOCK)

@@ -293,6 +293,7 @@ def test_recovery_is_when_first_tokens_are_quick_again() -> None:
     assert outcomes.recovery_s(10.0, 2.0) == 6.0
     assert outcomes.recovery_s(10.0, 9.5) == 0.0
     assert outcomes.recovery_s(10.0, 0.5) is None
+    assert outcomes.recovery_s(100.0, 9.5) is None  # no request arrives so late
 
 
 def test_fragmentation_is_free_memory_that_lies_apart() -> None:

@@ -1,1 +1,1 @@
-"""``tools/profile``: measure what this engine takes on this hardware, and fit profiles to published measurements."""
+"""``tools/profile``: measure the engine's times on this hardware, and fit profiles to published measurements."""

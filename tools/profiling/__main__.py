@@ -16,16 +16,27 @@ EXIT_INTERRUPTED = 130
 def _measure_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tools/profile",
-        description="Measure what the engine takes on this hardware, and keep it where workers find it.",
+        description="Measure the engine's times on this hardware, and keep them where workers find them.",
         epilog="tools/profile fit --help: make profiles from published measurements.",
     )
-    parser.add_argument("--model", default="default", help="default, a GGUF file, or a Hugging Face folder")
-    parser.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: random weights")
-    parser.add_argument("--dtype", default="auto", help="the numeric mode, as in tools/serve (%(default)s)")
-    parser.add_argument("--threads", type=int, help="CPU threads (as many as a worker of tools/serve has)")
+    parser.add_argument(
+        "--model", default="default", help="default, a GGUF file, or a Hugging Face folder (default: default)"
+    )
+    parser.add_argument(
+        "--load-format",
+        choices=("auto", "dummy"),
+        default="auto",
+        help="auto: the model's weights; dummy: random weights (default: auto)",
+    )
+    parser.add_argument(
+        "--dtype", default="auto", help="numbers to compute with, as in tools/serve (default: %(default)s)"
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (default: as many as a worker of tools/serve has)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--quick", action="store_true", help="measure only what a first start measures")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write there, not into the cache's profiles folder")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="file to write (default: a file in the cache that workers read)"
+    )
     return parser
 
 
@@ -35,7 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
         fit.add_arguments(parser)
         return fit.run(parser.parse_args(arguments[1:]))
     parsed = _measure_parser().parse_args(arguments)
-    from tools.profiling import engine  # brings the engine along, which a fit does without
+    from tools.profiling import engine  # loads the engine, which a fit does not need
 
     return engine.run(parsed)
 

@@ -1,4 +1,4 @@
-"""``tools/profile``: measures the engine that a worker would have; a table, and a file where workers look."""
+"""``tools/profile``: measures the engine that a worker would have; shows a table, and writes a file for workers."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ from workers.profile.measure import (
     thorough_plan,
 )
 
-_HOST_KV_BYTES = 256 * 2**20  # to measure copies with
+_HOST_KV_BYTES = 256 * 2**20  # host memory to measure copies with
 _LONGEST_ITERATION = 2048  # tokens
 
 
@@ -82,7 +82,7 @@ def _prepare(file: Path) -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
-    """What a worker would be given, but for sizes that are only to measure with."""
+    """The options of a worker, except for sizes that only the measurement needs."""
     workers: dict[str, Any] = {"device": arguments.device, "threads": arguments.threads}
     if not arguments.quick:
         workers["max_batch_tokens"] = _LONGEST_ITERATION
@@ -100,7 +100,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def show(profile: Profile, found: Measurements, console: Console) -> None:
-    """What was measured, beside what the profile says of it."""
+    """A table of what was measured, and what the profile predicts for it."""
     console.print(profile.name, markup=False, highlight=False, soft_wrap=True)
     table = _table("prefill: tokens", "after", "ms", "profile says", "tokens/s")
     for shape, seconds in found.fitted_s.items():

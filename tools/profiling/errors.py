@@ -1,4 +1,4 @@
-"""What a person did or met that ends a measurement."""
+"""Errors that end a measurement."""
 
 
 class ProfilingError(Exception):

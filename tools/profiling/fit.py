@@ -36,7 +36,7 @@ Key = TypeVar("Key")
 DESCRIPTION = "Make profiles from SplitwiseSim's published measurements (splitwise_perf_model.csv)."
 TENSOR_PARALLEL = 8
 _COLUMNS = ("model", "hardware", "prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
-_COPY_SHARE = 0.8  # of PCIe's nominal rate that copies from pinned memory get
+_COPY_SHARE = 0.8  # share of PCIe's nominal rate that copies from pinned memory reach
 _LATENCY_S = 5e-4
 _MOST = {
     "tensor_parallel": 4096,
@@ -51,7 +51,7 @@ _NOTABLE_FALL = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``kv_width``: of one token's keys in one layer; less than ``width`` where heads share them."""
+    """``kv_width`` is the width of one token's keys in one layer: less than ``width`` where heads share keys."""
 
     name: str
     parameters: float
@@ -61,7 +61,7 @@ class Model:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """In float16."""
+        """The bytes of a token's KV, in float16."""
         return 4 * self.layers * self.kv_width
 
 
@@ -113,7 +113,7 @@ class Row:
 
     @property
     def num_context_tokens(self) -> float:
-        """That a decode iteration attends to, on average over the output."""
+        """Context tokens that a decode iteration attends to, on average over the output."""
         return self.batch * (self.prompt + self.output / 2)
 
 
@@ -292,7 +292,7 @@ def _left_out(
 
 
 def heading(profile: Profile, hardware: Hardware, num_rows: int) -> str:
-    """What stands above a fitted profile."""
+    """The comment at the top of a fitted profile."""
     errors = dict(profile.errors)
 
     def of(name: str) -> str:
@@ -315,7 +315,11 @@ def heading(profile: Profile, hardware: Hardware, num_rows: int) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("csv", type=Path, metavar="CSV", help="splitwise_perf_model.csv of SplitwiseSim")
     parser.add_argument(
-        "--output", type=Path, default=Path("config/profiles"), metavar="DIR", help="write there (%(default)s)"
+        "--output",
+        type=Path,
+        default=Path("config/profiles"),
+        metavar="DIR",
+        help="folder for the profiles (default: %(default)s)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Where a tool will write, tried before it works for minutes."""
+"""Checks that a tool can write its file, before it works for minutes."""
 
 import errno
 import tempfile

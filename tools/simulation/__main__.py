@@ -21,10 +21,10 @@ from tools.simulation.experiment import Experiment, merged, read_experiment
 from tools.simulation.report import JSON_NAME, as_values, show, write_json
 from tools.simulation.runner import run_experiment
 
-EXIT_DIFFERENT = 1  # a replay did something else
+EXIT_DIFFERENT = 1  # a replay had other effects
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
-MIN_WIDTH = 130  # of the tables: rather wrapped by a narrow terminal than cut off
+MIN_WIDTH = 130  # columns of the tables: a narrow terminal wraps them, which is better than cutting them off
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,16 +32,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="tools/simulate", description="Simulate a cluster in virtual time, with the production schedulers."
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("config", type=Path, nargs="?", help="an experiment, as in config/simulations")
-    what.add_argument("--replay", type=Path, metavar="JOURNAL", help="a log of a real run (cluster.journal_dir)")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="for JSON and plots (simulated/NAME)")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="at once (%(default)s)")
+    what.add_argument(
+        "config", type=Path, nargs="?", help="a file that describes an experiment; examples are in config/simulations"
+    )
+    what.add_argument(
+        "--replay",
+        type=Path,
+        metavar="JOURNAL",
+        help="replay a journal of a real process (see cluster.journal_dir), and compare the effects",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder for the JSON file and the plots (default: simulated/NAME)"
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="how many runs are simulated at once (default: %(default)s)",
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="lay over the file, as seed=2 or cluster.instances=4",
+        help="replace a value of the file, as seed=2 or cluster.instances=4; may be repeated",
     )
     parsed = parser.parse_args(arguments)
     if parsed.processes < 1:
@@ -61,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_replay(journal: Path) -> int:
-    """0 where a fresh core did the same. Raises: ActorserveError."""
+    """0 if a fresh core has the same effects. Raises: ActorserveError."""
     try:
         with journal.open("rb") as file:
             result = replay(file)

@@ -27,7 +27,7 @@ _FIGURES = ("mean", "max", *(f"p{percent}" for percent in PERCENTILES))
 
 
 class Goal(Table):
-    """What a rate is held by: ``metric`` (as ``per_token_s.p95``) up to ``limit``, and nobody refused or unfinished."""
+    """A rate is held if ``metric`` (as ``per_token_s.p95``) is at most ``limit`` and every request completes."""
 
     metric: str
     limit: float = Field(gt=0)
@@ -43,7 +43,8 @@ class Goal(Table):
 class Search(Table):
     """For each arm the highest rate that holds each goal, out of ``low``, ``low`` x ``step``, ... up to ``high``.
 
-    Found by bisection: latency is taken to grow with the rate. Arms are compared at the rate that ``compare_at`` holds.
+    Found by bisection, which assumes that latency grows with the rate. Arms are compared at the rate that the arm
+    ``compare_at`` holds.
     """
 
     low: float = Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
@@ -109,7 +110,7 @@ class Case:
 
     variant: str
     arm: str
-    x: float | None  # of the variant, where it stands on an axis
+    x: float | None  # the variant's place on a plot's axis
     config: RunConfig
     profile: Profile
     trace: tuple[TraceRow, ...]
@@ -195,7 +196,7 @@ def _case(
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are laid over each other key by key, anything else is replaced."""
+    """``above`` laid over ``below``: tables are merged key by key, other values are replaced."""
     result = dict(below)
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):

@@ -1,4 +1,4 @@
-"""Figures of a run by their names: dotted paths into what ``Results.figures`` tells, as ``latency.ttft_s.p99``."""
+"""Figures of a run by their names: dotted paths into ``Results.figures``, as ``latency.ttft_s.p99``."""
 
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ ROOTS: Final = (
 
 
 def figure_of(run: dict[str, Any], name: str) -> float | None:
-    """None where the run has no such figure: nobody moved, say."""
+    """None if the run has no such figure, for example because no request moved."""
     found: Any = run
     for part in name.split("."):
         if not isinstance(found, dict) or part not in found:

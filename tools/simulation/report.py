@@ -15,7 +15,7 @@ JSON_NAME = "metrics.json"
 
 
 def as_values(experiment: Experiment, results: list[CaseResult]) -> dict[str, Any]:
-    """Everything, as JSON holds it. A function of the configuration: no clock, no machine."""
+    """Everything as JSON values. They depend on the configuration alone, not on the clock or the machine."""
     goals = experiment.plan.search.goals if experiment.plan.search is not None else ()
     values: dict[str, Any] = {"name": experiment.name, "config": experiment.values, "cases": []}
     for case, result in zip(experiment.cases, results, strict=True):
@@ -46,7 +46,7 @@ def write_json(values: dict[str, Any], folder: Path) -> Path:
 
 
 def show(values: dict[str, Any], console: Console) -> None:
-    """Rates that were held, each beside the best, and every run's main figures."""
+    """Show the rates that were held, compared with the best, and every run's main figures."""
     for case in values["cases"]:
         if case["held"]:
             _show_held(values, console)
@@ -64,7 +64,7 @@ def show(values: dict[str, Any], console: Console) -> None:
 
 
 def _show_figures(values: dict[str, Any], names: list[str], console: Console) -> None:
-    """Each beside how many times that of the variant's last arm it is, at the same rate."""
+    """Show each figure with its ratio to the variant's last arm, at the same rate."""
     table = Table("run", "rate/s", *names, title="Figures, and how many times those of the last arm")
     last = {case["variant"]: case for case in values["cases"]}
     for case in values["cases"]:

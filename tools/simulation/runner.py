@@ -15,7 +15,7 @@ from tools.simulation.experiment import Case, Experiment, Goal, Search
 
 @dataclass(frozen=True)
 class Progress:
-    """Of a case: what part of the arrivals of its run at ``rate_per_s`` have ended, and how many runs are done."""
+    """A case's progress: the share of ended requests in its run at ``rate_per_s``, and how many runs are done."""
 
     case: int
     rate_per_s: float | None
@@ -90,7 +90,7 @@ def _watch(futures: list[Future[CaseResult]], progress: "multiprocessing.Queue[P
         for each in _drain(progress):
             report(each)
         for future in done:
-            future.result()  # an error ends all at once
+            future.result()  # an error ends all cases
 
 
 def _drain(progress: "multiprocessing.Queue[Progress]") -> Iterator[Progress]:
@@ -138,7 +138,7 @@ def _run_case(number: int, case: Case, rates: list[float], search: Search | None
 
 
 def run_once(case: Case, rate_per_s: float | None, on_share: Callable[[float], None]) -> dict[str, Any]:
-    """One run's figures. ``on_share`` hears what part of its arrivals has ended."""
+    """One run's figures. ``on_share`` is called with the share of its requests that have ended."""
     config = case.at(rate_per_s)
 
     def on_progress(now: float, num_arrived: int, num_ended: int) -> None:
@@ -151,7 +151,7 @@ def run_once(case: Case, rate_per_s: float | None, on_share: Callable[[float], N
 
 
 def highest_held(rates: list[float], is_held: Callable[[float], bool]) -> float | None:
-    """By bisection over rates that grow; None where not even the lowest is held."""
+    """The highest rate that is held, by bisection over growing rates; None if not even the lowest is."""
     low, high = -1, len(rates)  # held, not held
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What messages are made of: who is who, what a request is, and why things end. All of it crosses the wire."""
+"""The values that messages are made of. All of them cross the wire."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A process as others know it: its stable name, and which life of it this is (grows with every start)."""
+    """A process as other processes know it: its stable name, and its incarnation, which grows with every start."""
 
     name: str
     incarnation: int
 
 
 LOCAL = Peer("", 0)
-"""The sender of a message that never left its process."""
+"""The sender of a message that has not left its process."""
 
 
 class MigrationId(NamedTuple):
-    """One attempt to move a request: who gives it away, and that one's count of attempts."""
+    """One attempt to move a request: its source, and the source's count of attempts."""
 
     source: Peer
     number: int
@@ -39,28 +39,28 @@ class FinishReason(StrEnum):
 
 
 class RefusalReason(StrEnum):
-    """Why a request was not taken; the gateway turns it into an HTTP status."""
+    """Why a request was refused; the gateway turns it into an HTTP status."""
 
-    TOO_LARGE = "too_large"  # never fits this instance, however empty
+    TOO_LARGE = "too_large"  # it would not even fit an empty instance
     OVERLOADED = "overloaded"  # the cluster's queue is full, or the instance has no memory for it now
-    NO_INSTANCE = "no_instance"  # nobody came to serve it in time
+    NO_INSTANCE = "no_instance"  # no instance appeared in time
     DRAINING = "draining"  # the instance is shutting down
 
 
 class DeclineReason(StrEnum):
-    """Why a destination does not take a request over; it stays where it is."""
+    """Why a destination declines a request, which then stays where it is."""
 
-    NO_BLOCKS = "no_blocks"  # no room for this stage
+    NO_BLOCKS = "no_blocks"  # the destination has no blocks for this stage
     DRAINING = "draining"
-    UNREACHABLE = "unreachable"  # the source's KV can not be read from here, or reading it failed
-    UNKNOWN = "unknown"  # it was given up here: too late, or never heard of
+    UNREACHABLE = "unreachable"  # the destination cannot read the source's KV, or reading failed
+    UNKNOWN = "unknown"  # the destination has given the request up, or never knew it
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to choose tokens, and when to stop. Complete: two requests with equal params and tokens go on equally.
+    """How to sample tokens, and when to stop. Complete: requests with equal params and tokens continue equally.
 
-    ``seed`` is always set (the gateway draws one where the client gave none): token ``i`` is chosen with randomness
+    ``seed`` is always set (the gateway draws one if the client gave none): token ``i`` is chosen with randomness
     that depends on ``(seed, i)`` alone. ``top_k`` 0 and ``top_p`` 1.0 switch those off; temperature 0 is greedy.
     ``top_logprobs`` -1 asks for none, 0 for the chosen token's, k for the k best beside it.
     """
@@ -76,13 +76,13 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    stop_token_ids: tuple[int, ...] = ()  # includes end-of-sequence, unless the client ignores it
+    stop_token_ids: tuple[int, ...] = ()  # with end-of-sequence, unless the client ignores it
     top_logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one position, from the model's raw logits: the chosen token's and the best others'."""
+    """Log-probabilities at one position, from the model's raw logits: the sampled token's, and the best others'."""
 
     logprob: float
     top_token_ids: tuple[int, ...]
@@ -91,10 +91,10 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """A request, whole: enough for any worker to start it, or to carry it on from the tokens already made.
+    """A whole request: enough for any worker to start it, or to continue it after the tokens generated so far.
 
     Position ``i`` of ``prompt_token_ids + output_token_ids`` is absolute and the same on every worker.
-    ``output_token_ids`` is empty at first, and holds what the client already has after a failover. Requests share KV
+    ``output_token_ids`` is empty at first; after a failover it holds the tokens that the client has. Requests share KV
     only with those of the same ``cache_salt``. A lower ``priority`` is more urgent.
     """
 
@@ -117,7 +117,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a worker is, as far as the coordinator's queue needs it: points of its profile's prefill curve (tokens,
+    """A worker's speed, as far as the coordinator's queue needs it: points of its profile's prefill curve (tokens,
     seconds; ``core.timing.profile``), and the shortest iteration, which is the first quantum.
     """
 
@@ -128,10 +128,11 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Attained:
-    """What a request had from a multi-level feedback queue so far, in durations: whoever receives it derives the level.
+    """What a request has used of a multi-level feedback queue so far, in durations. The receiver derives the level.
 
-    ``service_s`` in all; ``quantum_s`` of the level that it was on (0: it is new, and joins by its prefill time) and
-    what it used of that; ``waited_s`` since it last ran, or since it came.
+    ``service_s`` is its attained service. ``quantum_s`` is the quantum of its level (0: the request is new, and joins
+    by its prefill time), and ``quantum_used_s`` the part that it has used. ``waited_s`` is the time since it last ran,
+    or since it arrived.
     """
 
     service_s: float = 0.0
@@ -141,16 +142,16 @@ class Attained:
 
 
 NEWCOMER = Attained()
-"""What a request attained that had nothing yet."""
+"""What a new request has attained: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVAccess:
-    """How another worker reads this worker's KV pools (``workers.kv_transfer``); the core only hands it on.
+    """How another worker reads this worker's KV pools (``workers.kv_transfer``). The core only passes it on.
 
-    Blocks can be copied between pools of one ``layout``. At ``address`` blocks are sent. The rest may be empty:
-    ``host`` names the machine, where ``shared`` and ``shared_host`` (memory of the device's and the host's pool that
-    can be mapped) and ``cuda_ipc`` (a GPU's memory) are of use; ``nixl`` is for RDMA.
+    Blocks can be copied between pools of one ``layout``. The server at ``address`` sends blocks. The other fields may
+    be empty. ``host`` names the machine; on the same machine, ``shared`` and ``shared_host`` name mappable memory of
+    the device's and of the host's pool, and ``cuda_ipc`` a GPU's memory. ``nixl`` is for RDMA.
     """
 
     layout: str
@@ -169,7 +170,7 @@ class WorkerInfo:
     """What a worker tells every process that it meets.
 
     ``kind`` names the bits that it computes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
-    give the same tokens. ``speed`` and ``kv`` are None where nobody needs them, as in tests.
+    give the same tokens. ``speed`` and ``kv`` may be unknown.
     """
 
     kind: str
@@ -180,8 +181,8 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class KVTicket:
-    """Leave to read these blocks of a worker's pool once, for a stage of a migration; ``secret`` proves it
-    (``core.kv.tickets``). The blocks lie in the pool on the host where ``on_host``, else in the device's.
+    """Permission to read these blocks of a worker's pool once, for a stage of a migration; ``secret`` proves it
+    (``core.kv.tickets``). The blocks lie in the host's pool if ``on_host``, else in the device's.
     """
 
     number: int
