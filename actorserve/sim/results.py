@@ -68,8 +68,8 @@ class Outcomes:
         ]
 
     def recovery_s(self, from_s: float, ttft_s: float) -> float | None:
-        """How long after ``from_s`` the median TTFT is back within ``ttft_s``, for the requests that arrive in one window
-        of time and in the next one. None if that does not happen.
+        """How long after ``from_s`` the median TTFT is back within ``ttft_s``, in one window of arrivals and in the
+        next one. None if that does not happen.
         """
         windows: dict[int, list[float]] = {}
         for came_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True):

@@ -32,7 +32,9 @@ def _measure_parser() -> argparse.ArgumentParser:
         "--dtype", default="auto", help="numbers to compute with, as in tools/serve (default: %(default)s)"
     )
     parser.add_argument("--threads", type=int, help="CPU threads (default: as many as a worker of tools/serve has)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: auto)"
+    )
     parser.add_argument("--quick", action="store_true", help="measure only what a first start measures")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: a file in the cache that workers read)"

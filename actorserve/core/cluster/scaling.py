@@ -31,13 +31,13 @@ MAX_PAUSE_S: Final = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """Bounds of the mean freeness are in iterations: how many tokens each request can still get.
+    """Bounds of the mean freeness are in iterations: how many tokens each request can still generate.
 
-    Under ``scale_out_below`` for ``hold_s`` one more instance is started, at most one for each ``hold_s``. Over
-    ``scale_in_above`` for ``hold_s``, or for as long as a start takes where that is longer, one ends. One that is not
-    there after ``start_timeout_s`` is not waited for any longer. ``num_initial`` are being started by others when this
-    begins: no start was ordered here, so none of them is measured.
-    Raises: ValueError where either pair of bounds is not in order.
+    After ``hold_s`` below ``scale_out_below`` an instance is started, at most one per ``hold_s``. After ``hold_s``, or
+    the time of a start if that is longer, above ``scale_in_above`` an instance ends. A start that has brought no report
+    after ``start_timeout_s`` counts as failed. ``num_initial`` instances are already being started when scaling begins;
+    their starts are not measured, because they were not ordered here.
+    Raises: ValueError if a pair of bounds is not in order.
     """
 
     max_workers: int

@@ -44,11 +44,11 @@ PATIENCE: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class PairingConfig:
-    """Bounds of freeness are in iterations: F over the bytes of a token, how many the batch can still run.
+    """Bounds of freeness are in iterations: how many tokens each request of the batch can still generate.
 
-    An instance under ``source_below`` sends until it is over ``source_until``; one over ``destination_above`` may
-    receive. An order holds for ``ttl_s``, and ``rest_s`` is how long who took part does not change sides.
-    Raises: ValueError where the three bounds do not rise: the same instance would send and receive in turn.
+    An instance below ``source_below`` sends until it is above ``source_until``; an instance above ``destination_above``
+    may receive. An order holds for ``ttl_s``. For ``rest_s`` a source does not receive and a destination does not send.
+    Raises: ValueError if the three bounds do not rise, because an instance would send and receive in turn.
     """
 
     source_below: float = 32.0
