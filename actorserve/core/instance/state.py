@@ -144,14 +144,13 @@ class InstanceState:
                 if self._next_report_s is None:
                     self._next_report_s = now + self.config.load_report_s
             case PeerUp(peer=peer, role=Role.WORKER, worker=worker):
-                access = None if worker is None else worker.kv
                 for side in (
                     self.migration_source,
                     self.migration_destination,
                     self.checkpoints,
                     self.checkpoint_store,
                 ):
-                    side.on_peer_up(peer, access)
+                    side.on_peer_up(peer, None if worker is None else worker.kv)
             case PeerDown(peer=peer):
                 self._on_peer_down(peer, now, effects)
             case Tick():
