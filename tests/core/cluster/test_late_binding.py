@@ -11,7 +11,8 @@ from actorserve.core.messages import (
     Speed,
     Unplace,
 )
-from tests.core.harness.coordinator import GATEWAY, A, B, Coordinator, placements
+from tests.core.harness.coordinator import A, B, Coordinator, placements
+from tests.core.harness.fleets import GATEWAY
 
 
 def test_a_request_goes_at_once_where_it_fits_and_else_waits() -> None:
@@ -22,7 +23,7 @@ def test_a_request_goes_at_once_where_it_fits_and_else_waits() -> None:
     assert placements(coordinator.place("r1", 400)) == [("r1", "worker-0")]
     assert coordinator.place("r2", 400) == []
     assert coordinator.report(A, 390, now=1.0) == []
-    effects = coordinator.state.handle(LoadReport(9, 1, 0, 1000, 0, 0, 10, 10, 0), 2.5, B)
+    effects = coordinator.handle(LoadReport(9, 1, 0, 1000, 0, 0, 10, 10, 0), 2.5, B)
     assert effects == [Send(GATEWAY, Placed("r2", 1, B, waited_s=2.5))]
     assert not coordinator.state.waiting
 
@@ -54,7 +55,7 @@ def test_short_prompts_come_first_until_long_ones_are_promoted() -> None:
         coordinator.place("new", 100, 1.0)
         # The promoted goes to the back of the first level, before those that are promoted after it.
         if now == 5.0:
-            coordinator.state.handle(Unplace("nobody", 1), now)
+            coordinator.handle(Unplace("nobody", 1), now)
             coordinator.report(A, 90, now)
             coordinator.report(A, 0, now)
             coordinator.place("short", 90, now, epoch=2)
@@ -79,11 +80,11 @@ def test_the_fastest_instance_says_what_a_prefill_takes() -> None:
     coordinator.up(B, Speed((1,), (0.1,), 0.5))  # any number of tokens is less than one of its quanta
     coordinator.place("long", 300)
     coordinator.place("short", 100)
-    assert list(coordinator.state.line.order(0.0)) == ["long", "short"]
-    coordinator.state.handle(PeerDown(B), 0.0)
+    assert list(coordinator.state.queue.order(0.0)) == ["long", "short"]
+    coordinator.handle(PeerDown(B), 0.0)
     coordinator.place("long2", 300)
     coordinator.place("short2", 100)
-    assert list(coordinator.state.line.order(0.0)) == ["long", "short", "short2", "long2"]
+    assert list(coordinator.state.queue.order(0.0)) == ["long", "short", "short2", "long2"]
 
 
 def test_classes_come_before_levels() -> None:
@@ -134,7 +135,7 @@ def test_a_turn_that_is_owed_is_kept_too() -> None:
         coordinator.place(f"urgent{number}", 100, 2.0, priority=0)
     placed = [name for _ in range(6) for name, _ in coordinator.report(A, 100, now=2.0)]
     assert placed == ["urgent0", "urgent1", "urgent2", "urgent3"]
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.report(A, 900, now=3.0) == [("long", "worker-0"), ("urgent4", "worker-0")]
 
 
@@ -149,14 +150,14 @@ def test_one_that_does_not_fit_lets_others_pass_for_a_while() -> None:
     assert coordinator.report(A, 0, now=5.0) == []
     coordinator.place("s3", 100, now=5.1)
     assert coordinator.report(A, 100, now=5.2) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.place("s4", 50, now=5.3) == []
     assert coordinator.report(A, 790, now=6.0) == []
     # Now it is its turn, and what it leaves is kept for the next, which has waited as long.
     assert coordinator.report(A, 950, now=7.0) == [("long", "worker-0")]
-    assert coordinator.kept == {"worker-0": "s1"}
+    assert coordinator.reserved == {"worker-0": "s1"}
     assert coordinator.report(A, 950, now=8.0) == [("s1", "worker-0"), ("s3", "worker-0"), ("s4", "worker-0")]
-    assert coordinator.kept == {}
+    assert coordinator.reserved == {}
 
 
 def test_the_instance_with_the_most_room_is_kept_and_others_go_on() -> None:
@@ -168,7 +169,7 @@ def test_the_instance_with_the_most_room_is_kept_and_others_go_on() -> None:
     coordinator.place("s1", 300)
     assert coordinator.report(B, 100, now=1.0) == []
     assert coordinator.report(A, 400, now=1.0) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.report(B, 300, now=2.0) == [("s1", "worker-1")]
     coordinator.place("s2", 200, now=2.0)
     # It goes to the other after all: what was kept for it is there for everybody.
@@ -185,8 +186,8 @@ def test_what_a_long_request_leaves_is_for_those_before_it_too() -> None:
     assert coordinator.report(A, 60, now=1.0) == [("tiny", "worker-0")]
     coordinator.place("tiny2", 50, now=1.1)
     assert coordinator.report(A, 60, now=1.2) == []
-    assert coordinator.kept == {"worker-0": "long"}
-    assert list(coordinator.state.line.order(1.2)) == ["young", "long", "tiny2"]
+    assert coordinator.reserved == {"worker-0": "long"}
+    assert list(coordinator.state.queue.order(1.2)) == ["young", "long", "tiny2"]
     placed = coordinator.report(A, 1000, now=1.3)
     assert placed == [("long", "worker-0"), ("young", "worker-0"), ("tiny2", "worker-0")]
 
@@ -199,19 +200,19 @@ def test_an_instance_without_any_room_is_not_kept() -> None:
     coordinator.place("long", 800)
     coordinator.place("short", 100, now=2.0)
     assert coordinator.report(B, 500, now=2.0, kv_total_bytes=500, kv_needed_bytes=0) == [("short", "worker-1")]
-    assert coordinator.kept == {}
+    assert coordinator.reserved == {}
 
 
 def test_only_an_instance_of_its_kind_is_kept() -> None:
     """For a request that waits for its kind no instance of another kind is kept, however much room that has."""
-    coordinator = Coordinator(A, B, promote_after_s=1.0)
-    coordinator.state.instances[B].kind = "other"
+    coordinator = Coordinator(A, promote_after_s=1.0)
+    coordinator.up(B, kind="other")
     coordinator.report(A, 0)
     coordinator.report(B, 0)
-    coordinator.state.handle(Place("mine", 2, 800, kind="k"), 0.0, GATEWAY)
+    coordinator.handle(Place("mine", 2, 800, kind="k"), 0.0, GATEWAY)
     coordinator.place("short", 300)
     assert coordinator.report(B, 900, now=1.0) == [("short", "worker-1")]
-    assert coordinator.kept == {"worker-0": "mine"}
+    assert coordinator.reserved == {"worker-0": "mine"}
 
 
 def test_what_was_kept_is_given_up_with_its_reason() -> None:
@@ -225,23 +226,23 @@ def test_what_was_kept_is_given_up_with_its_reason() -> None:
         coordinator.place("short", 300)
         assert coordinator.report(A, 200, now=1.0) == []
         assert coordinator.report(A, 400, now=1.0) == []
-        assert coordinator.kept == {"worker-0": "long"}
+        assert coordinator.reserved == {"worker-0": "long"}
         return coordinator
 
     coordinator = keeping()
-    assert placements(coordinator.state.handle(Unplace("long", 1), 1.0, GATEWAY)) == [("short", "worker-0")]
-    assert coordinator.kept == {}
+    assert placements(coordinator.handle(Unplace("long", 1), 1.0, GATEWAY)) == [("short", "worker-0")]
+    assert coordinator.reserved == {}
     coordinator = keeping()
     assert coordinator.report(A, 400, 1.0, kv_total_bytes=790, kv_needed_bytes=390) == [("short", "worker-0")]
     coordinator = keeping()
-    coordinator.state.handle(PeerDown(A), 1.0)
-    assert coordinator.kept == {}
+    coordinator.handle(PeerDown(A), 1.0)
+    assert coordinator.reserved == {}
     coordinator = keeping()
     coordinator.report(A, 400, 1.0, draining=True)
-    assert coordinator.kept == {}
+    assert coordinator.reserved == {}
     coordinator = keeping()
     avoiding = Place("long", 1, 800, avoid=A)
-    assert placements(coordinator.state.handle(avoiding, 1.0, GATEWAY)) == [("short", "worker-0")]
+    assert placements(coordinator.handle(avoiding, 1.0, GATEWAY)) == [("short", "worker-0")]
 
 
 def test_nothing_is_kept_on_an_instance_that_is_silent() -> None:
@@ -251,11 +252,11 @@ def test_nothing_is_kept_on_an_instance_that_is_silent() -> None:
     coordinator.place("long", 800)
     coordinator.place("short", 300)
     assert coordinator.report(A, 400, now=1.0) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.report(B, 100, now=3.0) == []
-    assert coordinator.kept == {}
+    assert coordinator.reserved == {}
     assert coordinator.report(B, 400, now=3.5) == []
-    assert coordinator.kept == {"worker-1": "long"}
+    assert coordinator.reserved == {"worker-1": "long"}
 
 
 def test_nothing_is_kept_from_a_more_urgent_class() -> None:
@@ -265,7 +266,7 @@ def test_nothing_is_kept_from_a_more_urgent_class() -> None:
     coordinator.place("long", 800, priority=5)
     coordinator.place("short", 300, priority=5)
     assert coordinator.report(A, 400, now=1.0) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert placements(coordinator.place("urgent", 300, now=2.0)) == [("urgent", "worker-0")]
     # While more urgent ones wait nothing is kept for it, either.
     coordinator.place("urgent2", 900, now=2.0)

@@ -11,6 +11,7 @@ from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import (
     Drain,
     LoadReport,
+    Message,
     ModelInfo,
     Peer,
     PeerDown,
@@ -20,7 +21,8 @@ from actorserve.core.messages import (
     StartFailed,
     Tick,
 )
-from tests.core.harness.coordinator import GATEWAY
+from tests.core.harness.coordinator import handle_validated
+from tests.core.harness.fleets import GATEWAY
 
 TOTAL = 1000  # blocks of a token and a byte each
 CONFIG = ScalingConfig(max_workers=4, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0, start_timeout_s=30.0)
@@ -44,30 +46,33 @@ class Cluster:
         self.state = ClusterState(ClusterConfig(100, 1.0, report_ttl_s=1.0, scaling=config))
         self.loads: dict[Peer, Load] = {}
         self.effects: list[tuple[float, str]] = []  # when, "start" or who is told to end
-        self.state.handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
+        self.handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
         for number, load in enumerate(loads):
             self.come(f"worker-{number}", load)
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        return handle_validated(self.state, message, now, sender)
 
     def come(self, name: str, load: Load) -> None:
         peer = Peer(name, 1)
         self.loads[peer] = load
-        self.state.handle(PeerUp(peer, Role.WORKER, "k", ModelInfo("m", 100, TOTAL)), self.now)
+        self.handle(PeerUp(peer, Role.WORKER, "k", ModelInfo("m", 100, TOTAL)), self.now)
 
     def go(self, name: str) -> None:
         del self.loads[Peer(name, 1)]
-        self.state.handle(PeerDown(Peer(name, 1)), self.now)
+        self.handle(PeerDown(Peer(name, 1)), self.now)
 
     def run(self, seconds: float) -> list[tuple[float, str]]:
         """What was decided in that time."""
         first = len(self.effects)
         for _ in range(round(seconds / 0.25)):
             for peer, load in self.loads.items():
-                self._take(self.state.handle(self._report(load), self.now, peer))
+                self._take(self.handle(self._report(load), self.now, peer))
             self.now += 0.25
             deadline = self.state.next_deadline()
             assert deadline is not None
             if deadline <= self.now:
-                self._take(self.state.handle(Tick(), self.now))
+                self._take(self.handle(Tick(), self.now))
         return self.effects[first:]
 
     def _report(self, load: Load) -> LoadReport:
@@ -127,7 +132,7 @@ def test_requests_that_wait_count_with_their_demand() -> None:
     cluster = Cluster(Load(500, 10))
     cluster.run(3.0)
     for number in range(5):
-        cluster.state.handle(Place(f"r{number}", 1, 600), cluster.now, GATEWAY)
+        cluster.handle(Place(f"r{number}", 1, 600), cluster.now, GATEWAY)
     assert [what for _, what in cluster.run(2.5)] == ["start"]
     cluster = Cluster(Load(500, 10, {"num_waiting": 5, "kv_wanted_bytes": 450}))
     assert [what for _, what in cluster.run(2.5)] == ["start"]
@@ -137,7 +142,7 @@ def test_a_start_that_comes_to_nothing_is_tried_again() -> None:
     """A worker that was not there in time, or that could not be started, is wanted still."""
     cluster = Cluster(Load(900, 10))
     assert cluster.run(36.0) == [(2.25, "start"), (34.25, "start")]
-    cluster.state.handle(StartFailed(), cluster.now)
+    cluster.handle(StartFailed(), cluster.now)
     assert cluster.run(5.0) == [(36.25 + 2 * 2.0, "start")]
 
 
@@ -149,7 +154,7 @@ def failing(seconds: float, cluster: Cluster) -> list[float]:
         for when, what in cluster.run(0.25):
             assert what == "start"
             started.append(when)
-            cluster.state.handle(StartFailed(), cluster.now)
+            cluster.handle(StartFailed(), cluster.now)
     return started
 
 
@@ -244,7 +249,7 @@ def test_the_one_with_the_fewest_requests_ends_when_room_stays_ample() -> None:
     cluster = Cluster(Load(100, 4), Load(50, 2), Load(100, 3))
     assert cluster.run(2.0) == []
     assert cluster.run(0.25) == [(2.25, "worker-1")]
-    assert not cluster.state.instances[Peer("worker-1", 1)].is_healthy
+    assert not cluster.state.fleet.views[Peer("worker-1", 1)].is_healthy
     assert cluster.run(0.5) == [(2.5, "worker-1"), (2.75, "worker-1")]
     cluster.loads[Peer("worker-1", 1)].fields["draining"] = True
     assert cluster.run(10.0) == []  # nobody else while one goes

@@ -4,7 +4,8 @@ import pytest
 
 from actorserve.core.messages import Peer, PeerDown, Place, Tick
 from actorserve.core.migration.pairing import PairingConfig
-from tests.core.harness.coordinator import GATEWAY, placements
+from tests.core.harness.coordinator import placements
+from tests.core.harness.fleets import GATEWAY
 from tests.core.harness.pairs import A, B, C, Cluster
 
 
@@ -185,7 +186,7 @@ def test_a_dead_peer_ends_its_moves() -> None:
         cluster.report(B, 350, 10)
         assert len(cluster.orders()) == 1
         assert cluster.view(other).free_bytes() == free_bytes[0]
-        cluster.state.handle(PeerDown(dead), cluster.now)
+        cluster.handle(PeerDown(dead), cluster.now)
         assert cluster.view(other).free_bytes() == free_bytes[1]
         assert cluster.state.next_deadline() is None
 
@@ -206,7 +207,7 @@ def test_a_source_draws_no_requests_by_what_is_to_leave() -> None:
     cluster.report(A, 990, 1, num_waiting=1, virtual_usage_bytes=1090)
     cluster.report(B, 250, 8)
     assert cluster.orders() == [("worker-0", "worker-1", 495)]
-    effects = cluster.state.handle(Place("r", 1, 10), cluster.now, GATEWAY)
+    effects = cluster.handle(Place("r", 1, 10), cluster.now, GATEWAY)
     assert placements(effects) == [("r", "worker-1")]
 
 
@@ -234,7 +235,7 @@ def test_an_instance_that_is_kept_for_a_big_request_makes_room_for_it() -> None:
     cluster.report(A, 500, 5)
     cluster.report(B, 550, 5)
     cluster.report(C, 600, 5)
-    cluster.state.handle(Place("big", 1, 600), cluster.now, GATEWAY)
+    cluster.handle(Place("big", 1, 600), cluster.now, GATEWAY)
     assert cluster.orders() == []
     # It fits nowhere: A is kept for it, as if it stood at the head of the line there: (500 + 600 - 550) / 2 more.
     assert cluster.orders() == [("worker-0", "worker-1", 275)]
@@ -250,7 +251,7 @@ def test_nothing_goes_to_an_instance_that_is_kept() -> None:
     cluster = Cluster(A, B, promote_after_s=0.5, max_queue_per_instance=4)
     cluster.report(A, 950, 10)
     cluster.report(B, 900, 5)
-    cluster.state.handle(Place("big", 1, 600), cluster.now, GATEWAY)
+    cluster.handle(Place("big", 1, 600), cluster.now, GATEWAY)
     assert cluster.orders(0.5) == []
     assert cluster.report(B, 0, 0, num_waiting=4) == []  # room enough, and too many wait
     assert cluster.view(B).reserved_for is not None

@@ -118,7 +118,7 @@ class Random:
             self.cluster.now += 0.25
             pairing = self.state.pairing
             assert pairing is not None
-            before = {view.peer: (view.free_bytes(), view.num_running) for view in self.state.instances.values()}
+            before = {view.peer: (view.free_bytes(), view.num_running) for view in self.state.fleet.views.values()}
             for effect in self.state.handle(Tick(), self.cluster.now):
                 assert isinstance(effect, Send)
                 assert isinstance(effect.message, MigrateTo)
@@ -150,13 +150,13 @@ class Random:
         sources = list(pairing.moves)
         destinations = [move.destination.peer for move in pairing.moves.values()]
         assert len(set(sources + destinations)) == 2 * len(pairing.moves), "nobody is in two moves"
-        promised = dict.fromkeys(self.state.instances, 0)
+        promised = dict.fromkeys(self.state.fleet.views, 0)
         for source, move in pairing.moves.items():
-            assert self.state.instances[source] is move.source
-            assert self.state.instances[move.destination.peer] is move.destination
+            assert self.state.fleet.views[source] is move.source
+            assert self.state.fleet.views[move.destination.peer] is move.destination
             assert 0 <= move.left_bytes <= move.num_bytes
             promised[move.destination.peer] += move.left_bytes
-        for peer, view in self.state.instances.items():
+        for peer, view in self.state.fleet.views.items():
             assert view.promised_bytes == promised[peer]
 
 
@@ -175,4 +175,4 @@ def test_pairing_holds_under_random_events(events: list[tuple[str, Peer, int]]) 
     cluster.check()
     assert cluster.state.pairing is not None
     assert not cluster.state.pairing.moves
-    assert all(view.freeness() in (TOTAL, -inf) for view in cluster.state.instances.values())
+    assert all(view.freeness() in (TOTAL, -inf) for view in cluster.state.fleet.views.values())
