@@ -44,17 +44,17 @@ def dispatch(place: Place, index: InstanceIndex, rule: DispatchRule, prefixes: P
     instance in the index that admits the request. Otherwise the few instances that hold the prompt's beginning are
     compared with it, each by the score that includes what it saves.
     """
-    if place.num_tokens > index.max_room_tokens:
+    if place.num_tokens > index.max_admitted_tokens:
         return None
     kind = required_kind(place, index)
     views = index.best_first(place.num_tokens)
-    best = next((view for view in views if _admits(view, index.room_tokens(view), place, kind)), None)
+    best = next((view for view in views if _admits(view, place, kind)), None)
     if best is None or prefixes is None or not place.prefix_names:
         return best
-    best_key = index.score(best), best.peer
+    best_key = best.score, best.peer
     for peer, num_saved_tokens in prefixes.holders(place.prefix_names).items():
         view = index.views[peer]
-        if _admits(view, index.room_tokens(view), place, kind):
+        if _admits(view, place, kind):
             best_key = max(best_key, (rule.score(view, min(num_saved_tokens, place.num_tokens)), peer))
     return index.views[best_key[1]]
 
@@ -70,7 +70,7 @@ def required_kind(place: Place, index: InstanceIndex) -> str | None:
     return None
 
 
-def _admits(view: InstanceView, room_tokens: int, place: Place, kind: str | None) -> bool:
-    has_room = place.num_tokens <= room_tokens
+def _admits(view: InstanceView, place: Place, kind: str | None) -> bool:
+    has_room = place.num_tokens <= view.admitted_tokens
     is_open = view.reserved_for is None or view.reserved_for.request_id == place.request_id
     return has_room and is_open and view.peer != place.avoid and (kind is None or view.kind == kind)

@@ -76,7 +76,7 @@ class Fleet:
             self._reservations.release_instance(instance)
             self._reported_s.pop(peer, None)
             self.prefixes.forget(peer)
-            self._index.remove(peer)
+            self._index.remove(instance)
 
     def on_report(self, peer: Peer, report: LoadReport, now: float) -> InstanceView:
         """Take a newer report of a known instance, and stop counting the placements that it confirms.
@@ -86,6 +86,7 @@ class Fleet:
         view = self.instances[peer]
         if isinstance(view, NewInstance):
             self.instances[peer] = view = InstanceView(peer, view.kind, view.model, report)
+            self._index.add(view)
         elif report.sequence <= view.report.sequence:
             return view
         view.report = report
@@ -127,7 +128,7 @@ class Fleet:
     @property
     def room_tokens(self) -> int:
         """No instance admits a longer request now."""
-        return self._index.max_room_tokens
+        return self._index.max_admitted_tokens
 
     def choose(self, place: Place) -> InstanceView | None:
         """The best instance that admits the request now; None if no instance does."""
@@ -206,10 +207,10 @@ class Fleet:
 
     def _update(self, view: InstanceView) -> None:
         """Tell the index what may have changed."""
-        self._index.put(view, self._rule.score(view), self._room_tokens(view))
+        self._index.update(view, self._rule.score(view), self._admitted_tokens(view))
 
-    def _room_tokens(self, view: InstanceView) -> int:
-        """The room that some request might get: none while the instance is reserved and not yet large enough."""
+    def _admitted_tokens(self, view: InstanceView) -> int:
+        """The longest request that may be placed there: none while the reserved room is not yet large enough."""
         room_tokens = view.room_tokens(self._max_queue)
         if view.reserved_for is not None and room_tokens < view.reserved_for.num_tokens:
             return NO_ROOM
@@ -225,8 +226,8 @@ class Fleet:
         assert self._index.views == views, "the index holds the instances that have reported"
         for peer, view in views.items():
             assert self._index.views[peer] is view, f"the index holds the view of {peer.name}"
-            assert self._index.score(view) == self._rule.score(view), f"the index knows the score of {peer.name}"
-            assert self._index.room_tokens(view) == self._room_tokens(view), f"the index knows the room of {peer.name}"
+            assert view.score == self._rule.score(view), f"the score of {peer.name} is up to date"
+            assert view.admitted_tokens == self._admitted_tokens(view), f"the room of {peer.name} is up to date"
             assert (peer in self._reported_s) != view.is_stale, f"{peer.name} is stale once its report has expired"
             assert view.promised_bytes >= 0, f"no negative bytes are promised to {peer.name}"
         assert self._reported_s.keys() <= views.keys(), "only known instances have reported"

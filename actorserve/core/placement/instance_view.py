@@ -9,6 +9,7 @@ have left, because a source with few requests would otherwise look like the free
 """
 
 from dataclasses import dataclass, field
+from math import inf
 
 from actorserve.core.messages import LoadReport, ModelInfo, Peer, Place, Placed
 from actorserve.core.placement.freeness import freeness
@@ -40,7 +41,8 @@ class InstanceView:
     """An instance that has reported its load at least once.
 
     While it is ``reserved_for`` a waiting request, no other request is placed there. ``promised_bytes`` of KV are on
-    their way to it by migration: the sources have not reported these bytes as handed over.
+    their way to it by migration: the sources have not reported these bytes as handed over. ``score`` is what dispatch
+    compares it by, and ``admitted_tokens`` the longest request that it admits; the fleet keeps both up to date.
     """
 
     peer: Peer
@@ -54,6 +56,8 @@ class InstanceView:
     told_to_drain: bool = False
     is_stale: bool = False  # no report has come for too long
     last_turn: int = 0  # the number of the last placement that went there, counted over the fleet
+    score: float = -inf
+    admitted_tokens: int = NO_ROOM
 
     @property
     def is_terminating(self) -> bool:
@@ -90,10 +94,10 @@ class InstanceView:
         return place.num_tokens <= self.capacity_tokens and self.peer != place.avoid
 
     def room_tokens(self, max_queue: int | None) -> int:
-        """The longest request that the instance admits now; ``NO_ROOM`` if ``max_queue`` requests wait there already.
+        """The longest request that the instance has room for; ``NO_ROOM`` if ``max_queue`` requests wait there already.
 
-        A request is admitted if its blocks fit beside the KV of all started requests, in device and host memory
-        together. With a ``max_queue`` of None the instance admits every request that it can ever hold.
+        There is room for a request if its blocks fit beside the KV of all started requests, in device and host memory
+        together. With a ``max_queue`` of None there is room for every request that the instance can ever hold.
         """
         if self.is_stale:
             return NO_ROOM
@@ -114,9 +118,10 @@ class InstanceView:
 
     def freeness(self, num_saved_tokens: int = 0) -> float:
         """F for a request whose first ``num_saved_tokens`` tokens have their KV there already."""
-        report = self.report
-        saved_bytes = num_saved_tokens // report.tokens_per_block * report.bytes_per_block
-        return freeness(self.free_bytes() + saved_bytes, 0, self.num_running, terminating=self.is_terminating)
+        free_bytes = self.free_bytes()
+        if num_saved_tokens:
+            free_bytes += num_saved_tokens // self.report.tokens_per_block * self.report.bytes_per_block
+        return freeness(free_bytes, 0, self.num_running, terminating=self.is_terminating)
 
     def add_placement(self, placement: PlacementInFlight) -> None:
         self.in_flight[placement.placed.request_id] = placement
