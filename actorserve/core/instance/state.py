@@ -52,7 +52,8 @@ from actorserve.core.messages import (
 from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
 from actorserve.core.request import Request
-from actorserve.core.scheduling.batching import Batch, Batcher
+from actorserve.core.scheduling.batch import Batch
+from actorserve.core.scheduling.batching import Batcher
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.scheduling.token_budget import TokenBudget
 from actorserve.core.timing.step_times import StepTimes
