@@ -29,7 +29,7 @@ EVENTS = st.one_of(
 
 @dataclass
 class Worker:
-    """What a worker has, of which it reports when the test says so."""
+    """What a worker has. It reports this when the test says so."""
 
     kind: str
     sizes: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Worker:
 
 
 class Random:
-    """A coordinator and workers that do as they are told, late, in part, or not at all."""
+    """A coordinator, and workers that do what they are told late, in part, or not at all."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(report_ttl_s=2.0)
@@ -136,7 +136,7 @@ class Random:
         assert source.kind == destination.kind
         free_bytes, num_running = before[order.destination]
         assert free_bytes / max(1, num_running) > CONFIG.destination_above
-        # Requests of the mean size do not bring it near to being a source, nor beyond the source.
+        # With requests of the mean size the destination becomes neither a source nor fuller than the source.
         mean_bytes = max(1.0, source.report.kv_needed_bytes / source.report.num_running)
         num_after = max(1, num_running) + order.num_bytes / mean_bytes
         assert (free_bytes - order.num_bytes) / num_after >= CONFIG.source_until - 1e-6
@@ -163,7 +163,7 @@ class Random:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=80))
 def test_pairing_holds_under_random_events(events: list[tuple[str, Peer, int]]) -> None:
-    """Nobody sends and receives at once, nor gets more than it can take; and in the end nothing is counted any more."""
+    """No instance sends and receives at once, or gets more than it can take; and in the end nothing counts any more."""
     cluster = Random()
     for name, peer, number in events:
         cluster.event(name, peer, number)
