@@ -172,7 +172,9 @@ class ClusterQueue:
 
     def validate(self) -> None:
         """Raises: AssertionError if a request is not in exactly its class, or an account does not add up."""
-        assert all(request_id == waiting.place.request_id for request_id, waiting in self.waiting.items())
+        assert all(request_id == waiting.place.request_id for request_id, waiting in self.waiting.items()), (
+            "waiting requests go by their ids"
+        )
         num_tokens = sum(waiting.place.num_tokens for waiting in self.waiting.values())
         assert self.num_tokens == num_tokens, "num_tokens is the sum over the waiting requests"
         assert list(self._classes) == sorted(self._classes), "classes stand in order of priority"

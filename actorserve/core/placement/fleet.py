@@ -222,6 +222,8 @@ class Fleet:
         assert all(peer == instance.peer for peer, instance in self.instances.items()), "instances go by their peers"
         largest_tokens = max((instance.model.max_tokens for instance in self.instances.values()), default=None)
         assert self.largest_tokens == largest_tokens, "largest_tokens is that of the largest instance"
+        self._placements.validate(views.values())
+        self._reservations.validate(views.values())
         self._index.validate()
         assert self._index.views == views, "the index holds the instances that have reported"
         for peer, view in views.items():
@@ -231,5 +233,3 @@ class Fleet:
             assert (peer in self._reported_s) != view.is_stale, f"{peer.name} is stale once its report has expired"
             assert view.promised_bytes >= 0, f"no negative bytes are promised to {peer.name}"
         assert self._reported_s.keys() <= views.keys(), "only known instances have reported"
-        self._placements.validate(views.values())
-        self._reservations.validate(views.values())

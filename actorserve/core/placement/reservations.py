@@ -53,10 +53,14 @@ class Reservations:
 
     def validate(self, views: Iterable[InstanceView]) -> None:
         """Raises: AssertionError if a request and its reserved instance do not name each other."""
-        reserved = {view.reserved_for.request_id: view for view in views if view.reserved_for is not None}
-        assert reserved.keys() == self._views.keys(), "every reservation is of one known instance"
-        for request_id, view in reserved.items():
-            assert self._views[request_id] is view, f"the instance reserved for {request_id} names it"
-            assert view.is_healthy, f"the instance reserved for {request_id} is healthy"
-            assert view.reserved_for is not None
-            assert view.can_hold(view.reserved_for), f"the instance reserved for {request_id} can hold it"
+        num_reserved = 0
+        for view in views:
+            place = view.reserved_for
+            if place is not None:
+                num_reserved += 1
+                assert self._views.get(place.request_id) is view, (
+                    f"{view.peer.name} is what {place.request_id} reserved"
+                )
+                assert view.is_healthy, f"{view.peer.name} is reserved, so it is healthy"
+                assert view.can_hold(place), f"{view.peer.name} is reserved for {place.request_id}, so it can hold it"
+        assert num_reserved == len(self._views), "every reservation is of one known instance"

@@ -32,7 +32,7 @@ def make_policy(
     promote_after_s: float = PROMOTE_AFTER_S,
     promote_after_s_of: Mapping[int, float] = MappingProxyType({}),
     min_share: float = MIN_SHARE,
-) -> SchedulingPolicy:
+) -> PriorityClasses:
     """The policy ``name``, in each priority class.
 
     ``promote_after_s_of`` has the promotion times, by priority, of classes with an SLO of their own.

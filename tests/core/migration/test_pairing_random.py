@@ -65,12 +65,12 @@ class Random:
         if peer not in self.workers:
             kind = "x" if peer == PEERS[-1] else "k"
             self.workers[peer] = Worker(kind)
-            self.state.handle(PeerUp(peer, Role.WORKER, kind, ModelInfo("m", 100, TOTAL)), self.cluster.now)
+            self.cluster.handle(PeerUp(peer, Role.WORKER, kind, ModelInfo("m", 100, TOTAL)), self.cluster.now)
             self.report(peer, 0)
 
     def down(self, peer: Peer, _: int) -> None:
         del self.workers[peer]
-        self.state.handle(PeerDown(peer), self.cluster.now)
+        self.cluster.handle(PeerDown(peer), self.cluster.now)
 
     def add(self, peer: Peer, size: int) -> None:
         self.workers[peer].sizes.append(size)
@@ -119,7 +119,7 @@ class Random:
             pairing = self.state.pairing
             assert pairing is not None
             before = {view.peer: (view.free_bytes(), view.num_running) for view in self.state.fleet.views.values()}
-            for effect in self.state.handle(Tick(), self.cluster.now):
+            for effect in self.cluster.handle(Tick(), self.cluster.now):
                 assert isinstance(effect, Send)
                 assert isinstance(effect.message, MigrateTo)
                 self.take(effect.to, effect.message, before)
