@@ -5,10 +5,10 @@ The state is soft: after a restart, workers and gateways tell the coordinator ag
 Requests are bound late. If some instance can admit a request, the request goes at once to the freest one that can
 (``core.placement.dispatch``). Otherwise it waits here in a skip-join queue (``core.cluster.queue``) of bounded length;
 its gateway decides how long. Whenever room may have come, the waiting requests get it in their order, and a request
-that fits nowhere now lets those behind it pass. Short requests could so take for ever all room that comes free.
-Therefore, if a request would be passed after it has waited for its promotion, an instance is reserved for it: the one
-with the most room of those that could hold it. No other request is sent there, so its room grows until the request fits
-there, or fits elsewhere before.
+that fits nowhere now lets those behind it pass. Short requests could then take all free room for ever. Therefore, if a
+request would be passed after it has waited for its promotion, an instance is reserved for it: the one with the most
+room of those that could hold it. No other request is sent there, so its room grows until the request fits, there or
+elsewhere.
 
 Each round decides which instances move requests to which (``core.migration.pairing``), whether an instance starts or
 ends (``core.cluster.scaling``), and which instance holds whose checkpoints (``core.checkpoints.ring``).

@@ -89,8 +89,7 @@ class Fleet:
             self._index.add(view)
         elif report.sequence <= view.report.sequence:
             return view
-        view.report = report
-        view.is_stale = False
+        view.report, view.is_stale = report, False
         self._reported_s[peer] = now
         self._reported_s.move_to_end(peer)
         self._placements.confirm(view, report.accepted)

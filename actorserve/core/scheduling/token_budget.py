@@ -66,7 +66,7 @@ class IterationBudget:
     def take(self, num_wanted: int, num_context_tokens: int) -> int:
         """The next chunk of a prefill that wants ``num_wanted`` tokens and has computed ``num_context_tokens``.
 
-        It has at least 1 token while the budget is not spent, and 0 after that.
+        It has at least 1 token while the budget is not spent, and 0 tokens once it is.
         """
         if self.is_spent:
             return 0
