@@ -77,7 +77,7 @@ async def test_the_first_free_unit_is_started(systemctl: Systemctl, units: list[
 async def test_where_all_units_run_none_is_started(systemctl: Systemctl) -> None:
     """That is told, and nothing is started."""
     systemctl.shows("ActiveState=active", "ActiveState=reloading", "Job=1\nActiveState=inactive")
-    with pytest.raises(ScalerError, match="all 3 units run, or are about to"):
+    with pytest.raises(ScalerError, match="all 3 units run or are about to run"):
         await UnitScaler(UNIT, 3).start_worker()
     assert systemctl.log == [SHOW]
 

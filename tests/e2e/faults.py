@@ -189,7 +189,7 @@ def main() -> None:
     """See the module."""
     _, file, module, *arguments = sys.argv
     python = (sys.executable, "-P", "-m", "tests.e2e.faults", file)
-    launch._python = lambda: python
+    launch.python_command = lambda: python
     faults = Faults(Path(file))
     restless = Restless(faults)
 

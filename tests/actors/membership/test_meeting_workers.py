@@ -90,7 +90,7 @@ def test_nobody_meets_whom_the_coordinator_does_not_name(stranger: Peer) -> None
     sent = process.transport.counts["sent"]
     process.membership.get_to_know(stranger, cluster.now)
     assert process.transport.counts["sent"] == sent
-    assert process.membership.counts["meeting nobody whom we know"] == 1
+    assert process.membership.counts["meeting an unknown worker"] == 1
     cluster.advance(1.0)
     assert cluster.problems() == []
 
@@ -146,8 +146,8 @@ def test_who_rejoins_knows_nobody_until_told() -> None:
     cluster = _started()
     process = cluster.processes[W]
     assert cluster.processes[G].transport.send(Peer(W, 1), Fenced(1))
-    process.node.step()
-    assert process.node.me == Peer(W, 2)
+    process.actor.step()
+    assert process.actor.me == Peer(W, 2)
     process.membership.get_to_know(Peer(W1, 1), cluster.now)
     assert not _is_looked_for(cluster, W1)
     cluster.settle()
@@ -173,7 +173,7 @@ def test_whom_the_coordinator_names_no_more_is_not_asked() -> None:
     assert not _is_looked_for(cluster, W1)
     cluster.start(W1, 2)
     cluster.advance(10.0)
-    assert process.node.peers == (Peer(C, 1), Peer(G, 1))
+    assert process.actor.peers == (Peer(C, 1), Peer(G, 1))
 
 
 @pytest.mark.parametrize("orderly", [True, False])
@@ -224,7 +224,7 @@ def test_workers_that_lost_each_other_stay_apart() -> None:
     assert not cluster.are_up(W, W1)
     assert cluster.problems() == []
     for name, process in cluster.processes.items():
-        assert process.node.me == Peer(name, 1)
+        assert process.actor.me == Peer(name, 1)
         assert process.membership.counts["fenced"] == process.membership.counts["rejoined"] == 0
         assert process.core.downs == (1 if name in (W, W1) else 0)
 
@@ -292,7 +292,7 @@ def test_a_worker_paused_beyond_the_patience_is_met_as_somebody_new() -> None:
     assert _ups_and_downs(cluster, W1, at=W) == [PeerUp, PeerDown]
     paused.is_paused = False
     cluster.advance(10.0)
-    assert paused.node.me.incarnation > 1
+    assert paused.actor.me.incarnation > 1
     assert cluster.processes[W].membership.counts["fenced"] == 0
     assert _ups_and_downs(cluster, W, at=W1) == [PeerUp, PeerDown]
     cluster.meet(W, W1)
@@ -308,10 +308,10 @@ def test_a_worker_fenced_by_a_gateway_goes_down_at_the_other_worker() -> None:
     cluster.advance(10.0)
     cluster.hub.heal(address_of(G), address_of(W1))
     cluster.advance(15.0)
-    assert cluster.processes[W1].node.me.incarnation > 1
+    assert cluster.processes[W1].actor.me.incarnation > 1
     assert not cluster.are_up(W, W1)
     assert not _is_looked_for(cluster, W1)
-    assert cluster.processes[W].node.peers == (Peer(C, 1), Peer(G, 1))
+    assert cluster.processes[W].actor.peers == (Peer(C, 1), Peer(G, 1))
     assert cluster.problems() == []
     cluster.meet(W, W1)
     cluster.settle()

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from actorserve.actors.death_watch import DeathWatch, Standing, Verdict, WatchTimes
+from actorserve.actors.membership.death_watch import DeathWatch, Standing, Verdict, WatchTimes
 from actorserve.core.messages import Peer
 
 _TIMES = WatchTimes(heartbeat_s=0.25, death_after_s=2.0)

@@ -62,7 +62,7 @@ def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
 def test_workers_do_not_link_to_workers_unasked() -> None:
     """Members tells of everybody, and only gateways and workers (and the coordinator) link by themselves."""
     cluster = _started(*NAMES)
-    assert cluster.processes[W].node.peers == (Peer(C, 1), Peer(G, 1))
+    assert cluster.processes[W].actor.peers == (Peer(C, 1), Peer(G, 1))
 
 
 def test_an_idle_cluster_stays_up() -> None:
@@ -99,7 +99,7 @@ def test_a_restart_is_noticed_before_the_patience_ends(victim: str) -> None:
         ups_and_downs = [
             m for _, _, m in process.core.log if isinstance(m, PeerUp | PeerDown) and m.peer.name == victim
         ]
-        if Peer(victim, 2) in process.node.peers:
+        if Peer(victim, 2) in process.actor.peers:
             assert [type(m) for m in ups_and_downs] == [PeerUp, PeerDown, PeerUp], name
 
 
@@ -108,7 +108,7 @@ def test_a_goodbye_is_heard_at_once() -> None:
     cluster = _started(C, G, W)
     cluster.leave(W)
     cluster.settle()
-    assert cluster.processes[G].node.peers == (Peer(C, 1),)
+    assert cluster.processes[G].actor.peers == (Peer(C, 1),)
     cluster.start(W, 2)
     cluster.settle()
     assert cluster.problems() == []
@@ -119,8 +119,8 @@ def test_running_links_outlive_the_coordinator() -> None:
     cluster = _started(C, G, W)
     cluster.kill(C)
     cluster.advance(60.0)
-    assert cluster.processes[G].node.peers == (Peer(W, 1),)
-    assert cluster.processes[W].node.peers == (Peer(G, 1),)
+    assert cluster.processes[G].actor.peers == (Peer(W, 1),)
+    assert cluster.processes[W].actor.peers == (Peer(G, 1),)
     cluster.start(C, 2)
     cluster.advance(TIMES.death_after_s)
     assert cluster.problems() == []
@@ -149,7 +149,7 @@ def test_a_process_paused_beyond_the_patience_rejoins_as_somebody_new(victim: st
     process.is_paused = False
     cluster.advance(10.0)
     assert cluster.problems() == []
-    assert process.node.me.incarnation > 1
+    assert process.actor.me.incarnation > 1
     assert process.membership.counts["rejoined"] >= 1
     assert process.core.downs >= 1
 
@@ -163,7 +163,7 @@ def test_a_process_held_for_dead_is_told_at_once() -> None:
     cluster.advance(30.0)
     process.is_paused = False
     cluster.settle()
-    assert process.node.me.incarnation == 2
+    assert process.actor.me.incarnation == 2
     assert cluster.problems() == []
 
 
@@ -174,7 +174,7 @@ def test_two_who_lost_each_other_meet_again(one: str, other: str) -> None:
     cluster.advance(1.0)
     cluster.hub.cut(address_of(one), address_of(other))
     cluster.advance(10.0)
-    assert {peer.name for peer in cluster.processes[one].node.peers}.isdisjoint({other})
+    assert {peer.name for peer in cluster.processes[one].actor.peers}.isdisjoint({other})
     cluster.hub.heal(address_of(one), address_of(other))
     cluster.advance(15.0)
     assert cluster.problems() == []
@@ -193,7 +193,7 @@ def test_a_clock_that_went_back_is_overcome() -> None:
     cluster.start(W, 50)
     cluster.advance(3.0)
     assert cluster.problems() == []
-    assert cluster.processes[W].node.me.incarnation > 100
+    assert cluster.processes[W].actor.me.incarnation > 100
 
 
 def test_a_lost_members_is_told_again() -> None:
@@ -239,7 +239,7 @@ def test_who_is_there_is_told_at_a_pace() -> None:
     for name in names:
         cluster.processes[name].membership.get_to_know(Peer(names[0], 1), cluster.now)
         cluster.processes[name].membership.get_to_know(Peer(names[-1], 1), cluster.now)
-    strangers = [cluster.processes[name].membership.counts["meeting nobody whom we know"] for name in names]
+    strangers = [cluster.processes[name].membership.counts["meeting an unknown worker"] for name in names]
     assert strangers == [1, *[0] * 298, 1]  # but each itself
     repeated = _tellings(cluster, coordinator, 0.9 + TIMES.death_after_s)
     assert sum(number for _, number in repeated) == len(names)
@@ -256,8 +256,8 @@ def test_a_flood_takes_nobody_for_dead() -> None:
                 gateway.transport.send(Peer(C, 1), Unplace("flood", number))
         cluster.now += 0.1
         for process in (gateway, cluster.processes[W]):
-            process.node.step()
-        coordinator.node.step()  # 256 messages in a tenth of a second
+            process.actor.step()
+        coordinator.actor.step()  # 256 messages in a tenth of a second
         assert coordinator.core.downs == 0
     cluster.advance(1.0)
     assert cluster.problems() == []
@@ -320,7 +320,7 @@ def test_a_fence_that_makes_no_sense_is_ignored() -> None:
     for incarnation in (2**63 - 1, 0):
         assert stranger.send(Peer(G, 1), Fenced(incarnation))
     cluster.advance(1.0)
-    assert cluster.processes[G].node.me == Peer(G, 1)
+    assert cluster.processes[G].actor.me == Peer(G, 1)
     assert cluster.problems() == []
 
 
