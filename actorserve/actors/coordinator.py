@@ -2,11 +2,11 @@
 
 import asyncio
 
-from actorserve.actors.cluster_actor import ClusterActor
+from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.node import Node
 from actorserve.actors.scaler import Scaler, Starts
 from actorserve.core.cluster.scaling import ScalingConfig
-from actorserve.core.cluster.state import ClusterConfig, ClusterState
+from actorserve.core.cluster.state import ClusterConfig
 from actorserve.core.effects import Effect, StartWorker
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.settings import Settings
@@ -16,9 +16,9 @@ _ROUNDS_OF_AN_ORDER = 4
 
 
 class CoordinatorActor(ClusterActor):
-    """The cluster's policy. ``scaler`` starts workers; None when their number is fixed."""
+    """Its core (``ClusterState``) is the cluster's policy. ``scaler`` starts workers; None: their number is fixed."""
 
-    def __init__(self, core: ClusterState, node: Node, scaler: Scaler | None = None) -> None:
+    def __init__(self, core: ClusterCore, node: Node, scaler: Scaler | None = None) -> None:
         super().__init__(core, node)
         self._starts = None if scaler is None else Starts(scaler, self.tell)
 

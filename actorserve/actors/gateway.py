@@ -2,10 +2,9 @@
 
 from typing import Protocol
 
-from actorserve.actors.cluster_actor import ClusterActor
+from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.node import Node
 from actorserve.core.effects import Available, Deliver, Effect, End
-from actorserve.core.gateway.state import GatewayState
 
 
 class ClientStreams(Protocol):
@@ -17,9 +16,9 @@ class ClientStreams(Protocol):
 
 
 class GatewayActor(ClusterActor):
-    """Routes what the sessions decide to the streams of their clients."""
+    """Its core (``GatewayState``) holds the sessions; what they decide for their clients goes to ``streams``."""
 
-    def __init__(self, core: GatewayState, node: Node, streams: ClientStreams) -> None:
+    def __init__(self, core: ClusterCore, node: Node, streams: ClientStreams) -> None:
         super().__init__(core, node)
         self._streams = streams
 

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from actorserve.actors.cluster_actor import ClusterActor
+from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.node import Node
 from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, Effect, Fetch, RunStep, SwapIn, SwapOut
-from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import Drain, Message, Peer
 from actorserve.processes.status import Reporter
 
@@ -41,10 +40,10 @@ class EngineShell(Protocol):
 class WorkerActor(ClusterActor):
     """One instance. It lives until its core has drained: on SIGTERM (``drain``), or when the coordinator asks for it.
 
-    ``status`` reports to the supervisor.
+    ``core`` is an ``InstanceState``. ``status`` reports to the supervisor.
     """
 
-    def __init__(self, core: InstanceState, node: Node, engine: EngineShell, status: Reporter) -> None:
+    def __init__(self, core: ClusterCore, node: Node, engine: EngineShell, status: Reporter) -> None:
         super().__init__(core, node)
         self._engine = engine
         self._status = status

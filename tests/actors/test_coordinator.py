@@ -31,8 +31,7 @@ async def test_a_worker_that_cannot_be_started_is_told_to_the_core() -> None:
 
     core = Core({Drain: [StartWorker()]})
     node = lone_node("coordinator", asyncio.get_running_loop().time)
-    # A scripted core stands for the cluster's: the actor only tells it messages.
-    coordinator = CoordinatorActor(core, node, _FailingScaler())  # type: ignore[arg-type]
+    coordinator = CoordinatorActor(core, node, _FailingScaler())
     coordinator.tell(Drain())
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(coordinator.run())
@@ -44,7 +43,7 @@ async def test_a_worker_that_cannot_be_started_is_told_to_the_core() -> None:
 def test_a_coordinator_without_a_scaler_starts_no_worker() -> None:
     """When the number of workers is fixed, a core that asks for one has a bug."""
     core = ScriptedCore({Drain: [StartWorker()]})
-    coordinator = CoordinatorActor(core, lone_node("coordinator", lambda: 0.0))  # type: ignore[arg-type]
+    coordinator = CoordinatorActor(core, lone_node("coordinator", lambda: 0.0))
     coordinator.tell(Drain())
     with pytest.raises(TypeError, match="coordinator was asked for StartWorker"):
         coordinator.step()

@@ -19,8 +19,7 @@ class Streams:
 
 
 def _gateway(effects: dict[type[Message], list[Effect]], streams: Streams) -> GatewayActor:
-    # A scripted core stands for the sessions: the actor only tells it messages.
-    return GatewayActor(ScriptedCore(effects), lone_node("gateway-0", lambda: 0.0), streams)  # type: ignore[arg-type]
+    return GatewayActor(ScriptedCore(effects), lone_node("gateway-0", lambda: 0.0), streams)
 
 
 def test_what_is_for_clients_goes_to_their_streams() -> None:

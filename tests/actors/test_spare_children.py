@@ -1,4 +1,4 @@
-"""The supervisor's spare children: started when they are asked for, and back among the spare ones when they stop."""
+"""The supervisor's spare children: started on request, and spare again when they stop."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ for word in ['first', 'second', 'third']:
     report.want_worker()
     if word == 'first': report.ready()
 while True: signal.pause()
-"""  # asks when there is a file of that name
+"""  # asks once a file of that name exists
 STOPS = """
 import time
 report.ready()
@@ -64,7 +64,7 @@ async def _noted(folder: Path, lines: list[str]) -> None:
 
 
 async def test_a_spare_child_is_started_when_one_is_asked_for(tmp_path: Path) -> None:
-    """Each time the first of those that do not run is started, it ends with the others, and ready is said once."""
+    """Each request starts the first spare child. It ends with the others, and readiness is told once."""
     recorder = Recorder()
     spare = [script(tmp_path, f"w-{number}", WELL_BEHAVED) for number in (1, 2)]
     supervisor = _supervisor(tmp_path, recorder, *spare)
@@ -79,8 +79,8 @@ async def test_a_spare_child_is_started_when_one_is_asked_for(tmp_path: Path) ->
     assert sorted(log_of(tmp_path)) == [f"{name} ended" for name in ("c", "w-0", "w-1", "w-2")]
 
 
-async def test_where_all_run_nothing_is_started(tmp_path: Path) -> None:
-    """More askings than there are spare children are not followed, and who asked is told each time."""
+async def test_without_spare_children_nothing_is_started(tmp_path: Path) -> None:
+    """A request that finds no spare child starts nothing, and the child that asked is told each time."""
     recorder = Recorder()
     supervisor = _supervisor(tmp_path, recorder, script(tmp_path, "w-1", WELL_BEHAVED))
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
@@ -94,7 +94,7 @@ async def test_where_all_run_nothing_is_started(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_stops_on_purpose_is_not_restarted(tmp_path: Path) -> None:
-    """It counts as no failure, the others go on, and when a worker is asked for it is the first to be started."""
+    """It is no failure, the other children go on, and the next request for a worker starts it again."""
     recorder = Recorder()
     specs = [script(tmp_path, "c", ASKS), script(tmp_path, "w-0", STOPS)]
     supervisor = Supervisor(
@@ -117,7 +117,7 @@ async def test_a_child_that_stops_on_purpose_is_not_restarted(tmp_path: Path) ->
 
 @pytest.mark.parametrize("last_act", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 async def test_a_stop_that_fails_is_a_failure(tmp_path: Path, last_act: str) -> None:
-    """A child that says that it stops and then ends badly is restarted."""
+    """A child that reports that it stops and then ends badly is restarted."""
     recorder = Recorder()
     body = f"report.ready()\nreport.stopped('not needed')\n{last_act}\n"
     supervisor = supervisor_of([script(tmp_path, "w", body)], recorder)
@@ -127,7 +127,7 @@ async def test_a_stop_that_fails_is_a_failure(tmp_path: Path, last_act: str) -> 
 
 
 async def test_a_spare_child_that_cannot_start_ends_nothing_else(tmp_path: Path) -> None:
-    """Why is told, also to who asked; the others go on, and it is tried again when a worker is asked for."""
+    """The reason is told, the child that asked gets a signal, the others go on, and the next request tries again."""
     recorder = Recorder()
     failing = script(tmp_path, "w-1", "report.failed('no space'); sys.exit(3)\n")
     supervisor = _supervisor(tmp_path, recorder, failing)
@@ -144,7 +144,7 @@ async def test_a_spare_child_that_cannot_start_ends_nothing_else(tmp_path: Path)
 
 
 async def test_a_spare_child_that_keeps_dying_ends_nothing_else(tmp_path: Path) -> None:
-    """It is restarted as any other, and then given up without the others."""
+    """It is restarted like any other child, and given up without ending the others."""
     recorder = Recorder()
     dying = script(tmp_path, "w-1", "report.ready()\nreport.failed('bad luck')\nsys.exit(1)\n")
     removed = Removed("w-1", "w-1 failed: bad luck; that was failure 3 in 60 s")
@@ -153,7 +153,7 @@ async def test_a_spare_child_that_keeps_dying_ends_nothing_else(tmp_path: Path) 
 
 
 async def test_nothing_is_started_while_stopping(tmp_path: Path) -> None:
-    """A worker that is asked for after the stop is not started."""
+    """A request for a worker after the shut-down starts nothing."""
     recorder = Recorder()
     asks = "def end(*_):\n    report.want_worker()\n    note('ended')\n    sys.exit(0)\n"
     asks += "signal.signal(signal.SIGTERM, end)\nreport.ready()\nsignal.pause()\n"

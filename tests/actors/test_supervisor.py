@@ -137,7 +137,7 @@ async def test_a_program_that_does_not_exist_is_described() -> None:
 
 
 async def test_a_child_that_dies_later_is_restarted(tmp_path: Path) -> None:
-    """A child that was ready and is killed is started again after the backoff, and becomes ready again."""
+    """A child that is killed after it was ready is started again after the backoff, and becomes ready again."""
     recorder = Recorder()
     supervisor = supervisor_of([script(tmp_path, "w", DIES_ONCE)], recorder)
     await run_until(supervisor, recorder, lambda news: recorder.count("w", Phase.READY) == 2)
@@ -147,7 +147,7 @@ async def test_a_child_that_dies_later_is_restarted(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
-    """After more failures than the limits allow the others are ended, and the last failure is told."""
+    """After more failures than the limits allow, the other children are ended and the last failure is told."""
     recorder = Recorder()
     dies = script(tmp_path, "w", "report.ready()\nreport.failed('bad luck')\nsys.exit(1)\n")
     supervisor = supervisor_of([script(tmp_path, "other", WELL_BEHAVED), dies], recorder)
@@ -158,8 +158,8 @@ async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
     assert delays == [0.01, 0.02]
 
 
-async def test_a_second_stop_ends_at_once(tmp_path: Path) -> None:
-    """A child that would drain for ever is killed when stop is called again."""
+async def test_a_second_shut_down_ends_at_once(tmp_path: Path) -> None:
+    """A child that would drain for ever is killed by a second shut-down."""
     recorder = Recorder()
     supervisor = supervisor_of([script(tmp_path, "g", STUBBORN, stop_stage=0)], recorder, 10_000.0)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
@@ -171,8 +171,8 @@ async def test_a_second_stop_ends_at_once(tmp_path: Path) -> None:
     assert supervisor.was_killed
 
 
-async def test_a_stop_during_a_backoff_ends_without_another_life(tmp_path: Path) -> None:
-    """Told to stop while a child waits to be restarted, the supervisor ends without starting it."""
+async def test_a_shut_down_during_a_backoff_ends_without_another_life(tmp_path: Path) -> None:
+    """A child that waits for its restart when the supervisor shuts down is not started."""
     recorder = Recorder()
     limits = RestartLimits(max_restarts=5, window_s=60.0, backoff_s=10_000.0, max_backoff_s=10_000.0)
     supervisor = Supervisor(SupervisionTree((script(tmp_path, "w", DIES_ONCE),), (), limits, 5.0), recorder)
@@ -193,7 +193,7 @@ signal.pause()
 
 
 async def test_a_child_that_dies_while_another_drains_is_restarted(tmp_path: Path) -> None:
-    """What the first stage needs to finish is started again while that drains, and only then told to end."""
+    """While stage 0 drains, a later child that dies is started again. It is told to end after stage 0 has ended."""
     recorder = Recorder()
     worker = "note(f'pid {os.getpid()}')\n" + WELL_BEHAVED
     specs = [script(tmp_path, "g", DRAINS, stop_stage=0), script(tmp_path, "w", worker)]
@@ -218,7 +218,7 @@ async def test_a_child_that_dies_while_another_drains_is_restarted(tmp_path: Pat
     ],
 )
 async def test_a_drain_that_was_not_finished_is_told(tmp_path: Path, last_act: str, how: str) -> None:
-    """A child of the first stage that ends badly when told to end makes the run fail, after the others have ended."""
+    """If a child of stage 0 ends badly when told to end, run raises after the other children have ended."""
     body = f"def drain(*_):\n    {last_act}\nsignal.signal(signal.SIGTERM, drain)\nreport.ready()\nsignal.pause()\n"
     specs = [script(tmp_path, "g", body, stop_stage=0), script(tmp_path, "w", WELL_BEHAVED)]
     recorder = Recorder()
@@ -233,7 +233,7 @@ async def test_a_drain_that_was_not_finished_is_told(tmp_path: Path, last_act: s
 
 
 async def test_children_are_out_of_the_terminals_reach(tmp_path: Path) -> None:
-    """A child is in a process group of its own, which a terminal's Ctrl-C does not reach."""
+    """A child has its own process group, so a terminal's Ctrl-C does not reach it."""
     recorder = Recorder()
     body = "note(f'group {os.getpgrp()}')\n" + WELL_BEHAVED
     await run_until(

@@ -47,8 +47,7 @@ class Worker:
         self._reading, self._writing = os.pipe()
         self.core = ScriptedCore(effects)
         node = lone_node(W, asyncio.get_running_loop().time)
-        # A scripted core stands for the instance's: the actor only tells it messages.
-        self.actor = WorkerActor(self.core, node, engine, Reporter(self._writing))  # type: ignore[arg-type]
+        self.actor = WorkerActor(self.core, node, engine, Reporter(self._writing))
 
     async def run(self) -> None:
         async with asyncio.timeout(DEADLINE_S):
