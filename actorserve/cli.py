@@ -16,7 +16,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # a shell's status for a process that Ctrl-C ended
 
 CHILDREN = {"coordinator": "actorserve.programs.coordinator", "gateway": "actorserve.programs.gateway"}
-"""Processes that ``serve`` starts, and the modules whose ``main(child)`` they run. Only the process itself loads it."""
+"""Processes that ``serve`` starts, and the modules whose ``main(child)`` they run. Each process loads its own only."""
 
 
 def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -36,7 +36,6 @@ class ClusterActor(Actor[Message, Effect]):
     def __init__(self, core: ClusterCore, node: Node) -> None:
         super().__init__(node.transport.me.name, core, node.clock)
         self.counts: Counter[str] = Counter()
-        self._core = core
         self._transport = node.transport
         self._membership = node.membership
         self._recorder = node.recorder

@@ -18,10 +18,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Child:
-    """What a child process gets. It is called ``name``, and is number ``index`` of at most ``count`` on this host.
+    """What a child process gets. ``index`` is its number among the at most ``count`` processes of its role here.
 
-    ``count`` is of processes of its role. ``settings`` are resolved: model path, device, threads, memory, number of
-    workers and port are filled in.
+    ``settings`` are resolved: model path, device, threads, memory, number of workers and port are filled in.
     """
 
     name: str
