@@ -1,7 +1,7 @@
 import signal
 import sys
 
-# Importing takes a while. A Ctrl-C in it ends the process silently, as it does a program that is just starting.
+# Importing takes a while. A Ctrl-C during it ends the process silently.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from actorserve.cli import main  # noqa: E402

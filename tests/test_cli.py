@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes, one clear line for each thing that goes wrong."""
+"""The command line as a person meets it: real processes, and one clear line for each failure."""
 
 import json
 import os
@@ -21,13 +21,14 @@ from rich.console import Console
 from actorserve.cli import main
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
 from actorserve.processes.status import Phase, Status
+from actorserve.processes.supervision import AllReady, Progress, Restarting, Stopping
 
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 60.0
 
 
 def one_line_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that must fail; return the one line that it says."""
+    """Run a command that must fail. Returns the one line that it prints."""
     assert main(arguments) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -50,7 +51,7 @@ def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_pat
 
 
 def test_a_truncated_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Serving a file that is no whole model ends with one line that names it."""
+    """Serving a file that holds only a part of a model ends with one line that names it."""
     model = tmp_path / "short.gguf"
     model.write_bytes(b"GGUF\x03\x00\x00\x00")
     assert str(model) in one_line_of(["serve", "--port", "0", "--device", "cpu", "--model", str(model)], capsys)
@@ -161,11 +162,11 @@ def displays(terminal: bool) -> tuple[StartDisplay, StringIO, StringIO]:
 
 
 def test_progress_is_sparse_lines_without_a_terminal() -> None:
-    """Where nobody watches, a line is printed for each new text or each quarter, not for every report."""
+    """Without a terminal a line is printed for each new text and each quarter, not for every report."""
     start, screen, _ = displays(terminal=False)
     for percent in range(100):
-        start.progress("worker-0", Status(Phase.LOADING, "loading", percent / 100))
-    start.progress("worker-0", Status(Phase.READY))
+        start.show(Progress("worker-0", Status(Phase.LOADING, "loading", percent / 100)))
+    start.show(Progress("worker-0", Status(Phase.READY)))
     lines = screen.getvalue().splitlines()
     assert lines[0] == "worker-0: loading 0%"
     assert lines[-1] == "worker-0: ready"
@@ -173,12 +174,12 @@ def test_progress_is_sparse_lines_without_a_terminal() -> None:
 
 
 def test_the_ready_text_goes_to_stdout_alone() -> None:
-    """What a script wants to read is on stdout, once; progress and events are on stderr."""
+    """The text that a script reads is on stdout, once; progress and events are on stderr."""
     start, screen, out = displays(terminal=False)
-    start.all_ready()
-    start.restarting("worker-0", "was killed by SIGKILL", 0.2)
-    start.progress("worker-0", Status(Phase.READY))
-    start.stopping(4)
+    start.show(AllReady())
+    start.show(Restarting("worker-0", "was killed by SIGKILL", 0.2))
+    start.show(Progress("worker-0", Status(Phase.READY)))
+    start.show(Stopping(4))
     assert out.getvalue() == "the usage\n"
     assert screen.getvalue().splitlines()[:2] == [
         "worker-0 was killed by SIGKILL; starting it again in 0.2 s",
@@ -187,7 +188,7 @@ def test_the_ready_text_goes_to_stdout_alone() -> None:
 
 
 def test_bars_are_drawn_on_a_terminal() -> None:
-    """On a terminal each process has a bar with its name, which is taken away when all is ready."""
+    """On a terminal each process has a bar with its name."""
     screen = StringIO()
     with ProgressDisplay(Console(file=screen, force_terminal=True, width=100)) as display:
         display.update("worker-0", "loading [weights]", 0.5)
@@ -196,7 +197,7 @@ def test_bars_are_drawn_on_a_terminal() -> None:
 
 
 def test_the_curl_survives_a_shell() -> None:
-    """The command that is shown reaches the server as valid JSON, whatever the model is called."""
+    """The shown command sends valid JSON to the server, whatever the model is called."""
     name = """it's "a" \\model"""
     text = usage_text("http://127.0.0.1:8000", name).split("\n\n", 1)[1].replace("curl", "printf '%s\\n'")
     said = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()

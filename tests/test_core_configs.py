@@ -14,7 +14,7 @@ from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
-from actorserve.core.placement.baselines import ORDERS
+from actorserve.core.placement.baselines import DISPATCH_RULES
 from actorserve.core.replay import InstanceRecipe
 from actorserve.core.scheduling.policies import POLICIES
 from actorserve.core.scheduling.swapping import SwapMode
@@ -236,7 +236,7 @@ def test_names_of_choices_are_those_of_the_core() -> None:
     assert offered(SchedulingOptions, "policy") == set(POLICIES)
     assert offered(type(Settings().workers), "policy") == set(POLICIES) - {"fcfs_reserving"}
     assert offered(SchedulingOptions, "swap") == set(SwapMode)
-    assert offered(ClusterOptions, "dispatch") == set(ORDERS)
+    assert offered(ClusterOptions, "dispatch") == set(DISPATCH_RULES)
     assert offered(MigrationOptions, "mode") == set(MigrationMode)
 
 

@@ -26,6 +26,7 @@ BASE = (
     "actorserve.logs",
     "actorserve.processes.status",
     "actorserve.processes.child",
+    "actorserve.processes.signals",
 )
 ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core": (),
@@ -38,7 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.settings": ("actorserve.errors", "actorserve.options"),
     "actorserve.profile_files": ("actorserve.errors", "actorserve.core"),
     "actorserve.processes.child": BASE,
-    "actorserve.processes": BASE,
+    "actorserve.processes": ("actorserve.core.messages", *BASE),
     "actorserve.sim": (
         "actorserve.core",
         "actorserve.errors",
@@ -47,7 +48,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "actorserve.profile_files",
     ),
     "actorserve.wire": ("actorserve.core", "actorserve.errors"),
-    "actorserve.actors": ("actorserve.core", "actorserve.wire", *BASE),
+    "actorserve.actors": ("actorserve.core", "actorserve.wire", "actorserve.processes", *BASE),
     "actorserve.model_files": ("actorserve.errors",),
     "actorserve.http": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
     "actorserve": ("actorserve",),

@@ -1,8 +1,8 @@
 """Starting workers while the system runs: as children of the supervisor, as systemd units, or by a command.
 
-Who decides is the coordinator's core; it also has workers stop, by telling them (Drain), so there is nothing here for
-that. A worker that was started makes itself known to the coordinator once it can work; one that never does fails
-silently, which is why whoever asked bounds the time that it waits.
+The coordinator's core decides. It stops workers by a message (Drain), so nothing here stops them. A worker that was
+started makes itself known to the coordinator once it can work. A worker that never does so fails silently, so the core
+bounds the time that it waits.
 """
 
 import asyncio
@@ -19,25 +19,25 @@ from actorserve.processes.status import Reporter, describe_exit
 from actorserve.settings import ScalingSettings
 
 ACTION = "ACTORSERVE_ACTION"
-TIMEOUT_S = 30.0  # for a program to have a worker started, not for that to be ready
+TIMEOUT_S = 30.0  # for the program that starts a worker; the worker itself becomes ready later
 _FREE_STATES = ("inactive", "failed")
 _log = logging.getLogger("actorserve.scaler")
 
 
 class ScalerError(ActorserveError):
-    """No worker was started."""
+    """No worker was started, and none will come."""
 
 
 class Scaler(Protocol):
-    """Has one more worker started; returns without waiting for it to be ready."""
+    """Starts one more worker. It returns without waiting until the worker is ready."""
 
     async def start_worker(self) -> None:
-        """Raises: ScalerError, where no worker will come."""
+        """Raises: ScalerError when no worker will come."""
         ...
 
 
 class ChildScaler:
-    """Workers as children of the supervisor that runs this process; it starts the first that does not run."""
+    """Starts workers as children of this process's supervisor, which starts the first spare worker."""
 
     def __init__(self, supervisor: Reporter) -> None:
         self._supervisor = supervisor
@@ -49,26 +49,29 @@ class ChildScaler:
 
 
 class UnitScaler:
-    """Workers as systemd units: the first of ``unit`` with {number} 0, 1, ... that neither runs nor is about to."""
+    """Starts workers as systemd units. ``unit`` holds {number}, which stands for 0, 1, ... in the units' names.
+
+    It starts the first unit that neither runs nor is about to run.
+    """
 
     def __init__(self, unit: str, max_workers: int, timeout_s: float = TIMEOUT_S) -> None:
         self._units = [unit.replace("{number}", str(number)) for number in range(max_workers)]
         self._timeout_s = timeout_s
 
     async def start_worker(self) -> None:
-        properties = "--property=Id,ActiveState,Job"  # Job is there while one waits to be done
+        properties = "--property=Id,ActiveState,Job"  # Job is shown while a job of the unit is queued
         show = ["systemctl", "show", properties, *self._units]
         shown = await _run(show, self._timeout_s, stdout=asyncio.subprocess.PIPE)
         facts = [dict(line.partition("=")[::2] for line in block.splitlines()) for block in shown.split("\n\n")]
         free = {unit.get("Id") for unit in facts if unit.get("ActiveState") in _FREE_STATES and not unit.get("Job")}
         unit = next((unit for unit in self._units if unit in free), None)
         if unit is None:
-            raise ScalerError(f"all {len(self._units)} units run, or are about to")
+            raise ScalerError(f"all {len(self._units)} units run or are about to run")
         await _run(["systemctl", "start", "--no-block", unit], self._timeout_s)
 
 
 class CommandScaler:
-    """Workers that ``command``, run without a shell, has started wherever it likes; exit status 0 says that it has."""
+    """Starts workers with ``command``, which runs without a shell. Exit status 0 means that a worker was started."""
 
     def __init__(self, command: Sequence[str], timeout_s: float = TIMEOUT_S) -> None:
         self._command = command
@@ -79,7 +82,7 @@ class CommandScaler:
 
 
 def make_scaler(settings: ScalingSettings, supervisor: Reporter) -> Scaler | None:
-    """What settings ask for; None where the number of workers is fixed."""
+    """The scaler that the settings name; None when the number of workers is fixed."""
     if settings.max_workers is None:
         return None
     match settings.start_with:
@@ -92,7 +95,7 @@ def make_scaler(settings: ScalingSettings, supervisor: Reporter) -> Scaler | Non
 
 
 class Starts:
-    """Has workers started one after another, and says what came to nothing: in one log line, and to ``tell``."""
+    """Starts workers one after another. Each failure becomes one log line, and a StartFailed to ``tell``."""
 
     def __init__(self, scaler: Scaler, tell: Callable[[StartFailed], None]) -> None:
         self._scaler = scaler
@@ -100,11 +103,11 @@ class Starts:
         self._wanted: asyncio.Queue[None] = asyncio.Queue()
 
     def start_worker(self) -> None:
-        """Have one more started. Returns at once; whoever decides bounds how many are asked for."""
+        """Start one more worker. It returns at once; the core bounds how many starts it asks for."""
         self._wanted.put_nowait(None)
 
     async def run(self) -> None:
-        """Do what is asked for, until cancelled."""
+        """Start the workers that were asked for, until cancelled."""
         while True:
             await self._wanted.get()
             try:
@@ -121,9 +124,11 @@ async def _run(
     environment: Mapping[str, str] | None = None,
     stdout: int = asyncio.subprocess.DEVNULL,
 ) -> str:
-    """Run a program to its end, but not to that of what it leaves behind. Its stderr is ours. Returns its stdout.
+    """Run a program to its end. Processes that it leaves behind are not waited for. Returns its stdout.
 
-    Raises: ScalerError, where it cannot be run, takes too long (then it is killed), or fails.
+    The program's stderr is ours.
+
+    Raises: ScalerError when the program cannot be run, takes too long (then it is killed), or fails.
     """
     try:
         process = await asyncio.create_subprocess_exec(

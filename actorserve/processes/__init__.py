@@ -1,1 +1,1 @@
-"""Operating-system processes: the supervisor that starts and restarts them, and the frame that each of them runs in."""
+"""Operating-system processes: how they are placed, started, framed, and supervised (by ``actors.supervisor``)."""

@@ -1,4 +1,4 @@
-"""The frame around a child process's main: its arguments, its settings, its log, and one clear line if it fails."""
+"""The frame around a child process's main: its arguments, its settings, its log, and one clear line when it fails."""
 
 import argparse
 import logging
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Child:
-    """What a child process is given: ``index`` of at most ``count`` processes of its role on the host, named ``name``.
+    """What a child process gets. ``index`` is its number among the at most ``count`` processes of its role here.
 
-    ``settings`` are resolved: model path, device, threads, memory, number of workers and port are no longer open.
+    ``settings`` are resolved: model path, device, threads, memory, number of workers and port are filled in.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Child:
 
 
 def command_line(name: str, settings_file: Path, runtime_dir: Path, index: int = 0, count: int = 1) -> tuple[str, ...]:
-    """The arguments that ``run_child`` reads back."""
+    """The arguments from which ``run_child`` makes the ``Child``."""
     return (
         *("--settings", str(settings_file), "--runtime-dir", str(runtime_dir), "--name", name),
         *("--index", str(index), "--count", str(count)),
@@ -40,7 +40,7 @@ def command_line(name: str, settings_file: Path, runtime_dir: Path, index: int =
 
 
 def write_settings(settings: Settings, file: Path) -> None:
-    """Hand settings over to children; they are read with ``read_settings``."""
+    """Write the settings to a file for the children, which read it with ``read_settings``."""
     file.write_text(settings.model_dump_json(indent=2), encoding="utf-8")
 
 
@@ -56,8 +56,8 @@ def _parse(program: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program, description="One process of actorserve, started by its supervisor.")
     parser.add_argument("--settings", type=Path, required=True, metavar="FILE", help="resolved settings (JSON)")
     parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR", help="folder of the sockets")
-    parser.add_argument("--name", required=True, help="this process's name, the same in every life of it")
-    parser.add_argument("--index", type=int, default=0, help="which of the processes of its role it is, from 0")
+    parser.add_argument("--name", required=True, help="this process's name, the same in each of its lives")
+    parser.add_argument("--index", type=int, default=0, help="its number among the processes of its role, from 0")
     parser.add_argument("--count", type=int, default=1, help="how many processes of its role there may be")
     return parser.parse_args(arguments)
 
@@ -65,7 +65,7 @@ def _parse(program: str, arguments: Sequence[str]) -> argparse.Namespace:
 def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], None]) -> int:
     """Run ``main`` as a child process until it returns. Returns the exit status.
 
-    An ActorserveError or an OSError of ``main`` is reported to the parent in one line; any other error is a bug, and
+    An ActorserveError or an OSError from ``main`` is reported to the parent in one line. Any other error is a bug, and
     its traceback goes to stderr.
     """
     reporter = attach()
@@ -84,7 +84,7 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
         )
     except (ActorserveError, OSError) as error:
         why = str(error)
-    except ExceptionGroup as group:  # what a TaskGroup makes of them
+    except ExceptionGroup as group:  # a TaskGroup wraps them
         expected, bugs = group.split((ActorserveError, OSError))
         if bugs is not None or expected is None:
             raise

@@ -1,32 +1,33 @@
-"""What a person sees of a start: progress bars on a terminal, plain lines elsewhere, on stderr; then how to use it."""
+"""What a person sees on stderr while the server starts and runs: progress bars on a terminal, plain lines elsewhere."""
 
 import sys
 from typing import TextIO
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from actorserve.processes.status import Phase, Status
+from actorserve.processes.supervision import Adding, AllReady, News, Progress, Removed, Restarting, Stopping
 
-_PLAIN_STEP = 0.25  # plain lines repeat a bar's text no more often than this
+_PLAIN_STEP = 0.25  # a plain line is repeated when the progress has grown by this
 
 
 class ProgressDisplay:
-    """One bar (or sparse lines) per thing that takes time. Use it as a context manager around a start."""
+    """One bar (or a few plain lines) for each thing that takes time. Use it as a context manager around a start."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self._bars: Progress | None = None
+        self._bars: bars.Progress | None = None
         if self._console.is_terminal:
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                TextColumn("{task.fields[text]}", markup=False),
-                TimeElapsedColumn(),
+            self._bars = bars.Progress(
+                bars.TextColumn("{task.description}"),
+                bars.BarColumn(bar_width=24),
+                bars.TextColumn("{task.fields[text]}", markup=False),
+                bars.TimeElapsedColumn(),
                 console=self._console,
                 transient=True,
             )
-        self._tasks: dict[str, TaskID] = {}
+        self._tasks: dict[str, bars.TaskID] = {}
         self._printed: dict[str, tuple[str, float]] = {}
 
     def __enter__(self) -> "ProgressDisplay":
@@ -38,12 +39,12 @@ class ProgressDisplay:
         self.close()
 
     def close(self) -> None:
-        """Take the bars off the screen; what comes later is ignored."""
+        """Take the bars off the screen. Later updates are ignored."""
         if self._bars is not None:
             self._bars.stop()
 
     def update(self, name: str, text: str, progress: float | None = None) -> None:
-        """Show what ``name`` is doing; ``progress`` lies in 0..1, None where unknown."""
+        """Show what ``name`` is doing. ``progress`` lies in 0..1; None: unknown."""
         if self._bars is None:
             last_text, last_progress = self._printed.get(name, ("", 0.0))
             if text != last_text or (progress or 0.0) - last_progress >= _PLAIN_STEP:
@@ -62,51 +63,52 @@ class ProgressDisplay:
 
 
 class StartDisplay:
-    """A supervisor's listener for a person at a terminal (``supervisor.Listener``)."""
+    """Shows the supervisor's news to a person (``actors.supervisor.Listener``); ``usage`` goes to ``out`` when all is
+    ready.
+    """
 
     def __init__(self, display: ProgressDisplay, usage: str, out: TextIO = sys.stdout) -> None:
         self._display = display
         self._usage = usage
         self._out = out
         self._started = False
-        self._added: set[str] = set()  # and not ready yet
+        self._added: set[str] = set()  # names of children that were added and are not ready yet
 
-    def progress(self, name: str, report: Status) -> None:
+    def show(self, news: News) -> None:
+        match news:
+            case Progress(name=name, report=report):
+                self._show_progress(name, report)
+            case AllReady():
+                self._started = True
+                self._display.close()
+                self._out.write(self._usage)
+                self._out.flush()
+            case Restarting(name=name, how=how, after_s=after_s):
+                self._display.line(f"{name} {how}; starting it again in {after_s:.1f} s")
+            case Adding(name=name):
+                self._added.add(name)
+                self._display.line(f"starting {name}")
+            case Removed(name=name, why=why):
+                self._added.discard(name)
+                self._display.line(why)
+            case Stopping(num_children=num_children):
+                self._display.close()
+                if num_children and self._started:
+                    self._display.line("stopping: running requests are being finished; Ctrl-C again ends at once")
+
+    def _show_progress(self, name: str, report: Status) -> None:
         if self._started:
             if report.phase is Phase.READY:
                 self._display.line(f"{name} is ready" if name in self._added else f"{name} is ready again")
                 self._added.discard(name)
-            return
-        if report.phase is Phase.READY:
+        elif report.phase is Phase.READY:
             self._display.update(name, report.text or "ready", 1.0)
         elif report.phase is Phase.LOADING:
             self._display.update(name, report.text, report.progress)
 
-    def all_ready(self) -> None:
-        self._started = True
-        self._display.close()
-        self._out.write(self._usage)
-        self._out.flush()
-
-    def restarting(self, name: str, how: str, after_s: float) -> None:
-        self._display.line(f"{name} {how}; starting it again in {after_s:.1f} s")
-
-    def adding(self, name: str) -> None:
-        self._added.add(name)
-        self._display.line(f"starting {name}")
-
-    def removed(self, name: str, why: str) -> None:
-        self._added.discard(name)
-        self._display.line(why)
-
-    def stopping(self, num_children: int) -> None:
-        self._display.close()
-        if num_children and self._started:
-            self._display.line("stopping: running requests are being finished; Ctrl-C again ends at once")
-
 
 def usage_text(url: str, model: str) -> str:
-    """One ready line, and a curl that streams. JSON in single quotes: paste it into any shell."""
+    """One ready line, and a curl command that streams. Its JSON is in single quotes, so any shell takes it."""
     name = model.replace("\\", "\\\\").replace('"', '\\"').replace("'", "'\\''")
     return (
         f"ready: {model} at {url}\n"

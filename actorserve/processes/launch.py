@@ -1,4 +1,4 @@
-"""Settings made whole before anything starts: which port, which devices, how many threads. No torch here."""
+"""Completes the settings before anything starts: the port, the devices, the number of threads. It loads no torch."""
 
 import contextlib
 import errno
@@ -15,24 +15,22 @@ from typing import Any
 
 from actorserve.errors import ActorserveError, SettingsError
 from actorserve.host import available_memory_bytes, usable_cores
-from actorserve.processes import child
-from actorserve.processes.supervisor import ChildSpec
 from actorserve.settings import Settings, make_runtime_dir
 
 DEFAULT_CPU_WORKERS = 2
-_DEVICES_TIMEOUT_S = 60.0  # a driver that has slept wakes slowly
-_MAX_RUNTIME_DIR_BYTES = 70  # a socket's path holds 107 bytes; names of processes take the rest
+_DEVICES_TIMEOUT_S = 60.0  # a driver that was asleep wakes slowly
+_MAX_RUNTIME_DIR_BYTES = 70  # a socket's path holds 107 bytes; the names of processes take the rest
 
 
 class LaunchError(ActorserveError):
-    """The system cannot be started here."""
+    """The system cannot be started on this machine."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """On what workers run: worker i on ``selectors[i % len(selectors)]``, or on the CPU where that is empty.
+    """The devices of the workers: worker i runs on ``selectors[i % len(selectors)]``, or on the CPU without selectors.
 
-    ``num_workers`` run from the start, and ``num_spare`` more may be started later.
+    ``num_workers`` workers run from the start, and ``num_spare`` more may be started later.
     """
 
     num_workers: int
@@ -42,26 +40,26 @@ class Placement:
 
     @property
     def max_workers(self) -> int:
-        """Among how many cores and memory are shared out."""
+        """The number of workers that share the cores and the memory."""
         return self.num_workers + self.num_spare
 
 
 def replace(settings: Settings, section: str, **values: Any) -> Settings:
-    """Settings with some of a section's values changed, checked like those of a file."""
+    """The settings with some values of a section replaced. They are validated like a settings file."""
     fields = settings.model_dump()
     fields[section] |= values
     return Settings.model_validate(fields)
 
 
 def free_port(host: str, port: int) -> int:
-    """The port itself if the gateway will be able to listen on it; for 0 one that is free.
+    """``port``, if the gateway can listen on it; a free port for 0.
 
-    Raises: LaunchError, for a port in use or a host that is not ours.
+    Raises: LaunchError for a port in use, or a host that is not this machine.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listening:
-            # As servers do: a port that waits for its last connections to be forgotten is free.
+            # As servers do: a port whose last connections are in TIME_WAIT is free.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
             listening.listen(1)
@@ -74,17 +72,19 @@ def free_port(host: str, port: int) -> int:
         raise LaunchError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
-def _python() -> tuple[str, ...]:
-    """Runs a module with our own Python; like us, either with or without the caller's folder on its path (-P)."""
+def python_command() -> tuple[str, ...]:
+    """Runs a module with our own Python. Whether the working directory is on its path (-P) is as in this process."""
     return (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m")
 
 
 def find_gpus() -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES takes to choose each usable GPU, in order; empty where there is none.
+    """The values of CUDA_VISIBLE_DEVICES that choose each usable GPU, in order; empty without a GPU.
 
-    Asked of a process of the workers' side, for this one loads no driver.
+    Another process looks for them, because this process must not load the GPU driver.
+
+    Raises: LaunchError when the GPUs cannot be listed.
     """
-    command = [*_python(), "workers.devices"]
+    command = [*python_command(), "workers.devices"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DEVICES_TIMEOUT_S, check=True)
         return tuple(str(device["selector"]) for device in json.loads(done.stdout))
@@ -98,9 +98,9 @@ def find_gpus() -> tuple[str, ...]:
 
 
 def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> Placement:
-    """One worker a GPU, or two CPU workers, unless settings say otherwise; and what scaling may add on this machine.
+    """One worker per GPU, or two CPU workers, unless the settings say otherwise; plus the workers that scaling may add.
 
-    Raises: SettingsError, for settings that this machine cannot meet.
+    Raises: SettingsError for settings that this machine cannot meet.
     """
     wanted = settings.workers
     if wanted.device == "cpu" or wanted.engine == "fake":
@@ -110,13 +110,13 @@ def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> 
     count, most = _num_workers(settings, len(gpus) or DEFAULT_CPU_WORKERS)
     if gpus and most > len(gpus) and wanted.kv_cache_bytes is None:
         raise SettingsError(
-            f"{most} workers would share {len(gpus)} GPU(s): set workers.kv_cache_bytes, what each may take"
+            f"{most} workers would share {len(gpus)} GPU(s): set workers.kv_cache_bytes, the KV memory of one worker"
         )
     return Placement(count, gpus, wanted.threads or max(1, num_cores // most), most - count)
 
 
 def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
-    """How many workers run here from the start, and how many there may be here."""
+    """How many workers run on this machine from the start, and how many may ever run on it."""
     scaling, count = settings.scaling, settings.workers.count
     if scaling.max_workers is None:
         return count or usual, count or usual
@@ -124,19 +124,19 @@ def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
     if count is None:
         count = min(max(usual, least), most)
     elif not least <= count <= most:
-        raise SettingsError(f"workers.count is {count}, and scaling allows {least} to {most} workers")
+        raise SettingsError(f"workers.count is {count}, but scaling allows {least} to {most} workers")
     return count, most if scaling.start_with == "processes" else count
 
 
 def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
-    """Settings in which device, count, threads and memory are no longer open, and where each worker runs.
+    """The settings with the workers' device, count, threads and memory filled in, and the device of each worker.
 
-    Raises: SettingsError, for settings that this machine cannot meet; LaunchError.
+    Raises: SettingsError for settings that this machine cannot meet; LaunchError.
     """
     asks_driver = settings.workers.device != "cpu" and settings.workers.engine != "fake"
     gpus = find_gpus() if asks_driver else ()
     placement = place_workers(settings, gpus, usable_cores())
-    # Shared out here, once, before any worker has started: later nobody could tell what the others will take.
+    # The memory is divided once, before any worker starts: a worker cannot tell how much the others will take.
     memory_bytes = available_memory_bytes() // placement.max_workers
     resolved = replace(
         settings,
@@ -144,35 +144,35 @@ def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
         count=placement.num_workers,
         device="cuda" if placement.selectors else "cpu",
         threads=placement.threads_per_worker,
-        memory_bytes=settings.workers.memory_bytes or max(1, memory_bytes),  # nothing is not everything
+        memory_bytes=settings.workers.memory_bytes or max(1, memory_bytes),  # 0 would mean no limit
     )
     _check_checkpoints(resolved)
     return resolved, placement
 
 
 def _check_checkpoints(settings: Settings) -> None:
-    """Checkpoints lie in the pool that KV is swapped to, which not every worker has."""
+    """Checkpoints lie in the host's KV pool, which not every worker has."""
     workers, every_tokens = settings.workers, settings.migration.checkpoint_tokens
     if every_tokens == 0:
         return
     if workers.swap == "recompute":
         raise SettingsError(
-            f'migration.checkpoint_tokens is {every_tokens}, and needs workers.swap to be "proactive" or "reactive"'
+            f'migration.checkpoint_tokens is {every_tokens}, which needs workers.swap to be "proactive" or "reactive"'
         )
     if not workers.host_kv_bytes and (workers.device == "cpu" or workers.host_kv_bytes == 0):
         raise SettingsError(
-            f"migration.checkpoint_tokens is {every_tokens}, and needs memory to keep copies in: set "
+            f"migration.checkpoint_tokens is {every_tokens}, which needs memory for the copies: set "
             "workers.host_kv_bytes (CPU workers have none by default)"
         )
 
 
 @contextlib.contextmanager
 def runtime_dir(settings: Settings) -> Iterator[Path]:
-    """The folder for sockets, which only its owner may enter: the one that settings name, else a fresh one.
+    """The folder for sockets, which only its owner may enter: the one in the settings, or a new one.
 
-    A fresh one is removed at the end.
+    A new folder is removed at the end.
 
-    Raises: LaunchError, for a folder that others may enter, or whose path is too long for sockets.
+    Raises: LaunchError for a folder that others may enter, or whose path is too long for sockets.
     """
     given = settings.cluster.runtime_dir
     if given is None:
@@ -193,37 +193,3 @@ def runtime_dir(settings: Settings) -> Iterator[Path]:
     finally:
         if given is None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def child_specs(
-    placement: Placement, settings_file: Path, runtime_dir: Path
-) -> tuple[list[ChildSpec], list[ChildSpec]]:
-    """Coordinator, gateway and workers; and the spare workers. The gateway drains first, the others end when nobody
-    needs them.
-    """
-    python = _python()
-
-    def command(module: tuple[str, ...], name: str, index: int = 0, count: int = 1) -> tuple[str, ...]:
-        return (*python, *module, *child.command_line(name, settings_file, runtime_dir, index, count))
-
-    specs = [
-        ChildSpec("coordinator", command(("actorserve", "coordinator"), "coordinator"), stop_stage=1),
-        ChildSpec("gateway-0", command(("actorserve", "gateway"), "gateway-0"), stop_stage=0),
-    ]
-    for index in range(placement.max_workers):
-        name = f"worker-{index}"
-        selectors = placement.selectors
-        specs.append(
-            ChildSpec(
-                name,
-                command(("workers",), name, index, placement.max_workers),
-                stop_stage=1,
-                environment={
-                    "CUDA_VISIBLE_DEVICES": selectors[index % len(selectors)] if selectors else "",
-                    # Read when the numeric libraries load, before the worker could set it itself.
-                    "OMP_NUM_THREADS": str(placement.threads_per_worker),
-                },
-            )
-        )
-    first_spare = len(specs) - placement.num_spare
-    return specs[:first_spare], specs[first_spare:]

@@ -1,4 +1,4 @@
-"""Restarting what fails: with backoff, and not for ever. Pure; ``actorserve.processes.supervisor`` lives by it."""
+"""Restarting a child that fails: with backoff, and not for ever. Pure; ``supervisor_state`` uses it."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,21 +6,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start it again, ``after_s`` from now."""
+    """Start the child again in ``after_s``."""
 
     after_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """It has failed ``num_failures`` times within the window: starting it again would not help."""
+    """The child has failed ``num_failures`` times within the window, so another restart would not help."""
 
     num_failures: int
 
 
 @dataclass(frozen=True, slots=True)
 class RestartLimits:
-    """At most ``max_restarts`` within ``window_s``; the k-th waits ``backoff_s * 2**(k-1)``, at most the max."""
+    """At most ``max_restarts`` restarts within ``window_s`` (OTP's intensity and period).
+
+    The k-th restart waits ``backoff_s * 2**(k-1)``, and at most ``max_backoff_s``.
+    """
 
     max_restarts: int = 5
     window_s: float = 60.0
@@ -29,14 +32,14 @@ class RestartLimits:
 
 
 class RestartPolicy:
-    """Decides for one child. Failures older than the window are forgiven, and the backoff with them."""
+    """Decides for one child. A failure older than the window no longer counts, and the backoff shrinks with it."""
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits
         self._failed_at: deque[float] = deque()
 
     def failed(self, now: float) -> Restart | GiveUp:
-        """The child has failed at ``now`` (which never runs backwards): what to do about it."""
+        """What to do about a child that has failed at ``now``, which never runs backwards."""
         self._failed_at.append(now)
         while self._failed_at[0] <= now - self._limits.window_s:
             self._failed_at.popleft()

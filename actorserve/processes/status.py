@@ -1,9 +1,9 @@
-"""A child's side of the supervisor: it reports how its start goes, and dies with its parent.
+"""A child's side of supervision: it reports how its start goes, and dies with its parent.
 
-The parent (``processes.supervisor``) hands over a pipe's number in ``ACTORSERVE_STATUS_FD`` and its own process id in
-``ACTORSERVE_PARENT_PID``. Without them, as under systemd, nothing is reported and nobody is followed into death.
-A report is one JSON line: ``{"status": "loading", "progress": 0.4, "text": "..."}``, ``ready``, ``failed`` or
-``stopped``. The coordinator also asks for workers on this way (``wants_worker``); a signal says that none will come.
+The parent (``actors.supervisor``) passes the descriptor of a pipe in ``ACTORSERVE_STATUS_FD`` and its own process id in
+``ACTORSERVE_PARENT_PID``. Without them, as under systemd, the process reports nothing and follows no parent into death.
+A report is one JSON line, such as ``{"status": "loading", "progress": 0.4, "text": "..."}``. The coordinator also asks
+for workers on this pipe (``wants_worker``); the parent answers with a signal when no worker will come.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ STATUS_FD = "ACTORSERVE_STATUS_FD"
 PARENT_PID = "ACTORSERVE_PARENT_PID"
 MAX_TEXT_CHARS = 1000
 NO_WORKER = signal.SIGUSR1
-"""What the parent sends to a child that has asked for a worker, where none will come."""
+"""The signal that the parent sends to a child that has asked for a worker, when none will come."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,7 +34,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One report. ``progress`` lies in 0..1 while loading, or is None where the child cannot tell."""
+    """One report. ``progress`` lies in 0..1 while loading; None when the child does not know it."""
 
     phase: Phase
     text: str = ""
@@ -42,7 +42,7 @@ class Status:
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line and not too long, since a failure is shown to a person as it stands."""
+    """``text`` on one line and not too long, because a failure is shown to a person as it stands."""
     return " ".join(text.split())[:MAX_TEXT_CHARS]
 
 
@@ -54,7 +54,7 @@ def encode_status(status: Status) -> bytes:
 
 
 def decode_status(line: bytes) -> Status | None:
-    """Read one report; None for a line that is none (a child that was killed in mid-line, or writes rubbish)."""
+    """Read one report; None for a line that is not a report, as a child leaves that is killed while it writes."""
     try:
         fields = json.loads(line)
         progress = fields.get("progress")
@@ -68,40 +68,40 @@ def decode_status(line: bytes) -> Status | None:
 
 
 class Reporter:
-    """Reports a child's start to its parent. Does nothing where no parent listens, or once it has gone."""
+    """Reports a child's start to its parent. It does nothing without a parent, or when the parent has ended."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
     @property
     def is_heard(self) -> bool:
-        """Whether a parent shows a person what is reported."""
+        """Whether a parent reads the reports and shows them to a person."""
         return self._descriptor is not None
 
     def loading(self, text: str, progress: float | None = None) -> None:
-        """Tell what is being done, and how much of it is done (0..1, None where unknown)."""
+        """Report what the child is doing, and how much of it is done (0..1; None: unknown)."""
         self._send(Status(Phase.LOADING, text, progress))
 
     def ready(self, text: str = "") -> None:
-        """Tell that work can come. A death from now on is answered by a restart."""
+        """Report that work can come. The parent restarts a child that dies after this."""
         self._send(Status(Phase.READY, text))
 
     def failed(self, text: str) -> None:
-        """Tell in one line why the process ends now."""
+        """Report in one line why the process fails and ends now."""
         self._send(Status(Phase.FAILED, text))
 
     def stopped(self, text: str) -> None:
-        """Tell in one line why the process ends now, as it should: it is not started again."""
+        """Report in one line why the process ends on purpose now. The parent does not restart it."""
         self._send(Status(Phase.STOPPED, text))
 
     def want_worker(self) -> None:
-        """Ask for one more worker. Who asks handles ``NO_WORKER``."""
+        """Ask for one more worker. A process that asks must handle ``NO_WORKER``."""
         self._send(Status(Phase.WANTS_WORKER))
 
     def _send(self, status: Status) -> None:
         if self._descriptor is None:
             return
-        # A line is shorter than PIPE_BUF, so it is written whole; a parent that is gone needs no report.
+        # A line is shorter than PIPE_BUF, so it is written whole. A parent that has ended needs no report.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._descriptor, encode_status(status))
 
@@ -117,7 +117,10 @@ def describe_exit(return_code: int) -> str:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it ends; end now if it already has."""
+    """Have the kernel kill this process when its parent ends, however that happens.
+
+    If the parent has already ended, this process ends now.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -126,9 +129,9 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def attach(environment: MutableMapping[str, str] | None = None) -> Reporter:
-    """Follow the parent into death and report to it, if the environment names one. Call it first in a child's main.
+    """Report to the parent that the environment names, and die with it. Call this first in a child's main.
 
-    Both variables are taken out of the environment: what this process starts has another parent.
+    It removes both variables from the environment, because the processes that this one starts have another parent.
     """
     environment = os.environ if environment is None else environment
     parent_pid, status_fd = environment.pop(PARENT_PID, None), environment.pop(STATUS_FD, None)
@@ -137,5 +140,5 @@ def attach(environment: MutableMapping[str, str] | None = None) -> Reporter:
     if status_fd is None:
         return Reporter(None)
     descriptor = int(status_fd)
-    os.set_inheritable(descriptor, False)  # a process that the child starts does not hold the pipe open
+    os.set_inheritable(descriptor, False)  # so a process that the child starts does not hold the pipe open
     return Reporter(descriptor)

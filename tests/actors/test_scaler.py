@@ -1,4 +1,4 @@
-"""Starting workers: what each way asks of the system, and what is told when it comes to nothing."""
+"""Starting workers: what each scaler asks of the system, and what is reported when no worker starts."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ sys.exit(int((here / sys.argv[1]).read_text()))
 
 
 class Systemctl:
-    """A program of that name that is found first; it says what a test wants, and notes what it was asked."""
+    """A fake program of that name, found first. It prints what a test wants, and logs its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,23 +68,23 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemctl:
     ],
 )
 async def test_the_first_free_unit_is_started(systemctl: Systemctl, units: list[str], started: int) -> None:
-    """A unit is free that neither runs nor is about to, and it is started without waiting for it."""
+    """A unit is free if it neither runs nor is about to run. It is started without waiting for it."""
     systemctl.shows(*units)
     await UnitScaler(UNIT, 3).start_worker()
     assert systemctl.log == [SHOW, f"start --no-block worker@{started}.service"]
 
 
-async def test_where_all_units_run_none_is_started(systemctl: Systemctl) -> None:
-    """That is told, and nothing is started."""
+async def test_if_all_units_run_none_is_started(systemctl: Systemctl) -> None:
+    """The error says so, and nothing is started."""
     systemctl.shows("ActiveState=active", "ActiveState=reloading", "Job=1\nActiveState=inactive")
-    with pytest.raises(ScalerError, match="all 3 units run, or are about to"):
+    with pytest.raises(ScalerError, match="all 3 units run or are about to run"):
         await UnitScaler(UNIT, 3).start_worker()
     assert systemctl.log == [SHOW]
 
 
 @pytest.mark.parametrize("step", ["show", "start"])
-async def test_a_systemctl_that_fails_is_told(systemctl: Systemctl, step: str) -> None:
-    """Its exit status is in the line."""
+async def test_a_systemctl_that_fails_is_an_error(systemctl: Systemctl, step: str) -> None:
+    """The error names its exit status."""
     systemctl.shows(*["ActiveState=inactive"] * 3)
     systemctl.ends(**{step: 5})
     with pytest.raises(ScalerError, match="systemctl ended with exit status 5"):
@@ -92,7 +92,7 @@ async def test_a_systemctl_that_fails_is_told(systemctl: Systemctl, step: str) -
 
 
 async def test_a_command_is_run_without_a_shell(tmp_path: Path) -> None:
-    """Its words reach it as they stand, with the action in its environment."""
+    """Its words reach it unchanged, with the action in its environment."""
     noted = tmp_path / "noted"
     code = f"import os, sys; open({str(noted)!r}, 'w').write(os.environ['ACTORSERVE_ACTION'] + repr(sys.argv[1:]))"
     await CommandScaler([sys.executable, "-c", code, "a b", "$HOME"]).start_worker()
@@ -108,7 +108,7 @@ async def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) ->
     async with asyncio.timeout(DEADLINE_S):
         while not lasting.exists() or not lasting.read_text(encoding="utf-8"):  # noqa: ASYNC110 -- another process
             await asyncio.sleep(0.01)
-    os.kill(int(lasting.read_text(encoding="utf-8")), 9)  # which fails where it lives no more
+    os.kill(int(lasting.read_text(encoding="utf-8")), 9)  # which fails if it no longer lives
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ async def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) ->
         (["/nowhere/at/all"], r"cannot run /nowhere/at/all \(No such file or directory\)"),
     ],
 )
-async def test_a_command_that_fails_is_told(command: list[str], why: str) -> None:
-    """How it ended is in the line."""
+async def test_a_command_that_fails_is_an_error(command: list[str], why: str) -> None:
+    """The error says how it ended."""
     with pytest.raises(ScalerError, match=why):
         await CommandScaler(command).start_worker()
 
 
 async def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    """It has its time, then it is killed, and that is told."""
+    """It is killed when its time is over, and the error says so."""
     noted = tmp_path / "noted"
     with pytest.raises(ScalerError, match=r"sh has not ended in 1 s"):
         await CommandScaler(["sh", "-c", f"echo $$ > {noted}; exec sleep 3600"], 1.0).start_worker()
@@ -134,7 +134,7 @@ async def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
         os.kill(int(noted.read_text(encoding="utf-8")), 0)
 
 
-async def test_a_supervisor_is_asked_on_the_way_of_reports() -> None:
+async def test_a_supervisor_is_asked_by_a_report() -> None:
     """The request is one report; without a supervisor it is an error."""
     reading, writing = os.pipe()
     await ChildScaler(Reporter(writing)).start_worker()
@@ -148,7 +148,7 @@ async def test_a_supervisor_is_asked_on_the_way_of_reports() -> None:
 
 
 class _Scripted:
-    """A scaler that fails where it is told to."""
+    """A scaler with the outcomes that a test gives it; an empty text is a success."""
 
     def __init__(self, *outcomes: str) -> None:
         self._outcomes = list(outcomes)
@@ -167,7 +167,7 @@ class _Scripted:
             raise ScalerError(outcome)
 
 
-async def test_failures_are_told_and_later_ones_are_tried(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failures_are_told_and_later_starts_are_tried(caplog: pytest.LogCaptureFixture) -> None:
     """Workers are started one after another; each failure is a log line and a StartFailed, and ends nothing."""
     told: list[StartFailed] = []
     scaler = _Scripted("no space", "", "no power", "")
@@ -187,7 +187,7 @@ async def test_failures_are_told_and_later_ones_are_tried(caplog: pytest.LogCapt
 
 
 async def test_a_bug_in_starting_comes_out() -> None:
-    """What is not an expected failure ends the process."""
+    """An unexpected exception ends the process."""
 
     class Broken:
         async def start_worker(self) -> None:
@@ -209,7 +209,7 @@ async def test_a_bug_in_starting_comes_out() -> None:
     ],
 )
 def test_settings_choose_the_scaler(settings: ScalingSettings, expected: type) -> None:
-    """Without an upper bound the number of workers is fixed, and nothing starts any."""
+    """Without an upper bound the number of workers is fixed, and there is no scaler."""
     assert type(make_scaler(settings, Reporter(None))) is expected
 
 
@@ -223,7 +223,7 @@ def test_settings_choose_the_scaler(settings: ScalingSettings, expected: type) -
         ({"max_workers": 2, "start_with": "command", "command": "a 'b"}, "No closing quotation"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(values: dict[str, object], why: str) -> None:
-    """Each is refused at start, in one line."""
+def test_settings_that_make_no_sense_are_refused(values: dict[str, object], why: str) -> None:
+    """They are refused at the start, in one line."""
     with pytest.raises(SettingsError, match=why):
         load_settings(None, {"scaling": values})

@@ -1,16 +1,16 @@
-"""Real processes that fare badly: a server whose coordinator moves requests without rest, and whose messages get lost.
+"""Real processes with faults: a server whose coordinator moves requests all the time, and whose messages get lost.
 
-``python -m tests.e2e.faults FILE actorserve serve ...`` runs what stands behind FILE in a Python in which sockets
-misbehave as FILE says, and so does each process that it starts. FILE holds JSON, and may change at any time:
+``python -m tests.e2e.faults FILE actorserve serve ...`` runs the module after FILE, and each process that it starts, in
+a Python whose sockets misbehave as FILE says. FILE holds JSON, and may change at any time:
 
-- ``drop``, ``duplicate``, ``reorder``: the share of frames that never come, come twice, or come after later ones;
-- ``delay_s``: how long frames are on their way;
-- ``garbage``, ``absurd``: the share of frames that are followed by one that is no message, or by one whose numbers
-  make no sense, or are meant for another stage;
-- ``cut``: names of processes between which nothing arrives;
-- ``restless``: whether the coordinator has workers move requests to and fro, all the time.
+- ``drop``, ``duplicate``, ``reorder``: the share of frames that are lost, arrive twice, or arrive after later ones;
+- ``delay_s``: how long frames are in flight;
+- ``garbage``, ``absurd``: the share of frames that are followed by a frame that is no message, or by a message whose
+  numbers make no sense or belong to another stage;
+- ``cut``: the names of processes between which no frame arrives;
+- ``restless``: whether the coordinator has workers move requests back and forth all the time.
 
-A transport promises order and no doubles, and keeps that here for messages of membership, which rely on it.
+A transport promises order without duplicates. Membership relies on that, so its messages still get it here.
 """
 
 import asyncio
@@ -63,14 +63,14 @@ from actorserve.wire.zmq_transport import ZmqTransport
 _LOOK_EVERY_S: Final = 0.02
 _REORDER_S: Final = 0.03
 _ORDER_TTL_S: Final = 0.5
-_ORDER_BYTES: Final = (2_000, 8_000)  # of the fake engine's KV: a request or a few
+_ORDER_BYTES: Final = (2_000, 8_000)  # of the fake engine's KV: one request or a few
 _MEMBERSHIP: Final = (Hello, Members, Heartbeat, Fenced, Goodbye)
 
 _put: Callable[[ZmqTransport, Any, bytes], bool] = ZmqTransport._put
 
 
 class Faults:
-    """What becomes of the frames that this process sends."""
+    """Decides what happens to the frames that this process sends."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -79,10 +79,10 @@ class Faults:
         self._changed_ns = 0
         self._next_look_s = 0.0
         self._heads = HeadReader()
-        self._last_s: dict[int, float] = {}  # of each link: when what is delayed last goes out
+        self._last_s: dict[int, float] = {}  # by link: when its last delayed frame goes out
 
     def rules(self) -> dict[str, Any]:
-        """What the file says now."""
+        """The rules that the file holds now."""
         now = asyncio.get_running_loop().time()
         if now >= self._next_look_s:
             self._next_look_s = now + _LOOK_EVERY_S
@@ -93,7 +93,7 @@ class Faults:
         return self._rules
 
     def put(self, transport: ZmqTransport, link: Any, frame: bytes) -> bool:
-        """In place of ``ZmqTransport._put``."""
+        """Replaces ``ZmqTransport._put``."""
         now = asyncio.get_running_loop().time()
         rules = self.rules()
         if rules.keys() <= {"restless"} and self._last_s.get(id(link), 0.0) <= now:
@@ -130,7 +130,7 @@ class Faults:
                 if not link.socket.closed:
                     _put(transport, link, frame)
             except zmq.ZMQError:
-                pass  # it closes: what is late is lost
+                pass  # the socket closes, so a late frame is lost
 
         if at_s <= loop.time():
             send()
@@ -138,7 +138,7 @@ class Faults:
             loop.call_at(at_s, send)
 
     def _absurd(self, me: Peer) -> Message:
-        """Nothing that a client's answer depends on: no sender makes up tokens, ends or releases of requests."""
+        """A message that no client's answer depends on: it invents no tokens, ends or releases of requests."""
         pick: Callable[[Sequence[Any]], Any] = self._random.choice
         number, stage, huge = self._random.randrange(60), self._random.randrange(4), pick([0, 2**31, 2**62])
         ticket = KVTicket(number, stage, pick([False, True]), tuple(range(pick([0, 1, 300]))), "")
@@ -161,7 +161,7 @@ class Faults:
 
 
 class Restless:
-    """A coordinator's core that has every worker send requests to some other, all the time."""
+    """A coordinator's core that has every worker send requests to another worker all the time."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -170,7 +170,7 @@ class Restless:
         self._handle = ClusterState.handle
 
     def handle(self, core: ClusterState, message: Message, now: float, sender: Peer | None) -> list[Effect]:
-        """In place of ``ClusterState.handle``."""
+        """Replaces ``ClusterState.handle``."""
         effects = self._handle(core, message, now, sender)
         match message:
             case PeerUp(peer=peer, role=Role.WORKER):
@@ -189,7 +189,7 @@ def main() -> None:
     """See the module."""
     _, file, module, *arguments = sys.argv
     python = (sys.executable, "-P", "-m", "tests.e2e.faults", file)
-    launch._python = lambda: python
+    launch.python_command = lambda: python
     faults = Faults(Path(file))
     restless = Restless(faults)
 

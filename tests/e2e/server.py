@@ -1,4 +1,4 @@
-"""Real servers for tests, started as a person would; watched through output, processes and journals."""
+"""Real servers for tests, started as a person starts them, and watched through output, processes and journals."""
 
 import os
 import re
@@ -21,7 +21,7 @@ START_DEADLINE_S = 120.0
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
-    """Look until ``condition`` holds. Raises: AssertionError after the deadline."""
+    """Check ``condition`` until it holds. Raises: AssertionError after the deadline."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
@@ -33,7 +33,7 @@ class Server:
     """A running ``actorserve serve`` with all of its children."""
 
     def __init__(self, folder: Path, config: str, *arguments: str, program: tuple[str, ...] = ("actorserve",)) -> None:
-        """``program``: the module to run, and what stands before "serve"."""
+        """``program``: the module to run, and its arguments before "serve"."""
         self.journals = folder / "journals"
         config_file = folder / "actorserve.toml"
         config_file.write_text(config.replace("[cluster]", f'[cluster]\njournal_dir = "{self.journals}"'))
@@ -65,7 +65,7 @@ class Server:
         return found[1]
 
     def pid(self, name: str) -> int | None:
-        """The process id of the child called ``name``, None while it has no life."""
+        """The process id of the child called ``name``; None while it does not run."""
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -98,7 +98,7 @@ class Server:
         return sum(values) if values else -1.0
 
     def wait_workers(self, count: int) -> None:
-        """Until ``count`` workers have reported to the gateway, and nothing runs on them."""
+        """Wait until ``count`` workers have reported to the gateway."""
         wait_until(lambda: self.num_reporting() == count, f"{count} workers", 60.0)
 
     def num_reporting(self) -> int:
@@ -121,7 +121,7 @@ class Server:
 
 @contextmanager
 def running(folder: Path, config: str, *arguments: str, program: tuple[str, ...] = ("actorserve",)) -> Iterator[Server]:
-    """A server that is ready, and is stopped at the end."""
+    """A server that is ready. It is stopped at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     server = Server(folder, config, *arguments, program=program)
     try:
@@ -132,7 +132,7 @@ def running(folder: Path, config: str, *arguments: str, program: tuple[str, ...]
 
 
 def replayed(journal: Path) -> Replay:
-    """A fresh core that was told all that the process was told whose journal this is; it did the same, too."""
+    """A journal told to a fresh core. Raises: AssertionError if that core gives other effects."""
     with journal.open("rb") as file:
         try:
             result = replay(file)
@@ -143,7 +143,7 @@ def replayed(journal: Path) -> Replay:
 
 
 def instance_of(journal: Path) -> InstanceState:
-    """The core of the worker whose journal this is, as it was when it was told the last."""
+    """The core of this journal's worker, as it was after its last recorded input."""
     core = replayed(journal).core
     assert isinstance(core, InstanceState)
     return core

@@ -1,4 +1,4 @@
-"""kill -9 a worker whose requests are guarded: another goes on from the KV that it has, and no token is another."""
+"""kill -9 a worker whose requests have checkpoints: another worker goes on from them, and the tokens stay the same."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ engine = "{engine}"
 tokens_per_block = 16
 kv_cache_bytes = {kv_bytes}
 host_kv_bytes = {kv_bytes}
-# So that nothing but checkpoints saves a prompt from being computed again.
+# So that only checkpoints save a prompt from being computed again.
 prefix_cache = false
 [supervision]
 max_restarts = 1000
@@ -54,13 +54,13 @@ def engine(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def server(engine: str, tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Server]:
     config = CONFIG.format(engine=engine, kv_bytes=KV_BYTES[engine])
-    with running(tmp_path_factory.mktemp("guarded"), config, "--model", str(default_model_path)) as server:
+    with running(tmp_path_factory.mktemp("checkpoints"), config, "--model", str(default_model_path)) as server:
         server.wait_workers(2)
         yield server
 
 
 async def ask(server: Server, number: int, max_tokens: int) -> list[str]:
-    """The tokens of one answer; even numbers greedy, odd ones sampled."""
+    """The tokens of one answer. Even numbers are decoded greedily, odd ones are sampled."""
     body = {
         "model": server.model,
         "prompt": [number + 1, *range(100, 100 + NUM_PROMPT - 1)],
@@ -91,7 +91,7 @@ async def ask_all(server: Server, max_tokens: int) -> list[list[str]]:
 
 
 def first_starts(journal: Path) -> dict[str, int]:
-    """Of each request, the first token that the worker whose journal this is computed itself."""
+    """For each request, the first position that the worker of this journal computed itself."""
     starts: dict[str, int] = {}
     with journal.open("rb") as file:
         records = read_records(file)
@@ -108,25 +108,25 @@ def first_starts(journal: Path) -> dict[str, int]:
 
 
 def adopted(journal: Path) -> list[str]:
-    """The requests that were started there to go on from checkpoints."""
+    """The requests that the worker of this journal started from checkpoints."""
     with journal.open("rb") as file:
         messages = [entry.message for entry in read_entries(file)]
     return [each.request.request_id for each in messages if isinstance(each, Start) and each.migration is not None]
 
 
 def has_guarded(server: Server, victim: str) -> bool:
-    """Whether two of the victim's requests have all of their prompts guarded, and go on."""
+    """Whether the prompts of at least two of the victim's running requests are checkpointed."""
     core = instance_of(server.journal(victim))
     checkpointed = core.checkpoints._guarded.values()
     return sum(each.num_confirmed * TOKENS_PER_BLOCK >= NUM_PROMPT - TOKENS_PER_BLOCK for each in checkpointed) >= 2
 
 
 def test_a_killed_workers_requests_go_on_from_their_checkpoints(server: Server, engine: str) -> None:
-    """Every client gets what it would have got, and the guardian computes no prompt anew whose KV it has."""
+    """Every client gets its undisturbed answer, and the holder of a checkpoint computes no prompt whose KV it has."""
     max_tokens = MAX_TOKENS[engine]
     undisturbed = asyncio.run(ask_all(server, max_tokens))
     assert [len(tokens) for tokens in undisturbed] == [max_tokens] * NUM_STREAMS
-    victims: list[str] = []  # a worker that has two of the requests, wherever they were placed
+    victims: list[str] = []  # one worker that runs two of the requests
 
     def is_one_guarded() -> bool:
         victims[:] = [name for name in WORKERS if has_guarded(server, name)]
@@ -134,7 +134,7 @@ def test_a_killed_workers_requests_go_on_from_their_checkpoints(server: Server, 
 
     async def disturbed() -> list[list[str]]:
         answers = asyncio.create_task(ask_all(server, max_tokens))
-        await asyncio.to_thread(wait_until, is_one_guarded, "requests that are guarded", 60.0)
+        await asyncio.to_thread(wait_until, is_one_guarded, "requests with checkpoints", 60.0)
         pid = server.pid(victims[0])
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

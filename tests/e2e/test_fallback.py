@@ -1,4 +1,4 @@
-"""Streams that begin while the coordinator is gone get the same tokens, and nobody is served twice when it is back."""
+"""Streams that begin without a coordinator get the same tokens, and no request is begun twice when it is back."""
 
 import asyncio
 import os
@@ -25,11 +25,11 @@ CONFIG = """
 count = 2
 engine = "fake"
 [migration]
-# So that an epoch is a placement, and no move.
+# So that each epoch is a placement.
 enabled = false
 [supervision]
 max_restarts = 1000
-# Longer than the silence that counts as death, so that a coordinator that was killed is missed.
+# Longer than the silence that counts as death, so that the gateway notices that the coordinator was killed.
 backoff_s = 4.0
 max_backoff_s = 4.0
 """
@@ -38,13 +38,13 @@ PLACED_HERE = "actorserve_placed_without_coordinator_total"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Server]:
-    with running(tmp_path_factory.mktemp("stand-in"), CONFIG, "--model", str(default_model_path)) as server:
+    with running(tmp_path_factory.mktemp("fallback"), CONFIG, "--model", str(default_model_path)) as server:
         server.wait_workers(2)
         yield server
 
 
 async def ask(server: Server, number: int) -> tuple[str, int, str | None]:
-    """Stream an answer; its text, how many tokens it has, and why it ended."""
+    """Stream an answer. Returns its text, its number of tokens, and why it ended."""
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = await client.completions.create(
             model=server.model,
@@ -69,7 +69,7 @@ async def ask_all(server: Server) -> list[tuple[str, int, str | None]]:
 
 
 def starts(server: Server) -> dict[str, Counter[str]]:
-    """How often each request was begun, by its id, at each worker."""
+    """For each worker, how often it began each request, by the request's id."""
     begun: dict[str, Counter[str]] = {}
     for name in ("worker-0", "worker-1"):
         with server.journal(name).open("rb") as file:
@@ -79,7 +79,7 @@ def starts(server: Server) -> dict[str, Counter[str]]:
 
 
 def is_back(server: Server) -> bool:
-    """Whether the coordinator places again."""
+    """Whether the coordinator places requests again."""
     placed_here = server.metric(PLACED_HERE)
     body = {"model": server.model, "prompt": "x", "max_tokens": 1}
     assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
@@ -88,8 +88,8 @@ def is_back(server: Server) -> bool:
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_streams_begin_without_the_coordinator(server: Server, how: signal.Signals) -> None:
-    """With the coordinator frozen or killed new streams are spread over the workers and get the tokens that they would
-    have got, also when it returns in their midst, and no request is begun twice.
+    """While the coordinator is frozen or killed, new streams are spread over the workers and get their undisturbed
+    tokens, also when the coordinator returns while they run. No request is begun twice.
     """
     undisturbed = asyncio.run(ask_all(server))
     assert [answer[1:] for answer in undisturbed] == [(MAX_TOKENS, "length")] * NUM_STREAMS
@@ -99,7 +99,7 @@ def test_streams_begin_without_the_coordinator(server: Server, how: signal.Signa
         pid = server.pid("coordinator")
         assert pid is not None
         os.kill(pid, how)
-        answers = await ask_all(server)  # those wait for its death to be noticed
+        answers = await ask_all(server)  # these streams wait until its death is noticed
         assert server.metric(PLACED_HERE) == placed_here + NUM_STREAMS
         assert min((count - before[name]).total() for name, count in starts(server).items()) >= NUM_STREAMS // 4
         later = asyncio.create_task(ask_all(server))

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of 16 streams: a pause for the client, never a token, never a different token."""
+"""kill -9 in the middle of 16 streams: clients see a pause, but lose no token and get no different token."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 NUM_STREAMS = 16
 MAX_TOKENS = 32
 TOKENS_PER_BLOCK = 16
-NUM_BLOCKS = 24  # too few for all: requests wait, are preempted, and are prefilled again
+NUM_BLOCKS = 24  # too few for all requests: some wait, some are preempted and prefilled again
 MAX_BATCH_REQUESTS = 4
 MAX_BATCH_TOKENS = 20
 TPOT_TARGET_S = 0.1
@@ -27,7 +27,7 @@ VICTIM = "worker-0"
 CONFIG = f"""
 [cluster]
 [model]
-# The slowest, so that a worker can be met in the middle of its work.
+# The slowest number format, so that a worker can be stopped in the middle of its work.
 dtype = "float32"
 [workers]
 count = 2
@@ -35,7 +35,7 @@ tokens_per_block = {TOKENS_PER_BLOCK}
 kv_cache_bytes = {{kv_cache_bytes}}
 max_batch_requests = {MAX_BATCH_REQUESTS}
 max_batch_tokens = {MAX_BATCH_TOKENS}
-# So that prompts that were asked before are prefilled again.
+# So that repeated prompts are prefilled again.
 prefix_cache = false
 tpot_target_s = {TPOT_TARGET_S}
 [supervision]
@@ -46,7 +46,7 @@ max_backoff_s = 0.2
 
 @dataclass(frozen=True)
 class Answer:
-    """All that a client can see of an answer but its timing."""
+    """All that a client can see of an answer, except its timing."""
 
     text: str
     tokens: tuple[str, ...]
@@ -71,7 +71,7 @@ def server(
 
 
 async def ask(server: Server, number: int) -> Answer:
-    """Stream one answer; even numbers greedy, odd ones sampled."""
+    """Stream one answer. Even numbers are decoded greedily, odd ones are sampled."""
     prompt = f"Story number {number}. " + "Once upon a time there was a small house by the sea. " * 2
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         stream = await client.completions.create(
@@ -107,12 +107,12 @@ def undisturbed(server: Server) -> list[Answer]:
 
 
 def victims_state(server: Server) -> InstanceState:
-    """The victim's core, as its journal makes it."""
+    """The victim's core, made again from its journal."""
     return instance_of(server.journal(VICTIM))
 
 
 def stages(state: InstanceState) -> set[str]:
-    """Which stages of life the instance's requests are in."""
+    """The stages of life that the instance's requests are in."""
     found = set()
     for request in state.requests.values():
         if not request.is_started:
@@ -142,7 +142,7 @@ def stop_in_every_stage(server: Server) -> None:
 def test_killed_processes_cost_no_token(
     server: Server, undisturbed: list[Answer], victims: list[str], kill_round: int
 ) -> None:
-    """With a worker, the coordinator, or both killed under 16 streams, every client gets what it would have got."""
+    """A worker, the coordinator or both are killed under 16 streams; each client gets its undisturbed answer."""
     server.wait_workers(2)
     failovers = server.metric("actorserve_failovers_total")
 

@@ -1,4 +1,4 @@
-"""Live migration between real processes, back and forth all the time, while these are killed, paused and cut off."""
+"""Live migration between real processes without a pause, while processes are killed, paused and cut off."""
 
 import asyncio
 import json
@@ -35,11 +35,11 @@ death_after_s = {DEATH_AFTER_S}
 load_report_s = 0.1
 retry_s = 0.3
 [migration]
-enabled = false  # tests.e2e.faults gives the orders
+enabled = false  # tests.e2e.faults orders the migrations
 [workers]
 count = {NUM_WORKERS}
 engine = "fake"
-# A worker has room for six of these requests; what is too much is swapped, and dropped.
+# A worker has room for six of these requests; others are swapped out, or dropped and computed again.
 kv_cache_bytes = 16384
 host_kv_bytes = 8192
 max_batch_requests = 8
@@ -52,18 +52,18 @@ HANDED_OVER = "actorserve_handed_over_total"
 
 
 class Clients:
-    """So many streams at any time, each asking for its own answer again and again."""
+    """``NUM_STREAMS`` streams at any time. Each asks for its own answer again and again."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._expected: dict[int, list[str]] = {}
         self._is_over = False
-        self.leaving = False  # some go in the middle of their answer
+        self.leaving = False  # whether some clients hang up in the middle of their answer
         self.num_answers = 0
         self.num_left = 0
 
     async def learn(self) -> None:
-        """What each answer is while nothing moves and nothing goes wrong."""
+        """Learn each answer while no request moves and nothing goes wrong."""
         async with httpx.AsyncClient(timeout=120) as client:
             answers = await asyncio.gather(*(self._ask(client, number) for number in range(NUM_STREAMS)))
             for number, (tokens, reason) in enumerate(answers):
@@ -72,13 +72,13 @@ class Clients:
         assert len({tuple(tokens) for tokens in self._expected.values()}) == NUM_STREAMS
 
     async def run(self) -> None:
-        """Until ``stop``. Raises: AssertionError for an answer that is not what it would have been."""
+        """Ask until ``stop``. Raises: AssertionError for an answer that differs from the undisturbed one."""
         async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
             for number in range(NUM_STREAMS):
                 group.create_task(self._ask_again_and_again(client, number))
 
     def stop(self) -> None:
-        """After the answers that are under way."""
+        """Stop asking once the answers in flight have ended."""
         self._is_over = True
 
     async def _ask_again_and_again(self, client: httpx.AsyncClient, number: int) -> None:
@@ -91,7 +91,7 @@ class Clients:
             self.num_left += reason == "left"
 
     async def _ask(self, client: httpx.AsyncClient, number: int) -> tuple[list[str], str]:
-        """The tokens of an answer, and why there are no more."""
+        """The tokens of an answer, and why it ended."""
         body = {
             "model": self._server.model,
             "prompt": [number + 1, *range(100, 120 + 5 * number)],
@@ -119,7 +119,7 @@ class Clients:
 
 
 class Misfortune:
-    """Brings one fault after another over a server."""
+    """Inflicts faults on a server, one after another."""
 
     def __init__(self, server: Server, rules: Path, clients: Clients) -> None:
         self._server = server
@@ -156,7 +156,7 @@ class Misfortune:
         new.replace(self._rules)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
-        """Where it has no life just now, to the next."""
+        """Signal a process; if it is not running now, its next life."""
         wait_until(lambda: self._server.pid(name) is not None, f"{name} to be started again")
         pid = self._server.pid(name)
         assert pid is not None
@@ -192,14 +192,14 @@ class Misfortune:
 
 
 def rounds(num_faults: int) -> Iterator[int]:
-    """So many faults, in parts of what one server is to take."""
+    """``num_faults``, divided into the numbers that single servers are to bear."""
     while num_faults > 0:
         yield min(num_faults, FAULTS_OF_A_SERVER)
         num_faults -= FAULTS_OF_A_SERVER
 
 
 async def suffer(server: Server, rules: Path, first: int, num_faults: int, seen: Counter[str]) -> None:
-    """So many faults, of one kind after another, while requests move; then nothing is left anywhere."""
+    """Inflict faults of one kind after another while requests move. In the end no request is left anywhere."""
     clients = Clients(server)
     await clients.learn()
     misfortune = Misfortune(server, rules, clients)
@@ -227,7 +227,7 @@ async def suffer(server: Server, rules: Path, first: int, num_faults: int, seen:
 
 
 def wait_for_moves(server: Server) -> None:
-    """Until requests move, so that the next fault meets some on their way."""
+    """Wait until requests move, so that the next fault hits migrations in flight."""
     least = server.metric(HANDED_OVER) + 3
 
     def have_moved() -> bool:
@@ -242,11 +242,11 @@ def is_zero(server: Server, metric: str) -> bool:
 
 
 def check_journals(server: Server, seen: Counter[str]) -> None:
-    """What every process did it does again, and the last life of each worker holds nothing."""
+    """Every journal replays to the same effects, and the last life of each worker holds no request."""
     last = {server.journal(name) for name in WORKERS}
     for journal in sorted(server.journals.glob("*.journal")):
         if journal.name.startswith("coordinator"):
-            continue  # its orders are the test's
+            continue  # the test's own orders are not in its core
         core = replayed(journal).core
         if isinstance(core, GatewayState):
             assert not core.sessions
@@ -264,7 +264,7 @@ def check_journals(server: Server, seen: Counter[str]) -> None:
             check_empty(core)
         else:
             seen["killed as source"] += len(core.migration_source)
-            seen["killed as source, standing still"] += len(core.migration_source.paused)
+            seen["killed as source, request paused"] += len(core.migration_source.paused)
             seen["killed as destination"] += len(core.migration_destination)
         journal.unlink()
 
@@ -287,8 +287,8 @@ def check_empty(core: InstanceState) -> None:
 
 
 def test_no_fault_costs_a_token(tmp_path: Path, default_model_path: Path, migration_faults: int) -> None:
-    """Whatever befalls processes and messages while requests move, clients get what they would have got, each token
-    once, and no block stays behind.
+    """Whatever happens to processes and messages while requests move, clients get their undisturbed answers, each
+    token once, and every block is freed.
     """
     seen: Counter[str] = Counter()
     first = 0

@@ -1,4 +1,4 @@
-"""Real processes around the fake engine: coming, going and dying leave nothing behind."""
+"""Real processes around the fake engine: starts, ends and deaths leak no block and no process."""
 
 import asyncio
 import json
@@ -41,12 +41,12 @@ def is_idle(server: Server) -> bool:
 
 
 def worker_state(server: Server) -> InstanceState:
-    """The worker's core, as its journal makes it."""
+    """The worker's core, made again from its journal."""
     return instance_of(server.journal("worker-0"))
 
 
 def test_a_prompt_asked_again_is_cached(server: Server) -> None:
-    """The second time a prompt's full blocks are found: usage and metrics tell it, the answer is the same."""
+    """A repeated prompt finds its full blocks in the cache. Usage and metrics show it, and the answer is the same."""
     body = {"model": server.model, "prompt": list(range(100, 140)), "max_tokens": 20, "temperature": 0, "seed": 1}
     asked = [body, body, body | {"cache_salt": "tenant"}]
     answers = [httpx.post(f"{server.url}/v1/completions", json=each, timeout=60).json() for each in asked]
@@ -54,12 +54,12 @@ def test_a_prompt_asked_again_is_cached(server: Server) -> None:
     assert cached == [0, 32, 0]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
     assert server.metric("vllm:prompt_tokens_cached_total") == 32
-    wait_until(lambda: server.metric("vllm:prefix_cache_hits_total") == 32, "the worker's report has come")
+    wait_until(lambda: server.metric("vllm:prefix_cache_hits_total") == 32, "the worker's report")
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
 def test_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> None:
-    """When a client hangs up, its request is released, and its blocks are free before another iteration ends."""
+    """When a client hangs up, its request is released and its blocks are free before another iteration ends."""
 
     async def leave() -> None:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -87,7 +87,7 @@ def test_gateway_and_coordinator_load_no_torch(server: Server) -> None:
 
 
 def test_killed_gateway_leaks_no_block(server: Server) -> None:
-    """A gateway that dies frees all of its requests within the death watch's time, and the next one serves on."""
+    """A dead gateway's requests are freed within the death watch's time, and the next gateway serves again."""
     pid = server.pid("gateway-0")
 
     async def lose_gateway() -> None:
@@ -112,7 +112,7 @@ def test_killed_gateway_leaks_no_block(server: Server) -> None:
 
 
 def test_new_coordinator_learns_everything_again(server: Server) -> None:
-    """After a kill the coordinator places requests as before; what ran meanwhile did not notice."""
+    """After a kill the coordinator places requests as before."""
     server.signal("coordinator", signal.SIGKILL)
     body = LONG | {"model": server.model, "max_tokens": 50}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
@@ -121,7 +121,7 @@ def test_new_coordinator_learns_everything_again(server: Server) -> None:
 
 
 def test_ctrl_c_drains_and_ends_with_zero(tmp_path: Path, default_model_path: Path) -> None:
-    """Ctrl-C lets the running answer end, ends every child, and exits with 0."""
+    """Ctrl-C lets the running answer finish, ends every child, and the server exits with 0."""
     config = CONFIG.replace('engine = "fake"', 'engine = "fake"\nmax_batch_tokens = 80')
     with running(tmp_path, config, "--model", str(default_model_path)) as server:
         server.wait_workers(1)
@@ -145,7 +145,7 @@ def test_ctrl_c_drains_and_ends_with_zero(tmp_path: Path, default_model_path: Pa
 
 
 def drained(server: Server, body: dict[str, object], then: Callable[[], None]) -> httpx.Response:
-    """The answer to a request that runs when the server is told to end; ``then`` is called while it drains."""
+    """The answer to a request that runs when the server is told to end. ``then`` is called while it drains."""
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(timeout=60) as client:
@@ -161,7 +161,7 @@ def drained(server: Server, body: dict[str, object], then: Callable[[], None]) -
 
 
 def test_worker_that_dies_in_the_drain_is_restarted(tmp_path: Path, default_model_path: Path) -> None:
-    """When the only worker is killed while the server drains, a new one carries the whole answer on; exit code 0."""
+    """If the only worker is killed while the server drains, a new one finishes the answer; the exit code is 0."""
     with running(tmp_path, CONFIG, "--model", str(default_model_path)) as server:
         server.wait_workers(1)
         answer = drained(server, LONG, lambda: server.signal("worker-0", signal.SIGKILL))
@@ -173,11 +173,11 @@ def test_worker_that_dies_in_the_drain_is_restarted(tmp_path: Path, default_mode
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "not streaming"])
 def test_drain_that_is_too_short_says_so(tmp_path: Path, default_model_path: Path, stream: bool) -> None:
-    """What cannot be finished in the drain's time ends with an error, one line counts it, and the exit code is 1."""
+    """A request that exceeds the drain's time ends with an error, one line counts it, and the exit code is 1."""
     config = CONFIG.replace("[cluster]", "[cluster]\ndrain_timeout_s = 0.5")
     with running(tmp_path, config, "--model", str(default_model_path)) as server:
         server.wait_workers(1)
-        # A worker that is stopped makes no more tokens, and is not dead before the drain's time is over.
+        # A stopped worker makes no more tokens, and is not held for dead before the drain's time is over.
         answer = drained(server, LONG | {"stream": stream}, lambda: server.signal("worker-0", signal.SIGSTOP))
         if stream:
             *_, error, done = answer.text.strip().split("\n\n")
@@ -193,7 +193,7 @@ def test_drain_that_is_too_short_says_so(tmp_path: Path, default_model_path: Pat
 
 
 def test_worker_that_cannot_start_ends_everything(tmp_path: Path, default_model_path: Path) -> None:
-    """A child that dies before it was ready: one clear line, and a non-zero exit."""
+    """A child that dies before it was ready ends the server with one clear line and a non-zero exit code."""
     config = CONFIG.replace('engine = "fake"', "kv_cache_bytes = 1")
     server = Server(tmp_path, config, "--model", str(default_model_path))
     wait_until(lambda: server.process.poll() is not None, "the end", 60.0)
@@ -204,7 +204,7 @@ def test_worker_that_cannot_start_ends_everything(tmp_path: Path, default_model_
 
 
 def test_children_die_with_a_killed_parent(tmp_path: Path, default_model_path: Path) -> None:
-    """kill -9 of the supervisor leaves no orphan."""
+    """kill -9 of the supervisor leaves no orphaned process."""
     server = Server(tmp_path, CONFIG, "--model", str(default_model_path))
     server.wait_ready()
     children = [server.pid(name) for name in ("coordinator", "gateway-0", "worker-0")]

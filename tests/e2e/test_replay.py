@@ -1,4 +1,4 @@
-"""The logs of a real run, with swaps and a killed worker, replayed: every process's core does again what it did."""
+"""The journals of a real run with swaps and a killed worker are replayed: every core gives the same effects again."""
 
 import asyncio
 import signal
@@ -26,7 +26,7 @@ max_restarts = 1000
 max_backoff_s = 0.2
 """
 NUM_STREAMS = 12
-MAX_TOKENS = 2000  # of which three fill a fake engine's pool
+MAX_TOKENS = 2000  # three such requests fill a fake engine's pool
 
 
 async def answers(server: Server) -> list[str]:
@@ -50,7 +50,7 @@ async def answers_with_a_kill(server: Server) -> list[str]:
 def test_logs_of_a_real_run_replay(
     tmp_path: Path, default_model_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With memory too small and a worker killed, answers stay the same, and each log replays with equal effects."""
+    """With too little memory and a killed worker the answers stay the same, and each journal replays equally."""
     with running(tmp_path, CONFIG, "--model", str(default_model_path)) as server:
         server.wait_workers(2)
         undisturbed = asyncio.run(answers(server))

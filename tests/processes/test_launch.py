@@ -1,4 +1,4 @@
-"""Making settings whole: port, runtime folder, workers' places."""
+"""Completing the settings: port, runtime folder, the workers' devices."""
 
 import os
 import socket
@@ -11,6 +11,9 @@ import pytest
 from actorserve.errors import SettingsError
 from actorserve.processes import launch
 from actorserve.processes.launch import LaunchError, Placement
+from actorserve.processes.restarts import RestartLimits
+from actorserve.processes.supervision import SupervisionTree
+from actorserve.processes.supervision_tree import supervision_tree
 from actorserve.settings import Settings, load_settings
 
 
@@ -19,7 +22,7 @@ def workers(**values: object) -> Settings:
 
 
 def test_a_port_in_use_is_told() -> None:
-    """A port that somebody listens on is refused, with a line that names it."""
+    """A port that another process listens on is refused, with a line that names it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(LaunchError, match=f"port {port} on 127.0.0.1 is in use"):
@@ -41,7 +44,7 @@ def test_a_host_that_is_not_ours_is_told() -> None:
 
 
 def test_a_fresh_runtime_folder_is_private_and_removed() -> None:
-    """Without a setting the folder is fresh, only its owner may enter it, and it goes with what is in it."""
+    """Without a setting the folder is new, only its owner may enter it, and it is removed with its files."""
     with launch.runtime_dir(Settings()) as folder:
         (folder / "a.sock").touch()
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -49,7 +52,7 @@ def test_a_fresh_runtime_folder_is_private_and_removed() -> None:
 
 
 def test_a_given_runtime_folder_is_made_and_kept() -> None:
-    """A folder that settings name is made private where it is missing, its path absolute, and it stays."""
+    """A missing folder that the settings name is made and is private; its path becomes absolute, and it stays."""
     with tempfile.TemporaryDirectory(prefix="as-") as short:  # pytest's own folders have too long a path for sockets
         given = Path(os.path.relpath(short)) / "run"
         with launch.runtime_dir(load_settings(None, {"cluster": {"runtime_dir": str(given)}})) as folder:
@@ -59,7 +62,7 @@ def test_a_given_runtime_folder_is_made_and_kept() -> None:
 
 
 def test_a_runtime_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
-    """Sockets are never put where other users can reach them."""
+    """Sockets never lie where other users can reach them."""
     tmp_path.chmod(0o755)
     settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path)}})
     with pytest.raises(LaunchError, match="others may enter"), launch.runtime_dir(settings):
@@ -87,7 +90,7 @@ def test_a_runtime_folder_with_a_long_path_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_workers_are_placed(settings: Settings, gpus: tuple[str, ...], cores: int, expected: Placement) -> None:
-    """One worker a GPU, two on the CPU, cores shared out; settings win."""
+    """One worker per GPU, or two on the CPU; the cores are divided; settings override both."""
     assert launch.place_workers(settings, gpus, cores) == expected
 
 
@@ -111,12 +114,12 @@ def scaled(max_workers: int, min_workers: int | None = None, **values: object) -
 def test_cores_are_shared_out_among_as_many_as_there_may_be(
     settings: Settings, gpus: tuple[str, ...], expected: Placement
 ) -> None:
-    """With scaling on, workers leave room for those that may come, and as many run from the start as bounds allow."""
+    """With scaling, workers leave cores for workers that may be added, and as many run at first as the bounds allow."""
     assert launch.place_workers(settings, gpus, 8) == expected
 
 
-def test_workers_that_start_elsewhere_get_nothing_here() -> None:
-    """Units and what a command starts have resources of their own: those of this server share out all that there is."""
+def test_workers_that_start_elsewhere_get_no_cores_here() -> None:
+    """Workers that systemd or a command starts have other resources, so this server's workers divide all of its own."""
     for how in ({"start_with": "systemd"}, {"start_with": "command", "command": "start"}):
         settings = load_settings(None, {"workers": {"count": 2}, "scaling": {"max_workers": 8, **how}})
         assert launch.place_workers(settings, (), 8) == Placement(2, (), 4, 0)
@@ -128,38 +131,54 @@ def test_workers_that_start_elsewhere_get_nothing_here() -> None:
         (workers(device="cuda"), (), "no GPU can be used here"),
         (workers(count=2), ("GPU-a",), "set workers.kv_cache_bytes"),
         (scaled(2, count=1), ("GPU-a",), "2 workers would share 1 GPU.*set workers.kv_cache_bytes"),
-        (scaled(2, count=3), (), "workers.count is 3, and scaling allows 1 to 2 workers"),
-        (scaled(4, 2, count=1), (), "workers.count is 1, and scaling allows 2 to 4 workers"),
+        (scaled(2, count=3), (), "workers.count is 3, but scaling allows 1 to 2 workers"),
+        (scaled(4, 2, count=1), (), "workers.count is 1, but scaling allows 2 to 4 workers"),
     ],
 )
-def test_what_this_machine_cannot_do_is_told(settings: Settings, gpus: tuple[str, ...], why: str) -> None:
-    """Settings that ask for GPUs that are not there are refused, with what to do."""
+def test_settings_that_this_machine_cannot_meet_are_refused(
+    settings: Settings, gpus: tuple[str, ...], why: str
+) -> None:
+    """Settings that ask for missing GPUs or for too many workers are refused, with what to do."""
     with pytest.raises(SettingsError, match=why):
         launch.place_workers(settings, gpus, 4)
 
 
+def _tree(placement: Placement, folder: Path) -> SupervisionTree:
+    return supervision_tree(placement, Settings(), folder / "s.json", folder)
+
+
 def test_children_get_their_names_and_devices(tmp_path: Path) -> None:
     """The gateway drains first; each worker sees one GPU, in turn, and a CPU worker sees none."""
-    specs, _ = launch.child_specs(Placement(3, ("GPU-a", "GPU-b"), 4), tmp_path / "s.json", tmp_path)
+    specs = _tree(Placement(3, ("GPU-a", "GPU-b"), 4), tmp_path).children
     assert [spec.name for spec in specs] == ["coordinator", "gateway-0", "worker-0", "worker-1", "worker-2"]
     assert [spec.stop_stage for spec in specs] == [1, 0, 1, 1, 1]
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in specs[2:]] == ["GPU-a", "GPU-b", "GPU-a"]
     assert all(spec.environment["OMP_NUM_THREADS"] == "4" for spec in specs[2:])
-    (worker,) = launch.child_specs(Placement(1, (), 4), tmp_path / "s.json", tmp_path)[0][2:]
+    (worker,) = _tree(Placement(1, (), 4), tmp_path).children[2:]
     assert worker.environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
 def test_spare_workers_are_like_the_others(tmp_path: Path) -> None:
-    """Those that may be started later have the next numbers and devices, and all know how many there may be."""
-    specs, spare = launch.child_specs(Placement(1, ("GPU-a", "GPU-b"), 4, 2), tmp_path / "s.json", tmp_path)
+    """Spare workers have the next numbers and devices, and all workers know how many there may be."""
+    tree = _tree(Placement(1, ("GPU-a", "GPU-b"), 4, 2), tmp_path)
+    specs, spare = tree.children, tree.spare
     assert [spec.name for spec in specs] == ["coordinator", "gateway-0", "worker-0"]
     assert [spec.name for spec in spare] == ["worker-1", "worker-2"]
     assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in spare] == ["GPU-b", "GPU-a"]
     assert all(spec.command[-2:] == ("--count", "3") for spec in (specs[2], *spare))
 
 
+def test_settings_bound_restarts_and_drains(tmp_path: Path) -> None:
+    """The tree carries the settings' restart limits and the drain's time."""
+    rules = {"max_restarts": 7, "window_s": 8.0, "backoff_s": 0.5, "max_backoff_s": 9.0}
+    settings = load_settings(None, {"supervision": rules, "cluster": {"drain_timeout_s": 3.0}})
+    tree = supervision_tree(Placement(1, (), 1), settings, tmp_path / "s.json", tmp_path)
+    assert tree.limits == RestartLimits(7, 8.0, 0.5, 9.0)
+    assert tree.drain_timeout_s == 3.0
+
+
 def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers get what control groups leave of cores and memory in equal parts, unless settings say otherwise."""
+    """Workers get equal parts of the cores and memory that control groups leave, unless settings say otherwise."""
     monkeypatch.setattr(launch, "usable_cores", lambda: 4)
     monkeypatch.setattr(launch, "available_memory_bytes", lambda: 9000)
     settings, placement = launch.resolve_workers(workers(device="cpu"))
@@ -169,7 +188,7 @@ def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     settings, _ = launch.resolve_workers(scaled(3, count=1, device="cpu"))
     assert (settings.workers.count, settings.workers.memory_bytes) == (1, 3000)
     monkeypatch.setattr(launch, "available_memory_bytes", lambda: 0)
-    assert launch.resolve_workers(workers(device="cpu"))[0].workers.memory_bytes == 1  # not None, which is no limit
+    assert launch.resolve_workers(workers(device="cpu"))[0].workers.memory_bytes == 1  # not None, which means no limit
 
 
 def checkpointed(device: str, every_tokens: int = 64, **values: object) -> Settings:
@@ -185,11 +204,11 @@ def checkpointed(device: str, every_tokens: int = 64, **values: object) -> Setti
         (checkpointed("auto", host_kv_bytes=0), "set workers.host_kv_bytes"),
         (checkpointed("auto", engine="fake"), "set workers.host_kv_bytes"),
         (checkpointed("cuda", host_kv_bytes=0), "set workers.host_kv_bytes"),
-        (checkpointed("cuda", swap="recompute"), "needs workers.swap"),
+        (checkpointed("cuda", swap="recompute"), "which needs workers.swap"),
     ],
 )
-def test_checkpoints_need_memory_to_lie_in(monkeypatch: pytest.MonkeyPatch, settings: Settings, why: str) -> None:
-    """Checkpoints that no worker has memory for are refused in a line that says which setting gives it."""
+def test_checkpoints_need_memory(monkeypatch: pytest.MonkeyPatch, settings: Settings, why: str) -> None:
+    """Checkpoints without memory for them are refused, in a line that names the setting that gives it."""
     monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))
     with pytest.raises(SettingsError, match=f"migration.checkpoint_tokens is 64.*{why}"):
         launch.resolve_workers(settings)
@@ -199,7 +218,7 @@ def test_checkpoints_need_memory_to_lie_in(monkeypatch: pytest.MonkeyPatch, sett
     "settings", [checkpointed("cpu", 0), checkpointed("cpu", host_kv_bytes=2**20), checkpointed("cuda")]
 )
 def test_checkpoints_that_have_memory_are_accepted(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    """So are settings without checkpoints; and a GPU's worker has such memory by itself."""
+    """A GPU's worker has memory for checkpoints by default. Settings without checkpoints are accepted as well."""
     monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))
     resolved, _ = launch.resolve_workers(settings)
     assert resolved.migration == settings.migration

@@ -1,4 +1,4 @@
-"""What a child tells its parent, and that it does not outlive it."""
+"""A child reports to its parent, and does not outlive it."""
 
 import json
 import os
@@ -34,8 +34,8 @@ def test_a_report_arrives_as_it_was_sent(report: Status) -> None:
 
 
 @given(st.binary() | st.recursive(st.none() | st.floats() | st.text(), st.lists).map(lambda v: json.dumps(v).encode()))
-def test_rubbish_is_no_report(line: bytes) -> None:
-    """A line that is no report is None, never an error."""
+def test_other_lines_are_no_reports(line: bytes) -> None:
+    """A line that is not a report decodes to None, and never raises."""
     assert decode_status(line) is None
 
 
@@ -45,7 +45,7 @@ def test_an_out_of_range_progress_is_bounded() -> None:
 
 
 def test_nothing_is_reported_without_a_parent() -> None:
-    """Without the environment's variables a reporter does nothing."""
+    """A reporter does nothing without the environment's variables."""
     reporter = status.attach({})
     reporter.loading("x", 0.5)
     reporter.ready()
@@ -53,7 +53,7 @@ def test_nothing_is_reported_without_a_parent() -> None:
 
 
 def test_a_parent_that_is_gone_is_no_error() -> None:
-    """A report into a pipe that nobody reads any more is dropped."""
+    """A report into a pipe without a reader is dropped."""
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -63,7 +63,7 @@ def test_a_parent_that_is_gone_is_no_error() -> None:
 
 
 def test_a_failure_is_told_in_one_line() -> None:
-    """Line breaks and excess length are taken out of what a person reads."""
+    """Line breaks and excess length are removed from the text."""
     reading, writing = os.pipe()
     Reporter(writing).failed("first\n  second" + "x" * 5000)
     os.close(writing)
@@ -96,7 +96,7 @@ def test_a_child_dies_with_a_killed_parent() -> None:
         descriptor = os.pidfd_open(child_pid)
         try:
             parent.send_signal(signal.SIGKILL)
-            # Readable as soon as the process has ended, whoever reaps it.
+            # Readable as soon as the process has ended, whichever process reaps it.
             ended, _, _ = select.select([descriptor], [], [], DEADLINE_S)
             assert ended
         finally:
@@ -118,8 +118,8 @@ sys.exit(subprocess.run([sys.executable, "-c", own_child]).returncode)
 """
 
 
-def test_what_a_child_starts_has_another_parent() -> None:
-    """A process that a child starts is not taken for one that the supervisor started: it lives, and reports to none."""
+def test_a_grandchild_has_another_parent() -> None:
+    """A process that a child starts does not follow the supervisor into death, and reports to no parent."""
     reading, writing = os.pipe()
     try:
         done = subprocess.run(
@@ -138,7 +138,7 @@ def test_what_a_child_starts_has_another_parent() -> None:
 
 
 def test_attaching_keeps_the_pipe_from_grandchildren(tmp_path: Path) -> None:
-    """A process that the child starts does not inherit the pipe, whose end would then come late."""
+    """A process that the child starts does not inherit the pipe, because the pipe's end would then come late."""
     file = tmp_path / "reports"
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
     os.set_inheritable(descriptor, True)

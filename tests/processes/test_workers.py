@@ -7,26 +7,39 @@ from pathlib import Path
 
 import pytest
 
+from actorserve.actors.cluster_actor import ClusterActor
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.node import Node
-from actorserve.actors.program import make_node
+from actorserve.actors.node import address_of, open_node
+from actorserve.actors.supervisor import Supervisor
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import Drain, KVAccess, Message, MigrateTo, Peer, PeerDown, PeerUp, Role
+from actorserve.core.messages import (
+    PROTOCOL_VERSION,
+    Drain,
+    Hello,
+    KVAccess,
+    Message,
+    MigrateTo,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Role,
+)
 from actorserve.errors import ProtocolError
 from actorserve.model_files.locate import locate
 from actorserve.processes import child, launch
 from actorserve.processes.launch import Placement
-from actorserve.processes.supervisor import Supervisor
+from actorserve.processes.supervision import Removed, Restarting, SupervisionTree
+from actorserve.processes.supervision_tree import supervision_tree
 from actorserve.settings import Settings, load_settings
 from actorserve.wire.journal import read_entries
-from tests.processes.test_supervisor import LIMITS, Recorder
+from tests.actors.test_supervisor import LIMITS, Recorder
 
 DEADLINE_S = 120.0
 W, W1 = "worker-0", "worker-1"
 
 
 class Orders:
-    """A coordinator's core that only knows who is up, and sends what a test wants."""
+    """A coordinator's core that only knows which peers are up, and sends what a test wants."""
 
     def __init__(self) -> None:
         self.up: dict[str, Peer] = {}
@@ -48,7 +61,7 @@ class Orders:
 
 @pytest.fixture
 def settings() -> Iterator[Settings]:
-    with tempfile.TemporaryDirectory(prefix="as-") as folder:  # pytest's own have too long a path for sockets
+    with tempfile.TemporaryDirectory(prefix="as-") as folder:  # pytest's own folders have too long a path for sockets
         run = Path(folder) / "run"
         run.mkdir(mode=0o700)
         values = load_settings(None, {"workers": {"count": 2, "engine": "fake", "device": "cpu", "threads": 1}})
@@ -70,7 +83,7 @@ def _access(up: PeerUp) -> KVAccess | None:
 
 
 def _told(settings: Settings, name: str) -> list[Message]:
-    """What the core of a worker has been told in all of its lives, as its journals have it."""
+    """The messages that a worker's core was told in all of its lives, from its journals."""
     found: list[Message] = []
     assert settings.cluster.journal_dir is not None
     for file in sorted(settings.cluster.journal_dir.glob(f"{name}-*.journal")):
@@ -82,37 +95,34 @@ def _told(settings: Settings, name: str) -> list[Message]:
     return found
 
 
-def _order(node: Node, core: Orders, peer: Peer, message: Message) -> None:
+def _order(actor: ClusterActor, core: Orders, peer: Peer, message: Message) -> None:
     core.next.append(Send(peer, message))
-    node.inject(Drain())  # anything makes the core speak
+    actor.tell(Drain())  # any message makes the core send
 
 
 @pytest.mark.e2e
 @pytest.mark.model
 async def test_workers_meet_and_end_when_they_are_told(settings: Settings) -> None:
-    """Told to migrate to another, a worker is up to it, each with the other's KV access; told to drain, it ends for
-    good, and the other loses it.
+    """A worker that is told to migrate to another meets it, and each has the other's KV access. A worker that is told
+    to drain ends for good, and the other one loses it.
     """
     run = settings.cluster.runtime_dir
     assert run is not None
     settings_file = run / "settings.json"
     child.write_settings(settings, settings_file)
-    specs, _ = launch.child_specs(Placement(2, (), 1), settings_file, run)
+    workers = supervision_tree(Placement(2, (), 1), settings, settings_file, run).children[2:]
     recorder, core = Recorder(), Orders()
-    supervisor = Supervisor(specs[2:], LIMITS, recorder, 5.0)
-
-    def perform(effect: Effect) -> None:
-        raise AssertionError(effect)
-
+    supervisor = Supervisor(SupervisionTree(workers, (), LIMITS, 5.0), recorder)
     unrecorded = settings.cluster.model_copy(update={"journal_dir": None})
-    node = make_node(COORDINATOR_NAME, Role.COORDINATOR, core, perform, unrecorded, run)
+    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of(COORDINATOR_NAME, run))
+    coordinator = ClusterActor(core, open_node(COORDINATOR_NAME, hello, unrecorded, run))
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        group.create_task(node.run())
+        group.create_task(coordinator.run())
         await _until(lambda: core.up.keys() == {W, W1}, "two workers")
-        first, other = core.up[W], core.up[W1]
-        _order(node, core, first, MigrateTo(other, 1, 60.0))
-        for here, there in ((W, other), (W1, first)):
+        first, second = core.up[W], core.up[W1]
+        _order(coordinator, core, first, MigrateTo(second, 1, 60.0))
+        for here, there in ((W, second), (W1, first)):
             await _until(
                 lambda here=here, there=there: any(  # type: ignore[misc]
                     isinstance(message, PeerUp) and message.peer == there and _access(message) is not None
@@ -120,10 +130,10 @@ async def test_workers_meet_and_end_when_they_are_told(settings: Settings) -> No
                 ),
                 f"{there.name} up at {here}",
             )
-        _order(node, core, other, Drain())
-        await recorder.until(lambda events: ("removed", W1, f"{W1} has stopped: it is not needed now") in events)
-        await _until(lambda: PeerDown(other) in _told(settings, W), f"{W1} down at {W}")
+        _order(coordinator, core, second, Drain())
+        await recorder.until(lambda news: Removed(W1, f"{W1} has stopped: it is not needed now") in news)
+        await _until(lambda: PeerDown(second) in _told(settings, W), f"{W1} down at {W}")
         assert core.up == {W: first}
-        supervisor.stop()
-        node.stop()
-    assert not any(event[0] == "restarting" for event in recorder.events)
+        supervisor.shut_down()
+        coordinator.stop()
+    assert not any(isinstance(news, Restarting) for news in recorder.news)

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.actors.membership import COORDINATOR_NAME, MAX_PEERS
-from actorserve.actors.program import address_of
+from actorserve.actors.node import address_of
 from actorserve.processes.child import command_line, write_settings
 from actorserve.processes.launch import replace
 from actorserve.processes.status import PARENT_PID

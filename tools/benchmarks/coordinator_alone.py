@@ -1,7 +1,7 @@
 """The coordinator without sockets, on a virtual clock: what its decisions cost on one core, whoever loads it.
 
-The real node, membership, core, envelopes and codec take a simulated cluster's frames and make their own; only ZeroMQ
-and the event loop are missing. Only what the node does is timed.
+The real actor, membership, core, envelopes and codec take a simulated cluster's frames and make their own; only ZeroMQ
+and the event loop are missing. Only what the actor does is timed.
 """
 
 import time
@@ -9,12 +9,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from actorserve.actors.death_watch import WatchTimes
-from actorserve.actors.membership import COORDINATOR_NAME, Membership
+from actorserve.actors.coordinator import CoordinatorActor
+from actorserve.actors.membership import COORDINATOR_NAME, Membership, WatchTimes
 from actorserve.actors.node import Node
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
-from actorserve.core.effects import Effect
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, Role
 from actorserve.settings import ClusterSettings
 from actorserve.wire.transport import Framing, TransportLimits
@@ -28,7 +27,7 @@ _ADDRESS: Final = "memory"
 
 
 class _Transport:
-    """Implements ``Transport`` between a node and whoever feeds it frames."""
+    """Implements ``Transport`` between an actor and the bench that feeds it frames."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.sent: list[bytes] = []
@@ -94,8 +93,8 @@ class CoordinatorAlone:
             WatchTimes(settings.heartbeat_s, settings.death_after_s),
         )
         core = ClusterState(ClusterConfig(settings.max_waiting_requests, settings.retry_s, _MAX_QUEUE))
-        self._node = Node(self._transport, membership, core, _perform, lambda: self._now)
-        self._node.start()
+        self._actor = CoordinatorActor(core, Node(self._transport, membership, lambda: self._now))
+        self._actor.start()
         shape = Shape(num_workers, num_gateways, (_ADDRESS,), settings.load_report_s, settings.heartbeat_s)
         self._cluster = SimulatedCluster(shape, _INCARNATION, self._now)
         self._run_until(1.0)
@@ -123,13 +122,9 @@ class CoordinatorAlone:
             for _, frame in self._cluster.due(self._now):
                 self._transport.feed(frame)
             began = time.thread_time()
-            while self._node.step():
+            while self._actor.step():
                 pass
             self._cpu_s += time.thread_time() - began
             for frame in self._transport.sent:
                 self._cluster.take(frame, self._now)
             self._transport.sent.clear()
-
-
-def _perform(effect: Effect) -> None:
-    raise TypeError(f"the coordinator only sends, and was asked for {effect}")

@@ -12,15 +12,19 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from actorserve.actors.cluster_actor import ClusterActor
+from actorserve.actors.gateway import GatewayActor
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.node import Node
-from actorserve.actors.program import make_node
+from actorserve.actors.node import Node, address_of, open_node
+from actorserve.actors.supervisor import Supervisor
 from actorserve.core.effects import Deliver, Effect, End, Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
+    PROTOCOL_VERSION,
     CheckpointTo,
     Close,
+    Hello,
     LoadReport,
     Message,
     MigrateTo,
@@ -38,8 +42,8 @@ from actorserve.core.messages import (
 from actorserve.processes import launch
 from actorserve.processes.child import write_settings
 from actorserve.processes.restarts import RestartLimits
-from actorserve.processes.status import Status
-from actorserve.processes.supervisor import ChildSpec, Supervisor
+from actorserve.processes.supervision import AllReady, ChildSpec, News, Progress, SupervisionTree
+from actorserve.processes.supervision_tree import supervision_tree
 from actorserve.settings import Settings
 from tools.benchmarks.errors import BenchError
 
@@ -114,7 +118,7 @@ class _TimedSessions(GatewayState):
 class Pair:
     """Source and destination, of these resolved ``settings``, with their sockets in ``runtime_dir``.
 
-    ``specs`` start its workers; ``nodes`` are the coordinator and the gateway, once ``open_nodes`` was called on the
+    ``specs`` start its workers; ``actors`` are the coordinator and the gateway, once ``open_actors`` was called on the
     running event loop.
     """
 
@@ -123,8 +127,9 @@ class Pair:
         self._settings = settings
         self._runtime_dir = runtime_dir
         write_settings(settings, file := runtime_dir / "settings.json")
-        specs, _ = launch.child_specs(placement, file, runtime_dir)
-        self.specs = [replace(spec, name=f"{name} {spec.name}") for spec in specs if spec.name in (SOURCE, DESTINATION)]
+        children = supervision_tree(placement, settings, file, runtime_dir).children
+        workers = [spec for spec in children if spec.name in (SOURCE, DESTINATION)]
+        self.specs = [replace(spec, name=f"{name} {spec.name}") for spec in workers]
         cluster = settings.cluster
         self._sessions = _TimedSessions(
             GatewayConfig(cluster.retry_s, cluster.no_instance_timeout_s, cluster.resume_timeout_s),
@@ -132,18 +137,21 @@ class Pair:
         )
         self._placer = _Placer()
         self._streams: dict[str, Stream] = {}
-        self.nodes: list[Node] = []
+        self.actors: list[ClusterActor] = []
 
     @property
     def journal_dir(self) -> Path | None:
         return self._settings.cluster.journal_dir
 
-    def open_nodes(self) -> None:
-        cluster, folder = self._settings.cluster, self._runtime_dir
-        self.nodes = [
-            make_node(COORDINATOR_NAME, Role.COORDINATOR, self._placer, self._perform, cluster, folder),
-            make_node(GATEWAY, Role.GATEWAY, self._sessions, self._perform, cluster, folder),
+    def open_actors(self) -> None:
+        self.actors = [
+            ClusterActor(self._placer, self._node(COORDINATOR_NAME, Role.COORDINATOR)),
+            GatewayActor(self._sessions, self._node(GATEWAY, Role.GATEWAY), self),
         ]
+
+    def _node(self, name: str, role: Role) -> Node:
+        hello = Hello(PROTOCOL_VERSION, role, address_of(name, self._runtime_dir))
+        return open_node(name, hello, self._settings.cluster, self._runtime_dir)
 
     async def wait_met(self) -> None:
         """Raises: BenchError."""
@@ -153,18 +161,18 @@ class Pair:
         """Begin a request on ``place``."""
         self._placer.places[request.request_id] = place
         stream = self._streams[request.request_id] = Stream(request.request_id)
-        self.nodes[1].inject(Open(request))
+        self.actors[1].tell(Open(request))
         return stream
 
     def order_move(self, num_bytes: int) -> float:
         """Have the source move as much to the destination. Returns the time."""
         destination = self._placer.workers[DESTINATION]
-        self.nodes[0].inject(MigrateTo(destination, num_bytes, _ORDER_TTL_S))
+        self.actors[0].tell(MigrateTo(destination, num_bytes, _ORDER_TTL_S))
         return time.monotonic()
 
     def order_guard(self) -> None:
         """Have the destination guard the source's requests, if these have checkpoints."""
-        self.nodes[0].inject(CheckpointTo(self._placer.workers[DESTINATION]))
+        self.actors[0].tell(CheckpointTo(self._placer.workers[DESTINATION]))
 
     def pid(self, name: str) -> int:
         """Of that worker. Raises: BenchError."""
@@ -218,7 +226,7 @@ class Pair:
     async def end_all(self) -> None:
         """Close all requests, and wait until the workers say that they have none. Raises: BenchError."""
         for request_id in self._streams:
-            self.nodes[1].inject(Close(request_id))
+            self.actors[1].tell(Close(request_id))
         await self.fresh_reports()
         await self._until(
             lambda: (
@@ -253,7 +261,8 @@ class Pair:
         except TimeoutError:
             raise BenchError(f"{self.name}: waited {_TIMEOUT_S:.0f} s for {what}") from None
 
-    def _perform(self, effect: Effect) -> None:
+    def perform(self, effect: Effect) -> None:
+        """Note when tokens and ends come (``actors.gateway.ClientStreams``)."""
         match effect:
             case Deliver(request_id=request_id, token_ids=token_ids) if request_id in self._streams:
                 stream, now = self._streams[request_id], time.monotonic()
@@ -270,29 +279,18 @@ class Pair:
 
 
 class _Starting:
-    """A supervisor's listener that knows when all are ready, and has a line shown for what they do until then."""
+    """A supervisor's listener that knows when all children are ready, and shows a line for each step until then."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         self.is_over = asyncio.Event()
         self._show = show
 
-    def progress(self, name: str, report: Status) -> None:
-        self._show(f"{name}: {report.text or report.phase}")
-
-    def all_ready(self) -> None:
-        self.is_over.set()
-
-    def restarting(self, name: str, how: str, after_s: float) -> None:
-        pass
-
-    def adding(self, name: str) -> None:
-        pass
-
-    def removed(self, name: str, why: str) -> None:
-        pass
-
-    def stopping(self, num_children: int) -> None:
-        pass
+    def show(self, news: News) -> None:
+        match news:
+            case Progress(name=name, report=report):
+                self._show(f"{name}: {report.text or report.phase}")
+            case AllReady():
+                self.is_over.set()
 
 
 async def with_workers(
@@ -310,7 +308,8 @@ async def with_workers(
     pairs = list(pairs)
     specs: list[ChildSpec] = [spec for pair in pairs for spec in pair.specs]
     starting = _Starting(show)
-    supervisor = Supervisor(specs, RestartLimits(max_restarts, max_backoff_s=1.0), starting, drain_timeout_s=0.0)
+    tree = SupervisionTree(tuple(specs), limits=RestartLimits(max_restarts, max_backoff_s=1.0))
+    supervisor = Supervisor(tree, starting)
     supervising = asyncio.create_task(supervisor.run())
     working = asyncio.create_task(_work(pairs, starting, work))
     try:
@@ -318,21 +317,21 @@ async def with_workers(
     finally:
         working.cancel()
         await asyncio.wait([working])
-        supervisor.stop()
+        supervisor.shut_down()
         await supervising
     await working
 
 
 async def _work(pairs: list[Pair], starting: _Starting, work: Callable[[], Coroutine[None, None, None]]) -> None:
     await starting.is_over.wait()
-    nodes: list[Node] = []
+    actors: list[ClusterActor] = []
     running: list[asyncio.Task[None]] = []
     working = None
     try:
         for pair in pairs:
-            pair.open_nodes()
-            nodes += pair.nodes
-        running = [asyncio.create_task(node.run()) for node in nodes]
+            pair.open_actors()
+            actors += pair.actors
+        running = [asyncio.create_task(actor.run()) for actor in actors]
         for pair in pairs:
             await pair.wait_met()
         working = asyncio.create_task(work())
@@ -341,8 +340,8 @@ async def _work(pairs: list[Pair], starting: _Starting, work: Callable[[], Corou
         if working is not None:
             working.cancel()
             await asyncio.wait([working])
-        for node in nodes:
-            node.stop()
+        for actor in actors:
+            actor.stop()
         if running:
             await asyncio.wait(running)
     for task in running:

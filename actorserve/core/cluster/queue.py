@@ -1,9 +1,10 @@
-"""The cluster's queue: requests that no instance can admit yet.
+"""The cluster's queue: the requests that no instance can admit yet.
 
-It is FastServe's skip-join queue (``core.scheduling.mlfq``), of which only joining and promotion matter here, for
-nobody is served while it waits: short prompts stand before long ones, until these have waited long enough. Classes of
-priority come before levels, the lower number first. The classes below the most urgent one keep a minimum share of what
-is dispatched, in equal parts: a class that is owed a turn has its first request before everybody else.
+It is FastServe's skip-join queue (``core.scheduling.mlfq``). Only joining and promotion matter here, because no request
+is served while it waits: short prompts stand before long ones until the long ones have waited long enough. Classes of
+priority come before levels, the lower number first. The classes below the most urgent one keep a minimum share of the
+dispatched requests (``core.scheduling.fair_share``): if a class is owed a turn, its first request goes before all
+others.
 """
 
 from collections import deque
@@ -13,17 +14,21 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from actorserve.core.messages import Attained, Peer, Place
+from actorserve.core.scheduling.fair_share import FairShare, MinShare
 from actorserve.core.scheduling.mlfq import MultiLevelQueue
 
 MAX_RETRY_AFTER_S: Final = 60.0
-"""No client is told to stay away longer: more is not known of the future."""
+"""No client is told to stay away longer, because no longer time can be foreseen."""
 
 _NUM_DEPARTURES = 64
+
+_ONE_TURN = 1.0 - 1e-9
+"""Parts of a turn add up to a whole one, except for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A request that waits, and who asks for it."""
+    """A request that waits, and the gateway that asked for it."""
 
     gateway: Peer
     place: Place
@@ -31,40 +36,41 @@ class WaitingRequest:
 
 
 class _Class:
-    """The requests of one priority. Of its minimum share ``owed`` turns are due to it, at most one."""
+    """The requests of one priority, and the turns that they are owed, at most one."""
 
-    __slots__ = ("owed", "queue")
+    __slots__ = ("queue", "share")
 
     def __init__(self, queue: MultiLevelQueue[str]) -> None:
         self.queue = queue
-        self.owed = 0.0
+        self.share = FairShare()
 
     @property
     def is_owed_a_turn(self) -> bool:
-        return self.owed > 1.0 - 1e-9  # parts of a turn add up to a whole one but for rounding
+        return self.share.owed > _ONE_TURN
 
 
 class ClusterQueue:
-    """The requests in their order, and how fast they get away.
+    """The waiting requests in their order, and the pace at which they leave.
 
-    ``promote_after_s`` is by priority; ``min_share`` is from 0 to below 1. The coordinator knows instances of many
-    speeds, which come and go: so what a prefill needs is counted in first quanta of the instance that was asked.
+    ``promote_after_s`` gives the promotion time of a priority; ``min_share`` is from 0 to below 1, else ValueError.
+    Instances of many speeds come and go. Therefore the time of a prefill is counted in first quanta of the instance
+    that it was estimated for.
     """
 
     def __init__(self, promote_after_s: Callable[[int], float], min_share: float) -> None:
         self.waiting: dict[str, WaitingRequest] = {}  # by request id
-        self.num_tokens = 0  # of all of them
+        self.num_tokens = 0  # of all waiting requests
         self._promote_after_s = promote_after_s
-        self._min_share = min_share
-        self._classes: dict[int, _Class] = {}  # those with requests, the most urgent first
-        self._sizes: list[tuple[int, str]] = []  # a heap; an entry whose request has left is dropped when it comes up
-        self._departures_s: deque[float] = deque(maxlen=_NUM_DEPARTURES)  # before them, when the line began
+        self._min_share = MinShare(min_share)
+        self._classes: dict[int, _Class] = {}  # the priorities that have requests, the most urgent first
+        self._sizes: list[tuple[int, str]] = []  # a heap; entries of requests that have left are dropped at its top
+        self._departures_s: deque[float] = deque(maxlen=_NUM_DEPARTURES)  # before them, when the queue began to fill
 
     def __len__(self) -> int:
         return len(self.waiting)
 
     def join(self, waiting: WaitingRequest, num_quanta: float, now: float) -> None:
-        """To the back of its level; its prefill takes ``num_quanta`` first quanta."""
+        """Add a request to the back of its level. Its prefill takes ``num_quanta`` first quanta."""
         place = waiting.place
         if not self.waiting:
             self._departures_s.clear()
@@ -78,46 +84,45 @@ class ClusterQueue:
         queue = self._classes[place.priority].queue
         promotion_s = queue.next_change_s(now)
         if promotion_s is not None and promotion_s <= now:
-            queue.order(now)  # promotes who is due, so that they are before the one that comes
+            queue.order(now)  # promotes the requests that are due, so that they stand before the new one
         queue.join(place.request_id, num_quanta, now, Attained(waited_s=place.waited_s))
         heappush(self._sizes, (place.num_tokens, place.request_id))
 
     def avoid(self, request_id: str, peer: Peer | None) -> None:
-        """It may go anywhere but there, and keeps its turn."""
+        """Let the request go to any instance except ``peer`` from now on. It keeps its turn."""
         waiting = self.waiting[request_id]
         self.waiting[request_id] = replace(waiting, place=replace(waiting.place, avoid=peer))
 
     def remove(self, request_id: str, now: float) -> WaitingRequest:
-        """It has a place, or gave up."""
+        """Take out a request that was dispatched or has given up."""
         waiting = self.waiting.pop(request_id)
         self.num_tokens -= waiting.place.num_tokens
-        its_class = self._classes[waiting.place.priority]
-        its_class.queue.remove(request_id)
-        if not len(its_class.queue):
+        queue = self._classes[waiting.place.priority].queue
+        queue.remove(request_id)
+        if not len(queue):
             del self._classes[waiting.place.priority]
         if len(self._sizes) > 2 * len(self.waiting) + 64:
-            self._sizes = [(each.place.num_tokens, each.place.request_id) for each in self.waiting.values()]
+            self._sizes = [(waiting.place.num_tokens, request_id) for request_id, waiting in self.waiting.items()]
             heapify(self._sizes)
         self._departures_s.append(now)
         return waiting
 
     def dispatch(self, request_id: str, now: float) -> WaitingRequest:
-        """It has a place: ``remove`` it, and count it against the shares of the classes."""
-        lower = [each for number, each in enumerate(self._classes.values()) if number]
-        for each in lower:
-            each.owed += self._min_share / len(lower)
-        self._classes[self.waiting[request_id].place.priority].owed -= 1.0
-        for each in self._classes.values():
-            each.owed = min(max(each.owed, 0.0), 1.0)
+        """Take out a request that was dispatched, and count this turn against the shares of the classes."""
+        num_lower = len(self._classes) - 1
+        due = self._min_share.of_all(num_lower) if num_lower else 0.0
+        own_priority = self.waiting[request_id].place.priority
+        for number, (priority, class_) in enumerate(self._classes.items()):
+            class_.share.settle(due if number else 0.0, float(priority == own_priority), least=0.0, most=1.0)
         return self.remove(request_id, now)
 
     def order(self, now: float) -> Sequence[str]:
-        """The ids of all, the most urgent first; it stays as it is, whatever happens afterwards."""
+        """The ids of all waiting requests, the most urgent first. Later changes do not reach into this list."""
         owed: list[str] = []
         others: list[Sequence[str]] = []
-        for each in self._classes.values():
-            order = each.queue.order(now)
-            num_owed = int(each.is_owed_a_turn)
+        for class_ in self._classes.values():
+            order = class_.queue.order(now)
+            num_owed = int(class_.is_owed_a_turn)
             owed += order[:num_owed]
             others.append(order[num_owed:] if num_owed else order)
         if len(others) == 1 and not owed:
@@ -126,41 +131,60 @@ class ClusterQueue:
 
     @property
     def num_classes(self) -> int:
-        """How many priorities wait."""
+        """How many priorities have waiting requests."""
         return len(self._classes)
 
     @property
     def first_priority(self) -> int | None:
-        """That of the most urgent class; None where nobody waits."""
+        """The priority of the most urgent class; None if no request waits."""
         return next(iter(self._classes), None)
 
     def leads(self, request_id: str, now: float) -> bool:
-        """Whether no more urgent class goes before it: it is of the most urgent one, or has the turn that is owed."""
+        """Whether no more urgent class goes before it: it is of the most urgent class, or has the turn that is owed."""
         priority = self.waiting[request_id].place.priority
-        its_class = self._classes[priority]
-        is_owed = its_class.is_owed_a_turn and its_class.queue.order(now)[0] == request_id
-        return is_owed or priority == self.first_priority
+        class_ = self._classes[priority]
+        has_owed_turn = class_.is_owed_a_turn and class_.queue.order(now)[0] == request_id
+        return has_owed_turn or priority == self.first_priority
 
     def is_overdue(self, request_id: str, now: float) -> bool:
-        """Whether it has waited so long that its queue has promoted it."""
+        """Whether the request has waited for its promotion time."""
         waiting = self.waiting[request_id]
         return now >= waiting.since_s - waiting.place.waited_s + self._promote_after_s(waiting.place.priority)
 
     def shortest_tokens(self) -> int | None:
-        """What the shortest of them needs; None where nobody waits."""
+        """The tokens of the shortest waiting request; None if no request waits."""
         while self._sizes:
             num_tokens, request_id = self._sizes[0]
             waiting = self.waiting.get(request_id)
-            if waiting is not None and waiting.place.num_tokens == num_tokens:  # else it left, and may have come again
+            if waiting is not None and waiting.place.num_tokens == num_tokens:
                 return num_tokens
-            heappop(self._sizes)
+            heappop(self._sizes)  # this request left; it may have come again with another length
         return None
 
     def drain_s(self, now: float) -> float:
-        """How long it will take until all who wait now are gone, at the pace of the last departures.
+        """How many seconds it will take until all waiting requests have left, at the pace of the last departures.
 
-        While nobody leaves, it grows with the time since somebody did.
+        While no request leaves, this grows with the time since the last departure.
         """
         if not self._departures_s:
             return 0.0
         return len(self.waiting) * (now - self._departures_s[0]) / max(1, len(self._departures_s) - 1)
+
+    def validate(self) -> None:
+        """Raises: AssertionError if a request is not in exactly its class, or an account does not add up."""
+        assert all(request_id == waiting.place.request_id for request_id, waiting in self.waiting.items()), (
+            "waiting requests go by their ids"
+        )
+        num_tokens = sum(waiting.place.num_tokens for waiting in self.waiting.values())
+        assert self.num_tokens == num_tokens, "num_tokens is the sum over the waiting requests"
+        assert list(self._classes) == sorted(self._classes), "classes stand in order of priority"
+        for priority, class_ in self._classes.items():
+            ids = {request_id for request_id, waiting in self.waiting.items() if waiting.place.priority == priority}
+            assert set(class_.queue) == ids, f"the class of priority {priority} holds the requests of that priority"
+            assert ids, f"the class of priority {priority} is not empty"
+            assert 0.0 <= class_.share.owed <= 1.0, f"priority {priority} is owed at most one turn"
+            class_.queue.validate()
+        assert sum(len(class_.queue) for class_ in self._classes.values()) == len(self.waiting), "each waits once"
+        assert {(waiting.place.num_tokens, request_id) for request_id, waiting in self.waiting.items()} <= set(
+            self._sizes
+        ), "the heap of sizes knows every waiting request"

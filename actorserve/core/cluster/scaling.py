@@ -1,32 +1,32 @@
 """Auto-scaling: how many instances there are (Llumnix, section 4.4.3: by the mean freeness, between two bounds).
 
-Llumnix takes the mean over instances. There a single idle one, whose freeness is its whole memory, hides that all the
-others are full. So here the mean is over running requests: what is free in the cluster, over the requests in it. That
-is what each instance would have if load were balanced, which migration sees to. Demand that has no KV yet counts too:
-requests that wait on instances, and those that wait in the cluster.
+Llumnix takes the mean over instances. A single idle instance, whose freeness is its whole memory, then hides that all
+others are full. Therefore the mean here is over running requests: what is free in the cluster, divided by the requests
+in it. Each instance would have that freeness if load were balanced, and migration balances it. Demand that has no KV
+yet counts too: that of requests waiting on instances, and of requests waiting in the cluster.
 
-An instance takes a while to start. Those being started count as free memory to come, so that none is started twice for
-one need; where starts fail one after another, the pause before the next doubles each time. And what the cluster will
-have free is foreseen for as long ahead as the last start took, by the trend of free memory and requests over the same
-time back; each by itself, for their quotient leaps where few run.
+An instance takes a while to start. Starting instances count as free memory to come, so that one need starts only one.
+If starts fail one after another, the pause before the next one doubles each time. The free memory of the cluster is
+foreseen as far ahead as the last start took, by the trend of the demand over the same time back. Tokens and requests
+are foreseen separately, because their quotient jumps when few requests run.
 
-To scale in is to tell one instance to end: freeness has it drain by migration. That is done only where those that stay
-would be over the lower bound without it, and only after a quiet time as long as a start takes: what is missed later
-comes back no sooner. All state is soft.
+To scale in means to tell one instance to terminate; then its freeness makes migration drain it. This happens only if
+the remaining instances would be over the lower bound without it, and only after a quiet time as long as a start takes,
+because an instance that is missed later comes back no sooner. All state is soft.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
 
 from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import Drain, Peer
-from actorserve.core.placement.fleet import InstanceView
+from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
 MAX_PAUSE_S: Final = 300.0
-"""Where no start ever succeeds, one is tried this often all the same."""
+"""If no start ever succeeds, another one is still tried this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class Scaling:
         self._config = config
         self._samples: deque[_Sample] = deque()
         self._starting_s: deque[float] = deque()  # when each start was ordered
-        self._num_initial = config.num_initial  # of these no report came yet
-        self._initial_until_s: float | None = None  # so long they are waited for; None before the first round
+        self._num_initial = config.num_initial  # how many of these instances have not reported yet
+        self._initial_until_s: float | None = None  # how long they are waited for; None before the first round
         self._num_failures = 0  # starts that failed since one last succeeded
-        self._has_failed = False  # one has since the last round
+        self._has_failed = False  # whether a start has failed since the last round
         self._paused_until_s = -inf
-        self._met: dict[Peer, bool] = {}  # whether it has reported
+        self._has_reported: dict[Peer, bool] = {}  # of each instance that is up
         self._below_since_s: float | None = None
         self._above_since_s: float | None = None
         self._too_few_since_s: float | None = None
@@ -89,12 +89,12 @@ class Scaling:
         return self._num_initial + len(self._starting_s)
 
     def on_up(self, peer: Peer) -> None:
-        self._met.setdefault(peer, False)
+        self._has_reported.setdefault(peer, False)
 
     def on_report(self, peer: Peer, now: float) -> None:
-        """The first report of an instance says that a start is over: an initial one, else the one ordered first."""
-        if self._met.get(peer) is False:
-            self._met[peer] = True
+        """The first report of an instance ends a start: an initial one if any is left, else the one ordered first."""
+        if self._has_reported.get(peer) is False:
+            self._has_reported[peer] = True
             if self._num_initial:
                 self._num_initial -= 1
             elif self._starting_s:
@@ -104,52 +104,43 @@ class Scaling:
                 self._paused_until_s = -inf
 
     def on_start_failed(self) -> None:
-        """The start that was ordered last will come to nothing. Another one may be ordered after a pause."""
+        """The start that was ordered last has failed. Another one may be ordered after a pause."""
         if self._starting_s:
             self._starting_s.pop()
             self._fail()
 
     def on_down(self, peer: Peer) -> None:
-        self._met.pop(peer, None)
+        self._has_reported.pop(peer, None)
 
     def round(
-        self, views: Iterable[InstanceView], num_waiting: int, waiting_tokens: int, now: float
+        self, instances: Collection[NewInstance | InstanceView], num_waiting: int, waiting_tokens: int, now: float
     ) -> tuple[list[Effect], InstanceView | None]:
-        """What is to be done, and whom it tells to end. ``num_waiting`` requests, of ``waiting_tokens``, have no place.
+        """The effects of this round, and the instance that it tells to terminate.
 
-        Instances that were told to end and do not say so yet are told again.
+        ``num_waiting`` requests of ``waiting_tokens`` together wait in the cluster. An instance that was told to
+        terminate, and does not report so yet, is told again.
         """
         self._give_up_late_starts(now)
-        views = list(views)
+        views = [instance for instance in instances if isinstance(instance, InstanceView)]
+        num_new = len(instances) - len(views)
         effects: list[Effect] = [
-            Send(view.peer, Drain())
-            for view in views
-            if view.told_to_drain and view.report is not None and not view.report.draining
+            Send(view.peer, Drain()) for view in views if view.told_to_drain and not view.report.draining
         ]
-        # Those that are silent for a moment are still there.
-        staying = [view for view in views if not view.is_terminating]
-        present = [view for view in staying if view.report is not None]
-        count = len(present) + max(self.num_starting, len(staying) - len(present))
+        present = [view for view in views if not view.is_terminating]  # even if silent for a moment
+        count = len(present) + max(self.num_starting, num_new)
         self._sample(present, num_waiting, waiting_tokens, now)
         capacity_tokens = sum(map(_capacity_tokens, present)) / max(1, len(present))
         self.mean_freeness = self._foresee(capacity_tokens * (len(present) + self.num_starting))
-        out, in_ = self._config.scale_out_below, self._config.scale_in_above
-        is_below = self.mean_freeness is not None and self.mean_freeness < out
-        is_above = self.mean_freeness is not None and self.mean_freeness > in_
-        self._below_since_s = _since(is_below, self._below_since_s, now)
-        self._above_since_s = _since(is_above, self._above_since_s, now)
-        self._too_few_since_s = _since(count < self._config.min_workers, self._too_few_since_s, now)
-        hold_s = self._config.hold_s
-        is_short = _has_lasted(self._below_since_s, hold_s, now) or _has_lasted(self._too_few_since_s, hold_s, now)
-        if is_short and count < self._config.max_workers and now >= self._paused_until_s:
+        self._note_bounds(count, now)
+        if count < self._config.max_workers and now >= self._paused_until_s and self._is_short(now):
             self._begin_anew()
             self._starting_s.append(now)
             effects.append(StartWorker())
         elif (
-            _has_lasted(self._above_since_s, max(hold_s, self.warm_up_s), now)
+            self._is_ample(now)
             and len(present) > self._config.min_workers
-            and count == len(present) == len(views)  # nobody comes, and nobody goes
-            and (self._foresee(capacity_tokens * (len(present) - 1)) or -inf) >= out
+            and count == len(present) == len(instances)  # no instance is starting or terminating
+            and (self._foresee(capacity_tokens * (len(present) - 1)) or -inf) >= self._config.scale_out_below
         ):
             self._begin_anew()
             leaving = min(present, key=lambda view: (_num_requests(view), view.peer))
@@ -157,8 +148,21 @@ class Scaling:
             return effects, leaving
         return effects, None
 
+    def validate(self) -> None:
+        """Raises: AssertionError if the accounts of starts or the samples are out of bounds."""
+        assert 0 <= self._num_initial <= self._config.num_initial, "initial instances are only counted down"
+        assert len(self._starting_s) <= self._config.max_workers, "no more starts are ordered than workers may run"
+        assert list(self._starting_s) == sorted(self._starting_s), (
+            "starts stand in the order in which they were ordered"
+        )
+        times_s = [sample.now for sample in self._samples]
+        assert times_s == sorted(times_s), "samples stand in order of time"
+        assert self._num_failures or not self._has_failed, "a failed start is counted"
+
+    # --- starts ------------------------------------------------------------------------------------------------------
+
     def _give_up_late_starts(self, now: float) -> None:
-        """Wait for none any longer whose time is over, and pause if one has failed."""
+        """Stop waiting for starts whose time is over, and pause if a start has failed."""
         if self._initial_until_s is None:
             self._initial_until_s = now + self._config.start_timeout_s
         if self._initial_until_s <= now:
@@ -175,12 +179,33 @@ class Scaling:
         self._num_failures += 1
         self._has_failed = True
 
+    # --- the bounds --------------------------------------------------------------------------------------------------
+
+    def _note_bounds(self, count: int, now: float) -> None:
+        """Remember since when the mean freeness, or the number of instances, has been out of its bounds."""
+        is_below = self.mean_freeness is not None and self.mean_freeness < self._config.scale_out_below
+        is_above = self.mean_freeness is not None and self.mean_freeness > self._config.scale_in_above
+        self._below_since_s = _since(is_below, self._below_since_s, now)
+        self._above_since_s = _since(is_above, self._above_since_s, now)
+        self._too_few_since_s = _since(count < self._config.min_workers, self._too_few_since_s, now)
+
+    def _is_short(self, now: float) -> bool:
+        """Whether freeness has been too low, or instances too few, for long enough."""
+        hold_s = self._config.hold_s
+        return _has_lasted(self._below_since_s, hold_s, now) or _has_lasted(self._too_few_since_s, hold_s, now)
+
+    def _is_ample(self, now: float) -> bool:
+        """Whether freeness has been high for long enough."""
+        return _has_lasted(self._above_since_s, max(self._config.hold_s, self.warm_up_s), now)
+
     def _begin_anew(self) -> None:
-        """What was decided has to show first."""
+        """Forget how long a bound has been crossed, because the decision has to take effect first."""
         self._below_since_s = self._above_since_s = self._too_few_since_s = None
 
-    def _sample(self, present: list[InstanceView], num_waiting: int, waiting_tokens: int, now: float) -> None:
-        """Samples are of the demand alone, for what comes and goes of instances is no trend."""
+    # --- the forecast ------------------------------------------------------------------------------------------------
+
+    def _sample(self, present: Sequence[InstanceView], num_waiting: int, waiting_tokens: int, now: float) -> None:
+        """Sample the demand. The memory is left out, because instances that come and go make no trend."""
         if not present:
             self._samples.clear()
             return
@@ -191,40 +216,38 @@ class Scaling:
             self._samples.popleft()
 
     def _foresee(self, capacity_tokens: float) -> float | None:
-        """The mean freeness now or when a start would be over, whichever is less, in a cluster that holds so much."""
+        """The mean freeness now or when a start would be over, whichever is less, in a cluster of this capacity."""
         if not self._samples:
             return None
         last, ahead_s = self._samples[-1], self.warm_up_s
         freeness = (capacity_tokens - last.num_tokens) / max(1, last.num_requests)
         if not ahead_s or last.now - self._samples[0].now < self._config.hold_s / 2:
             return freeness
-        tokens_then = last.num_tokens + ahead_s * _slope([(each.now, each.num_tokens) for each in self._samples])
-        num_then = last.num_requests + ahead_s * _slope([(each.now, each.num_requests) for each in self._samples])
+        tokens_then = last.num_tokens + ahead_s * _slope([(sample.now, sample.num_tokens) for sample in self._samples])
+        num_then = last.num_requests + ahead_s * _slope([(sample.now, sample.num_requests) for sample in self._samples])
         return min(freeness, (capacity_tokens - max(0.0, tokens_then)) / max(1.0, num_then))
 
 
 def _capacity_tokens(view: InstanceView) -> float:
-    """The tokens of KV that it holds."""
+    """The tokens of KV that the instance holds."""
     report = view.report
-    return 0.0 if report is None else report.kv_total_bytes / report.bytes_per_block * report.tokens_per_block
+    return report.kv_total_bytes / report.bytes_per_block * report.tokens_per_block
 
 
 def _demand_tokens(view: InstanceView) -> float:
-    """What the requests there, and those under way to it, hold or want. Migrations take nothing from the sum."""
+    """What requests there and placements in flight hold or want. Migrations do not change the sum over a cluster."""
     report = view.report
-    assert report is not None
     needed_bytes = max(report.virtual_usage_bytes, report.kv_needed_bytes + report.kv_wanted_bytes)
     num_blocks = needed_bytes / report.bytes_per_block + view.num_blocks_in_flight
     return num_blocks * report.tokens_per_block
 
 
 def _num_requests(view: InstanceView) -> int:
-    report = view.report
-    return view.num_running + (0 if report is None else report.num_waiting)
+    return view.num_running + view.report.num_waiting
 
 
 def _since(holds: bool, since_s: float | None, now: float) -> float | None:
-    """Since when it has held; None where it does not."""
+    """Since when a condition has held; None if it does not hold."""
     return (now if since_s is None else since_s) if holds else None
 
 
@@ -232,8 +255,8 @@ def _has_lasted(since_s: float | None, hold_s: float, now: float) -> bool:
     return since_s is not None and now >= since_s + hold_s
 
 
-def _slope(points: list[tuple[float, float]]) -> float:
-    """Of the line that fits them best (least squares); 0 where all are of one time."""
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """The slope of the line that fits the points best (least squares); 0 if all points have the same time."""
     mean_x = sum(x for x, _ in points) / len(points)
     mean_y = sum(y for _, y in points) / len(points)
     spread = sum((x - mean_x) ** 2 for x, _ in points)

@@ -1,6 +1,6 @@
 """Who places a gateway's requests while the coordinator is gone: the gateway itself.
 
-By the coordinator's own rule (``core.placement.fleet``), from the loads that workers last reported and an account of
+By the coordinator's own rule (``core.placement.dispatch``), from the loads that workers last reported and an account of
 what this gateway has sent since. What others send meanwhile shows only in the reports, so together they may send a
 worker more than it has room for; there it waits, or is refused and placed anew.
 
@@ -11,7 +11,8 @@ queue, nor instances that are kept for long requests: shorter ones may pass them
 from collections.abc import Mapping
 
 from actorserve.core.messages import LOCAL, LoadReport, Peer, Place, WorkerInfo
-from actorserve.core.placement.fleet import Fleet, InstanceView
+from actorserve.core.placement.fleet import Fleet
+from actorserve.core.placement.instance_view import NewInstance
 
 
 class FallbackPlacer:
@@ -43,14 +44,14 @@ class FallbackPlacer:
 
     def meet(self, peer: Peer, worker: WorkerInfo) -> None:
         """It gets requests from its first report on."""
-        self._fleet.add(InstanceView(peer, worker.kind, worker.model))
+        self._fleet.add(NewInstance(peer, worker.kind, worker.model))
 
     def lose(self, peer: Peer) -> None:
         """Whoever was placed there is to be placed anew. Unknown ones are ignored."""
         self._fleet.remove(peer)
 
     def on_report(self, peer: Peer, report: LoadReport, now: float) -> None:
-        if peer in self._fleet.views:
+        if peer in self._fleet.instances:
             self._fleet.on_report(peer, report, now)
 
     def place(self, place: Place, now: float) -> Peer | None:

@@ -1,9 +1,8 @@
 """One instance's scheduler: the life of each request on it, and what its engine does next.
 
-The policy (``core.scheduling``) orders the requests, and the batcher chooses each iteration's requests anew and moves
-KV between device and host. Blocks that an iteration filled are shared with requests that begin with the same tokens,
-and stay cached until their place is needed. One iteration is in flight at a time; copies run beside it. Requests move
-to other instances while they run, and arrive from there (``core.migration``).
+The policy (``core.scheduling``) orders the requests; the batcher chooses those of each iteration and moves KV to and
+from the host. Filled blocks are shared by requests with the same beginning, and stay cached until needed. One iteration
+is in flight, with copies beside it. Requests move between instances while they run (``core.migration``).
 """
 
 from collections.abc import Collection, Sequence
@@ -52,7 +51,8 @@ from actorserve.core.messages import (
 from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
 from actorserve.core.request import Request
-from actorserve.core.scheduling.batching import Batch, Batcher
+from actorserve.core.scheduling.batch import Batch
+from actorserve.core.scheduling.batching import Batcher
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.scheduling.token_budget import TokenBudget
 from actorserve.core.timing.step_times import StepTimes

@@ -1,27 +1,28 @@
 """Migration pairing: which instance moves requests to which (Llumnix, section 4.4.3).
 
-Each round the instances under one freeness are sources and those over another are destinations; the lowest is paired
-with the highest, within one kind, so that a request's tokens stay the same. A source keeps going until it is no longer
-one. Its worker chooses the requests (``core.migration.source``); here is only decided between whom, and how much at
-most:
+Each round the instances under one freeness are sources, and those over another are destinations. The lowest source is
+paired with the highest destination of the same kind, so that a request's tokens stay the same. A source goes on until
+its freeness is high enough. Its worker chooses the requests (``core.migration.source``); this module decides only the
+pairs, and how much may move at most:
 
-- half of what the destination has free more than the source, which makes both equal; or one request of the source's
-  mean size where that is more, as long as the destination stays clearly freer: a source of few large requests could
-  move none otherwise;
-- so little that the destination stays over the bound at which a source stops, if its newcomers are of the source's mean
-  size: a move never makes another source.
+- half of what the destination has free more than the source, which makes both equal. If one request of the source's
+  mean size is more than that, then one request, as long as the destination stays clearly freer; otherwise a source of
+  few large requests could move none.
+- so little that the destination stays over the bound at which a source stops, if the moved requests are of the source's
+  mean size. A move never makes another source.
 
-What a link can carry is not asked: nobody knows it better than the source, which weighs a move's gain against its cost
-by the measured bandwidth. What it has not moved when the order's time is over counts no more.
+The capacity of links does not count here. The source knows it best: it weighs a move's gain against its cost by the
+measured bandwidth. What the source has not moved when the time of its move is over counts no more.
 
-A terminating instance is a source whatever its load, for all that it has, and goes to one destination after another.
-A request that waits in the cluster until an instance has room for it counts there as the head of the line. So that
-instance becomes a source, and small requests make room for the big one: de-fragmentation, by Llumnix's own rule.
+A terminating instance is a source whatever its load, for all its requests, and gets one destination after another. If
+an instance is reserved for a request that waits in the cluster, this request counts there as the head of the line. So
+the instance becomes a source, and small requests make room for the big one: de-fragmentation, by Llumnix's own rule.
 
-Against storms: a source stops at a higher freeness than it starts at, and rests afterwards; who received does not send
-for as long. A pair of which nothing came is left alone, for twice as long each time. At most ``max_moves`` go on.
+To prevent storms, a source stops at a higher freeness than it starts at and rests afterwards, and a destination does
+not become a source for as long. A pair whose move moved nothing is left alone, twice as long each time. At most
+``max_moves`` go on at once.
 
-All state is soft: after a restart the first round begins anew with what instances report.
+All state is soft: after a restart the first round begins with what the instances report.
 """
 
 from collections import defaultdict
@@ -33,13 +34,14 @@ from typing import Final
 from actorserve.core.effects import Send
 from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.messages import MigrateTo, Peer
-from actorserve.core.placement.fleet import Fleet, InstanceView
+from actorserve.core.placement.fleet import Fleet
+from actorserve.core.placement.instance_view import InstanceView
 
 MAX_BACKOFF_S: Final = 60.0
-"""A pair that fails again and again is tried this often all the same."""
+"""A pair that fails again and again is still tried this often."""
 
 PATIENCE: Final = 10
-"""What is under way at the end of an order is waited for, up to so many times its ``ttl_s``."""
+"""Migrations in flight when a move's time is over are waited for, up to this many times its ``ttl_s``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,18 @@ class PairingConfig:
 
 @dataclass(slots=True)
 class Move:
-    """An order that a source has: of ``num_bytes`` it has not reported ``left_bytes`` handed over, until it expires."""
+    """A source's current task: to hand over ``num_bytes`` of KV until ``expires_s``.
+
+    It has not reported the last ``left_bytes`` of them as handed over. The other counts are those that the source had
+    reported when the move began.
+    """
 
     source: InstanceView
     destination: InstanceView
     num_bytes: int
     left_bytes: int
     expires_s: float
-    migrated_bytes: int  # the source's counts when the order was given
+    migrated_bytes: int
     num_migrated: int
     num_failed: int
 
@@ -87,7 +93,7 @@ class _Backoff:
 
 
 class Pairing:
-    """Who moves to whom now. It counts what is on its way in the fleet's views."""
+    """The current moves. It counts the bytes that are on their way in the views of the destinations."""
 
     def __init__(self, config: PairingConfig, fleet: Fleet) -> None:
         self.moves: dict[Peer, Move] = {}  # by source
@@ -100,38 +106,55 @@ class Pairing:
     def on_report(self, view: InstanceView) -> None:
         """What a source has handed over is in its destination's report, or soon will be."""
         move = self.moves.get(view.peer)
-        if move is not None and move.source is view and move.left_bytes and view.report is not None:
+        if move is not None and move.source is view and move.left_bytes:
             moved_bytes = view.report.migrated_bytes - move.migrated_bytes
-            self._count(move, max(0, move.num_bytes - max(0, moved_bytes)))
+            self._set_left(move, max(0, move.num_bytes - max(0, moved_bytes)))
 
     def on_down(self, peer: Peer) -> None:
-        """Nothing comes from there or goes there any more."""
-        for move in [each for each in self.moves.values() if peer in (each.source.peer, each.destination.peer)]:
-            self._end(move)
+        """End the moves from and to an instance that is gone."""
+        for move in list(self.moves.values()):
+            if peer in (move.source.peer, move.destination.peer):
+                self._end(move)
         self._no_source_until_s.pop(peer, None)
         self._no_destination_until_s.pop(peer, None)
-        self._backoffs = {pair: each for pair, each in self._backoffs.items() if peer not in pair}
+        self._backoffs = {pair: backoff for pair, backoff in self._backoffs.items() if peer not in pair}
 
     def round(self, now: float) -> list[Send]:
-        """What sources are to be told now."""
-        self._forget_what_is_over(now)
-        orders: list[Send] = []
+        """What to tell the sources now."""
+        self._forget_expired(now)
+        sends: list[Send] = []
         for move in list(self.moves.values()):
-            self._review(move, now, orders)
-        loads = {view.peer: _iterations(view) for view in self._fleet.views.values() if _is_heard(view)}
-        taken = {peer for move in self.moves.values() for peer in (move.source.peer, move.destination.peer)}
-        free = [peer for peer in loads if peer not in taken]
-        sources = sorted((loads[peer], peer) for peer in free if self._is_source(self._fleet.views[peer], loads[peer]))
+            self._review(move, now, sends)
+        busy = {view.peer for move in self.moves.values() for view in (move.source, move.destination)}
+        idle = [view for peer, view in self._fleet.views.items() if peer not in busy and not view.is_stale]
+        iterations = {view.peer: _iterations(view) for view in idle}
+        sources = [view for view in idle if self._is_source(view, iterations[view.peer])]
         if sources:
-            self._pair([peer for _, peer in sources], self._destinations(free, loads), now, orders)
-        return orders
+            sources.sort(key=lambda view: (iterations[view.peer], view.peer))
+            self._pair(sources, self._destinations(idle, iterations), now, sends)
+        return sends
 
-    # --- moves under way ---------------------------------------------------------------------------------------------
+    def validate(self) -> None:
+        """Raises: AssertionError if an instance takes part twice, or promised bytes are not those of the moves."""
+        views = self._fleet.views
+        assert len(self.moves) <= self._config.max_moves, "no more moves go on than max_moves"
+        taking_part = [view.peer for move in self.moves.values() for view in (move.source, move.destination)]
+        assert len(set(taking_part)) == len(taking_part), "an instance takes part in one move at most"
+        promised_bytes = dict.fromkeys(views, 0)
+        for source, move in self.moves.items():
+            assert views.get(source) is move.source, f"the source {source.name} is known"
+            assert views.get(move.destination.peer) is move.destination, "the destination is known"
+            assert move.source.kind == move.destination.kind, "a move stays within a kind"
+            assert 0 <= move.left_bytes <= move.num_bytes, "left bytes are part of the move"
+            promised_bytes[move.destination.peer] += move.left_bytes
+        for peer, view in views.items():
+            assert view.promised_bytes == promised_bytes[peer], f"{peer.name} is promised what its move has left"
 
-    def _review(self, move: Move, now: float, orders: list[Send]) -> None:
-        """End an order that is fulfilled, over, or of no use any more; and learn from how it went."""
+    # --- current moves -----------------------------------------------------------------------------------------------
+
+    def _review(self, move: Move, now: float, sends: list[Send]) -> None:
+        """End a move that is done, over, or of no use any more, and learn from how it went."""
         source, destination, report = move.source, move.destination, move.source.report
-        assert report is not None
         num_migrated = report.num_migrated - move.num_migrated
         num_failed = report.num_migrations_failed - move.num_failed
         pair = source.peer, destination.peer
@@ -140,34 +163,34 @@ class Pairing:
         is_over = now >= move.expires_s
         is_busy = report.num_migrating > 0 and now < move.expires_s + PATIENCE * self._config.ttl_s
         if is_over:
-            self._count(move, 0)
-        is_welcome = _is_heard(destination) and _iterations(destination) >= self._config.source_below
-        if not _is_heard(source) or not is_welcome:
-            self._stop(move, now, orders)
+            self._set_left(move, 0)
+        may_receive = not destination.is_stale and _iterations(destination) >= self._config.source_below
+        if source.is_stale or not may_receive:
+            self._stop(move, now, sends)
         elif _iterations(source) >= self._config.source_until:
-            self._stop(move, now, orders)
+            self._stop(move, now, sends)
             self._rest(source.peer, now)
         elif is_busy:
-            return  # what is under way decides whether more is to go
+            return  # whether more moves is decided when the migrations in flight have ended
         elif num_migrated <= 0 and (is_over or num_failed > 0):
-            self._stop(move, now, orders)
+            self._stop(move, now, sends)
             num_failures = 1 + (self._backoffs[pair].num_failures if pair in self._backoffs else 0)
             backoff_s = min(self._config.rest_s * 2.0 ** min(num_failures - 1, 30), MAX_BACKOFF_S)
             self._backoffs[pair] = _Backoff(now + backoff_s, num_failures)
         elif is_over or not move.left_bytes:
             self._end(move)
 
-    def _stop(self, move: Move, now: float, orders: list[Send]) -> None:
-        """End it before its time."""
-        if now < move.expires_s and move.source.peer in self._fleet.views:
-            orders.append(Send(move.source.peer, MigrateTo(move.destination.peer, 0, 0.0)))
+    def _stop(self, move: Move, now: float, sends: list[Send]) -> None:
+        """End a move before its time is over, and tell its source."""
+        if now < move.expires_s and move.source.peer in self._fleet.instances:
+            sends.append(Send(move.source.peer, MigrateTo(move.destination.peer, 0, 0.0)))
         self._end(move)
 
     def _end(self, move: Move) -> None:
-        self._count(move, 0)
+        self._set_left(move, 0)
         del self.moves[move.source.peer]
 
-    def _count(self, move: Move, left_bytes: int) -> None:
+    def _set_left(self, move: Move, left_bytes: int) -> None:
         if left_bytes != move.left_bytes:
             self._fleet.promise(move.destination, left_bytes - move.left_bytes)
             move.left_bytes = left_bytes
@@ -175,77 +198,78 @@ class Pairing:
     def _rest(self, source: Peer, now: float) -> None:
         self._no_source_until_s[source] = self._no_destination_until_s[source] = now + self._config.rest_s
 
-    def _forget_what_is_over(self, now: float) -> None:
+    def _forget_expired(self, now: float) -> None:
         for times in (self._no_source_until_s, self._no_destination_until_s):
             for peer in [peer for peer, until_s in times.items() if until_s <= now]:
                 del times[peer]
-        for pair in [pair for pair, each in self._backoffs.items() if each.until_s + MAX_BACKOFF_S <= now]:
+        for pair in [pair for pair, backoff in self._backoffs.items() if backoff.until_s + MAX_BACKOFF_S <= now]:
             del self._backoffs[pair]
 
     # --- new pairs ---------------------------------------------------------------------------------------------------
 
     def _is_source(self, view: InstanceView, iterations: float) -> bool:
-        report = view.report
-        assert report is not None
-        has_requests = report.num_running + report.num_waiting > 0
+        has_requests = view.report.num_running + view.report.num_waiting > 0
         may_start = view.is_terminating or view.peer not in self._no_source_until_s
         return has_requests and may_start and iterations < self._config.source_below
 
-    def _destinations(self, free: Iterable[Peer], loads: Mapping[Peer, float]) -> dict[str, list[Peer]]:
-        """By kind, those that may receive, the freest last."""
-        found: dict[str, list[tuple[float, Peer]]] = defaultdict(list)
-        for peer in free:
-            view = self._fleet.views[peer]
-            may_receive = view.reserved_for is None and peer not in self._no_destination_until_s
-            if may_receive and loads[peer] > self._config.destination_above:
-                found[view.kind].append((loads[peer], peer))
-        return {kind: [peer for _, peer in sorted(each)] for kind, each in found.items()}
+    def _destinations(
+        self, idle: Iterable[InstanceView], iterations: Mapping[Peer, float]
+    ) -> dict[str, list[InstanceView]]:
+        """The instances that may receive, by kind, the freest last."""
+        found: dict[str, list[InstanceView]] = defaultdict(list)
+        for view in idle:
+            may_receive = view.reserved_for is None and view.peer not in self._no_destination_until_s
+            if may_receive and iterations[view.peer] > self._config.destination_above:
+                found[view.kind].append(view)
+        for views in found.values():
+            views.sort(key=lambda view: (iterations[view.peer], view.peer))
+        return found
 
     def _pair(
-        self, sources: Sequence[Peer], destinations: dict[str, list[Peer]], now: float, orders: list[Send]
+        self,
+        sources: Sequence[InstanceView],
+        destinations: Mapping[str, list[InstanceView]],
+        now: float,
+        sends: list[Send],
     ) -> None:
-        for peer in sources:
+        """Give each source the freest destination that it may be paired with."""
+        for source in sources:
             if len(self.moves) >= self._config.max_moves:
                 return
-            source = self._fleet.views[peer]
-            open_ = destinations.get(source.kind, [])
-            index = next((i for i in reversed(range(len(open_))) if self._may_pair(peer, open_[i], now)), None)
-            if index is None:
+            left = destinations.get(source.kind, [])
+            destination = next((view for view in reversed(left) if self._may_pair(source.peer, view.peer, now)), None)
+            if destination is None:
                 continue
-            destination = self._fleet.views[open_[index]]
             num_bytes = self._bytes_to_move(source, destination)
             if num_bytes > 0:
-                del open_[index]
-                self._begin(source, destination, num_bytes, now, orders)
+                left.remove(destination)
+                self._begin(source, destination, num_bytes, now, sends)
 
     def _may_pair(self, source: Peer, destination: Peer, now: float) -> bool:
         backoff = self._backoffs.get((source, destination))
         return backoff is None or backoff.until_s <= now
 
     def _begin(
-        self, source: InstanceView, destination: InstanceView, num_bytes: int, now: float, orders: list[Send]
+        self, source: InstanceView, destination: InstanceView, num_bytes: int, now: float, sends: list[Send]
     ) -> None:
         report, ttl_s = source.report, self._config.ttl_s
-        assert report is not None
         self.moves[source.peer] = move = Move(
             source,
             destination,
             num_bytes,
-            0,
-            now + ttl_s,
-            report.migrated_bytes,
-            report.num_migrated,
-            report.num_migrations_failed,
+            left_bytes=0,
+            expires_s=now + ttl_s,
+            migrated_bytes=report.migrated_bytes,
+            num_migrated=report.num_migrated,
+            num_failed=report.num_migrations_failed,
         )
-        self._count(move, num_bytes)
+        self._set_left(move, num_bytes)
         self._no_source_until_s[destination.peer] = now + ttl_s + self._config.rest_s
-        orders.append(Send(source.peer, MigrateTo(destination.peer, num_bytes, ttl_s)))
+        sends.append(Send(source.peer, MigrateTo(destination.peer, num_bytes, ttl_s)))
 
     def _bytes_to_move(self, source: InstanceView, destination: InstanceView) -> int:
-        """As much as the module's rules let go; 0 where that is less than a block."""
-        report, other = source.report, destination.report
-        assert report is not None
-        assert other is not None
+        """As much as the module's rules allow; 0 if that is less than a block."""
+        report = source.report
         held_bytes = report.kv_needed_bytes + report.kv_wanted_bytes
         free_bytes = destination.free_bytes()
         mean_bytes = max(held_bytes / (report.num_running + report.num_waiting), report.bytes_per_block)
@@ -254,28 +278,23 @@ class Pairing:
             gap_bytes = free_bytes - _free_bytes(source)
             wanted_bytes = min(wanted_bytes, max(gap_bytes // 2, min(ceil(mean_bytes), gap_bytes * 3 // 4)))
         # (free - x) / (B + x / mean) >= least, solved for x
-        least_bytes = self._config.source_until * other.bytes_per_block / other.tokens_per_block
+        to = destination.report
+        least_bytes = self._config.source_until * to.bytes_per_block / to.tokens_per_block
         spare_bytes = (free_bytes - least_bytes * max(1, destination.num_running)) / (1.0 + least_bytes / mean_bytes)
         num_bytes = min(wanted_bytes, int(spare_bytes))
         return num_bytes if num_bytes >= report.bytes_per_block else 0
 
 
-def _is_heard(view: InstanceView) -> bool:
-    return view.report is not None and not view.is_stale
-
-
 def _free_bytes(view: InstanceView) -> int:
-    """What is free there, less the demand of whom it is kept for."""
+    """What is free there, less the demand of the request that it is reserved for."""
     report = view.report
-    assert report is not None
     num_wanted = 0 if view.reserved_for is None else blocks_for(view.reserved_for.num_tokens, report.tokens_per_block)
     return view.free_bytes() - num_wanted * report.bytes_per_block
 
 
 def _iterations(view: InstanceView) -> float:
-    """F in iterations: minus infinity for a terminating instance."""
-    report = view.report
-    assert report is not None
+    """F in iterations; minus infinity for a terminating instance."""
     if view.is_terminating:
         return -inf
+    report = view.report
     return _free_bytes(view) / max(1, view.num_running) / report.bytes_per_block * report.tokens_per_block

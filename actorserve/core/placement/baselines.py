@@ -1,36 +1,47 @@
-"""What else requests can be dispatched by: the baselines that Llumnix compares with (section 6.1), behind one protocol.
+"""The dispatch rules that Llumnix compares its own with (section 6.1).
 
-An ``Order`` gives each instance a number, and a request goes to the highest of those that admit it. None of these knows
-of prefixes, nor moves a request later on. To be what the paper compares with they dispatch at once
-(``ClusterConfig.late_binding`` off), and so does its own arm.
+Neither counts prefixes, and neither moves a request afterwards. To behave like the baselines of the paper they must
+dispatch at once (``ClusterConfig.late_binding`` off), and so must Llumnix's own rule when it is compared with them.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
-from actorserve.core.placement.fleet import InstanceView, Order, by_freeness
+from actorserve.core.placement.dispatch import DispatchRule, HighestFreeness
+from actorserve.core.placement.instance_view import InstanceView
 
 
-def by_turn(view: InstanceView) -> float:
-    """Round robin: to the one that has been sent nothing for longest."""
-    return -float(view.last_turn)
+class RoundRobin:
+    """The instance whose last placement is the oldest."""
+
+    counts_prefixes = False
+
+    def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
+        return -float(view.last_turn)
 
 
-def by_load(view: InstanceView) -> float:
-    """INFaaS++: to the least memory load, the demand of all who wait there and of what is under way included.
+class LeastLoaded:
+    """INFaaS++: the instance with the least memory load.
 
-    The load is what they need over what there is, so instances of different sizes compare.
+    The load counts the KV that running and waiting requests need, and that of placements in flight. It is a share of
+    the instance's memory, so that instances of different sizes compare.
     """
-    report = view.report
-    if report is None:
-        return float("-inf")
-    under_way_bytes = view.num_blocks_in_flight * report.bytes_per_block
-    needed_bytes = report.kv_needed_bytes + report.kv_wanted_bytes + under_way_bytes
-    return -needed_bytes / max(1, report.kv_total_bytes)
+
+    counts_prefixes = False
+
+    def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
+        report = view.report
+        in_flight_bytes = view.num_blocks_in_flight * report.bytes_per_block
+        needed_bytes = report.kv_needed_bytes + report.kv_wanted_bytes + in_flight_bytes
+        return -needed_bytes / max(1, report.kv_total_bytes)
 
 
-ORDERS: Final[dict[str, Order]] = {
-    "freeness": by_freeness,
-    "least_loaded": by_load,
-    "round_robin": by_turn,
-}
-"""By the name that settings give them."""
+DISPATCH_RULES: Final[Mapping[str, DispatchRule]] = MappingProxyType(
+    {
+        "freeness": HighestFreeness(),
+        "least_loaded": LeastLoaded(),
+        "round_robin": RoundRobin(),
+    }
+)
+"""The rules by the names that settings give them."""

@@ -2,10 +2,10 @@
 
 A request's virtual usage V, in bytes of KV:
 
-- queueing: its demand where it is the head of the line, else 0. The head of the line is the first request not yet
+- queueing: its demand if it is the head of the line, else 0. The head of the line is the first request not yet
   started, in the order of scheduling: one big waiting request makes its instance look full, so room is made for it.
 - running: what it holds, plus its priority's headroom shared among the running requests of that priority. Blocks that
-  several requests share count once in the sum, as they do in memory. Blocks that are merely cached belong to nobody.
+  several requests share count once in the sum, as in memory. Blocks that are merely cached do not count.
 
 Freeness F = (M - sum of V) / B with M the KV memory in bytes and B = max(1, running requests). It estimates how many
 iterations the batch can still run (each adds one token a request) and may be negative. A terminating instance counts
@@ -27,11 +27,11 @@ def virtual_usage_bytes(
 ) -> int:
     """The sum of V over an instance's requests, given in scheduling order.
 
-    ``held_blocks`` is what its running requests hold together, ``blocks_wanted`` what one that waits would take beside
-    that; ``headroom_bytes`` is by priority.
+    ``held_blocks`` is what the running requests hold together, ``blocks_wanted`` gives what a waiting request would
+    take in addition, and ``headroom_bytes`` is by priority.
     """
     priorities = Counter(request.spec.priority for request in order if request.is_started)
-    # headroom / (number of that priority) each, over that number of requests: the headroom once a priority present.
+    # Each request of a priority adds headroom / (their number). In sum, each priority present adds its headroom once.
     usage = sum(headroom_bytes.get(priority, 0) for priority in priorities)
     head_of_line = next((request for request in order if not request.is_started), None)
     num_blocks = held_blocks + (0 if head_of_line is None else blocks_wanted(head_of_line))

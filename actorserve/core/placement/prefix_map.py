@@ -1,11 +1,11 @@
-"""Which instance holds the KV of which prompts' beginnings, as the coordinator learns from its own placements.
+"""Which instance holds the KV of which prompts' beginnings, as the coordinator infers from its own placements.
 
 A prompt's beginning goes by a name: a hash of its tokens and of the tenant's ``cache_salt``, so that tenants with
-different salts share nothing here either. A gateway names the beginnings of the lengths in ``PREFIX_TOKENS`` alone, so
-the message stays short however long the prompt is, and the coordinator never sees a token.
+different salts share nothing here either. A gateway names only the beginnings of the lengths in ``PREFIX_TOKENS``.
+Therefore the message stays short however long the prompt is, and the coordinator never sees a token.
 
-Nobody tells the coordinator what an instance has evicted. So this is a guess, which costs a little speed where it is
-wrong: of each instance it remembers as many tokens as its pool holds, those placed there last.
+Instances do not report what they evict. So the map is a guess, and a wrong guess costs a little speed: for each
+instance it remembers as many tokens as the pool holds, those placed there last.
 """
 
 from array import array
@@ -17,21 +17,21 @@ from typing import Final
 from actorserve.core.messages import Peer, RequestSpec
 
 _STEP: Final = 64
-_NAME_BYTES: Final = 8  # a collision, by chance or on purpose, sends a request to a place that is no better: no more
+_NAME_BYTES: Final = 8  # a collision, by chance or on purpose, only sends a request to an instance that is no better
 
 PREFIX_TOKENS: Final = (*(n * _STEP for n in range(1, 9)), *(n * _STEP << k for k in range(1, 7) for n in range(5, 9)))
-"""The lengths that have names: by 64 up to 512, then four for each doubling, up to 32,768; 32 in all."""
+"""The lengths that have names: in steps of 64 up to 512, then four for each doubling up to 32,768; 32 in all."""
 
 _HEX_DIGITS: Final = frozenset("0123456789abcdef")
 
 MAX_HOLDERS: Final = 16
-"""More instances than this are not remembered for one name: where so many hold it, the freest of all does as well."""
+"""At most so many instances are remembered for one name. If more hold it, the freest of all does as well."""
 
 
 def prefix_names(spec: RequestSpec) -> tuple[str, ...]:
     """The names of a prompt's beginnings; number ``i`` stands for its first ``PREFIX_TOKENS[i]`` tokens.
 
-    The prompt's last token is in none of them, for it is computed in any case.
+    No name includes the prompt's last token, because that is computed in any case.
     """
     salt = blake2b(spec.cache_salt.encode(), digest_size=32, person=b"prefix_salt").digest()
     state = blake2b(salt, digest_size=_NAME_BYTES, person=b"prefix_name")
@@ -51,24 +51,24 @@ def _is_name(text: str) -> bool:
 
 
 class PrefixMap:
-    """The names that each instance is thought to hold. Who gives no names costs nothing."""
+    """The names that each instance is thought to hold. A request without names costs nothing."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, OrderedDict[Peer, None]] = {}  # of each name, the last one to get it last
-        self._names: dict[Peer, OrderedDict[str, int]] = {}  # of each instance, with their lengths, the oldest first
+        self._holders: dict[str, OrderedDict[Peer, None]] = {}  # by name, the instance that got it last at the end
+        self._names: dict[Peer, OrderedDict[str, int]] = {}  # by instance, with their lengths, the oldest first
         self._num_tokens: dict[Peer, int] = {}
 
     def learn(self, peer: Peer, names: Sequence[str], capacity_tokens: int) -> None:
         """A request with these names goes to ``peer``, whose pool holds ``capacity_tokens``.
 
-        What is none that ``prefix_names`` makes is passed over, and so are more than there are lengths: a gateway that
-        errs fills no memory here.
+        Texts that ``prefix_names`` cannot make are passed over, and so are more names than there are lengths, so that a
+        faulty gateway fills no memory here.
         """
         if not names:
             return
         held = self._names.setdefault(peer, OrderedDict())
         num_tokens = self._num_tokens.get(peer, 0)
-        # From the longest on, so that of what is forgotten the tail goes first, as in the instance's own cache.
+        # From the longest on, so that tails are forgotten first, as in the instance's own cache.
         for index in reversed(range(min(len(names), len(PREFIX_TOKENS)))):
             name = names[index]
             if name not in held:
@@ -90,15 +90,15 @@ class PrefixMap:
         self._num_tokens[peer] = num_tokens
 
     def forget(self, peer: Peer) -> None:
-        """The instance is gone, and all that it held."""
+        """Forget an instance that is gone."""
         for name in self._names.pop(peer, ()):
             self._drop_holder(name, peer)
         self._num_tokens.pop(peer, None)
 
     def holders(self, names: Sequence[str]) -> dict[Peer, int]:
-        """Instances that hold a beginning of the prompt with these names, and how many of its tokens; the most first.
+        """The instances that hold a beginning of the prompt with these names, and its length in tokens, longest first.
 
-        At most ``MAX_HOLDERS`` of them.
+        At most ``MAX_HOLDERS`` instances are returned.
         """
         found: dict[Peer, int] = {}
         for index in reversed(range(min(len(names), len(PREFIX_TOKENS)))):

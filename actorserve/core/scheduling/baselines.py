@@ -11,14 +11,16 @@ from actorserve.core.timing.step_times import StepTimes
 
 
 class NaiveMLFQ(SkipJoinMLFQ):
-    """Information-agnostic: all join Q1, and a used-up quantum costs one level, whatever the next iteration takes."""
+    """Information-agnostic: every request joins Q1, and a used-up quantum costs one level, however long the next
+    iteration takes.
+    """
 
     def _next_iteration_s(self, request: Request, num_computed: int) -> float:
         return 0.0
 
 
 class _ShortestFirst(ABC):
-    """Preemptive, by a time that each request has; ties in order of arrival. Nobody is promoted, so the long starve."""
+    """Preemptive, by a time for each request; ties in order of arrival. Without promotion long requests starve."""
 
     reserves_output = False
     is_preemptive = True
@@ -30,7 +32,7 @@ class _ShortestFirst(ABC):
 
     @abstractmethod
     def _time_s(self, request: Request, num_computed: int) -> float:
-        """What ``request`` is ordered by, with KV for so many of its tokens."""
+        """What ``request`` is ordered by, if ``num_computed`` of its tokens have KV."""
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         self._times_s[request] = self._time_s(request, num_cached_tokens)
@@ -52,7 +54,7 @@ class _ShortestFirst(ABC):
         return self._order
 
     def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
-        """After the times of all before it, so many of them at once as a batch holds."""
+        """A request starts after the times of all before it, as many at once as a batch holds."""
         starts_s = []
         ahead_s = 0.0
         for request in order:
@@ -62,7 +64,7 @@ class _ShortestFirst(ABC):
 
 
 class FixedPriority(_ShortestFirst):
-    """By the profiled prefill time of its input, for good: it does not see that a short prompt may decode for long."""
+    """By the profiled prefill time of the input, for good: it ignores that a short prompt may decode for long."""
 
     def _time_s(self, request: Request, num_computed: int) -> float:
         return self._times.prefill_s(len(request.token_ids) - num_computed, num_computed)
@@ -72,9 +74,9 @@ class FixedPriority(_ShortestFirst):
 
 
 class ShortestRemainingTime(_ShortestFirst):
-    """SRPT: what is left of the prefill, and one shortest iteration for each output token to come.
+    """SRPT: what is left of the prefill, and one shortest iteration for each output token that is left.
 
-    An oracle: it takes ``max_tokens`` for the length of the output, which only a simulation or a benchmark that
+    It is an oracle: it takes ``max_tokens`` for the length of the output, which only a simulation or a benchmark that
     ignores the end of sequence knows beforehand.
     """
 
@@ -83,7 +85,7 @@ class ShortestRemainingTime(_ShortestFirst):
         num_uncomputed = len(request.token_ids) - num_computed
         if num_uncomputed <= 1:
             return num_to_come * self._times.min_iteration_s
-        prefill_s = self._times.prefill_s(num_uncomputed, num_computed)  # which makes the first of them
+        prefill_s = self._times.prefill_s(num_uncomputed, num_computed)  # makes the first output token
         return prefill_s + (num_to_come - 1) * self._times.min_iteration_s
 
     def on_service(self, request: Request, service_s: float, now: float) -> None:

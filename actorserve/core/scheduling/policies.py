@@ -22,7 +22,7 @@ POLICIES: Mapping[str, Callable[[StepTimes, float], SchedulingPolicy]] = Mapping
         "fcfs_reserving": lambda times, promote_after_s: FirstComeFirstServed(reserves_output=True),
     }
 )
-"""What orders one priority class, given what iterations take and how long a request waits for its promotion."""
+"""The policy of one priority class, given the times of iterations and how long a request waits for its promotion."""
 
 
 def make_policy(
@@ -32,9 +32,11 @@ def make_policy(
     promote_after_s: float = PROMOTE_AFTER_S,
     promote_after_s_of: Mapping[int, float] = MappingProxyType({}),
     min_share: float = MIN_SHARE,
-) -> SchedulingPolicy:
-    """The policy ``name``, in each priority class. Classes with an SLO of their own have their promotion time in
-    ``promote_after_s_of``, by priority. ValueError for an unknown name, and for values that no policy can work with.
+) -> PriorityClasses:
+    """The policy ``name``, in each priority class.
+
+    ``promote_after_s_of`` has the promotion times, by priority, of classes with an SLO of their own.
+    Raises: ValueError for an unknown name, and for values that no policy can work with.
     """
     make = POLICIES.get(name)
     if make is None:

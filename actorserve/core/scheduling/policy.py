@@ -10,31 +10,32 @@ from actorserve.core.request import Request
 class SchedulingPolicy(Protocol):
     """Orders the requests of one instance, most urgent first. Deterministic in its calls.
 
-    The instance walks ``order`` at each iteration: it batches from the front, and takes memory from the back where it
-    runs out. A request may take memory only from those behind it, so a policy that runs to completion keeps each that
-    has started before all that wait. The order inside equal urgency is stable.
+    The instance walks ``order`` at each iteration: it batches from the front, and evicts from the back when memory runs
+    out. A request may take memory only from requests behind it. Therefore a policy that runs requests to completion
+    keeps started requests before waiting ones. Requests of equal urgency keep their order.
     """
 
     @property
     def reserves_output(self) -> bool:
-        """Whether a request starts only where its whole output, up to ``max_tokens``, has room as well."""
+        """Whether a request starts only if its whole output, up to ``max_tokens``, has room as well."""
         ...
 
     @property
     def is_preemptive(self) -> bool:
-        """Whether one that comes may go before those that have started, so that room is kept for it."""
+        """Whether a new request may go before started ones, so that room is kept free for new requests."""
         ...
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
-        """A request comes; so many tokens of its prompt need not be computed."""
+        """Add a new request, of whose tokens ``num_cached_tokens`` need not be computed."""
         ...
 
     def remove(self, request: Request) -> None: ...
 
     def on_service(self, request: Request, service_s: float, now: float) -> None:
-        """``request`` took part in an iteration, and was served for ``service_s``: what the profile says of its own
-        prefill chunk, as a part of the whole prefill, or of one iteration of the batch's decodes without the prefills.
-        Its tokens count already.
+        """Count that ``request`` took part in an iteration and was served for ``service_s``.
+
+        By the profile, that is the time of its own prefill chunk as a part of the whole prefill, or of one iteration of
+        the batch's decodes without the prefills. The request counts the iteration's tokens already.
         """
         ...
 
@@ -42,10 +43,12 @@ class SchedulingPolicy(Protocol):
         """What travels with the request to another instance."""
         ...
 
-    def order(self, now: float) -> Sequence[Request]: ...
+    def order(self, now: float) -> Sequence[Request]:
+        """All requests, the most urgent first."""
+        ...
 
     def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
-        """The estimated time to the next scheduling of each in ``order`` (FastServe, section 4.2: ENST)."""
+        """The estimated seconds until each request in ``order`` is scheduled next (FastServe, section 4.2: ENST)."""
         ...
 
 
@@ -74,5 +77,5 @@ class FirstComeFirstServed:
         return list(self._requests)
 
     def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
-        """Only the order counts."""
+        """The indices, because only the order of the times counts."""
         return [float(index) for index in range(len(order))]

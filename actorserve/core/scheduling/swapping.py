@@ -1,14 +1,14 @@
 """Proactive KV swapping (FastServe, section 4.2): make room ahead of need, so that no iteration waits for a copy.
 
-Requests stand in the order of their estimated next scheduling time, ENST. Those with the largest give up their device
-blocks first, those with the smallest get theirs back first, and the copies go beside the iterations. Some blocks stay
-free for requests that are yet to come; how many follows the arrivals of the last seconds.
+Requests are ranked by their estimated next scheduling time, ENST. The requests with the largest ENST give up their
+device blocks first, those with the smallest get theirs back first, and the copies run beside the iterations. Some
+blocks stay free for requests that are yet to come; their number follows the arrivals of the last seconds.
 
-Where the paper says nothing: a request makes room only at the cost of those with a larger ENST; room that copies under
-way will free is counted, so that nothing is swapped out twice for one need; nobody gets room before everybody with a
-smaller ENST has it. And who has come to the device stays for as much service as coming and going cost, and one token
-at least: else, where more requests wait than fit, promotions would have them swapped in and out, or computed again and
-again, without one of them going on.
+The paper leaves some rules open. Here a request makes room only at the cost of requests with a larger ENST. Room that
+the copies in flight will free is counted, so that nothing is swapped out twice for one need. No request gets room
+before all requests with a smaller ENST have it. And a request that has come to the device stays for as much service as
+coming and going cost, and for at least one token. Otherwise, if more requests wait than fit, promotions would have
+requests swapped in and out, or computed again and again, without any progress.
 """
 
 from collections import deque
@@ -24,13 +24,13 @@ from actorserve.core.timing.step_times import StepTimes
 class SwapMode(StrEnum):
     """What happens to the KV of a request that has to give up its device blocks."""
 
-    PROACTIVE = "proactive"  # to the host ahead of need, beside the iterations
-    REACTIVE = "reactive"  # to the host at need, and the next iteration waits for it
+    PROACTIVE = "proactive"  # copied to the host ahead of need, beside the iterations
+    REACTIVE = "reactive"  # copied to the host at need, and the next iteration waits for it
     RECOMPUTE = "recompute"  # dropped, and computed again
 
 
 class ArrivalReserve:
-    """How many blocks to keep free for newcomers: as many as came at once, at the most, in the last seconds.
+    """How many blocks to keep free for new requests: the most that came at once in the last seconds.
 
     "At once" is within ``window_s``, the time that it takes to make room. A burst is remembered for 64 windows.
     """
@@ -64,7 +64,7 @@ class Swapper:
         self.num_preemptions = 0
 
     def evict(self, request: Request, effects: list[Effect]) -> None:
-        """Swap a request out, or drop its KV where the host is full or computing it again is cheaper."""
+        """Swap a request out, or drop its KV if the host is full or computing it again is cheaper."""
         recompute_s = self._times.prefill_s(request.num_computed)
         if (
             self._mode is SwapMode.RECOMPUTE
@@ -76,13 +76,13 @@ class Swapper:
             self.num_preemptions += 1
 
     def admit(self, request: Request) -> None:
-        """A waiting request takes its blocks, which are free. What is computed again is a cost of coming."""
+        """Give a waiting request its blocks, which are free. If its KV is computed again, that is a cost of coming."""
         self._memory.start(request)
         again_s = self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
         request.owed_s = max(again_s, self._times.min_iteration_s)
 
     def bring_back(self, request: Request, effects: list[Effect], *, is_due: bool) -> None:
-        """Begin to swap a request in, whose blocks are free. One that is not due yet may be sent away before it ran."""
+        """Begin to swap a request in, whose blocks are free. If it is not due yet, it may be evicted before it runs."""
         both_ways_s = 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
         self._memory.swap_in(request, effects)
         request.owed_s = max(both_ways_s, self._times.min_iteration_s) if is_due else 0.0
@@ -93,44 +93,44 @@ class Swapper:
             request.owed_s -= max(service_s, self._times.min_iteration_s)
 
     def drop(self, request: Request) -> None:
-        """Have a request's KV computed again, wherever it lies."""
+        """Drop a request's KV, wherever it lies, so that it is computed again."""
         self.num_preemptions += 1
         self._memory.drop(request)
 
 
 class BlockBudget:
-    """Blocks that are free now or soon, while one iteration is planned: what one was promised is gone for the next."""
+    """The blocks that are free now or soon, while one iteration is planned; promised blocks are gone for the rest."""
 
-    def __init__(self, memory: KVMemory, mover: Swapper, ranking: Sequence[Request], effects: list[Effect]) -> None:
-        """``ranking``: all requests, the smallest ENST first; blocks are taken from its end."""
+    def __init__(self, memory: KVMemory, swapper: Swapper, ranking: Sequence[Request], effects: list[Effect]) -> None:
+        """``ranking``: all requests, the smallest ENST first. Requests are evicted from its end."""
         self._memory = memory
-        self._mover = mover
+        self._swapper = swapper
         self._effects = effects
         self._ranking = ranking
         self._next_victim = len(ranking) - 1
         self._num_promised = 0
 
     def make(self, num_blocks: int, ahead_of: int, spare: int = 0) -> bool:
-        """Promise so many blocks, and leave ``spare`` beside them, at the cost of those ranked behind ``ahead_of``.
+        """Promise so many blocks and leave ``spare`` more free, at the cost of requests ranked behind ``ahead_of``.
 
-        False, and nothing promised, where even they have too few; what they have is taken from them all the same.
+        False if even these have too few blocks. Then nothing is promised, but they are evicted all the same.
         """
         while self._num_coming < num_blocks + spare:
             if self._next_victim <= ahead_of:
                 return False
             victim = self._ranking[self._next_victim]
             if victim.is_resident and victim.owed_s <= 0.0:
-                self._mover.evict(victim, self._effects)
+                self._swapper.evict(victim, self._effects)
             self._next_victim -= 1
         self._num_promised += num_blocks
         return True
 
     def promise(self, num_blocks: int) -> None:
-        """So many blocks are not there for others, even where there are fewer."""
+        """Keep so many blocks from others, even if fewer are there."""
         self._num_promised += num_blocks
 
-    def keep(self, num_blocks: int) -> None:
-        """What was promised is handed out."""
+    def hand_out(self, num_blocks: int) -> None:
+        """Promised blocks were taken."""
         self._num_promised -= num_blocks
 
     @property

@@ -1,12 +1,12 @@
-"""How many prefill tokens share the next iteration with decodes, so that these get their next token in time.
+"""How many prefill tokens share the next iteration with decodes, so that the decodes get their next token in time.
 
 Sarathi-Serve (Agrawal et al., OSDI 2024), section 4.2, stall-free batching: each iteration takes all decodes first, and
-then as much of the waiting prefills, in chunks, as a token budget leaves. Section 4.3 finds that budget once, by
-profiling, as the largest whose iteration meets the target for the time between tokens.
+then as much of the waiting prefills, in chunks, as a token budget leaves. Section 4.3 finds this budget once, by
+profiling: the largest one whose iteration meets the target for the time between tokens.
 
-Here the budget is found anew for each iteration, from the profile as it is corrected by measured durations
-(``core.timing.step_times``): it follows the number of decodes, how far their contexts and the prompts have grown, the
-machine, and whoever else uses it. Where no decode runs nobody waits for a token, and only ``max_batch_tokens`` bounds
+Here the budget is found anew for each iteration, from the profile corrected by measured durations
+(``core.timing.step_times``). So it follows the number of decodes, the lengths of contexts and prompts, the machine, and
+other users of the machine. If no decode runs, no request waits for its next token, and only ``max_batch_tokens`` bounds
 the iteration.
 """
 
@@ -15,43 +15,43 @@ import math
 from actorserve.core.timing.step_times import Iteration, StepTimes
 
 MIN_PREFILL_TOKENS = 16
-"""What prefills get of an iteration whatever the target, together: one that cannot be met must not stop them.
+"""What all prefills of an iteration get at least, because a target that cannot be met must not stop them.
 
-It takes ``max_batch_tokens`` that leave so many beside the most decodes; settings that do not are refused.
+``max_batch_tokens`` must leave this many with the most decodes that may run; settings that do not are refused.
 """
 
-_AIM = 0.95  # of the target: the duration leaves out what lies between iterations, and noise goes both ways
+_AIM = 0.95  # of the target, because the duration omits the time between iterations, and noise goes both ways
 
 
 class TokenBudget:
-    """Finds how many prefill tokens fit into the target beside an iteration's decodes."""
+    """Finds how many prefill tokens fit into the target together with an iteration's decodes."""
 
     def __init__(self, target_s: float, max_batch_tokens: int, times: StepTimes) -> None:
-        """``target_s``: of an iteration with decodes; infinite for no target. ``max_batch_tokens``: of all its rows.
-        ``times``: learns from every iteration that is observed.
+        """``target_s`` is for an iteration with decodes, infinite for no target; ``max_batch_tokens`` is for all its
+        rows; ``times`` learns from every observed iteration.
         """
         self._aim_s = _AIM * target_s
         self._max_batch_tokens = max_batch_tokens
         self._times = times
 
     def begin(self, num_decodes: int, num_context_tokens: int) -> "IterationBudget":
-        """Plan an iteration with these decodes, which attend to so many tokens in all."""
+        """Plan an iteration with so many decodes, which attend to ``num_context_tokens`` together."""
         iteration = Iteration(num_decodes, num_context_tokens)
         aim_s = self._aim_s if num_decodes else math.inf
         return IterationBudget(iteration, aim_s, self._max_batch_tokens - num_decodes, self._times)
 
     def observe(self, budget: "IterationBudget", duration_s: float) -> None:
-        """The iteration that was planned with ``budget`` took so long. What cannot be a duration is ignored."""
+        """Learn how long the iteration that was planned with ``budget`` took. Impossible durations are ignored."""
         self._times.observe(budget.iteration, duration_s)
 
 
 class IterationBudget:
-    """One iteration being planned: prefills take from it in the order of their urgency."""
+    """The budget of one iteration while it is planned. Prefills take from it in the order of their urgency."""
 
     __slots__ = ("_aim_s", "_is_full", "_num_left", "_times", "iteration")
 
     def __init__(self, iteration: Iteration, aim_s: float, num_left: int, times: StepTimes) -> None:
-        """``num_left``: tokens that the iteration may hold beside its decodes."""
+        """``num_left``: how many tokens the iteration may hold in addition to its decodes."""
         self.iteration = iteration
         self._aim_s = aim_s
         self._is_full = False
@@ -60,13 +60,13 @@ class IterationBudget:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no prefill gets anything more."""
+        """Whether no prefill gets another token."""
         return self._num_left <= 0 or (self._is_full and self.iteration.num_tokens >= MIN_PREFILL_TOKENS)
 
     def take(self, num_wanted: int, num_context_tokens: int) -> int:
         """The next chunk of a prefill that wants ``num_wanted`` tokens and has computed ``num_context_tokens``.
 
-        At least 1 while the budget is not spent, and 0 then.
+        It has at least 1 token while the budget is not spent, and 0 tokens once it is.
         """
         if self.is_spent:
             return 0

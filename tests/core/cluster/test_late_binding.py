@@ -1,4 +1,4 @@
-"""Late binding: who waits in the cluster, in which order they get what comes free, and who is refused."""
+"""Late binding: which requests wait in the cluster, in which order they get what comes free, and which are refused."""
 
 from actorserve.core.effects import Send
 from actorserve.core.messages import (
@@ -11,32 +11,33 @@ from actorserve.core.messages import (
     Speed,
     Unplace,
 )
-from tests.core.harness.coordinator import GATEWAY, A, B, Coordinator, placements
+from tests.core.harness.coordinator import A, B, Coordinator, placements
+from tests.core.harness.fleets import GATEWAY
 
 
-def test_a_request_goes_at_once_where_it_fits_and_else_waits() -> None:
-    """While some instance admits it, a request goes to the freest that does; else it waits until one reports room."""
+def test_a_request_goes_at_once_where_it_fits_or_waits() -> None:
+    """If any instance admits it, a request goes to the freest that does; else it waits until one reports room."""
     coordinator = Coordinator(A, B)
     coordinator.report(A, 500)
     coordinator.report(B, 300)
     assert placements(coordinator.place("r1", 400)) == [("r1", "worker-0")]
     assert coordinator.place("r2", 400) == []
     assert coordinator.report(A, 390, now=1.0) == []
-    effects = coordinator.state.handle(LoadReport(9, 1, 0, 1000, 0, 0, 10, 10, 0), 2.5, B)
+    effects = coordinator.handle(LoadReport(9, 1, 0, 1000, 0, 0, 10, 10, 0), 2.5, B)
     assert effects == [Send(GATEWAY, Placed("r2", 1, B, waited_s=2.5))]
     assert not coordinator.state.waiting
 
 
 def test_the_hosts_pool_counts_as_room() -> None:
-    """What started requests leave free in device and host memory together takes another prompt."""
+    """Another prompt may use all device and host memory that started requests leave free."""
     coordinator = Coordinator(A)
     coordinator.report(A, -500, host_total_bytes=600)
     assert placements(coordinator.place("r1", 101)) == []
     assert placements(coordinator.place("r2", 100)) == [("r2", "worker-0")]
 
 
-def test_a_full_queue_admits_nobody() -> None:
-    """An instance where as many wait as may, those under way included, gets more only when its queue is shorter."""
+def test_a_full_queue_admits_no_request() -> None:
+    """An instance whose queue is full, placements in flight included, gets more only when its queue is shorter."""
     coordinator = Coordinator(A, max_queue_per_instance=3)
     coordinator.report(A, 1000, waiting=1)
     assert [bool(placements(coordinator.place(f"r{i}", 10))) for i in range(4)] == [True, True, False, False]
@@ -45,16 +46,16 @@ def test_a_full_queue_admits_nobody() -> None:
 
 
 def test_short_prompts_come_first_until_long_ones_are_promoted() -> None:
-    """Who waits stands by the level of its prefill time, and in the first level from its promotion on."""
+    """A waiting request stands in the level of its prefill time, and in the first level from its promotion on."""
     for now, order in ((1.0, ["short", "new", "long"]), (5.0, ["long", "short", "new"])):
         coordinator = Coordinator(A, promote_after_s=5.0)
         coordinator.report(A, 0)
         coordinator.place("long", 300, 0.0)
         coordinator.place("short", 90, 0.5)
         coordinator.place("new", 100, 1.0)
-        # The promoted goes to the back of the first level, before those that are promoted after it.
+        # The promoted request goes to the back of the first level, before requests that are promoted after it.
         if now == 5.0:
-            coordinator.state.handle(Unplace("nobody", 1), now)
+            coordinator.handle(Unplace("unknown", 1), now)
             coordinator.report(A, 90, now)
             coordinator.report(A, 0, now)
             coordinator.place("short", 90, now, epoch=2)
@@ -63,8 +64,8 @@ def test_short_prompts_come_first_until_long_ones_are_promoted() -> None:
         assert [name for name, _ in placed] == order
 
 
-def test_without_a_known_speed_who_came_first_is_first() -> None:
-    """Nonsense about its speed is no speed: an instance that has none leaves the requests in order of arrival."""
+def test_without_a_known_speed_the_order_is_that_of_arrival() -> None:
+    """A nonsensical speed counts as none, and without any speed requests stand in order of arrival."""
     for speed in (None, Speed((), (), 1.0), Speed((5, 1), (1.0, 2.0), 1.0), Speed((1,), (1.0,), 0.0)):
         coordinator = Coordinator()
         coordinator.up(A, speed)
@@ -74,16 +75,16 @@ def test_without_a_known_speed_who_came_first_is_first() -> None:
 
 
 def test_the_fastest_instance_says_what_a_prefill_takes() -> None:
-    """Levels are counted in the first quanta of the fastest instance that is there; when it leaves, of the next."""
+    """Levels are counted in first quanta of the fastest instance, and when it leaves, in those of the next one."""
     coordinator = Coordinator(A)  # 300 tokens are three of its quanta, 100 are one
     coordinator.up(B, Speed((1,), (0.1,), 0.5))  # any number of tokens is less than one of its quanta
     coordinator.place("long", 300)
     coordinator.place("short", 100)
-    assert list(coordinator.state.line.order(0.0)) == ["long", "short"]
-    coordinator.state.handle(PeerDown(B), 0.0)
+    assert list(coordinator.state.queue.order(0.0)) == ["long", "short"]
+    coordinator.handle(PeerDown(B), 0.0)
     coordinator.place("long2", 300)
     coordinator.place("short2", 100)
-    assert list(coordinator.state.line.order(0.0)) == ["long", "short", "short2", "long2"]
+    assert list(coordinator.state.queue.order(0.0)) == ["long", "short", "short2", "long2"]
 
 
 def test_classes_come_before_levels() -> None:
@@ -96,7 +97,7 @@ def test_classes_come_before_levels() -> None:
 
 
 def test_a_lower_class_keeps_its_share() -> None:
-    """While an urgent class takes all the room, the others together still get the minimum share of the turns."""
+    """While an urgent class takes all the room, the other classes still get the minimum share of the turns."""
     coordinator = Coordinator(A, min_share=0.25, promote_after_s=float("inf"))
     coordinator.report(A, 0)
     for number in range(40):
@@ -105,12 +106,12 @@ def test_a_lower_class_keeps_its_share() -> None:
     placed = [name for _ in range(40) for name, _ in coordinator.report(A, 100)]
     assert [name for name in placed if name.startswith("low")] == [f"low{number}" for number in range(9)]
     assert placed[3:9] == ["urgent3", "low0", "urgent4", "urgent5", "urgent6", "low1"]
-    # The same where there is room for several at once.
+    # The same holds if there is room for several requests at once.
     assert [name for name, _ in coordinator.report(A, 500)] == ["low9", *(f"urgent{i}" for i in (31, 32, 33)), "low10"]
 
 
 def test_what_urgent_requests_leave_does_not_count_against_a_share() -> None:
-    """A lower class that took room which nobody else could use has its next turn as soon as if it had not."""
+    """A lower class that took room which no other request could use has its next turn no later for that."""
     coordinator = Coordinator(A, min_share=0.25, promote_after_s=float("inf"))
     coordinator.report(A, 0)
     coordinator.place("huge", 1000, priority=0)
@@ -125,8 +126,8 @@ def test_what_urgent_requests_leave_does_not_count_against_a_share() -> None:
     assert placed == ["urgent0", "urgent1", "urgent2", "urgent3", "next0"]
 
 
-def test_a_turn_that_is_owed_is_kept_too() -> None:
-    """Where a turn is owed to a lower class, a long request of it has an instance kept though urgent ones wait."""
+def test_an_owed_turn_reserves_an_instance_too() -> None:
+    """If a lower class is owed a turn, an instance is reserved for its long request though urgent ones wait."""
     coordinator = Coordinator(A, min_share=0.25, promote_after_s=1.0)
     coordinator.report(A, 0)
     coordinator.place("long", 800, priority=7)
@@ -134,12 +135,12 @@ def test_a_turn_that_is_owed_is_kept_too() -> None:
         coordinator.place(f"urgent{number}", 100, 2.0, priority=0)
     placed = [name for _ in range(6) for name, _ in coordinator.report(A, 100, now=2.0)]
     assert placed == ["urgent0", "urgent1", "urgent2", "urgent3"]
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.report(A, 900, now=3.0) == [("long", "worker-0"), ("urgent4", "worker-0")]
 
 
-def test_one_that_does_not_fit_lets_others_pass_for_a_while() -> None:
-    """Until it has waited for its promotion a long request is passed by those behind it; then its room is kept."""
+def test_a_request_that_does_not_fit_lets_others_pass_for_a_while() -> None:
+    """Until a long request has waited for its promotion, others pass it; after that an instance is reserved for it."""
     coordinator = Coordinator(A, promote_after_s=5.0)
     coordinator.report(A, 0)
     coordinator.place("long", 800)
@@ -149,18 +150,18 @@ def test_one_that_does_not_fit_lets_others_pass_for_a_while() -> None:
     assert coordinator.report(A, 0, now=5.0) == []
     coordinator.place("s3", 100, now=5.1)
     assert coordinator.report(A, 100, now=5.2) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.place("s4", 50, now=5.3) == []
     assert coordinator.report(A, 790, now=6.0) == []
-    # Now it is its turn, and what it leaves is kept for the next, which has waited as long.
+    # Now it is dispatched, and what it leaves is reserved for the next one, which has waited as long.
     assert coordinator.report(A, 950, now=7.0) == [("long", "worker-0")]
-    assert coordinator.kept == {"worker-0": "s1"}
+    assert coordinator.reserved == {"worker-0": "s1"}
     assert coordinator.report(A, 950, now=8.0) == [("s1", "worker-0"), ("s3", "worker-0"), ("s4", "worker-0")]
-    assert coordinator.kept == {}
+    assert coordinator.reserved == {}
 
 
-def test_the_instance_with_the_most_room_is_kept_and_others_go_on() -> None:
-    """Only one instance is kept for a long request; elsewhere short ones pass it, and it may go elsewhere itself."""
+def test_the_instance_with_the_most_room_is_reserved_and_others_go_on() -> None:
+    """Only one instance is reserved for a long request; on others short ones pass it, or it goes there itself."""
     coordinator = Coordinator(A, B, promote_after_s=1.0)
     coordinator.report(A, 0)
     coordinator.report(B, 0)
@@ -168,15 +169,15 @@ def test_the_instance_with_the_most_room_is_kept_and_others_go_on() -> None:
     coordinator.place("s1", 300)
     assert coordinator.report(B, 100, now=1.0) == []
     assert coordinator.report(A, 400, now=1.0) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.report(B, 300, now=2.0) == [("s1", "worker-1")]
     coordinator.place("s2", 200, now=2.0)
-    # It goes to the other after all: what was kept for it is there for everybody.
+    # It goes to the other one after all, so the reserved instance is open to all requests.
     assert coordinator.report(B, 800, now=3.0) == [("long", "worker-1"), ("s2", "worker-0")]
 
 
-def test_what_a_long_request_leaves_is_for_those_before_it_too() -> None:
-    """When an instance is no longer kept, its room goes to the first who fits, also to one that stood before."""
+def test_what_a_long_request_leaves_is_for_requests_before_it_too() -> None:
+    """When a reservation ends, the room goes to the first request that fits, even one that stood before."""
     coordinator = Coordinator(A, promote_after_s=1.0)
     coordinator.report(A, 0)
     coordinator.place("long", 800)
@@ -185,39 +186,39 @@ def test_what_a_long_request_leaves_is_for_those_before_it_too() -> None:
     assert coordinator.report(A, 60, now=1.0) == [("tiny", "worker-0")]
     coordinator.place("tiny2", 50, now=1.1)
     assert coordinator.report(A, 60, now=1.2) == []
-    assert coordinator.kept == {"worker-0": "long"}
-    assert list(coordinator.state.line.order(1.2)) == ["young", "long", "tiny2"]
+    assert coordinator.reserved == {"worker-0": "long"}
+    assert list(coordinator.state.queue.order(1.2)) == ["young", "long", "tiny2"]
     placed = coordinator.report(A, 1000, now=1.3)
     assert placed == [("long", "worker-0"), ("young", "worker-0"), ("tiny2", "worker-0")]
 
 
-def test_an_instance_without_any_room_is_not_kept() -> None:
-    """Where the queue is full nobody could pass, so nothing is kept there; and not where the long one never fits."""
+def test_an_instance_without_any_room_is_not_reserved() -> None:
+    """An instance with a full queue is not reserved, nor one that the long request never fits."""
     coordinator = Coordinator(A, B, promote_after_s=1.0)
     coordinator.report(A, 1000, waiting=64)
     coordinator.report(B, 0, kv_total_bytes=500)
     coordinator.place("long", 800)
     coordinator.place("short", 100, now=2.0)
     assert coordinator.report(B, 500, now=2.0, kv_total_bytes=500, kv_needed_bytes=0) == [("short", "worker-1")]
-    assert coordinator.kept == {}
+    assert coordinator.reserved == {}
 
 
-def test_only_an_instance_of_its_kind_is_kept() -> None:
-    """For a request that waits for its kind no instance of another kind is kept, however much room that has."""
-    coordinator = Coordinator(A, B, promote_after_s=1.0)
-    coordinator.state.instances[B].kind = "other"
+def test_only_an_instance_of_its_kind_is_reserved() -> None:
+    """For a request that waits for its kind no instance of another kind is reserved, however much room that has."""
+    coordinator = Coordinator(A, promote_after_s=1.0)
+    coordinator.up(B, kind="other")
     coordinator.report(A, 0)
     coordinator.report(B, 0)
-    coordinator.state.handle(Place("mine", 2, 800, kind="k"), 0.0, GATEWAY)
+    coordinator.handle(Place("mine", 2, 800, kind="k"), 0.0, GATEWAY)
     coordinator.place("short", 300)
     assert coordinator.report(B, 900, now=1.0) == [("short", "worker-1")]
-    assert coordinator.kept == {"worker-0": "mine"}
+    assert coordinator.reserved == {"worker-0": "mine"}
 
 
-def test_what_was_kept_is_given_up_with_its_reason() -> None:
-    """Nothing stays kept for a request that left, or on an instance that can hold it no more, or that is gone."""
+def test_a_reservation_ends_with_its_reason() -> None:
+    """No instance stays reserved for a request that left, and none that is gone or can no longer hold the request."""
 
-    def keeping() -> Coordinator:
+    def reserving() -> Coordinator:
         coordinator = Coordinator(A, B, promote_after_s=1.0)
         for peer in (A, B):
             coordinator.report(peer, 0)
@@ -225,55 +226,55 @@ def test_what_was_kept_is_given_up_with_its_reason() -> None:
         coordinator.place("short", 300)
         assert coordinator.report(A, 200, now=1.0) == []
         assert coordinator.report(A, 400, now=1.0) == []
-        assert coordinator.kept == {"worker-0": "long"}
+        assert coordinator.reserved == {"worker-0": "long"}
         return coordinator
 
-    coordinator = keeping()
-    assert placements(coordinator.state.handle(Unplace("long", 1), 1.0, GATEWAY)) == [("short", "worker-0")]
-    assert coordinator.kept == {}
-    coordinator = keeping()
+    coordinator = reserving()
+    assert placements(coordinator.handle(Unplace("long", 1), 1.0, GATEWAY)) == [("short", "worker-0")]
+    assert coordinator.reserved == {}
+    coordinator = reserving()
     assert coordinator.report(A, 400, 1.0, kv_total_bytes=790, kv_needed_bytes=390) == [("short", "worker-0")]
-    coordinator = keeping()
-    coordinator.state.handle(PeerDown(A), 1.0)
-    assert coordinator.kept == {}
-    coordinator = keeping()
+    coordinator = reserving()
+    coordinator.handle(PeerDown(A), 1.0)
+    assert coordinator.reserved == {}
+    coordinator = reserving()
     coordinator.report(A, 400, 1.0, draining=True)
-    assert coordinator.kept == {}
-    coordinator = keeping()
+    assert coordinator.reserved == {}
+    coordinator = reserving()
     avoiding = Place("long", 1, 800, avoid=A)
-    assert placements(coordinator.state.handle(avoiding, 1.0, GATEWAY)) == [("short", "worker-0")]
+    assert placements(coordinator.handle(avoiding, 1.0, GATEWAY)) == [("short", "worker-0")]
 
 
-def test_nothing_is_kept_on_an_instance_that_is_silent() -> None:
-    """When an instance that is kept reports no more, it is given up, and another may be kept."""
+def test_a_silent_instance_is_not_reserved() -> None:
+    """When a reserved instance stops reporting, its reservation ends, and another may be reserved."""
     coordinator = Coordinator(A, B, promote_after_s=1.0, report_ttl_s=2.0)
     coordinator.report(A, 0)
     coordinator.place("long", 800)
     coordinator.place("short", 300)
     assert coordinator.report(A, 400, now=1.0) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert coordinator.report(B, 100, now=3.0) == []
-    assert coordinator.kept == {}
+    assert coordinator.reserved == {}
     assert coordinator.report(B, 400, now=3.5) == []
-    assert coordinator.kept == {"worker-1": "long"}
+    assert coordinator.reserved == {"worker-1": "long"}
 
 
-def test_nothing_is_kept_from_a_more_urgent_class() -> None:
-    """A request that comes goes before all of lower classes, also where an instance is kept for one of these."""
+def test_no_reservation_holds_against_a_more_urgent_class() -> None:
+    """A new request goes before all of lower classes, even if an instance is reserved for one of these."""
     coordinator = Coordinator(A, promote_after_s=1.0)
     coordinator.report(A, 0)
     coordinator.place("long", 800, priority=5)
     coordinator.place("short", 300, priority=5)
     assert coordinator.report(A, 400, now=1.0) == []
-    assert coordinator.kept == {"worker-0": "long"}
+    assert coordinator.reserved == {"worker-0": "long"}
     assert placements(coordinator.place("urgent", 300, now=2.0)) == [("urgent", "worker-0")]
-    # While more urgent ones wait nothing is kept for it, either.
+    # While a more urgent request waits, no instance is reserved for the long one.
     coordinator.place("urgent2", 900, now=2.0)
     assert coordinator.report(A, 300, now=2.5) == [("short", "worker-0")]
 
 
 def test_long_requests_do_not_starve() -> None:
-    """However many short requests come for what is free, none that came after a long one's promotion passes it."""
+    """However many short requests come, none that came after a long one's promotion passes it."""
     coordinator = Coordinator(A, promote_after_s=0.3)
     running: dict[str, tuple[int, int]] = {}  # tokens, and the turn in which it ends
     order: list[str] = []
@@ -283,7 +284,7 @@ def test_long_requests_do_not_starve() -> None:
         found = placements(coordinator.place(f"s{turn}", 300, now))
         if turn == 10:
             found += placements(coordinator.place("long", 1000, now))
-        running = {name: each for name, each in running.items() if each[1] > turn}
+        running = {name: (size, end) for name, (size, end) in running.items() if end > turn}
         found += coordinator.report(A, 1000 - sum(num_tokens for num_tokens, _ in running.values()), now)
         for name, _ in found:
             running[name] = (1000 if name == "long" else 300, turn + 10)
@@ -293,8 +294,8 @@ def test_long_requests_do_not_starve() -> None:
     assert len(order) > len(before) + 10
 
 
-def test_a_full_line_refuses_and_says_when_it_will_be_shorter() -> None:
-    """Past the bound a request is refused; it may come back when those who wait will be gone, at the present pace."""
+def test_a_full_queue_refuses_and_says_when_it_will_be_shorter() -> None:
+    """Past the bound a request is refused, until the waiting requests will have left at the present pace."""
     coordinator = Coordinator(A)
     coordinator.report(A, 0)
     for number in range(100):
@@ -307,18 +308,18 @@ def test_a_full_line_refuses_and_says_when_it_will_be_shorter() -> None:
         assert effect.message.reason is RefusalReason.OVERLOADED
         return effect.message.retry_after_s
 
-    assert retry_after_s(10.0) == 1.0  # nothing is known yet: as soon as any question is repeated
-    for second in range(11, 31):  # four a second leave, and others come for them
+    assert retry_after_s(10.0) == 1.0  # nothing is known yet, so the time is that between repeated messages
+    for second in range(11, 31):  # four requests a second leave, and four others come
         for number in range(4):
             assert coordinator.report(A, 100, float(second))
             coordinator.place(f"n{second}-{number}", 100, float(second))
     assert 23.0 <= retry_after_s(30.0) <= 27.0
-    assert retry_after_s(40.0) > 30.0  # nobody left since
+    assert retry_after_s(40.0) > 30.0  # no request has left since
     assert retry_after_s(1000.0) == 60.0
 
 
-def test_a_new_line_is_judged_by_itself() -> None:
-    """How slowly an earlier line went says nothing about one that has just formed."""
+def test_a_new_queue_is_judged_by_itself() -> None:
+    """How slowly an earlier queue moved says nothing about one that has just formed."""
     coordinator = Coordinator(A)
     coordinator.report(A, 0)
     coordinator.place("r", 100, now=0.0)
@@ -328,8 +329,8 @@ def test_a_new_line_is_judged_by_itself() -> None:
     assert effects == [Send(GATEWAY, Refused("n100", 1, RefusalReason.OVERLOADED, 1.0))]
 
 
-def test_a_full_line_still_lets_pass_whom_an_instance_admits() -> None:
-    """The bound is for those who would have to wait."""
+def test_a_full_queue_still_lets_pass_what_an_instance_admits() -> None:
+    """The bound is for requests that would have to wait."""
     coordinator = Coordinator(A)
     coordinator.report(A, 50)
     for number in range(100):

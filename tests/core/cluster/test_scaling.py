@@ -12,6 +12,7 @@ from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import (
     Drain,
     LoadReport,
+    Message,
     ModelInfo,
     Peer,
     PeerDown,
@@ -22,7 +23,8 @@ from actorserve.core.messages import (
     Tick,
     WorkerInfo,
 )
-from tests.core.harness.coordinator import GATEWAY
+from tests.core.harness.coordinator import handle_validated
+from tests.core.harness.fleets import GATEWAY
 
 TOTAL = 1000  # blocks of a token and a byte each
 CONFIG = ScalingConfig(max_workers=4, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0, start_timeout_s=30.0)
@@ -30,7 +32,7 @@ CONFIG = ScalingConfig(max_workers=4, scale_out_below=20.0, scale_in_above=100.0
 
 @dataclass
 class Load:
-    """What an instance says of itself."""
+    """What an instance reports."""
 
     needed: int = 0
     running: int = 0
@@ -45,31 +47,34 @@ class Cluster:
         self.sequence = 0
         self.state = ClusterState(ClusterConfig(100, 1.0, report_ttl_s=1.0, scaling=config))
         self.loads: dict[Peer, Load] = {}
-        self.effects: list[tuple[float, str]] = []  # when, "start" or who is told to end
-        self.state.handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
+        self.effects: list[tuple[float, str]] = []  # when, and "start" or the instance that is told to end
+        self.handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
         for number, load in enumerate(loads):
             self.come(f"worker-{number}", load)
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        return handle_validated(self.state, message, now, sender)
 
     def come(self, name: str, load: Load) -> None:
         peer = Peer(name, 1)
         self.loads[peer] = load
-        self.state.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, TOTAL))), self.now)
+        self.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, TOTAL))), self.now)
 
     def go(self, name: str) -> None:
         del self.loads[Peer(name, 1)]
-        self.state.handle(PeerDown(Peer(name, 1)), self.now)
+        self.handle(PeerDown(Peer(name, 1)), self.now)
 
     def run(self, seconds: float) -> list[tuple[float, str]]:
         """What was decided in that time."""
         first = len(self.effects)
         for _ in range(round(seconds / 0.25)):
             for peer, load in self.loads.items():
-                self._take(self.state.handle(self._report(load), self.now, peer))
+                self._take(self.handle(self._report(load), self.now, peer))
             self.now += 0.25
             deadline = self.state.next_deadline()
             assert deadline is not None
             if deadline <= self.now:
-                self._take(self.state.handle(Tick(), self.now))
+                self._take(self.handle(Tick(), self.now))
         return self.effects[first:]
 
     def _report(self, load: Load) -> LoadReport:
@@ -97,8 +102,8 @@ class Cluster:
                     self.effects.append((self.now, to.name))
 
 
-def test_one_more_is_started_when_room_stays_short() -> None:
-    """Under the lower bound for as long as it takes, a worker is started; a shorter dip starts none."""
+def test_an_instance_is_started_when_room_stays_short() -> None:
+    """Under the lower bound for the hold time, a worker is started; a shorter dip starts none."""
     cluster = Cluster(Load(900, 10))  # 10 tokens for each
     assert cluster.run(1.75) == []
     cluster.loads[Peer("worker-0", 1)] = Load(500, 10)
@@ -107,17 +112,17 @@ def test_one_more_is_started_when_room_stays_short() -> None:
     assert cluster.run(2.25) == [(4.5, "start")]
 
 
-def test_what_is_being_started_counts_as_room_to_come() -> None:
-    """No second worker is started for a need that the first will meet, and one is where it will not."""
+def test_a_starting_instance_counts_as_room_to_come() -> None:
+    """A second worker is started only for a need that the first will not meet."""
     cluster = Cluster(Load(900, 10))
     assert cluster.run(20.0) == [(2.25, "start")]
     # (1000 - 1900 + 1000) / 20 with one more on its way.
     cluster = Cluster(Load(900, 60, {"num_waiting": 10, "kv_wanted_bytes": 1000}))
-    assert cluster.run(20.0) == [(2.25, "start"), (4.5, "start"), (6.75, "start")]  # four are the most
+    assert cluster.run(20.0) == [(2.25, "start"), (4.5, "start"), (6.75, "start")]  # four workers are the most
 
 
 def test_the_mean_is_over_requests_so_an_idle_instance_hides_nothing() -> None:
-    """One idle instance beside a full one is room for all that run: (1000 + 0) / 100 tokens each is too little."""
+    """One idle and one full instance leave (1000 + 0) / 100 tokens for each running request, which is too little."""
     cluster = Cluster(Load(1000, 100), Load(0, 0))
     assert cluster.run(3.0) == [(2.25, "start")]
     cluster = Cluster(Load(1000, 40), Load(0, 0))
@@ -125,41 +130,43 @@ def test_the_mean_is_over_requests_so_an_idle_instance_hides_nothing() -> None:
 
 
 def test_requests_that_wait_count_with_their_demand() -> None:
-    """Those that wait in the cluster's line and on instances want KV as well, beyond the head of the line."""
+    """Requests in the cluster's queue and on instances want KV as well, beyond the head of the line."""
     cluster = Cluster(Load(500, 10))
     cluster.run(3.0)
     for number in range(5):
-        cluster.state.handle(Place(f"r{number}", 1, 600), cluster.now, GATEWAY)
+        cluster.handle(Place(f"r{number}", 1, 600), cluster.now, GATEWAY)
     assert [what for _, what in cluster.run(2.5)] == ["start"]
     cluster = Cluster(Load(500, 10, {"num_waiting": 5, "kv_wanted_bytes": 450}))
     assert [what for _, what in cluster.run(2.5)] == ["start"]
 
 
-def test_a_start_that_comes_to_nothing_is_tried_again() -> None:
-    """A worker that was not there in time, or that could not be started, is wanted still."""
+def test_a_failed_start_is_tried_again() -> None:
+    """A worker that was not up in time, or could not be started, is still needed."""
     cluster = Cluster(Load(900, 10))
     assert cluster.run(36.0) == [(2.25, "start"), (34.25, "start")]
-    cluster.state.handle(StartFailed(), cluster.now)
+    cluster.handle(StartFailed(), cluster.now)
     assert cluster.run(5.0) == [(36.25 + 2 * 2.0, "start")]
 
 
 def failing(seconds: float, cluster: Cluster) -> list[float]:
-    """When starts were ordered, each of which failed at once."""
+    """The times at which starts were ordered; every start fails at once."""
     started: list[float] = []
     until = cluster.now + seconds
     while cluster.now < until:
         for when, what in cluster.run(0.25):
             assert what == "start"
             started.append(when)
-            cluster.state.handle(StartFailed(), cluster.now)
+            cluster.handle(StartFailed(), cluster.now)
     return started
 
 
 def test_the_pause_doubles_while_starts_fail() -> None:
-    """Each start that fails has the next one wait twice as long, up to a bound, until one has succeeded."""
+    """After each failed start the next one waits twice as long, up to a bound, until one has succeeded."""
     cluster = Cluster(Load(900, 10))
     started = failing(1500.0, cluster)
-    pauses = [later - earlier - 0.25 for earlier, later in pairwise(started)]  # told at the round after it failed
+    pauses = [
+        later - earlier - 0.25 for earlier, later in pairwise(started)
+    ]  # the round after the failure begins the pause
     assert pauses[:10] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, MAX_PAUSE_S, MAX_PAUSE_S]
     until = cluster.now + MAX_PAUSE_S
     while not cluster.run(0.25):
@@ -170,8 +177,9 @@ def test_the_pause_doubles_while_starts_fail() -> None:
 
 
 def test_initial_instances_that_load_are_not_started_twice() -> None:
-    """While those that others start at the same time load their models, nothing is started for want of them; they tell
-    nothing of how long a start takes, and are not waited for longer than any other.
+    """While initial instances load their models, none is started in their place.
+
+    They do not show how long a start takes, and are not waited for longer than any other.
     """
     config = replace(CONFIG, min_workers=2, scale_in_above=2000.0, num_initial=2)
     cluster = Cluster(config=config)
@@ -188,7 +196,7 @@ def test_initial_instances_that_load_are_not_started_twice() -> None:
 
 
 def test_a_start_is_measured_though_initial_ones_came_first() -> None:
-    """The first report of an instance that was there from the start ends no start that was ordered later."""
+    """The first report of an initial instance ends no start that was ordered later."""
     cluster = Cluster(Load(900, 10), config=replace(CONFIG, num_initial=2))
     assert cluster.run(5.0) == []
     cluster.come("worker-1", Load(900, 10))
@@ -199,8 +207,8 @@ def test_a_start_is_measured_though_initial_ones_came_first() -> None:
     assert cluster.state.scaling.warm_up_s == 10.0 - 7.25
 
 
-def test_nobody_ends_sooner_than_one_starts() -> None:
-    """Where a start takes longer than a short quiet time, so long a quiet time it takes to end each one."""
+def test_no_instance_ends_sooner_than_one_starts() -> None:
+    """If a start takes longer than the hold time, each instance ends only after as long a quiet time."""
     cluster = Cluster(*[Load(0, 0)] * 4)
     assert cluster.state.scaling is not None
     cluster.state.scaling.warm_up_s = 60.0
@@ -211,8 +219,8 @@ def test_nobody_ends_sooner_than_one_starts() -> None:
     assert [what for _, what in cluster.run(0.5)][:1] == ["worker-1"]
 
 
-def test_the_start_of_one_is_measured() -> None:
-    """How long a worker took from the order to its first report is known afterwards."""
+def test_a_start_is_measured() -> None:
+    """The warm-up time is that of the last worker, from the order to its first report."""
     cluster = Cluster(Load(900, 10))
     cluster.run(10.0)
     cluster.come("worker-1", Load())
@@ -223,7 +231,7 @@ def test_the_start_of_one_is_measured() -> None:
 
 
 def test_it_looks_ahead_as_far_as_a_start_takes() -> None:
-    """While demand grows a worker is started so early that it is there before room gets short."""
+    """While demand grows, a worker is started so early that it is up before room gets short."""
 
     def started_s(warm_up_s: float) -> float:
         cluster = Cluster(Load(0, 0), config=ScalingConfig(4, 1, 20.0, 1000.0, 2.0))
@@ -234,38 +242,38 @@ def test_it_looks_ahead_as_far_as_a_start_takes() -> None:
             found = cluster.run(1.0)
             if found:
                 return found[0][0]
-        raise AssertionError("none was started")
+        raise AssertionError("no worker was started")
 
     # (1000 - 10 t) / 10 is under 20 from t = 80 on.
     assert 82.0 <= started_s(0.0) <= 84.0
     assert 60.0 <= started_s(20.0) <= 66.0
 
 
-def test_the_one_with_the_fewest_requests_ends_when_room_stays_ample() -> None:
-    """Over the upper bound for as long as it takes, one is told to end, and again until it says that it does."""
+def test_the_instance_with_the_fewest_requests_ends_when_room_stays_ample() -> None:
+    """Over the upper bound for the hold time, an instance is told to end, again and again until it reports so."""
     cluster = Cluster(Load(100, 4), Load(50, 2), Load(100, 3))
     assert cluster.run(2.0) == []
     assert cluster.run(0.25) == [(2.25, "worker-1")]
-    assert not cluster.state.instances[Peer("worker-1", 1)].is_healthy
+    assert not cluster.state.fleet.views[Peer("worker-1", 1)].is_healthy
     assert cluster.run(0.5) == [(2.5, "worker-1"), (2.75, "worker-1")]
     cluster.loads[Peer("worker-1", 1)].fields["draining"] = True
-    assert cluster.run(10.0) == []  # nobody else while one goes
+    assert cluster.run(10.0) == []  # no other one while it terminates
     cluster.go("worker-1")
     assert cluster.run(2.25)[-1][1] == "worker-2"
 
 
 def test_the_last_ones_stay() -> None:
-    """No fewer than the minimum stay, and nobody ends whose leaving would make room short."""
+    """No fewer than the minimum stay, and no instance ends without which room would be short."""
     assert Cluster(Load(0, 0)).run(20.0) == []
     two = ScalingConfig(4, min_workers=2, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0)
     assert Cluster(Load(0, 0), Load(0, 0), config=two).run(20.0) == []
-    # 1200 / 10 is over the upper bound; without the one, 200 / 10 would be at the lower.
+    # 1200 / 10 is over the upper bound. With one instance less, 200 / 10 would be at the lower bound.
     assert Cluster(Load(400, 5), Load(400, 5)).run(2.25) == [(2.25, "worker-0")]
     assert Cluster(Load(401, 5), Load(400, 5)).run(20.0) == []
 
 
-def test_nobody_ends_while_one_starts() -> None:
-    """Room that gets ample while a worker is being started ends nobody before that is there."""
+def test_no_instance_ends_while_one_starts() -> None:
+    """If room gets ample while a worker is starting, no instance ends before it is up."""
     cluster = Cluster(Load(900, 10), Load(900, 10))
     assert cluster.run(2.25) == [(2.25, "start")]
     for peer in cluster.loads:
@@ -276,7 +284,7 @@ def test_nobody_ends_while_one_starts() -> None:
 
 
 def test_fewer_than_the_minimum_are_made_up_for() -> None:
-    """With too few workers for a while, as after deaths, one after another is started; not while they just come up."""
+    """With too few workers for a while, as after deaths, one after another is started; not while they come up."""
     config = ScalingConfig(4, min_workers=2, scale_out_below=20.0, scale_in_above=2000.0, hold_s=2.0)
     cluster = Cluster(config=config)
     assert cluster.run(1.5) == []
@@ -288,7 +296,7 @@ def test_fewer_than_the_minimum_are_made_up_for() -> None:
 
 
 def test_without_scaling_nothing_is_due() -> None:
-    """A coordinator that neither scales nor has a choice has no deadline."""
+    """A coordinator that neither scales nor has anything to choose has no deadline."""
     assert ClusterState(ClusterConfig(100, 1.0)).next_deadline() is None
 
 
@@ -301,6 +309,6 @@ def test_without_scaling_nothing_is_due() -> None:
     ],
 )
 def test_bounds_that_make_no_sense_are_refused(values: dict[str, float]) -> None:
-    """The least is at most the most, and workers do not start and end at one load."""
+    """The minimum is at most the maximum, and workers do not start and end at the same load."""
     with pytest.raises(ValueError, match="must be"):
         ScalingConfig(**values)  # type: ignore[arg-type]

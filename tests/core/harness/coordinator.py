@@ -1,15 +1,34 @@
-"""A coordinator's core, whose instances report what the test says."""
+"""Coordinators' cores, whose instances report what the test says, and whose state is validated after each event."""
 
 from dataclasses import replace
+from typing import Any
 
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import LoadReport, ModelInfo, Peer, PeerUp, Place, Placed, Role, Speed, WorkerInfo
+from actorserve.core.messages import (
+    LoadReport,
+    Message,
+    ModelInfo,
+    Peer,
+    PeerUp,
+    Place,
+    Placed,
+    Role,
+    Speed,
+    WorkerInfo,
+)
+from tests.core.harness.fleets import GATEWAY, MODEL, report
 
-GATEWAY = Peer("gateway-0", 1)
 A, B = Peer("worker-0", 1), Peer("worker-1", 1)
 SPEED = Speed((100, 1000), (1.0, 10.0), 1.0)  # a second a hundred tokens, and the first quantum is a second
+
+
+def handle_validated(state: ClusterState, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+    """What the state answers, with its invariants checked afterwards."""
+    effects = state.handle(message, now, sender)
+    state.validate()
+    return effects
 
 
 class Coordinator:
@@ -22,32 +41,62 @@ class Coordinator:
         for peer in workers:
             self.up(peer)
 
-    def up(self, peer: Peer, speed: Speed | None = SPEED) -> None:
-        self.state.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, 1000), speed)), 0.0)
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        return handle_validated(self.state, message, now, sender)
 
-    def place(self, name: str, num_tokens: int, now: float = 0.0, epoch: int = 1, priority: int = 0) -> list[Effect]:
-        return self.state.handle(Place(name, epoch, num_tokens, priority), now, GATEWAY)
+    def up(self, peer: Peer, speed: Speed | None = SPEED, kind: str = "k") -> None:
+        self.handle(PeerUp(peer, Role.WORKER, WorkerInfo(kind, ModelInfo("m", 100, 1000), speed)), 0.0)
+
+    def place(
+        self,
+        name: str,
+        num_tokens: int,
+        now: float = 0.0,
+        epoch: int = 1,
+        priority: int = 0,
+        avoid: Peer | None = None,
+    ) -> list[Effect]:
+        return self.handle(Place(name, epoch, num_tokens, priority, avoid=avoid), now, GATEWAY)
 
     def report(
         self, peer: Peer, room_tokens: int, now: float = 0.0, waiting: int = 0, **fields: object
     ) -> list[tuple[str, str]]:
-        """``peer`` says how much room its started requests leave: who is placed where in answer to that.
+        """``peer`` reports how much room its started requests leave; returns the placements that follow.
 
-        What was placed before has come there, and is part of what it says.
+        The report confirms all placements in flight to ``peer`` and includes them.
         """
         self.sequence += 1
         needed = 1000 - room_tokens
-        accepted = tuple(self.state.instances[peer].in_flight)
-        report = LoadReport(
-            self.sequence, 1, waiting, 1000, needed, needed, 10, 10, 0, accepted, kv_needed_bytes=needed
-        )
-        return placements(self.state.handle(replace(report, **fields), now, peer))  # type: ignore[arg-type]
+        view = self.state.fleet.views.get(peer)
+        accepted = () if view is None else tuple(view.in_flight)
+        load = LoadReport(self.sequence, 1, waiting, 1000, needed, needed, 10, 10, 0, accepted, kv_needed_bytes=needed)
+        return placements(self.handle(replace(load, **fields), now, peer))  # type: ignore[arg-type]
 
     @property
-    def kept(self) -> dict[str, str]:
-        """Which instance is kept for whom."""
-        views = self.state.instances.values()
+    def reserved(self) -> dict[str, str]:
+        """The request that each reserved instance is reserved for."""
+        views = self.state.fleet.views.values()
         return {view.peer.name: view.reserved_for.request_id for view in views if view.reserved_for is not None}
+
+
+class SmallCluster:
+    """A coordinator's core whose instances have reported, and in which two requests may wait."""
+
+    def __init__(self, num_instances: int = 2, **config: Any) -> None:
+        self.state = ClusterState(ClusterConfig(max_waiting_requests=2, retry_s=1.0, **config))
+        self.workers = [Peer(f"worker-{i}", 1) for i in range(num_instances)]
+        for peer in self.workers:
+            self.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
+            self.handle(report(), 0.0, peer)
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        return handle_validated(self.state, message, now, sender)
+
+    def place(self, name: str, num_tokens: int = 40, epoch: int = 1, now: float = 0.0) -> Placed:
+        (effect,) = self.handle(Place(name, epoch, num_tokens), now, GATEWAY)
+        assert isinstance(effect, Send)
+        assert isinstance(effect.message, Placed)
+        return effect.message
 
 
 def placements(effects: list[Effect]) -> list[tuple[str, str]]:

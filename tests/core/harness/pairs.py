@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import LoadReport, MigrateTo, ModelInfo, Peer, PeerUp, Role, Tick, WorkerInfo
+from actorserve.core.messages import LoadReport, Message, MigrateTo, ModelInfo, Peer, PeerUp, Role, Tick, WorkerInfo
 from actorserve.core.migration.pairing import PairingConfig
-from actorserve.core.placement.fleet import InstanceView
+from actorserve.core.placement.instance_view import InstanceView
+from tests.core.harness.coordinator import handle_validated
 
 TOTAL = 1000  # blocks of a token and a byte each
 CONFIG = PairingConfig(source_below=10.0, source_until=20.0, destination_above=40.0, ttl_s=1.0, rest_s=2.0)
@@ -24,7 +25,10 @@ class Cluster:
         self.state = ClusterState(ClusterConfig(100, 1.0, **config))  # type: ignore[arg-type]
         for peer in workers:
             up = PeerUp(peer, Role.WORKER, WorkerInfo(kinds.get(peer, "k"), ModelInfo("m", 100, TOTAL)))
-            self.state.handle(up, 0.0)
+            self.handle(up, 0.0)
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        return handle_validated(self.state, message, now, sender)
 
     def report(self, peer: Peer, needed: int, running: int, **fields: int | bool) -> list[Effect]:
         """``needed`` bytes are in use by so many requests; V is as much where nothing else is said."""
@@ -40,12 +44,12 @@ class Cluster:
             kv_needed_bytes=needed,
             **fields,  # type: ignore[arg-type]
         )
-        return self.state.handle(report, self.now, peer)
+        return self.handle(report, self.now, peer)
 
     def orders(self, after_s: float = 0.25) -> list[tuple[str, str, int]]:
         """(source, destination, bytes) of the orders of a round."""
         self.now += after_s
-        effects = self.state.handle(Tick(), self.now)
+        effects = self.handle(Tick(), self.now)
         sends = [effect for effect in effects if isinstance(effect, Send)]
         return [
             (send.to.name, send.message.destination.name, send.message.num_bytes)
@@ -54,4 +58,4 @@ class Cluster:
         ]
 
     def view(self, peer: Peer) -> InstanceView:
-        return self.state.instances[peer]
+        return self.state.fleet.views[peer]

@@ -1,4 +1,4 @@
-"""Drives a scheduling policy by hand: requests, a profile of given times, and an engine that batches from the front."""
+"""Drives a scheduling policy by hand: requests, a profile of given times, and an engine with a batch of one."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from actorserve.core.timing.step_times import StepTimes
 
 
 def step_times(prefill_s: Mapping[int, float], decode_s: float) -> StepTimes:
-    """An engine whose prefills take so long by their tokens, and each iteration of decodes ``decode_s``."""
+    """The times of an engine: ``prefill_s`` by tokens, and ``decode_s`` for each iteration of decodes."""
     link = Link(0.0, 1e9)
     return StepTimes(
         Profile(
@@ -34,7 +34,7 @@ def request(name: str, num_prompt: int, max_tokens: int = 2, priority: int = 0) 
 
 
 def run_iteration(policy: SchedulingPolicy, times: StepTimes, one: Request, now: float, num_tokens: int = 0) -> float:
-    """An iteration of ``one`` alone, of all that it has to feed or ``num_tokens``; tells when it ends."""
+    """Run an iteration of ``one`` alone, with all its uncomputed tokens or ``num_tokens``; returns when it ends."""
     num_fed = num_tokens or one.num_uncomputed
     is_decode = one.num_uncomputed == 1
     service_s = times.decode_s(1, len(one.token_ids)) if is_decode else times.prefill_s(num_fed, one.num_computed)
@@ -48,7 +48,7 @@ def run_iteration(policy: SchedulingPolicy, times: StepTimes, one: Request, now:
 
 
 def latencies_s(policy: SchedulingPolicy, times: StepTimes, requests: list[Request]) -> dict[str, float]:
-    """When each of ``requests``, all there at 0 s, ends on an engine with a batch of one."""
+    """When each of ``requests``, which all come at 0 s, ends on an engine with a batch of one."""
     for one in requests:
         policy.add(one, 0.0)
     now, ended = 0.0, {}

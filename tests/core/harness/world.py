@@ -470,7 +470,7 @@ class World:
                     assert sessions.next_deadline() is None
                 case ClusterState() as cluster:
                     assert not cluster.waiting
-                    assert not any(view.in_flight or view.num_blocks_in_flight for view in cluster.instances.values())
+                    assert not any(view.in_flight or view.num_blocks_in_flight for view in cluster.fleet.views.values())
 
     def check(self) -> None:
         """The invariants of design section 5 that can be seen from outside."""

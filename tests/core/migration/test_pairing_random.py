@@ -29,7 +29,7 @@ EVENTS = st.one_of(
 
 @dataclass
 class Worker:
-    """What a worker has, of which it reports when the test says so."""
+    """What a worker has. It reports this when the test says so."""
 
     kind: str
     sizes: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Worker:
 
 
 class Random:
-    """A coordinator and workers that do as they are told, late, in part, or not at all."""
+    """A coordinator, and workers that do what they are told late, in part, or not at all."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(report_ttl_s=2.0)
@@ -65,12 +65,14 @@ class Random:
         if peer not in self.workers:
             kind = "x" if peer == PEERS[-1] else "k"
             self.workers[peer] = Worker(kind)
-            self.state.handle(PeerUp(peer, Role.WORKER, WorkerInfo(kind, ModelInfo("m", 100, TOTAL))), self.cluster.now)
+            self.cluster.handle(
+                PeerUp(peer, Role.WORKER, WorkerInfo(kind, ModelInfo("m", 100, TOTAL))), self.cluster.now
+            )
             self.report(peer, 0)
 
     def down(self, peer: Peer, _: int) -> None:
         del self.workers[peer]
-        self.state.handle(PeerDown(peer), self.cluster.now)
+        self.cluster.handle(PeerDown(peer), self.cluster.now)
 
     def add(self, peer: Peer, size: int) -> None:
         self.workers[peer].sizes.append(size)
@@ -118,8 +120,8 @@ class Random:
             self.cluster.now += 0.25
             pairing = self.state.pairing
             assert pairing is not None
-            before = {view.peer: (view.free_bytes(), view.num_running) for view in self.state.instances.values()}
-            for effect in self.state.handle(Tick(), self.cluster.now):
+            before = {view.peer: (view.free_bytes(), view.num_running) for view in self.state.fleet.views.values()}
+            for effect in self.cluster.handle(Tick(), self.cluster.now):
                 assert isinstance(effect, Send)
                 assert isinstance(effect.message, MigrateTo)
                 self.take(effect.to, effect.message, before)
@@ -136,7 +138,7 @@ class Random:
         assert source.kind == destination.kind
         free_bytes, num_running = before[order.destination]
         assert free_bytes / max(1, num_running) > CONFIG.destination_above
-        # Requests of the mean size do not bring it near to being a source, nor beyond the source.
+        # With requests of the mean size the destination becomes neither a source nor fuller than the source.
         mean_bytes = max(1.0, source.report.kv_needed_bytes / source.report.num_running)
         num_after = max(1, num_running) + order.num_bytes / mean_bytes
         assert (free_bytes - order.num_bytes) / num_after >= CONFIG.source_until - 1e-6
@@ -150,20 +152,20 @@ class Random:
         sources = list(pairing.moves)
         destinations = [move.destination.peer for move in pairing.moves.values()]
         assert len(set(sources + destinations)) == 2 * len(pairing.moves), "nobody is in two moves"
-        promised = dict.fromkeys(self.state.instances, 0)
+        promised = dict.fromkeys(self.state.fleet.views, 0)
         for source, move in pairing.moves.items():
-            assert self.state.instances[source] is move.source
-            assert self.state.instances[move.destination.peer] is move.destination
+            assert self.state.fleet.views[source] is move.source
+            assert self.state.fleet.views[move.destination.peer] is move.destination
             assert 0 <= move.left_bytes <= move.num_bytes
             promised[move.destination.peer] += move.left_bytes
-        for peer, view in self.state.instances.items():
+        for peer, view in self.state.fleet.views.items():
             assert view.promised_bytes == promised[peer]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=80))
 def test_pairing_holds_under_random_events(events: list[tuple[str, Peer, int]]) -> None:
-    """Nobody sends and receives at once, nor gets more than it can take; and in the end nothing is counted any more."""
+    """No instance sends and receives at once, or gets more than it can take; and in the end nothing counts any more."""
     cluster = Random()
     for name, peer, number in events:
         cluster.event(name, peer, number)
@@ -175,4 +177,4 @@ def test_pairing_holds_under_random_events(events: list[tuple[str, Peer, int]]) 
     cluster.check()
     assert cluster.state.pairing is not None
     assert not cluster.state.pairing.moves
-    assert all(view.freeness() in (TOTAL, -inf) for view in cluster.state.instances.values())
+    assert all(view.freeness() in (TOTAL, -inf) for view in cluster.state.fleet.views.values())

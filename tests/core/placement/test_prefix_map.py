@@ -1,4 +1,4 @@
-"""Which instance holds which prefix: names of prompts' beginnings, and a memory of placements that is bounded."""
+"""Which instance holds which prefix: names of prompts' beginnings, and a bounded memory of placements."""
 
 from itertools import pairwise
 
@@ -25,28 +25,28 @@ def test_lengths_rise_and_are_few() -> None:
 
 
 def test_prompts_share_names_as_far_as_they_share_tokens() -> None:
-    """Two prompts have the names of the lengths in common over which they are equal, and no others."""
-    one = list(range(1000))
-    other = [*range(400), *range(5000, 5600)]
-    shared = sum(mine == theirs for mine, theirs in zip(names(one), names(other), strict=True))
+    """Two prompts share the names of the lengths over which they are equal, and no others."""
+    first = list(range(1000))
+    second = [*range(400), *range(5000, 5600)]
+    shared = sum(left == right for left, right in zip(names(first), names(second), strict=True))
     assert PREFIX_TOKENS[:shared] == (64, 128, 192, 256, 320, 384)
-    assert not set(names(one)[shared:]) & set(names(other)[shared:])
+    assert not set(names(first)[shared:]) & set(names(second)[shared:])
 
 
 def test_the_last_token_is_in_no_name() -> None:
-    """A prompt of a named length has not that name: its last token is computed whatever lies there."""
+    """A prompt of a named length does not have that name, because its last token is always computed."""
     assert names([1] * 64) == ()
     assert len(names([1] * 65)) == 1
     assert len(names([1] * 100_000)) == 32
 
 
 def test_tenants_share_no_names() -> None:
-    """Equal prompts of different salts have no name in common."""
+    """Equal prompts of different salts share no name."""
     assert not set(names([1] * 1000, "x")) & set(names([1] * 1000, "y"))
 
 
 def test_holders_are_found_with_what_they_hold() -> None:
-    """Each instance is found with the longest beginning that it holds of this prompt."""
+    """Each instance is found with the longest beginning of this prompt that it holds."""
     prefixes = PrefixMap()
     prompt = names(list(range(1000)))
     prefixes.learn(A, prompt, 10_000)
@@ -59,8 +59,8 @@ def test_holders_are_found_with_what_they_hold() -> None:
 
 
 @pytest.mark.parametrize("bad", ["x" * 1_000_000, "0" * 17, "", "A" * 16, "g" * 16])
-def test_what_is_no_name_is_not_remembered(bad: str) -> None:
-    """A text that names no beginning, however long, takes no memory and is held by nobody; its neighbours count."""
+def test_a_text_that_is_no_name_is_not_remembered(bad: str) -> None:
+    """A text that names no beginning, however long, takes no memory and has no holder; its neighbours count."""
     prefixes = PrefixMap()
     good = names([1] * 100)[0]
     prefixes.learn(A, (bad, good), 10_000)
@@ -72,7 +72,7 @@ def test_what_is_no_name_is_not_remembered(bad: str) -> None:
 
 
 def test_more_names_than_there_are_lengths_are_passed_over() -> None:
-    """Of thousands of names those count that there are lengths for."""
+    """Of thousands of names only the first count, as many as there are lengths."""
     prefixes = PrefixMap()
     many = tuple(f"{number:016x}" for number in range(5000))
     prefixes.learn(A, many, 10**9)
@@ -80,8 +80,8 @@ def test_more_names_than_there_are_lengths_are_passed_over() -> None:
     assert prefixes.holders(many[len(PREFIX_TOKENS) :]) == {}
 
 
-def test_what_was_used_last_stays() -> None:
-    """Beyond an instance's memory the beginnings that were placed there longest ago go, their tails first."""
+def test_the_beginnings_used_last_stay() -> None:
+    """Beyond an instance's memory the beginnings placed there longest ago are forgotten, their tails first."""
     prefixes = PrefixMap()
     old, new = names([1] * 200), names([2] * 200)  # 192 tokens each
     prefixes.learn(A, old, 400)
@@ -92,8 +92,8 @@ def test_what_was_used_last_stays() -> None:
     assert prefixes.holders(new) == {A: 128}
 
 
-def test_a_popular_name_is_remembered_of_a_few() -> None:
-    """Of a name that very many instances hold, those are known that got it last."""
+def test_a_popular_name_is_remembered_of_few_instances() -> None:
+    """Of the many instances that hold a name, those that got it last are known."""
     prefixes = PrefixMap()
     peers = [Peer(f"worker-{number}", 1) for number in range(3 * MAX_HOLDERS)]
     for peer in peers:
@@ -110,7 +110,7 @@ def test_a_popular_name_is_remembered_of_a_few() -> None:
     )
 )
 def test_memory_is_bounded_and_agrees_with_itself(events: list[tuple[int, int, int, int]]) -> None:
-    """However many prompts come, no instance is remembered with more than it holds, and nothing of the dead stays."""
+    """However many prompts come, an instance has no more than it can hold, and a dead one nothing."""
     prefixes = PrefixMap()
     for number, prompt, length, capacity in events:
         peer = Peer(f"worker-{number}", 1)

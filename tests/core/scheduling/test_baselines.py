@@ -1,4 +1,4 @@
-"""The policies to compare with, each by the rule that it is known for, and all by their names."""
+"""The baseline policies, each by the rule that it is known for, and all by their names."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_naive_mlfq_joins_at_the_top_and_goes_down_one_by_one() -> None:
 
 
 def test_naive_mlfq_promotes_as_well() -> None:
-    """Only joining and going down differ from the skip-join queue."""
+    """Its promotion is that of the skip-join queue."""
     policy = NaiveMLFQ(TIMES, promote_after_s=0.5)
     one = request("a", 8)
     policy.add(one, 0.0)
@@ -46,7 +46,7 @@ def test_fixed_priority_goes_by_input_length_for_good() -> None:
 
 
 def test_srpt_goes_by_what_is_left() -> None:
-    """A request that comes overtakes one with more left, but not one that has nearly ended."""
+    """A new request overtakes one with more left, but not one that has nearly ended."""
     policy = ShortestRemainingTime(TIMES)
     long = request("l", 10, max_tokens=5)
     policy.add(long, 0.0)
@@ -60,7 +60,7 @@ def test_srpt_goes_by_what_is_left() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12))
 def test_srpt_has_the_least_mean_latency(sizes: list[tuple[int, int]]) -> None:
-    """Of requests that are there at once, no policy here ends the mean one sooner on a batch of one."""
+    """For requests that come at once, no other policy has a lower mean latency on a batch of one."""
 
     def mean_s(name: str) -> float:
         made = [request(f"{i}", prompt, max_tokens=output) for i, (prompt, output) in enumerate(sizes)]
@@ -72,8 +72,8 @@ def test_srpt_has_the_least_mean_latency(sizes: list[tuple[int, int]]) -> None:
     assert all(least_s <= mean_s(name) for name in POLICIES)
 
 
-def test_estimated_starts_add_up_what_stands_before() -> None:
-    """Each starts after the times of those before it, shared by the batch."""
+def test_estimated_starts_add_up_the_requests_before() -> None:
+    """A request starts after the times of those before it, shared by the batch."""
     policy = ShortestRemainingTime(TIMES)
     for name, tokens in (("a", 4), ("b", 2), ("c", 8)):
         policy.add(request(name, tokens, max_tokens=1), 0.0)
@@ -81,20 +81,20 @@ def test_estimated_starts_add_up_what_stands_before() -> None:
 
 
 def test_every_policy_has_a_name() -> None:
-    """The names of the settings make policies; only the reserving one reserves, and only FCFS lets nobody overtake."""
+    """The settings' names make policies; only the reserving one reserves output, and only FCFS does not preempt."""
     made = {name: make_policy(name, TIMES) for name in POLICIES}
     assert {name for name, policy in made.items() if policy.reserves_output} == {"fcfs_reserving"}
     assert {name for name, policy in made.items() if not policy.is_preemptive} == {"fcfs", "fcfs_reserving"}
 
 
 def test_an_unknown_name_is_refused_with_those_known() -> None:
-    """The message names the wrong one and what was expected."""
+    """The message names the unknown policy and the known ones."""
     with pytest.raises(ValueError, match=r"unknown policy 'lifo'; expected one of skip_join_mlfq, fcfs, naive_mlfq"):
         make_policy("lifo", TIMES)
 
 
 def test_a_class_may_have_a_promotion_time_of_its_own() -> None:
-    """The others have the common one; one that is no time is refused with its priority."""
+    """Other classes have the common one; a time of 0 s is refused with its priority."""
     policy = make_policy("skip_join_mlfq", TIMES, promote_after_s=8.0, promote_after_s_of={1: 2.0})
     a, b = request("a", 4, priority=0), request("b", 4, priority=1)
     policy.add(a, 0.0)

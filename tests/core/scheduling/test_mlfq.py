@@ -32,8 +32,8 @@ def test_the_papers_worked_example(policy: SchedulingPolicy, mean_s: float) -> N
     assert sum(ended.values()) / 3 == mean_s
 
 
-def test_a_newcomer_joins_the_first_level_that_its_prefill_fits() -> None:
-    """Prompts of 1, 2, 3 and 4 s join levels of 1, 2, 4 and 4 s, whoever is there already."""
+def test_a_new_request_joins_the_first_level_that_its_prefill_fits() -> None:
+    """Prompts of 1, 2, 3 and 4 s join levels of 1, 2, 4 and 4 s, whatever these hold already."""
     policy = SkipJoinMLFQ(TIMES)
     made = [request(name, tokens) for name, tokens in zip("dcba", (4, 3, 2, 1), strict=True)]
     for one in made:
@@ -61,8 +61,8 @@ def test_a_used_up_quantum_demotes_by_as_many_levels_as_the_next_iteration_needs
     assert policy.attained(one, 14.0) == Attained(service_s=4.0, quantum_s=16.0)
 
 
-def test_a_quantum_of_which_something_is_left_keeps_its_level() -> None:
-    """A prefill of 3 s in the level of 4 s leaves 1 s, which one decode uses up: then it goes down by one level."""
+def test_a_request_keeps_its_level_while_some_quantum_is_left() -> None:
+    """A prefill of 3 s in the level of 4 s leaves 1 s; when one decode has used that up, it goes down by one level."""
     policy = SkipJoinMLFQ(TIMES)
     one = request("a", 3, max_tokens=9)
     policy.add(one, 0.0)
@@ -73,14 +73,14 @@ def test_a_quantum_of_which_something_is_left_keeps_its_level() -> None:
 
 
 def test_equal_iterations_use_a_quantum_up_in_spite_of_rounding() -> None:
-    """Ten times 0.1 s is a whole second, though the sum of floats is less."""
+    """Ten times 0.1 s is a whole second, though the sum of the floats is less."""
     queue: MultiLevelQueue[str] = MultiLevelQueue(1.0)
     queue.join("a", 0.0, 0.0)
     assert [queue.serve("a", 0.1, 0.0) for _ in range(10)] == [False] * 9 + [True]
 
 
 def test_demotion_goes_to_the_back_and_keeps_the_order_of_a_batch() -> None:
-    """Whoever is demoted stands behind all that were in the level; those of one batch stay in their order for good."""
+    """A demoted request stands behind all that were in the level; the requests of one batch keep their order."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=math.inf)
     made = {name: request(name, 1, max_tokens=99) for name in "abc"}
     for one in made.values():
@@ -93,8 +93,8 @@ def test_demotion_goes_to_the_back_and_keeps_the_order_of_a_batch() -> None:
     assert names(policy, 0.0) == "xabc"
 
 
-def test_promotion_is_looked_at_in_every_order_and_gives_a_fresh_quantum() -> None:
-    """After its promotion time, no sooner and no later, a request is in Q1 with nothing used, wherever it was."""
+def test_every_order_promotes_and_gives_a_fresh_quantum() -> None:
+    """At its promotion time, no sooner and no later, a request is in Q1 with a fresh quantum, wherever it was."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=0.3)
     one = request("a", 60, max_tokens=9)
     policy.add(request("b", 1, max_tokens=9), 0.0)
@@ -108,7 +108,7 @@ def test_promotion_is_looked_at_in_every_order_and_gives_a_fresh_quantum() -> No
 
 
 def test_a_promotion_in_the_first_level_keeps_the_place() -> None:
-    """Whoever waits in Q1 is not put behind those that came to it later."""
+    """A request that waits in Q1 is not put behind those that came to it later."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=0.3)
     policy.add(request("a", 1), 0.0)
     policy.add(request("b", 1), 0.2)
@@ -116,7 +116,7 @@ def test_a_promotion_in_the_first_level_keeps_the_place() -> None:
 
 
 def test_promotions_go_one_after_the_other() -> None:
-    """The next that has waited too long is promoted when the one before it is down again, or gone."""
+    """The next request that has waited too long is promoted when the one before it is down again, or gone."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=0.5)
     a, b, c = (request(name, 4, max_tokens=99) for name in "abc")
     for number, one in enumerate((a, b, c)):
@@ -134,8 +134,8 @@ def test_promotions_go_one_after_the_other() -> None:
     assert policy.attained(c, now).quantum_s == 1.0
 
 
-def test_nobody_starves_under_endless_newcomers() -> None:
-    """Where Q1 always has newcomers, long requests are served in turn: a stalled promotion passes its turn on."""
+def test_no_request_starves_under_endless_new_ones() -> None:
+    """If Q1 always has new requests, long ones are served in turn: a stalled promotion passes its turn on."""
     queue: MultiLevelQueue[str] = MultiLevelQueue(0.01, 0.3, promotes_singly=True)
     served = dict.fromkeys("xyz", 0)
     for name in served:
@@ -154,7 +154,7 @@ def test_nobody_starves_under_endless_newcomers() -> None:
 
 
 def test_service_begins_the_waiting_anew() -> None:
-    """A request that runs now and then is never promoted, one that only waits beside it is."""
+    """A request that runs now and then is never promoted; one that only waits is."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=1.0)
     runs, waits = request("r", 8), request("w", 8)
     policy.add(runs, 0.0)
@@ -168,7 +168,7 @@ def test_service_begins_the_waiting_anew() -> None:
 
 
 def test_time_waited_elsewhere_counts() -> None:
-    """A newcomer that waited in the cluster's queue is promoted so much sooner, though it joins by its prefill time."""
+    """A new request is promoted sooner by what it waited in the cluster, though it joins by its prefill time."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=0.5)
     one = request("a", 8)
     policy.add(one, 100.0, attained=Attained(waited_s=0.25))
@@ -179,7 +179,7 @@ def test_time_waited_elsewhere_counts() -> None:
 
 
 def test_a_level_of_another_instance_becomes_the_first_with_such_a_quantum() -> None:
-    """The quantum that a request had elsewhere, not its prefill time, decides; what it used of it stays used."""
+    """The quantum that a request had elsewhere decides, not its prefill time; what it used of it stays used."""
     policy = SkipJoinMLFQ(TIMES)
     one = request("a", 1)
     had = Attained(service_s=5.0, quantum_s=3.0, quantum_used_s=2.5, waited_s=0.125)
@@ -188,7 +188,7 @@ def test_a_level_of_another_instance_becomes_the_first_with_such_a_quantum() -> 
 
 
 def test_the_queue_takes_items_of_any_kind() -> None:
-    """Names that join by what they need, wait, and leave: what the coordinator does with it."""
+    """Names join by what they need, wait, and leave, as in the coordinator."""
     queue: MultiLevelQueue[str] = MultiLevelQueue(0.01, promote_after_s=1.0)
     for number, name in enumerate(("long", "short", "gone")):
         queue.join(name, 1.0 / (number + 1) ** 3, now=float(number) / 4)
@@ -200,7 +200,7 @@ def test_the_queue_takes_items_of_any_kind() -> None:
 
 
 def test_an_order_stays_as_it_was_given() -> None:
-    """What happens to the queue later does not reach into a list that somebody still walks."""
+    """Later changes of the queue do not reach into a list that a caller still walks."""
     queue: MultiLevelQueue[str] = MultiLevelQueue(1.0)
     for name in "abc":
         queue.join(name, 0.0, 0.0)
@@ -226,7 +226,7 @@ def test_a_profile_without_a_shortest_iteration_is_refused() -> None:
 
 @pytest.mark.parametrize("promote_after_s", [0.0, -0.3, math.nan])
 def test_a_promotion_time_must_be_a_time(promote_after_s: float) -> None:
-    """With none at all everybody would be in Q1 for ever."""
+    """Without a time above 0 s every request would always be in Q1."""
     with pytest.raises(ValueError, match=r"promote_after_s is .*; expected a time above 0 s"):
         MultiLevelQueue[str](1.0, promote_after_s)
 
@@ -246,7 +246,7 @@ class _Job:
 
 
 class LiteralMLFQ:
-    """Lists, and a look at every job at every turn."""
+    """Algorithm 1 with lists, looking at every job at every turn."""
 
     def __init__(self) -> None:
         self.queues: list[list[str]] = [[] for _ in range(16)]
@@ -307,13 +307,15 @@ events = st.lists(
 
 @given(events, st.sampled_from([1, 2, 4, 8]))
 def test_it_does_what_algorithm_1_says(happened: list[tuple[str, float, object]], batch: int) -> None:
-    """Order, ENST, next promotion and attained service equal those of a copy that is written word by word; all who
-    are present stand in the order once.
+    """Order, ENST, next promotion and attained service equal those of a copy that is written word by word.
+
+    Every present item stands in the order once.
     """
     queue: MultiLevelQueue[str] = MultiLevelQueue(1.0, ALPHA_S)
     literal = LiteralMLFQ()
     now, present = 0.0, list[str]()
     for what, number, more in [*happened, ("order", 0, None)]:
+        queue.validate()
         if what == "join":
             assert isinstance(more, Attained)
             present.append(f"{len(literal.jobs)}")

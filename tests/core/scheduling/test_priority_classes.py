@@ -22,7 +22,7 @@ def classes(min_share: float = 0.1) -> PriorityClasses:
 
 
 def fill(policy: PriorityClasses, counts: dict[int, int]) -> None:
-    """So many requests of each priority, named after it."""
+    """Add so many requests of each priority, named after it."""
     for priority, count in counts.items():
         for _ in range(count):
             policy.add(request(f"{priority}", 4, priority=priority), 0.0)
@@ -34,6 +34,7 @@ def serve(
     """The service of each priority, where each iteration serves the front of the order."""
     had: Counter[int] = Counter()
     for now in range(iterations):
+        policy.validate()
         for one in list(policy.order(float(now)))[:batch]:
             seconds = service_s(one)
             had[one.spec.priority] += seconds  # type: ignore[assignment]  # a float
@@ -50,7 +51,7 @@ def test_a_lower_number_is_more_urgent() -> None:
 
 
 def test_one_class_is_its_policy() -> None:
-    """Order, starts, changes and what was attained are those of the policy alone."""
+    """Its order, starts and attained service are those of the policy alone."""
     alone, composed = SkipJoinMLFQ(TIMES), PriorityClasses(lambda priority: SkipJoinMLFQ(TIMES), 0.1)
     made = [request(f"{tokens}", tokens, priority=3) for tokens in (8, 2, 4)]
     for policy in (alone, composed):
@@ -63,8 +64,8 @@ def test_one_class_is_its_policy() -> None:
     assert [composed.attained(one, 0.125) for one in made] == [alone.attained(one, 0.125) for one in made]
 
 
-def test_nobody_is_an_order_too() -> None:
-    """Without requests there is nothing to order, to start or to wait for."""
+def test_no_requests_are_an_order_too() -> None:
+    """Without requests the order and the starts are empty."""
     policy = classes()
     fill(policy, {0: 1})
     policy.remove(policy.order(0.0)[0])
@@ -75,7 +76,7 @@ def test_nobody_is_an_order_too() -> None:
 @pytest.mark.parametrize("batch", [1, 8, 40])
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
 def test_a_lower_class_keeps_its_share_and_not_more(share: float, batch: int) -> None:
-    """While the urgent class could use everything, the other gets its share of it, whatever the batch."""
+    """While the urgent class could use everything, the other one gets its share, whatever the batch."""
     policy = classes(share)
     fill(policy, {0: 100, 7: 100})
     had = serve(policy, 1000, batch)
@@ -115,7 +116,7 @@ def test_without_a_share_classes_are_strict() -> None:
 
 @pytest.mark.parametrize("num_urgent", [0, 1])
 def test_room_that_was_left_is_not_paid_for_later(num_urgent: int) -> None:
-    """A class that had most of the engine for long still gets its share when more urgent requests come."""
+    """A class that long had most of the engine still gets its share when more urgent requests come."""
     policy = classes(0.1)
     fill(policy, {0: num_urgent, 1: 10})
     serve(policy, 1000, 4)
@@ -124,8 +125,8 @@ def test_room_that_was_left_is_not_paid_for_later(num_urgent: int) -> None:
 
 
 @pytest.mark.parametrize("counts", [{1: 5}, {1: 5, 2: 5}])
-def test_who_was_the_most_urgent_has_no_claims(counts: dict[int, int]) -> None:
-    """What a class is owed is forgotten once nobody was before it."""
+def test_the_most_urgent_class_has_no_claims(counts: dict[int, int]) -> None:
+    """A class is owed nothing any more once it was the most urgent one."""
     policy = classes(0.1)
     fill(policy, {0: 1, **counts})
     urgent = policy.order(0.0)[0]
@@ -139,7 +140,7 @@ def test_who_was_the_most_urgent_has_no_claims(counts: dict[int, int]) -> None:
 
 
 def test_an_iteration_of_no_time_changes_nothing() -> None:
-    """A profile may say 0 s; a share of it is 0 s too."""
+    """A profile may say 0 s, and a share of that is 0 s too."""
     policy = classes(0.1)
     fill(policy, {0: 5, 1: 5})
     serve(policy, 20, 4, lambda one: 0.0)
@@ -151,7 +152,7 @@ def test_an_iteration_of_no_time_changes_nothing() -> None:
 
 
 def test_claims_do_not_pile_up() -> None:
-    """A class that was too small for its share does not shut the urgent ones out when more of it come."""
+    """A class too small to use its share does not shut the urgent ones out when more of its requests come."""
     policy = classes(0.1)
     fill(policy, {0: 100, 1: 1})
     assert serve(policy, 1000, 40)[1] == pytest.approx(1000, abs=10)
@@ -159,8 +160,8 @@ def test_claims_do_not_pile_up() -> None:
     assert serve(policy, 100, 40)[1] == pytest.approx(0.1 * 100 * 40, rel=0.1)
 
 
-def test_coming_and_going_wins_nothing() -> None:
-    """Requests of a lower class that come one after the other get its share, just as if they came at once."""
+def test_a_class_gains_nothing_by_coming_and_going() -> None:
+    """Requests of a lower class that come one after the other get its share, as if they came at once."""
     policy = classes(0.1)
     fill(policy, {0: 5})
     had = 0
@@ -176,7 +177,7 @@ def test_coming_and_going_wins_nothing() -> None:
 
 
 def test_estimated_starts_of_lower_classes_are_later() -> None:
-    """A request starts after all of more urgent classes before it, which those are not that their share puts first."""
+    """A request starts after the more urgent ones before it; one that its share puts first waits for none."""
     policy = PriorityClasses(lambda priority: SkipJoinMLFQ(TIMES, promote_after_s=1000.0), 0.1)
     for name, tokens, priority in (("a", 1, 0), ("b", 4, 0), ("c", 1, 1), ("d", 4, 1)):
         policy.add(request(name, tokens, priority=priority), 0.0)
@@ -188,7 +189,7 @@ def test_estimated_starts_of_lower_classes_are_later() -> None:
 
 
 def test_several_classes_preempt_even_where_each_does_not() -> None:
-    """An urgent request goes before those of other classes that have started."""
+    """An urgent request goes before started requests of other classes."""
     policy = classes()
     fill(policy, {1: 1})
     assert not policy.is_preemptive
@@ -197,8 +198,8 @@ def test_several_classes_preempt_even_where_each_does_not() -> None:
 
 
 @pytest.mark.parametrize("min_share", [-0.1, 1.0, float("nan")])
-def test_a_share_must_leave_something_to_the_urgent(min_share: float) -> None:
-    """The message names the wrong value and what was expected."""
+def test_a_share_must_leave_something_to_the_urgent_class(min_share: float) -> None:
+    """The message names the wrong value and the expected range."""
     with pytest.raises(ValueError, match=r"min_share is .*; expected a share from 0 to below 1"):
         classes(min_share)
 
@@ -212,7 +213,7 @@ def test_a_share_must_leave_something_to_the_urgent(min_share: float) -> None:
 def test_the_minimum_share_holds_in_the_long_run(
     batch: int, share: float, services_s: list[float], num_lower: int
 ) -> None:
-    """Whatever iterations take, a class that always has requests gets its part, but for a few of the longest ones."""
+    """Whatever iterations take, a class that always has requests gets its part, except for a few long iterations."""
     policy = classes(share)
     fill(policy, dict.fromkeys(range(num_lower + 1), 8))
     turn = 0
@@ -228,8 +229,8 @@ def test_the_minimum_share_holds_in_the_long_run(
 
 
 @given(st.sampled_from(sorted(POLICIES)), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60))
-def test_nobody_is_lost_and_equal_histories_have_equal_orders(name: str, events: list[tuple[int, int]]) -> None:
-    """Under every policy all who are present stand in the order once, and the same calls give the same order again."""
+def test_no_request_is_lost_and_equal_histories_have_equal_orders(name: str, events: list[tuple[int, int]]) -> None:
+    """Under every policy each present request is in the order once, and the same calls give the same order again."""
 
     def run() -> list[str]:
         policy = make_policy(name, TIMES)
@@ -244,6 +245,7 @@ def test_nobody_is_lost_and_equal_histories_have_equal_orders(name: str, events:
             elif what == 2:
                 policy.on_service(present[which % len(present)], which / 4, now)
             order = policy.order(now)
+            policy.validate()
             assert Counter(order) == Counter(present)
             starts_s = policy.next_starts_s(order, now, 4)
             assert len(starts_s) == len(order)

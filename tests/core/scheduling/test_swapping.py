@@ -1,4 +1,4 @@
-"""Swapping: who gives up device blocks for whom, what is copied when, and that nothing is lost on the way."""
+"""Swapping: which request gives up device blocks for which, what is copied when, and that nothing is lost."""
 
 from dataclasses import replace
 
@@ -19,13 +19,13 @@ SWAPPING = replace(CONFIG, num_host_blocks=8, max_batch_tokens=64, prefix_cache=
 
 
 def make(config: InstanceConfig = SWAPPING, profile: Profile = FAST, policy: str = "fixed_priority") -> Instance:
-    """By default short prompts go before long ones, whenever they come."""
+    """An instance where, by default, short prompts go before long ones whenever they come."""
     times = StepTimes(profile)
     return Instance(config, make_policy(policy, times), times)
 
 
-def with_newcomer(config: InstanceConfig = SWAPPING, profile: Profile = FAST) -> Instance:
-    """``long`` holds 7 of 8 blocks and has two tokens when ``short`` comes, which needs 3; the next step is planned."""
+def with_new_request(config: InstanceConfig = SWAPPING, profile: Profile = FAST) -> Instance:
+    """``long`` holds 7 of 8 blocks and has two tokens when ``short`` comes and needs 3; the next step is planned."""
     instance = make(config, profile)
     instance.start(spec("long", 24, max_tokens=6))
     instance.done()
@@ -54,8 +54,8 @@ def finish(instance: Instance) -> None:
 
 @pytest.mark.parametrize("swap_mode", [SwapMode.PROACTIVE, SwapMode.REACTIVE])
 def test_the_less_urgent_is_swapped_out_and_comes_back(swap_mode: SwapMode) -> None:
-    """A newcomer starts when the copy that makes its room is done; the other goes on later without computing again."""
-    instance = with_newcomer(mode(swap_mode))
+    """A new request starts when the copy that makes its room is done; the other continues without recomputing."""
+    instance = with_new_request(mode(swap_mode))
     long = instance.state.requests["long"]
     assert instance.copies == [SwapOut(1, (0, 1, 2, 3, 4, 5, 6), (0, 1, 2, 3, 4, 5, 6))]
     assert running(instance) == ()
@@ -70,8 +70,8 @@ def test_the_less_urgent_is_swapped_out_and_comes_back(swap_mode: SwapMode) -> N
 
 
 def test_recompute_copies_nothing() -> None:
-    """The less urgent is dropped, and later computed again, also where there is a host pool."""
-    instance = with_newcomer(mode(SwapMode.RECOMPUTE))
+    """The less urgent request is dropped, and later computed again, even if there is a host pool."""
+    instance = with_new_request(mode(SwapMode.RECOMPUTE))
     assert instance.copies == []
     assert running(instance) == ("short",)
     assert instance.state.requests["long"].num_computed == 0
@@ -81,23 +81,23 @@ def test_recompute_copies_nothing() -> None:
 
 @pytest.mark.parametrize("num_host_blocks", [0, 6])
 def test_a_host_pool_without_room_means_recompute(num_host_blocks: int) -> None:
-    """Where its KV does not fit on the host, a request is dropped; a pool of 0 blocks works."""
-    instance = with_newcomer(mode(SwapMode.PROACTIVE, num_host_blocks=num_host_blocks))
+    """If its KV does not fit on the host, a request is dropped; a pool of 0 blocks works."""
+    instance = with_new_request(mode(SwapMode.PROACTIVE, num_host_blocks=num_host_blocks))
     assert instance.copies == []
     assert running(instance) == ("short",)
     finish(instance)
 
 
-def test_what_is_cheaper_is_done() -> None:
-    """Where the profile says that both copies take longer than a prefill, the request is computed again."""
+def test_the_cheaper_way_is_taken() -> None:
+    """If by the profile both copies take longer than a prefill, the request is computed again."""
     slow = replace(PROFILE, swap=Link(1.0, 1e12))
-    instance = with_newcomer(profile=slow)
+    instance = with_new_request(profile=slow)
     assert instance.copies == []
     assert instance.state.requests["long"].num_computed == 0
 
 
 def test_steps_go_on_beside_a_copy_and_leave_its_blocks_alone() -> None:
-    """Proactively others run while somebody is swapped out; the blocks are handed out when the copy is done."""
+    """Under proactive swapping others run during a copy; its blocks are handed out when it is done."""
     instance = make()
     instance.start(spec("long", 16, max_tokens=9))
     instance.start(spec("mid", 8, max_tokens=9))
@@ -119,9 +119,9 @@ def test_steps_go_on_beside_a_copy_and_leave_its_blocks_alone() -> None:
 
 
 @pytest.mark.parametrize("swap_mode", [SwapMode.PROACTIVE, SwapMode.REACTIVE])
-def test_who_leaves_in_a_copy_leaves_its_blocks_until_it_is_done(swap_mode: SwapMode) -> None:
-    """A client that goes while its KV is copied frees nothing before that is done, and all then; others go on."""
-    instance = with_newcomer(mode(swap_mode))
+def test_a_request_that_leaves_in_a_copy_leaves_its_blocks_until_it_is_done(swap_mode: SwapMode) -> None:
+    """A request that is released during a copy frees all its blocks when that is done, and none before."""
+    instance = with_new_request(mode(swap_mode))
     instance.handle(Release("long", 1))
     memory = instance.state.memory
     assert (memory.device.num_free_blocks, memory.host.num_free_blocks) == (1, 1)
@@ -132,8 +132,8 @@ def test_who_leaves_in_a_copy_leaves_its_blocks_until_it_is_done(swap_mode: Swap
     assert (memory.device.num_free_blocks, memory.host.num_free_blocks) == (8, 8)
 
 
-def test_what_still_lies_on_the_device_is_not_copied_back() -> None:
-    """Blocks that nobody took meanwhile are found by their names; only the last, unfinished one comes from the host."""
+def test_blocks_that_are_still_on_the_device_are_not_copied_back() -> None:
+    """Blocks that were not reused are found by their names; only the last, unfinished one comes from the host."""
     instance = make(replace(SWAPPING, prefix_cache=True, num_blocks=10))
     instance.start(spec("long", 24, max_tokens=6))
     instance.done()
@@ -149,8 +149,8 @@ def test_what_still_lies_on_the_device_is_not_copied_back() -> None:
     assert long.num_computed == 25
 
 
-def test_who_has_come_stays_for_a_token() -> None:
-    """A request that was just brought to the device is not sent away before it has gone on."""
+def test_a_request_that_has_come_stays_for_a_token() -> None:
+    """A request that was just brought to the device is not evicted before it has made progress."""
     instance = make()
     instance.start(spec("a", 20, max_tokens=4))
     a = instance.state.requests["a"]
@@ -161,13 +161,13 @@ def test_who_has_come_stays_for_a_token() -> None:
     assert [type(copy) for copy in instance.copies] == [SwapOut]
 
 
-def test_waiting_for_copies_is_counted_while_somebody_is_due() -> None:
-    """A due request whose copy goes on counts from the planning that found it so; an idle instance counts nothing."""
-    instance = with_newcomer(mode(SwapMode.REACTIVE))
+def test_waiting_for_copies_is_counted_while_a_request_is_due() -> None:
+    """A due request in a copy counts from the planning that found it; an idle instance counts nothing."""
+    instance = with_new_request(mode(SwapMode.REACTIVE))
     assert instance.state.batcher.blocked_s == 0.0
     instance.copied(now=0.25)
-    assert instance.state.batcher.blocked_s == 0.25  # of one: short had not started yet
-    instance = with_newcomer()
+    assert instance.state.batcher.blocked_s == 0.25  # of one request, because short had not started yet
+    instance = with_new_request()
     instance.handle(Release("short", 1))
     instance.handle(Release("long", 1))
     instance.copied(now=1.0)
@@ -178,7 +178,7 @@ def test_waiting_for_copies_is_counted_while_somebody_is_due() -> None:
 
 
 def test_a_chunked_prefill_stays_in_its_level() -> None:
-    """The chunks of a prompt add up to what it takes whole, so that none of them costs it its level."""
+    """The chunks of a prompt add up to its whole prefill, so that no chunk costs it its level."""
     instance = make(replace(SWAPPING, max_batch_tokens=8), policy="skip_join_mlfq")
     instance.start(spec("a", 30, max_tokens=4))
     policy, a = instance.state.policy, instance.state.requests["a"]
@@ -190,7 +190,7 @@ def test_a_chunked_prefill_stays_in_its_level() -> None:
 
 
 def test_the_reserve_follows_bursts() -> None:
-    """As many blocks are kept free as came within one window lately; an old burst is forgotten."""
+    """As many blocks are kept free as recently came within one window; an old burst is forgotten."""
     reserve = ArrivalReserve(0.5)
     assert reserve.num_blocks(0.0) == 0
     for at_s, num_blocks in ((0.1, 3), (0.2, 4), (0.6, 2), (5.0, 6)):
@@ -200,8 +200,8 @@ def test_the_reserve_follows_bursts() -> None:
     assert reserve.num_blocks(100.0) == 0
 
 
-def test_a_newcomer_that_waited_elsewhere_is_promoted_sooner() -> None:
-    """What a request attained elsewhere comes with its Start: here it is over its promotion time at once."""
+def test_a_new_request_that_waited_elsewhere_is_promoted_sooner() -> None:
+    """What a request attained elsewhere comes with it, so here its promotion is due at once."""
     instance = make(policy="skip_join_mlfq")
     instance.start(spec("a", 20, max_tokens=9))
     policy = instance.state.policy

@@ -1,4 +1,4 @@
-"""The token budget: it follows what iterations take, and lets prefills enter as fast as the decodes' target allows."""
+"""The token budget follows the times of iterations, and lets prefills enter as fast as the decodes' target allows."""
 
 import math
 import random
@@ -18,7 +18,7 @@ from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
 
 Cost = Callable[[int, int, int, int], float]
-"""Seconds for: decodes, context tokens of these, prefill tokens, computed tokens before those."""
+"""Seconds of an iteration, by its decodes, their context tokens, its prefill tokens, and computed tokens before."""
 
 
 def cpu(decodes: int, contexts: int, tokens: int, before: int) -> float:
@@ -32,7 +32,7 @@ def gpu(decodes: int, contexts: int, tokens: int, before: int) -> float:
 
 
 def profile_of(cost: Cost, factor: float = 1.0) -> Profile:
-    """What a profiler finds of an engine with this cost, times ``factor``."""
+    """The profile of an engine with this cost, times ``factor``."""
     lengths, batches, contexts = (1, 64, 256, 512, 2048), (1, 8, 64), (0, 10_000)
     return Profile(
         name="measured",
@@ -51,7 +51,7 @@ def profile_of(cost: Cost, factor: float = 1.0) -> Profile:
 class Simulation:
     """An engine of known cost under a budget, with prompts of one length that enter one after the other.
 
-    ``profile``: the engine's own where none is given.
+    Without a ``profile`` it has its own.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Simulation:
         self._random = random.Random(0)
 
     def step(self, decodes: int, contexts: int, wanted: int, before: int = 0) -> float:
-        """One iteration's seconds. ``num_prefilled`` then says how many of ``wanted`` tokens were fed."""
+        """The seconds of one iteration. Afterwards ``num_prefilled`` is how many of ``wanted`` tokens were fed."""
         iteration = self.budget.begin(decodes, contexts)
         self.num_prefilled = iteration.take(wanted, before) if wanted else 0
         duration_s = self._cost(decodes, contexts, self.num_prefilled, before) / self.speed
@@ -80,7 +80,7 @@ class Simulation:
         return duration_s
 
     def serve(self, steps: int, decodes: int = 8, context: int = 512, prompt: int = 2000) -> list[float]:
-        """The durations of iterations in which decodes run and prompts of one length enter all the time."""
+        """The durations of iterations in which decodes run and prompts of one length enter one after another."""
         durations, before = [], 0
         for _ in range(steps):
             durations.append(self.step(decodes, decodes * context, prompt - before, before))
@@ -91,7 +91,7 @@ class Simulation:
 @pytest.mark.parametrize(("cost", "target_s", "most"), [(cpu, 0.1, 512), (gpu, 0.025, 2048)])
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_iterations_converge_to_the_target(cost: Cost, target_s: float, most: int, noise: float) -> None:
-    """Iterations last what the target allows, less a few percent, and prefills are nearly as fast as that allows."""
+    """Iterations last as long as the target allows, less a few percent, and prefills are nearly as fast as possible."""
     simulation = Simulation(cost, target_s, most, noise)
     simulation.step(0, 0, 512)
     simulation.step(8, 8 * 512, 0)
@@ -106,7 +106,7 @@ def test_iterations_converge_to_the_target(cost: Cost, target_s: float, most: in
 
 
 def test_the_profile_is_enough_to_begin_with() -> None:
-    """Before anything was measured an iteration is planned as well as with the profile that is right."""
+    """Before any measurement an iteration is planned well if the profile is right."""
     for cost, target_s in ((cpu, 0.1), (gpu, 0.025)):
         simulation = Simulation(cost, target_s, 2048)
         assert 0.85 * target_s < simulation.step(8, 8 * 512, 1000) < target_s
@@ -115,8 +115,10 @@ def test_the_profile_is_enough_to_begin_with() -> None:
 @pytest.mark.parametrize(("cost", "other", "target_s"), [(cpu, gpu, 0.1), (gpu, cpu, 0.025)])
 @pytest.mark.parametrize("factor", [0.1, 0.3, 0.5, 2.0, 4.0, 10.0, None])
 def test_a_wrong_profile_is_corrected(cost: Cost, other: Cost, target_s: float, factor: float | None) -> None:
-    """A profile up to ten times off, or another machine's, is put right in a few tens of iterations, and prompts
-    advance in all of them."""
+    """A profile up to ten times off, or another machine's, is corrected within tens of iterations.
+
+    Prompts advance in all of them.
+    """
     profile = profile_of(other) if factor is None else profile_of(cost, factor)
     simulation = Simulation(cost, target_s, 2048, 0.05, profile)
     for _ in range(40):
@@ -130,7 +132,7 @@ def test_a_wrong_profile_is_corrected(cost: Cost, other: Cost, target_s: float, 
 
 
 def test_a_slow_phase_is_followed() -> None:
-    """When somebody else takes the machine for a while prefills yield, and afterwards come back."""
+    """While another program takes the machine, prefills yield, and afterwards they come back."""
     simulation = Simulation(cpu, 0.15, 512)
     usual = simulation.serve(60)[-1]
     usual_prefilled = simulation.num_prefilled
@@ -144,7 +146,7 @@ def test_a_slow_phase_is_followed() -> None:
 
 
 def test_one_outlier_costs_little() -> None:
-    """After one iteration of many times its duration prefills go on with at least half of what they had."""
+    """After one iteration that takes many times as long, prefills go on with most of what they had."""
     simulation = Simulation(cpu, 0.1, 512)
     simulation.serve(60, prompt=10**5)
     usual = simulation.num_prefilled
@@ -157,7 +159,7 @@ def test_one_outlier_costs_little() -> None:
 
 
 def test_more_decodes_leave_less() -> None:
-    """The budget shrinks at once as decodes join, before any such iteration was measured."""
+    """The budget shrinks as soon as decodes join, before any such iteration was measured."""
     simulation = Simulation(cpu, 0.1, 512)
     for decodes in (1, 2, 4, 8):
         simulation.step(decodes, decodes * 512, 0)
@@ -169,7 +171,7 @@ def test_more_decodes_leave_less() -> None:
 
 
 def test_a_target_out_of_reach_still_lets_prefills_advance() -> None:
-    """Where decodes alone take longer than the target, prefills get the least, each time."""
+    """If decodes alone take longer than the target, prefills get the minimum in each iteration."""
     simulation = Simulation(cpu, 0.01, 512)
     simulation.step(0, 0, 512)
     for _ in range(50):
@@ -178,7 +180,7 @@ def test_a_target_out_of_reach_still_lets_prefills_advance() -> None:
 
 
 def test_without_decodes_or_a_target_the_whole_batch_is_used() -> None:
-    """Only decodes wait for tokens: without them, and without a target, max_batch_tokens alone bounds prefills."""
+    """Without decodes or without a target only max_batch_tokens bounds prefills."""
     simulation = Simulation(cpu, 0.01, 512)
     for _ in range(5):
         simulation.step(8, 4096, 512)
@@ -214,7 +216,7 @@ def test_budgets_stay_in_bounds(target_s: float, most: int, steps: list[tuple[in
 
 
 class Timed(Instance):
-    """An instance whose engine takes the time that a cost says."""
+    """An instance whose engine takes the times of a cost."""
 
     def __init__(self, cost: Cost, target_s: float) -> None:
         super().__init__(
@@ -242,7 +244,7 @@ class Timed(Instance):
         return self._cost(len(decodes), sum(decodes), num_tokens, before)
 
     def finish_step(self) -> tuple[StepPlan, float]:
-        """The iteration in flight ends after its time; returns it."""
+        """End the iteration in flight after its time; returns its plan and duration."""
         plan = self.plan
         assert plan is not None
         duration_s = self.measure(plan)
@@ -250,7 +252,7 @@ class Timed(Instance):
         return plan, duration_s
 
 
-def test_a_long_prompt_does_not_delay_those_that_decode() -> None:
+def test_a_long_prompt_does_not_delay_decodes() -> None:
     """While a long prompt enters, every iteration feeds all decodes and stays within the target."""
     instance = Timed(cpu, 0.1)
     for name in "abcd":
@@ -270,7 +272,7 @@ def test_a_long_prompt_does_not_delay_those_that_decode() -> None:
 
 
 def test_prompts_that_enter_together_share_one_budget_in_order() -> None:
-    """Several prompts get of an iteration together what one would get, and the most urgent first."""
+    """Several prompts together get what one would get of an iteration, the most urgent first."""
     instance = Timed(cpu, 0.1)
     instance.start(spec("a", 100, max_tokens=4000))
     for _ in range(5):

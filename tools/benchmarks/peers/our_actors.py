@@ -1,4 +1,4 @@
-"""Two of our actors: nodes as in production, with cores that do nothing but call and answer. Run with a folder.
+"""Two of our actors, as in production, with cores that do nothing but call and answer. Run with a folder.
 
 Transport, codec, envelopes, membership and heartbeats are the real ones. The one that answers is called coordinator,
 and the one that calls is a gateway, for these are linked.
@@ -15,12 +15,13 @@ from pathlib import Path
 
 import uvloop
 
+from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.node import Node
-from actorserve.actors.program import make_node, on_termination
+from actorserve.actors.node import address_of, open_node
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import Message, Peer, PeerUp, Place, Placed, Role, Tick
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, PeerUp, Place, Placed, Role, Tick
 from actorserve.errors import ActorserveError
+from actorserve.processes.signals import on_termination
 from actorserve.processes.status import PARENT_PID, attach
 from actorserve.settings import ClusterSettings
 from tools.benchmarks.peers.calls import INSTANCE, Processes, request_id, serve, windows
@@ -87,7 +88,7 @@ class _CallingCore:
 
 
 class OurCaller:
-    """Implements ``calls.Caller``. The node has a thread of its own; what it is asked comes from this one."""
+    """Implements ``calls.Caller``. The actor has a thread of its own; the calls come from this thread."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
@@ -97,7 +98,7 @@ class OurCaller:
             env={**os.environ, PARENT_PID: str(os.getpid())},
         )
         self._core = _CallingCore()
-        self._node: Node | None = None
+        self._actor: ClusterActor | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: uvloop.run(self._run()))
         self._thread.start()
@@ -116,33 +117,34 @@ class OurCaller:
         return Processes(pair, pair)
 
     def close(self) -> None:
-        if self._loop is not None and self._node is not None:
-            self._loop.call_soon_threadsafe(self._node.stop)
+        if self._loop is not None and self._actor is not None:
+            self._loop.call_soon_threadsafe(self._actor.stop)
         self._thread.join()
         self._other.kill()
         self._other.wait()
 
     def _calls(self, counts: list[int]) -> list[float]:
         assert self._loop is not None
-        assert self._node is not None
+        assert self._actor is not None
         done = self._core.prepare(counts)
-        self._loop.call_soon_threadsafe(self._node.inject, Tick())
+        self._loop.call_soon_threadsafe(self._actor.tell, Tick())
         return done.result(_CALLS_TIMEOUT_S)
 
     async def _run(self) -> None:
-        self._node = make_node("gateway-0", Role.GATEWAY, self._core, _perform, ClusterSettings(), self._folder)
+        self._actor = _actor("gateway-0", Role.GATEWAY, self._core, self._folder)
         self._loop = asyncio.get_running_loop()
-        await self._node.run()
+        await self._actor.run()
 
 
 async def _answer(folder: Path) -> None:
-    node = make_node(COORDINATOR_NAME, Role.COORDINATOR, _AnsweringCore(), _perform, ClusterSettings(), folder)
-    on_termination(node.stop)
-    await node.run()
+    actor = _actor(COORDINATOR_NAME, Role.COORDINATOR, _AnsweringCore(), folder)
+    on_termination(actor.stop)
+    await actor.run()
 
 
-def _perform(effect: Effect) -> None:
-    raise TypeError(f"these actors only send, and were asked for {effect}")
+def _actor(name: str, role: Role, core: ClusterCore, folder: Path) -> ClusterActor:
+    hello = Hello(PROTOCOL_VERSION, role, address_of(name, folder))
+    return ClusterActor(core, open_node(name, hello, ClusterSettings(), folder))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""The gateway process: the HTTP face and the sessions behind it, on one event loop."""
+"""The gateway process: the HTTP API and the gateway actor behind it, on one event loop."""
 
 import asyncio
-import logging
 from pathlib import Path
 
 import uvloop
 
-from actorserve.actors.program import make_node, on_termination
+from actorserve.actors.gateway import GatewayActor
+from actorserve.actors.node import address_of, open_node
 from actorserve.core.gateway.state import GatewayState
-from actorserve.core.messages import Role
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role
 from actorserve.core_configs import gateway_config
 from actorserve.errors import ActorserveError
 from actorserve.http.api_keys import read_api_keys
@@ -20,25 +20,24 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import load_tokenizer
 from actorserve.processes.child import Child
+from actorserve.processes.signals import on_termination
 from actorserve.settings import HttpSettings
-
-_log = logging.getLogger("actorserve.gateway")
 
 
 class DrainError(ActorserveError):
-    """The drain's time was too short for what ran."""
+    """The drain's time was too short for the requests in flight."""
 
 
 def main(child: Child) -> None:
-    """Serve clients until told to end; then finish what runs, within the drain's time.
+    """Serve clients until told to end; then finish the requests in flight, within the drain's time.
 
-    Raises: DrainError, when some requests were not finished; their clients were told.
+    Raises: DrainError when some requests were not finished; their clients were told.
     """
     uvloop.run(_run(child))
 
 
 def _template(description: ModelDescription, settings: HttpSettings) -> ChatTemplate | None:
-    """The model's own template; None where it has none, and chats are refused.
+    """The model's own chat template; None for a model without one, and chats are then refused.
 
     Raises: ModelError for a template that does not compile.
     """
@@ -58,17 +57,17 @@ async def _run(child: Child) -> None:
     config = gateway_config(settings)
     core = GatewayState(config)
     service = SessionService(core, settings.http.max_open_requests)
-    node = make_node(
-        child.name, Role.GATEWAY, core, service.perform, settings.cluster, child.runtime_dir, recipe=config
-    )
-    service.attach(node.inject, node.num_dropped_frames)
+    hello = Hello(PROTOCOL_VERSION, Role.GATEWAY, address_of(child.name, child.runtime_dir))
+    node = open_node(child.name, hello, settings.cluster, child.runtime_dir, config)
+    actor = GatewayActor(core, node, service)
+    service.attach(actor.tell, actor.num_dropped_frames)
     template = _template(description, settings.http)
     app = create_app(service, tokenizer, template, description, settings.http, api_keys=keys)
     ending = asyncio.Event()
     on_termination(ending.set)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(node.run(), name="node")
+        group.create_task(actor.run(), name="actor")
         reporting = group.create_task(_report_ready(child, service), name="ready")
         drain_timeout_s = settings.cluster.drain_timeout_s
         await serve(
@@ -79,7 +78,7 @@ async def _run(child: Child) -> None:
             give_up=service.give_up,
         )
         reporting.cancel()
-        node.stop()
+        actor.stop()
     if service.num_given_up:
         raise DrainError(f"{service.num_given_up} request(s) could not be finished in {drain_timeout_s:g} s")
 

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from actorserve.actors.death_watch import DeathWatch, Standing, Verdict, WatchTimes
+from actorserve.actors.membership.death_watch import DeathWatch, Standing, Verdict, WatchTimes
 from actorserve.core.messages import Peer
 
 _TIMES = WatchTimes(heartbeat_s=0.25, death_after_s=2.0)
@@ -18,7 +18,7 @@ def _run(watch: DeathWatch, until: float) -> list[tuple[float, Verdict]]:
     return verdicts
 
 
-def test_nobody_is_watched_at_first() -> None:
+def test_no_peer_is_watched_at_first() -> None:
     """Without peers there is no deadline, and a tick finds nothing."""
     watch = DeathWatch(_TIMES)
     assert watch.next_deadline() is None
@@ -28,7 +28,7 @@ def test_nobody_is_watched_at_first() -> None:
 
 
 def test_heartbeats_are_due_regularly() -> None:
-    """Everybody alive is due a heartbeat every ``heartbeat_s``, counted from its own last one."""
+    """Each living peer is due a heartbeat every ``heartbeat_s``, counted from its own last one."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     watch.meet(_B, 0.125)
@@ -36,8 +36,8 @@ def test_heartbeats_are_due_regularly() -> None:
     assert due == [(0.25, (_A,)), (0.375, (_B,)), (0.5, (_A,)), (0.625, (_B,))]
 
 
-def test_who_was_sent_anything_is_due_no_heartbeat() -> None:
-    """A peer's next heartbeat is due a heartbeat's time after the last thing that was sent to it."""
+def test_a_peer_that_was_sent_anything_is_due_no_heartbeat() -> None:
+    """A peer's next heartbeat is due a heartbeat's time after the last message to it."""
     watch = DeathWatch(_TIMES)
     for peer in (_A, _B):
         watch.meet(peer, 0.0)
@@ -48,7 +48,7 @@ def test_who_was_sent_anything_is_due_no_heartbeat() -> None:
 
 
 def test_silence_is_found_while_no_heartbeat_is_due() -> None:
-    """One to whom we send all the time dies of its own silence in time."""
+    """A silent peer to which we send all the time is still found dead in time."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     deaths = []
@@ -59,7 +59,7 @@ def test_silence_is_found_while_no_heartbeat_is_due() -> None:
 
 
 def test_heartbeats_to_many_are_spread() -> None:
-    """A thousand peers met at one moment never get theirs in one burst, and each gets one within 1.5 times its time."""
+    """Heartbeats to a thousand peers met at one moment are spread, and none is later than 1.5 times its interval."""
     watch = DeathWatch(_TIMES)
     last_s = {Peer(f"worker-{number}", 1): 0.0 for number in range(1000)}
     for peer in last_s:
@@ -78,7 +78,7 @@ def test_heartbeats_to_many_are_spread() -> None:
 
 
 def test_silence_is_suspect_and_then_death() -> None:
-    """A silent peer is suspected after 0.625 s and dead at 2 s; one that is heard stays alive."""
+    """A silent peer is suspected after 0.625 s and dead at 2 s; a peer that is heard stays alive."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     watch.meet(_B, 0.0)
@@ -111,7 +111,7 @@ def test_a_newer_incarnation_ends_the_old_at_once() -> None:
 
 
 def test_an_older_incarnation_is_never_met() -> None:
-    """What is older than an incarnation that we met, alive or over, is not unknown to us."""
+    """An incarnation older than one that we met, alive or ended, is not unknown to us."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     assert watch.standing(Peer("a", 4)) is Standing.SILENT
@@ -123,7 +123,7 @@ def test_an_older_incarnation_is_never_met() -> None:
 
 
 def test_a_goodbye_ends_the_watch() -> None:
-    """Who says goodbye is neither due heartbeats nor found dead later, and leaves once."""
+    """A peer that said goodbye is due no heartbeat and is not found dead later, and it leaves once."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     assert watch.leave(_A)
@@ -133,7 +133,7 @@ def test_a_goodbye_ends_the_watch() -> None:
 
 
 def test_our_own_pause_is_not_their_death() -> None:
-    """A tick that comes 10 s late counts as one that came in time, and the silent die 10 s later than they would."""
+    """A tick that comes 10 s late counts as one in time, so a silent peer dies 10 s later than it would."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     verdict = watch.tick(10.25)
@@ -143,7 +143,7 @@ def test_our_own_pause_is_not_their_death() -> None:
 
 
 def test_being_behind_lengthens_patience_with_an_end() -> None:
-    """While more may have arrived than was heard the silent are not asked, and die after five times the patience."""
+    """While we are behind, silent peers are not suspected, and they die after five times the patience."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     deaths = []
@@ -154,8 +154,8 @@ def test_being_behind_lengthens_patience_with_an_end() -> None:
     assert deaths == [(10.0, (_A,))]
 
 
-def test_who_was_not_heard_when_we_caught_up_is_dead() -> None:
-    """The first look that finds us no more behind judges all the silence until then."""
+def test_a_peer_that_was_not_heard_when_we_caught_up_is_dead() -> None:
+    """The first look after we caught up judges all the silence until then."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     watch.meet(_B, 0.0)
@@ -166,8 +166,8 @@ def test_who_was_not_heard_when_we_caught_up_is_dead() -> None:
 
 
 @given(st.lists(st.floats(0.001, 5.0), min_size=1, max_size=60), st.floats(0.0, 0.5))
-def test_however_slow_we_are_who_beats_lives(steps_s: list[float], phase_s: float) -> None:
-    """With steps of any lengths, each hearing what had arrived when it began, one that beats in time never dies."""
+def test_however_slow_we_are_a_beating_peer_lives(steps_s: list[float], phase_s: float) -> None:
+    """A peer that beats in time never dies, however long our steps take that handle what had arrived before them."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     now = 0.0
@@ -176,14 +176,14 @@ def test_however_slow_we_are_who_beats_lives(steps_s: list[float], phase_s: floa
         has_beaten = beat_at <= now
         while beat_at <= now:
             beat_at += 1.5 * _TIMES.heartbeat_s
-        now += step_s  # it handles what it took, and then looks
+        now += step_s  # the step handles what it took, and then looks
         if has_beaten:
             assert watch.heard(_A, now)
         assert watch.tick(now).dead == ()
 
 
 def test_releasing_all_forgets_all() -> None:
-    """Who becomes somebody else may meet everybody again, even those whom it had held for dead."""
+    """A new incarnation of ours may meet all peers again, even those that we had held for dead."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     _run(watch, 2.0)

@@ -1,4 +1,4 @@
-"""Membership over the in-memory hub under a virtual clock: whatever happens, the living find each other."""
+"""Membership over the in-memory hub under a virtual clock: whatever happens, living processes find each other."""
 
 import itertools
 from collections import Counter
@@ -37,7 +37,7 @@ def _started(*names: str) -> Cluster:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(NAMES)))
 def test_any_order_of_starts_comes_together_at_once(order: tuple[str, ...]) -> None:
-    """Started in any order, seconds apart, all are up to all who need them within a second of the last start."""
+    """Processes that start in any order, seconds apart, have all met a second after the last start at the latest."""
     cluster = Cluster()
     for name in order:
         cluster.start(name, 1)
@@ -47,7 +47,7 @@ def test_any_order_of_starts_comes_together_at_once(order: tuple[str, ...]) -> N
 
 
 def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
-    """The core's first word of a peer is PeerUp with all that it is; what is sent at that moment arrives."""
+    """A core first hears PeerUp of a peer, with all that its Hello says. A message sent at that moment arrives."""
     cluster = _started(C, G, W)
     assert cluster.problems() == []
     log = [
@@ -60,13 +60,13 @@ def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
 
 
 def test_workers_do_not_link_to_workers_unasked() -> None:
-    """Members tells of everybody, and only gateways and workers (and the coordinator) link by themselves."""
+    """Members names all processes, but workers do not link to workers by themselves."""
     cluster = _started(*NAMES)
-    assert cluster.processes[W].node.peers == (Peer(C, 1), Peer(G, 1))
+    assert cluster.processes[W].actor.peers == (Peer(C, 1), Peer(G, 1))
 
 
 def test_an_idle_cluster_stays_up() -> None:
-    """An hour of nothing but heartbeats takes nobody down."""
+    """A minute of nothing but heartbeats takes no peer down."""
     cluster = _started(C, G, W)
     cluster.advance(60.0)
     assert cluster.problems() == []
@@ -75,7 +75,7 @@ def test_an_idle_cluster_stays_up() -> None:
 
 @pytest.mark.parametrize("victim", [G, W])
 def test_a_killed_peer_is_down_within_the_patience(victim: str) -> None:
-    """Silence becomes PeerDown between death_after_s and a heartbeat later, on everybody who was linked."""
+    """Silence becomes PeerDown between death_after_s and a heartbeat later, at every linked process."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
     cluster.kill(victim)
@@ -88,7 +88,7 @@ def test_a_killed_peer_is_down_within_the_patience(victim: str) -> None:
 
 @pytest.mark.parametrize("victim", NAMES)
 def test_a_restart_is_noticed_before_the_patience_ends(victim: str) -> None:
-    """A process that is back at its address within a moment is met anew well before silence would count as death."""
+    """A process that is back at its address quickly is met again well before its silence would count as death."""
     cluster = _started(*NAMES)
     cluster.advance(1.0)
     cluster.kill(victim)
@@ -99,16 +99,16 @@ def test_a_restart_is_noticed_before_the_patience_ends(victim: str) -> None:
         ups_and_downs = [
             m for _, _, m in process.core.log if isinstance(m, PeerUp | PeerDown) and m.peer.name == victim
         ]
-        if Peer(victim, 2) in process.node.peers:
+        if Peer(victim, 2) in process.actor.peers:
             assert [type(m) for m in ups_and_downs] == [PeerUp, PeerDown, PeerUp], name
 
 
 def test_a_goodbye_is_heard_at_once() -> None:
-    """An orderly leave takes the peer down without waiting, and it may come back as a new incarnation."""
+    """A goodbye takes the peer down at once, and it may come back as a new incarnation."""
     cluster = _started(C, G, W)
     cluster.leave(W)
     cluster.settle()
-    assert cluster.processes[G].node.peers == (Peer(C, 1),)
+    assert cluster.processes[G].actor.peers == (Peer(C, 1),)
     cluster.start(W, 2)
     cluster.settle()
     assert cluster.problems() == []
@@ -119,15 +119,15 @@ def test_running_links_outlive_the_coordinator() -> None:
     cluster = _started(C, G, W)
     cluster.kill(C)
     cluster.advance(60.0)
-    assert cluster.processes[G].node.peers == (Peer(W, 1),)
-    assert cluster.processes[W].node.peers == (Peer(G, 1),)
+    assert cluster.processes[G].actor.peers == (Peer(W, 1),)
+    assert cluster.processes[W].actor.peers == (Peer(G, 1),)
     cluster.start(C, 2)
     cluster.advance(TIMES.death_after_s)
     assert cluster.problems() == []
 
 
-def test_our_own_pause_takes_nobody_down_here() -> None:
-    """A process paused for less than the others' patience loses nobody and is lost by nobody."""
+def test_a_short_pause_takes_no_peer_down() -> None:
+    """A process that is paused for less than the others' patience loses no peer, and no peer loses it."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
     cluster.processes[W].is_paused = True
@@ -139,8 +139,8 @@ def test_our_own_pause_takes_nobody_down_here() -> None:
 
 
 @pytest.mark.parametrize("victim", NAMES)
-def test_a_process_paused_beyond_the_patience_rejoins_as_somebody_new(victim: str) -> None:
-    """Held for dead by the others, it is told so, its core loses everybody, and it is met as a newer incarnation."""
+def test_a_process_paused_beyond_the_patience_rejoins_as_a_new_incarnation(victim: str) -> None:
+    """Its peers hold it for dead and tell it so; its core loses all peers, and it is met as a newer incarnation."""
     cluster = _started(*NAMES)
     cluster.advance(1.0)
     process = cluster.processes[victim]
@@ -149,13 +149,13 @@ def test_a_process_paused_beyond_the_patience_rejoins_as_somebody_new(victim: st
     process.is_paused = False
     cluster.advance(10.0)
     assert cluster.problems() == []
-    assert process.node.me.incarnation > 1
+    assert process.actor.me.incarnation > 1
     assert process.membership.counts["rejoined"] >= 1
     assert process.core.downs >= 1
 
 
 def test_a_process_held_for_dead_is_told_at_once() -> None:
-    """After a long pause it answers the last ask of the others, is fenced, and has rejoined in the same moment."""
+    """After a long pause the process answers its peers' last ask, is fenced, and rejoins at the same moment."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
     process = cluster.processes[W]
@@ -163,18 +163,18 @@ def test_a_process_held_for_dead_is_told_at_once() -> None:
     cluster.advance(30.0)
     process.is_paused = False
     cluster.settle()
-    assert process.node.me.incarnation == 2
+    assert process.actor.me.incarnation == 2
     assert cluster.problems() == []
 
 
 @pytest.mark.parametrize(("one", "other"), [(C, G), (C, W), (G, W)])
-def test_two_who_lost_each_other_meet_again(one: str, other: str) -> None:
-    """A network cut longer than the patience ends in death on both sides, and in a new meeting after it heals."""
+def test_two_processes_that_lost_each_other_meet_again(one: str, other: str) -> None:
+    """After a network cut longer than the patience both sides are down to each other; they meet again when it heals."""
     cluster = _started(*NAMES)
     cluster.advance(1.0)
     cluster.hub.cut(address_of(one), address_of(other))
     cluster.advance(10.0)
-    assert {peer.name for peer in cluster.processes[one].node.peers}.isdisjoint({other})
+    assert {peer.name for peer in cluster.processes[one].actor.peers}.isdisjoint({other})
     cluster.hub.heal(address_of(one), address_of(other))
     cluster.advance(15.0)
     assert cluster.problems() == []
@@ -193,11 +193,11 @@ def test_a_clock_that_went_back_is_overcome() -> None:
     cluster.start(W, 50)
     cluster.advance(3.0)
     assert cluster.problems() == []
-    assert cluster.processes[W].node.me.incarnation > 100
+    assert cluster.processes[W].actor.me.incarnation > 100
 
 
 def test_a_lost_members_is_told_again() -> None:
-    """A worker that a cut kept from hearing of another, too shortly for a death, knows it after the patience."""
+    """A worker that missed a Members during a short cut learns of the new worker from the next one."""
     cluster = _started(C, W)
     cluster.advance(1.0)
     cluster.hub.cut(address_of(C), address_of(W))
@@ -212,7 +212,7 @@ def test_a_lost_members_is_told_again() -> None:
 
 
 def _tellings(cluster: Cluster, coordinator: Process, until: float) -> list[tuple[float, int]]:
-    """At each moment until then, how many the coordinator has told who is there."""
+    """For each moment until then, how many Members the coordinator has sent."""
     told, sent = [], coordinator.transport.send
 
     def send(peer: Peer, message: Message) -> bool:
@@ -226,8 +226,8 @@ def _tellings(cluster: Cluster, coordinator: Process, until: float) -> list[tupl
     return sorted(counts.items())
 
 
-def test_who_is_there_is_told_at_a_pace() -> None:
-    """Three hundred who come at once are all told of each other, a bounded number at a time, and then not for long."""
+def test_members_are_told_at_a_pace() -> None:
+    """Three hundred workers that start at once all learn of each other, and Members go out at a bounded rate."""
     cluster = Cluster()
     coordinator = cluster.start(C, 1)
     names = [f"worker-{number}" for number in range(300)]
@@ -239,14 +239,14 @@ def test_who_is_there_is_told_at_a_pace() -> None:
     for name in names:
         cluster.processes[name].membership.get_to_know(Peer(names[0], 1), cluster.now)
         cluster.processes[name].membership.get_to_know(Peer(names[-1], 1), cluster.now)
-    strangers = [cluster.processes[name].membership.counts["meeting nobody whom we know"] for name in names]
-    assert strangers == [1, *[0] * 298, 1]  # but each itself
+    strangers = [cluster.processes[name].membership.counts["meeting an unknown worker"] for name in names]
+    assert strangers == [1, *[0] * 298, 1]  # no worker meets itself
     repeated = _tellings(cluster, coordinator, 0.9 + TIMES.death_after_s)
     assert sum(number for _, number in repeated) == len(names)
 
 
-def test_a_flood_takes_nobody_for_dead() -> None:
-    """Heartbeats that wait behind more messages than can be handled in time count once their turn has come."""
+def test_a_flood_takes_no_peer_down() -> None:
+    """Heartbeats that wait behind a flood of messages count once their turn has come."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
     coordinator, gateway = cluster.processes[C], cluster.processes[G]
@@ -256,8 +256,8 @@ def test_a_flood_takes_nobody_for_dead() -> None:
                 gateway.transport.send(Peer(C, 1), Unplace("flood", number))
         cluster.now += 0.1
         for process in (gateway, cluster.processes[W]):
-            process.node.step()
-        coordinator.node.step()  # 256 messages in a tenth of a second
+            process.actor.step()
+        coordinator.actor.step()  # 256 messages in a tenth of a second
         assert coordinator.core.downs == 0
     cluster.advance(1.0)
     assert cluster.problems() == []
@@ -271,8 +271,8 @@ def _stranger(cluster: Cluster, name: str = "worker-9") -> MemoryTransport:
     return stranger
 
 
-def test_nobody_but_the_coordinator_passes_for_it() -> None:
-    """A process of another name that says it is the coordinator is counted and not met; the real one stays."""
+def test_only_the_coordinator_passes_for_it() -> None:
+    """A process of another name that calls itself coordinator is counted and not met; the real one stays up."""
     cluster = _started(C, G)
     stranger = _stranger(cluster)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of("worker-9"))
@@ -304,7 +304,7 @@ def test_a_stranger_is_not_heard() -> None:
     ],
 )
 def test_an_unfit_hello_is_ignored(hello: Hello) -> None:
-    """Another protocol version, a role without a link to us, no address, an answer to another life: nobody comes up."""
+    """No peer comes up by another protocol version, an unlinked role, no address, or an answer to another life."""
     cluster = _started(C, G)
     stranger = _stranger(cluster)
     stranger.send(Peer(G, 1), hello)
@@ -314,13 +314,13 @@ def test_an_unfit_hello_is_ignored(hello: Hello) -> None:
 
 
 def test_a_fence_that_makes_no_sense_is_ignored() -> None:
-    """A Fenced that would leave no incarnation to rejoin under, or that is below ours, changes nothing."""
+    """A Fenced that would leave no incarnation to rejoin as, or that is below ours, changes nothing."""
     cluster = _started(C, G)
     stranger = _stranger(cluster)
     for incarnation in (2**63 - 1, 0):
         assert stranger.send(Peer(G, 1), Fenced(incarnation))
     cluster.advance(1.0)
-    assert cluster.processes[G].node.me == Peer(G, 1)
+    assert cluster.processes[G].actor.me == Peer(G, 1)
     assert cluster.problems() == []
 
 
@@ -337,7 +337,7 @@ _ACTIONS = st.one_of(
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(_ACTIONS, max_size=25))
-def test_whatever_happens_the_living_find_each_other(actions: list[tuple[str, object]]) -> None:
+def test_whatever_happens_living_processes_find_each_other(actions: list[tuple[str, object]]) -> None:
     """After any starts, kills, leaves, pauses, cuts and clock jumps, a quiet while brings every needed pair up."""
     cluster = Cluster()
     later, earlier = itertools.count(10**6, 1000), itertools.count(10**6 - 500, -1000)

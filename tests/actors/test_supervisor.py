@@ -4,14 +4,23 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from actorserve.actors.supervisor import ChildFailedError, Supervisor
 from actorserve.processes.restarts import RestartLimits
-from actorserve.processes.status import Phase, Status, describe_exit
-from actorserve.processes.supervisor import ChildFailedError, ChildSpec, Supervisor
+from actorserve.processes.status import Phase, describe_exit
+from actorserve.processes.supervision import (
+    AllReady,
+    ChildSpec,
+    News,
+    Progress,
+    Restarting,
+    Stopping,
+    SupervisionTree,
+)
 
 DEADLINE_S = 30.0
 LIMITS = RestartLimits(max_restarts=2, window_s=60.0, backoff_s=0.01, max_backoff_s=0.02)
@@ -42,15 +51,15 @@ signal.pause()
 
 
 class Recorder:
-    """A listener that remembers, and lets a test wait for what it is to hear."""
+    """A listener that keeps the news, and lets a test wait for what it is to hear."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[object, ...]] = []
+        self.news: list[News] = []
         self._changed = asyncio.Condition()
         self._notifying: set[asyncio.Task[None]] = set()
 
-    def _add(self, *event: object) -> None:
-        self.events.append(event)
+    def show(self, news: News) -> None:
+        self.news.append(news)
         task = asyncio.get_running_loop().create_task(self._notify())
         self._notifying.add(task)
         task.add_done_callback(self._notifying.discard)
@@ -59,27 +68,22 @@ class Recorder:
         async with self._changed:
             self._changed.notify_all()
 
-    def progress(self, name: str, report: Status) -> None:
-        self._add("progress", name, report.phase)
-
-    def all_ready(self) -> None:
-        self._add("all ready")
-
-    def restarting(self, name: str, how: str, after_s: float) -> None:
-        self._add("restarting", name, how, after_s)
-
-    def adding(self, name: str) -> None:
-        self._add("adding", name)
-
-    def removed(self, name: str, why: str) -> None:
-        self._add("removed", name, why)
-
-    def stopping(self, num_children: int) -> None:
-        self._add("stopping", num_children)
-
-    async def until(self, heard: Callable[[list[tuple[object, ...]]], bool]) -> None:
+    async def until(self, heard: Callable[[list[News]], bool]) -> None:
         async with asyncio.timeout(DEADLINE_S), self._changed:
-            await self._changed.wait_for(lambda: heard(self.events))
+            await self._changed.wait_for(lambda: heard(self.news))
+
+    def count(self, name: str, phase: Phase) -> int:
+        """How many reports of this phase that child has sent."""
+        reports = [news.report for news in self.news if isinstance(news, Progress) and news.name == name]
+        return sum(report.phase is phase for report in reports)
+
+
+def are_ready(news: list[News]) -> bool:
+    return AllReady() in news
+
+
+def supervisor_of(specs: Sequence[ChildSpec], recorder: Recorder, drain_timeout_s: float = 5.0) -> Supervisor:
+    return Supervisor(SupervisionTree(tuple(specs), (), LIMITS, drain_timeout_s), recorder)
 
 
 def script(folder: Path, name: str, body: str, stop_stage: int = 1) -> ChildSpec:
@@ -91,24 +95,22 @@ def log_of(folder: Path) -> list[str]:
     return (folder / "log").read_text(encoding="utf-8").splitlines()
 
 
-async def run_until(
-    supervisor: Supervisor, recorder: Recorder, heard: Callable[[list[tuple[object, ...]]], bool]
-) -> None:
-    """Run it, stop it when that was heard, and wait for its end."""
+async def run_until(supervisor: Supervisor, recorder: Recorder, heard: Callable[[list[News]], bool]) -> None:
+    """Run the supervisor, shut it down when that was heard, and wait for its end."""
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
         await recorder.until(heard)
-        supervisor.stop()
+        supervisor.shut_down()
 
 
 async def test_children_start_and_end_in_order(tmp_path: Path) -> None:
     """All children become ready; told to stop, those of stage 0 have ended before the others are told."""
     recorder = Recorder()
     specs = [script(tmp_path, "worker", WELL_BEHAVED), script(tmp_path, "gateway", WELL_BEHAVED, stop_stage=0)]
-    await run_until(Supervisor(specs, LIMITS, recorder, 5.0), recorder, lambda events: ("all ready",) in events)
+    await run_until(supervisor_of(specs, recorder), recorder, are_ready)
     assert log_of(tmp_path) == ["gateway ended", "worker ended"]
-    assert ("progress", "worker", Phase.LOADING) in recorder.events
-    assert recorder.events.count(("all ready",)) == 1
+    assert recorder.count("worker", Phase.LOADING) > 0
+    assert recorder.news.count(AllReady()) == 1
 
 
 async def test_a_child_that_fails_to_start_ends_everything(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ async def test_a_child_that_fails_to_start_ends_everything(tmp_path: Path) -> No
     specs = [script(tmp_path, "a", WELL_BEHAVED), script(tmp_path, "b", "report.failed('no space'); sys.exit(3)\n")]
     with pytest.raises(ChildFailedError) as caught:
         async with asyncio.timeout(DEADLINE_S):
-            await Supervisor(specs, LIMITS, Recorder(), 5.0).run()
+            await supervisor_of(specs, Recorder()).run()
     assert str(caught.value) == "b could not start: no space"
 
 
@@ -124,59 +126,58 @@ async def test_a_child_that_says_nothing_is_described(tmp_path: Path) -> None:
     """A child that is killed before it was ready is described by the signal."""
     specs = [script(tmp_path, "b", "os.kill(os.getpid(), signal.SIGKILL)\n")]
     with pytest.raises(ChildFailedError, match="b could not start: it was killed by SIGKILL"):
-        await Supervisor(specs, LIMITS, Recorder(), 5.0).run()
+        await supervisor_of(specs, Recorder()).run()
 
 
 async def test_a_program_that_does_not_exist_is_described() -> None:
     """A child whose program is missing ends everything with a line that says so."""
     specs = [ChildSpec("b", ("/nowhere/at/all",), 0)]
     with pytest.raises(ChildFailedError, match=r"b could not start: it cannot be run \(No such file"):
-        await Supervisor(specs, LIMITS, Recorder(), 5.0).run()
+        await supervisor_of(specs, Recorder()).run()
 
 
 async def test_a_child_that_dies_later_is_restarted(tmp_path: Path) -> None:
-    """A child that was ready and is killed is started again after the backoff, and becomes ready again."""
+    """A child that is killed after it was ready is started again after the backoff, and becomes ready again."""
     recorder = Recorder()
-    supervisor = Supervisor([script(tmp_path, "w", DIES_ONCE)], LIMITS, recorder, 5.0)
-    ready = ("progress", "w", Phase.READY)
-    await run_until(supervisor, recorder, lambda events: events.count(ready) == 2)
-    assert ("restarting", "w", "was killed by SIGKILL", LIMITS.backoff_s) in recorder.events
-    assert recorder.events.count(("all ready",)) == 1
+    supervisor = supervisor_of([script(tmp_path, "w", DIES_ONCE)], recorder)
+    await run_until(supervisor, recorder, lambda news: recorder.count("w", Phase.READY) == 2)
+    assert Restarting("w", "was killed by SIGKILL", LIMITS.backoff_s) in recorder.news
+    assert recorder.news.count(AllReady()) == 1
     assert log_of(tmp_path) == ["w ended"]
 
 
 async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
-    """After more failures than the limits allow the others are ended, and the last failure is told."""
+    """After more failures than the limits allow, the other children are ended and the last failure is told."""
     recorder = Recorder()
     dies = script(tmp_path, "w", "report.ready()\nreport.failed('bad luck')\nsys.exit(1)\n")
-    supervisor = Supervisor([script(tmp_path, "other", WELL_BEHAVED), dies], LIMITS, recorder, 5.0)
+    supervisor = supervisor_of([script(tmp_path, "other", WELL_BEHAVED), dies], recorder)
     with pytest.raises(ChildFailedError, match="w failed: bad luck; that was failure 3 in 60 s"):
         async with asyncio.timeout(DEADLINE_S):
             await supervisor.run()
-    delays = [event[3] for event in recorder.events if event[0] == "restarting"]
+    delays = [news.after_s for news in recorder.news if isinstance(news, Restarting)]
     assert delays == [0.01, 0.02]
 
 
-async def test_a_second_stop_ends_at_once(tmp_path: Path) -> None:
-    """A child that would drain for ever is killed when stop is called again."""
+async def test_a_second_shut_down_ends_at_once(tmp_path: Path) -> None:
+    """A child that would drain for ever is killed by a second shut-down."""
     recorder = Recorder()
-    supervisor = Supervisor([script(tmp_path, "g", STUBBORN, stop_stage=0)], LIMITS, recorder, 10_000.0)
+    supervisor = supervisor_of([script(tmp_path, "g", STUBBORN, stop_stage=0)], recorder, 10_000.0)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        await recorder.until(lambda events: ("all ready",) in events)
-        supervisor.stop()
-        await recorder.until(lambda events: ("stopping", 1) in events)
-        supervisor.stop()
+        await recorder.until(are_ready)
+        supervisor.shut_down()
+        await recorder.until(lambda news: Stopping(1) in news)
+        supervisor.shut_down()
     assert supervisor.was_killed
 
 
-async def test_a_stop_during_a_backoff_ends_without_another_life(tmp_path: Path) -> None:
-    """Told to stop while a child waits to be restarted, the supervisor ends without starting it."""
+async def test_a_shut_down_during_a_backoff_ends_without_another_life(tmp_path: Path) -> None:
+    """A child that waits for its restart when the supervisor shuts down is not started."""
     recorder = Recorder()
     limits = RestartLimits(max_restarts=5, window_s=60.0, backoff_s=10_000.0, max_backoff_s=10_000.0)
-    supervisor = Supervisor([script(tmp_path, "w", DIES_ONCE)], limits, recorder, 5.0)
-    await run_until(supervisor, recorder, lambda events: any(event[0] == "restarting" for event in events))
-    assert recorder.events.count(("progress", "w", Phase.READY)) == 1
+    supervisor = Supervisor(SupervisionTree((script(tmp_path, "w", DIES_ONCE),), (), limits, 5.0), recorder)
+    await run_until(supervisor, recorder, lambda news: any(isinstance(item, Restarting) for item in news))
+    assert recorder.count("w", Phase.READY) == 1
 
 
 DRAINS = """
@@ -192,20 +193,20 @@ signal.pause()
 
 
 async def test_a_child_that_dies_while_another_drains_is_restarted(tmp_path: Path) -> None:
-    """What the first stage needs to finish is started again while that drains, and only then told to end."""
+    """While stage 0 drains, a later child that dies is started again. It is told to end after stage 0 has ended."""
     recorder = Recorder()
     worker = "note(f'pid {os.getpid()}')\n" + WELL_BEHAVED
     specs = [script(tmp_path, "g", DRAINS, stop_stage=0), script(tmp_path, "w", worker)]
-    supervisor = Supervisor(specs, LIMITS, recorder, 10_000.0)
+    supervisor = supervisor_of(specs, recorder, 10_000.0)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        await recorder.until(lambda events: ("all ready",) in events)
-        supervisor.stop()
-        await recorder.until(lambda events: ("stopping", 2) in events)
+        await recorder.until(are_ready)
+        supervisor.shut_down()
+        await recorder.until(lambda news: Stopping(2) in news)
         os.kill(int(log_of(tmp_path)[0].removeprefix("w pid ")), signal.SIGKILL)
-        await recorder.until(lambda events: events.count(("progress", "w", Phase.READY)) == 2)
+        await recorder.until(lambda news: recorder.count("w", Phase.READY) == 2)
         (tmp_path / "done").touch()
-    assert ("restarting", "w", "was killed by SIGKILL", LIMITS.backoff_s) in recorder.events
+    assert Restarting("w", "was killed by SIGKILL", LIMITS.backoff_s) in recorder.news
     assert [line for line in log_of(tmp_path) if "pid" not in line] == ["g drains", "g ended", "w ended"]
 
 
@@ -217,28 +218,28 @@ async def test_a_child_that_dies_while_another_drains_is_restarted(tmp_path: Pat
     ],
 )
 async def test_a_drain_that_was_not_finished_is_told(tmp_path: Path, last_act: str, how: str) -> None:
-    """A child of the first stage that ends badly when told to end makes the run fail, after the others have ended."""
+    """If a child of stage 0 ends badly when told to end, run raises after the other children have ended."""
     body = f"def drain(*_):\n    {last_act}\nsignal.signal(signal.SIGTERM, drain)\nreport.ready()\nsignal.pause()\n"
     specs = [script(tmp_path, "g", body, stop_stage=0), script(tmp_path, "w", WELL_BEHAVED)]
     recorder = Recorder()
-    supervisor = Supervisor(specs, LIMITS, recorder, 5.0)
+    supervisor = supervisor_of(specs, recorder)
     async with asyncio.timeout(DEADLINE_S):
         running = asyncio.create_task(supervisor.run())
-        await recorder.until(lambda events: ("all ready",) in events)
-        supervisor.stop()
+        await recorder.until(are_ready)
+        supervisor.shut_down()
         with pytest.raises(ChildFailedError, match=f"g: {how}"):
             await running
     assert log_of(tmp_path) == ["w ended"]
 
 
 async def test_children_are_out_of_the_terminals_reach(tmp_path: Path) -> None:
-    """A child is in a process group of its own, which a terminal's Ctrl-C does not reach."""
+    """A child has its own process group, so a terminal's Ctrl-C does not reach it."""
     recorder = Recorder()
     body = "note(f'group {os.getpgrp()}')\n" + WELL_BEHAVED
     await run_until(
-        Supervisor([script(tmp_path, "w", body)], LIMITS, recorder, 5.0),
+        supervisor_of([script(tmp_path, "w", body)], recorder),
         recorder,
-        lambda events: ("all ready",) in events,
+        are_ready,
     )
     assert log_of(tmp_path)[0] != f"w group {os.getpgrp()}"
 

@@ -35,7 +35,7 @@ def _ups_and_downs(cluster: Cluster, of: str, at: str) -> list[type[PeerUp] | ty
 
 
 def test_two_workers_meet_at_once() -> None:
-    """One Meet brings both up to each other, with all that they are, and everything else stays as it was."""
+    """One Meet brings both up to each other, with all that their Hellos say. No other link changes."""
     cluster = _met()
     up = PeerUp(Peer(W1, 1), Role.WORKER, info_of(W1))
     assert up in [message for _, _, message in cluster.processes[W].core.log]
@@ -48,7 +48,7 @@ def test_two_workers_meet_at_once() -> None:
 
 @pytest.mark.parametrize("others", [(W, W1), (W1, W)])
 def test_meeting_again_does_nothing(others: tuple[str, str]) -> None:
-    """A Meet of whom one is up to, from either side, sends nothing."""
+    """A Meet of a worker that is up already sends nothing, from either side."""
     cluster = _met()
     sent = {name: process.transport.counts["sent"] for name, process in cluster.processes.items()}
     cluster.meet(*others)
@@ -56,8 +56,8 @@ def test_meeting_again_does_nothing(others: tuple[str, str]) -> None:
     assert sent == {name: process.transport.counts["sent"] for name, process in cluster.processes.items()}
 
 
-def test_two_who_meet_each_other_at_once_meet_once() -> None:
-    """Both ask at the same moment, and each comes up to the other once."""
+def test_two_workers_that_ask_at_once_meet_once() -> None:
+    """When both ask at the same moment, each comes up to the other once."""
     cluster = _started()
     cluster.meet(W, W1)
     cluster.meet(W1, W)
@@ -67,7 +67,7 @@ def test_two_who_meet_each_other_at_once_meet_once() -> None:
 
 
 def test_asking_again_while_asking_sends_nothing() -> None:
-    """Meets of somebody who does not answer are asked at the pace of asking, not at that of the Meets."""
+    """A worker that does not answer is asked at the search's own pace, however many Meets come."""
     cluster = _started()
     cluster.processes[W1].is_paused = True
     cluster.meet(W, W1)
@@ -83,20 +83,20 @@ def test_asking_again_while_asking_sends_nothing() -> None:
 
 
 @pytest.mark.parametrize("stranger", [Peer("worker-7", 1), Peer(W1, 2), Peer(G, 2), Peer(W, 1), Peer(C, 1)])
-def test_nobody_meets_whom_the_coordinator_does_not_name(stranger: Peer) -> None:
-    """A name that Members does not hold, or another incarnation of one, or ourselves: nothing is sent, and counted."""
+def test_only_workers_that_the_coordinator_names_are_met(stranger: Peer) -> None:
+    """For a name or an incarnation that Members does not hold, and for ourselves, nothing is sent; it is counted."""
     cluster = _started()
     process = cluster.processes[W]
     sent = process.transport.counts["sent"]
     process.membership.get_to_know(stranger, cluster.now)
     assert process.transport.counts["sent"] == sent
-    assert process.membership.counts["meeting nobody whom we know"] == 1
+    assert process.membership.counts["meeting an unknown worker"] == 1
     cluster.advance(1.0)
     assert cluster.problems() == []
 
 
-def test_who_does_not_answer_is_given_up() -> None:
-    """A worker that can not be reached is asked as long as silence is borne; a later Meet asks it anew."""
+def test_a_worker_that_does_not_answer_is_given_up() -> None:
+    """An unreachable worker is asked until the patience for silence ends; a later Meet asks it again."""
     cluster = _started()
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.meet(W, W1)
@@ -110,18 +110,18 @@ def test_who_does_not_answer_is_given_up() -> None:
 
 
 def _is_looked_for(cluster: Cluster, name: str) -> bool:
-    """Whether ``worker-0`` keeps the way open to whoever is called so."""
+    """Whether ``worker-0`` keeps the way open to any process of this name."""
     hello = Hello(PROTOCOL_VERSION, Role.WORKER, address_of(W))
     return cluster.processes[W].transport.send(Peer(name, 0), hello)
 
 
 def test_members_do_not_end_the_asking() -> None:
-    """A worker that the coordinator names again as it was is asked on, and met when it can be reached."""
+    """A worker that the next Members names unchanged is still asked, and is met once it can be reached."""
     cluster = _started()
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.meet(W, W1)
     cluster.settle()
-    cluster.start("worker-2", 1)  # all are told
+    cluster.start("worker-2", 1)  # so all processes are sent a Members
     cluster.advance(TIMES.death_after_s / 4)
     cluster.hub.heal(address_of(W), address_of(W1))
     cluster.advance(TIMES.death_after_s / 2)
@@ -129,7 +129,7 @@ def test_members_do_not_end_the_asking() -> None:
 
 
 def test_a_restart_ends_the_asking() -> None:
-    """A worker that the coordinator names as somebody new while it is asked is not asked any more."""
+    """A worker that Members names with a new incarnation is not asked any more."""
     cluster = _started()
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.meet(W, W1)
@@ -141,13 +141,13 @@ def test_a_restart_ends_the_asking() -> None:
     assert not _is_looked_for(cluster, W1)
 
 
-def test_who_rejoins_knows_nobody_until_told() -> None:
-    """A worker that has become somebody new meets no one until the coordinator has told it anew who is there."""
+def test_a_worker_that_rejoined_meets_no_worker_until_told() -> None:
+    """A worker that rejoined meets no other worker until the coordinator has sent it Members again."""
     cluster = _started()
     process = cluster.processes[W]
     assert cluster.processes[G].transport.send(Peer(W, 1), Fenced(1))
-    process.node.step()
-    assert process.node.me == Peer(W, 2)
+    process.actor.step()
+    assert process.actor.me == Peer(W, 2)
     process.membership.get_to_know(Peer(W1, 1), cluster.now)
     assert not _is_looked_for(cluster, W1)
     cluster.settle()
@@ -157,8 +157,8 @@ def test_who_rejoins_knows_nobody_until_told() -> None:
     assert cluster.problems(lossless=False) == []
 
 
-def test_whom_the_coordinator_names_no_more_is_not_asked() -> None:
-    """A worker that dies while it is asked is dropped with the next Members, and the way to it is closed."""
+def test_a_worker_that_members_no_longer_names_is_not_asked() -> None:
+    """The search for a worker that dies ends with the next Members, and the way to it is closed."""
     cluster = _started()
     cluster.processes[W1].is_paused = True
     cluster.meet(W, W1)
@@ -173,12 +173,12 @@ def test_whom_the_coordinator_names_no_more_is_not_asked() -> None:
     assert not _is_looked_for(cluster, W1)
     cluster.start(W1, 2)
     cluster.advance(10.0)
-    assert process.node.peers == (Peer(C, 1), Peer(G, 1))
+    assert process.actor.peers == (Peer(C, 1), Peer(G, 1))
 
 
 @pytest.mark.parametrize("orderly", [True, False])
 def test_a_worker_that_ends_goes_down_at_the_other(orderly: bool) -> None:
-    """A goodbye at once, silence within the patience; the way to it is closed, and nobody asks for it any more."""
+    """A goodbye works at once, silence within the patience. Then the way is closed and no ask goes out any more."""
     cluster = _met()
     process = cluster.processes[W]
     if orderly:
@@ -198,8 +198,8 @@ def test_a_worker_that_ends_goes_down_at_the_other(orderly: bool) -> None:
     assert cluster.problems() == []
 
 
-def test_a_worker_that_returns_is_met_anew() -> None:
-    """A restart takes the old one down at the other, once the coordinator names the new one; a Meet links them."""
+def test_a_worker_that_returns_can_be_met_again() -> None:
+    """Once the coordinator names the new incarnation, the old one goes down at the other; a Meet links them again."""
     cluster = _met()
     cluster.kill(W1)
     cluster.start(W1, 2)
@@ -212,7 +212,7 @@ def test_a_worker_that_returns_is_met_anew() -> None:
 
 
 def test_workers_that_lost_each_other_stay_apart() -> None:
-    """When only their link is cut, both go on as who they are, and nothing brings these incarnations together again."""
+    """When only their link is cut, both keep their incarnations, and these two incarnations never meet again."""
     cluster = _met()
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.advance(10.0)
@@ -224,13 +224,13 @@ def test_workers_that_lost_each_other_stay_apart() -> None:
     assert not cluster.are_up(W, W1)
     assert cluster.problems() == []
     for name, process in cluster.processes.items():
-        assert process.node.me == Peer(name, 1)
+        assert process.actor.me == Peer(name, 1)
         assert process.membership.counts["fenced"] == process.membership.counts["rejoined"] == 0
         assert process.core.downs == (1 if name in (W, W1) else 0)
 
 
-def test_one_that_comes_back_as_somebody_new_ends_the_separation() -> None:
-    """Workers that stay apart may meet again once one of them has started anew."""
+def test_a_new_incarnation_ends_the_separation() -> None:
+    """Workers that stay apart may meet again once one of them has restarted."""
     cluster = _met()
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.advance(10.0)
@@ -244,8 +244,8 @@ def test_one_that_comes_back_as_somebody_new_ends_the_separation() -> None:
     assert cluster.problems() == []
 
 
-def test_a_hello_of_one_that_we_lost_is_counted() -> None:
-    """A worker that has not noticed the separation asks in vain, is not fenced, and soon has noticed."""
+def test_a_hello_of_a_lost_worker_is_counted() -> None:
+    """A worker that has not noticed the separation gets no answer and is not fenced."""
     cluster = _met()
     lost = cluster.processes[W].membership
     stranger = MemoryTransport(cluster.hub, Peer("worker-9", 1), address_of("worker-9"), lambda: cluster.now)
@@ -261,7 +261,7 @@ def test_a_hello_of_one_that_we_lost_is_counted() -> None:
 
 
 def test_links_among_workers_outlive_the_coordinator() -> None:
-    """With the coordinator gone for a minute, two workers stay up to each other, and are when it is back."""
+    """Two workers stay up to each other while the coordinator is gone for a minute, and after it is back."""
     cluster = _met()
     cluster.kill(C)
     cluster.advance(60.0)
@@ -274,7 +274,7 @@ def test_links_among_workers_outlive_the_coordinator() -> None:
 
 
 def test_without_the_coordinator_workers_still_meet() -> None:
-    """Where the others are is remembered from the last Members while the coordinator is gone."""
+    """While the coordinator is gone, a worker finds the others by the last Members."""
     cluster = _started()
     cluster.kill(C)
     cluster.advance(10.0)
@@ -283,8 +283,8 @@ def test_without_the_coordinator_workers_still_meet() -> None:
     assert cluster.are_up(W, W1)
 
 
-def test_a_worker_paused_beyond_the_patience_is_met_as_somebody_new() -> None:
-    """The coordinator has it rejoin, not the other worker; its old incarnation is down, and its new one can be met."""
+def test_a_worker_paused_beyond_the_patience_is_met_as_a_new_incarnation() -> None:
+    """The coordinator fences it, not the other worker; its old incarnation is down, and its new one can be met."""
     cluster = _met()
     paused = cluster.processes[W1]
     paused.is_paused = True
@@ -292,7 +292,7 @@ def test_a_worker_paused_beyond_the_patience_is_met_as_somebody_new() -> None:
     assert _ups_and_downs(cluster, W1, at=W) == [PeerUp, PeerDown]
     paused.is_paused = False
     cluster.advance(10.0)
-    assert paused.node.me.incarnation > 1
+    assert paused.actor.me.incarnation > 1
     assert cluster.processes[W].membership.counts["fenced"] == 0
     assert _ups_and_downs(cluster, W, at=W1) == [PeerUp, PeerDown]
     cluster.meet(W, W1)
@@ -302,16 +302,16 @@ def test_a_worker_paused_beyond_the_patience_is_met_as_somebody_new() -> None:
 
 
 def test_a_worker_fenced_by_a_gateway_goes_down_at_the_other_worker() -> None:
-    """Its new incarnation, named by the coordinator, ends the link of the old one at once on both sides."""
+    """Once the coordinator names its new incarnation, the link of the old one ends on both sides."""
     cluster = _met()
     cluster.hub.cut(address_of(G), address_of(W1))
     cluster.advance(10.0)
     cluster.hub.heal(address_of(G), address_of(W1))
     cluster.advance(15.0)
-    assert cluster.processes[W1].node.me.incarnation > 1
+    assert cluster.processes[W1].actor.me.incarnation > 1
     assert not cluster.are_up(W, W1)
     assert not _is_looked_for(cluster, W1)
-    assert cluster.processes[W].node.peers == (Peer(C, 1), Peer(G, 1))
+    assert cluster.processes[W].actor.peers == (Peer(C, 1), Peer(G, 1))
     assert cluster.problems() == []
     cluster.meet(W, W1)
     cluster.settle()

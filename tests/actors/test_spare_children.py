@@ -1,4 +1,4 @@
-"""The supervisor's spare children: started when they are asked for, and back among the spare ones when they stop."""
+"""The supervisor's spare children: started on request, and spare again when they stop."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from actorserve.actors.supervisor import ChildFailedError, Supervisor
 from actorserve.processes.status import Phase
-from actorserve.processes.supervisor import ChildFailedError, ChildSpec, Supervisor
-from tests.processes.test_supervisor import (
+from actorserve.processes.supervision import Adding, AllReady, ChildSpec, News, Removed, Restarting, SupervisionTree
+from tests.actors.test_supervisor import (
     DEADLINE_S,
     LIMITS,
     WELL_BEHAVED,
     Recorder,
+    are_ready,
     log_of,
     run_until,
     script,
+    supervisor_of,
 )
 
 ASKS = """
@@ -26,7 +29,7 @@ for word in ['first', 'second', 'third']:
     report.want_worker()
     if word == 'first': report.ready()
 while True: signal.pause()
-"""  # asks when there is a file of that name
+"""  # asks once a file of that name exists
 STOPS = """
 import time
 report.ready()
@@ -36,14 +39,22 @@ report.stopped('not needed')
 """
 
 
-def _ready(name: str, times: int = 1) -> Callable[[list[tuple[object, ...]]], bool]:
-    return lambda events: events.count(("progress", name, Phase.READY)) == times
+def _ready(recorder: Recorder, name: str, times: int = 1) -> Callable[[list[News]], bool]:
+    return lambda news: recorder.count(name, Phase.READY) == times
+
+
+def _added(recorder: Recorder) -> list[str]:
+    return [news.name for news in recorder.news if isinstance(news, Adding)]
+
+
+def _num_restarts(recorder: Recorder) -> int:
+    return sum(isinstance(news, Restarting) for news in recorder.news)
 
 
 def _supervisor(folder: Path, recorder: Recorder, *spare: ChildSpec) -> Supervisor:
     (folder / "first").touch()
     specs = [script(folder, "c", ASKS), script(folder, "w-0", WELL_BEHAVED)]
-    return Supervisor(specs, LIMITS, recorder, 5.0, spare)
+    return Supervisor(SupervisionTree(tuple(specs), spare, LIMITS, 5.0), recorder)
 
 
 async def _noted(folder: Path, lines: list[str]) -> None:
@@ -53,99 +64,101 @@ async def _noted(folder: Path, lines: list[str]) -> None:
 
 
 async def test_a_spare_child_is_started_when_one_is_asked_for(tmp_path: Path) -> None:
-    """Each time the first of those that do not run is started, it ends with the others, and ready is said once."""
+    """Each request starts the first spare child. It ends with the others, and readiness is told once."""
     recorder = Recorder()
     spare = [script(tmp_path, f"w-{number}", WELL_BEHAVED) for number in (1, 2)]
     supervisor = _supervisor(tmp_path, recorder, *spare)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        await recorder.until(_ready("w-1"))
+        await recorder.until(_ready(recorder, "w-1"))
         (tmp_path / "second").touch()
-        await recorder.until(_ready("w-2"))
-        supervisor.stop()
-    assert [event for event in recorder.events if event[0] == "adding"] == [("adding", "w-1"), ("adding", "w-2")]
-    assert recorder.events.count(("all ready",)) == 1
+        await recorder.until(_ready(recorder, "w-2"))
+        supervisor.shut_down()
+    assert _added(recorder) == ["w-1", "w-2"]
+    assert recorder.news.count(AllReady()) == 1
     assert sorted(log_of(tmp_path)) == [f"{name} ended" for name in ("c", "w-0", "w-1", "w-2")]
 
 
-async def test_where_all_run_nothing_is_started(tmp_path: Path) -> None:
-    """More askings than there are spare children are not followed, and who asked is told each time."""
+async def test_without_spare_children_nothing_is_started(tmp_path: Path) -> None:
+    """A request that finds no spare child starts nothing, and the child that asked is told each time."""
     recorder = Recorder()
     supervisor = _supervisor(tmp_path, recorder, script(tmp_path, "w-1", WELL_BEHAVED))
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        await recorder.until(lambda events: _ready("w-1")(events) and ("all ready",) in events)
+        await recorder.until(lambda news: _ready(recorder, "w-1")(news) and are_ready(news))
         for number, word in enumerate(["second", "third"], start=1):
             (tmp_path / word).touch()
             await _noted(tmp_path, ["c got none"] * number)
-        supervisor.stop()
-    assert [event for event in recorder.events if event[0] == "adding"] == [("adding", "w-1")]
+        supervisor.shut_down()
+    assert _added(recorder) == ["w-1"]
 
 
 async def test_a_child_that_stops_on_purpose_is_not_restarted(tmp_path: Path) -> None:
-    """It counts as no failure, the others go on, and when a worker is asked for it is the first to be started."""
+    """It is no failure, the other children go on, and the next request for a worker starts it again."""
     recorder = Recorder()
     specs = [script(tmp_path, "c", ASKS), script(tmp_path, "w-0", STOPS)]
-    supervisor = Supervisor(specs, LIMITS, recorder, 5.0, [script(tmp_path, "w-1", WELL_BEHAVED)])
+    supervisor = Supervisor(
+        SupervisionTree(tuple(specs), (script(tmp_path, "w-1", WELL_BEHAVED),), LIMITS, 5.0), recorder
+    )
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        await recorder.until(_ready("w-0"))
+        await recorder.until(_ready(recorder, "w-0"))
         for times, word in enumerate(["first", "second", "third"], start=1):
             (tmp_path / "stop").touch()
-            removed = ("removed", "w-0", "w-0 has stopped: not needed")
-            await recorder.until(lambda events, r=removed, n=times: events.count(r) == n)  # type: ignore[misc]
+            removed = Removed("w-0", "w-0 has stopped: not needed")
+            await recorder.until(lambda news, r=removed, n=times: news.count(r) == n)  # type: ignore[misc]
             (tmp_path / word).touch()
-            await recorder.until(_ready("w-0", times + 1))
-        supervisor.stop()
-    assert [event for event in recorder.events if event[0] == "adding"] == [("adding", "w-0")] * 3
-    assert not any(event[0] == "restarting" for event in recorder.events)
-    assert ("progress", "w-0", Phase.STOPPED) in recorder.events
+            await recorder.until(_ready(recorder, "w-0", times + 1))
+        supervisor.shut_down()
+    assert _added(recorder) == ["w-0"] * 3
+    assert _num_restarts(recorder) == 0
+    assert recorder.count("w-0", Phase.STOPPED) > 0
 
 
 @pytest.mark.parametrize("last_act", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 async def test_a_stop_that_fails_is_a_failure(tmp_path: Path, last_act: str) -> None:
-    """A child that says that it stops and then ends badly is restarted."""
+    """A child that reports that it stops and then ends badly is restarted."""
     recorder = Recorder()
     body = f"report.ready()\nreport.stopped('not needed')\n{last_act}\n"
-    supervisor = Supervisor([script(tmp_path, "w", body)], LIMITS, recorder, 5.0)
+    supervisor = supervisor_of([script(tmp_path, "w", body)], recorder)
     with pytest.raises(ChildFailedError, match="that was failure 3"):
         async with asyncio.timeout(DEADLINE_S):
             await supervisor.run()
 
 
 async def test_a_spare_child_that_cannot_start_ends_nothing_else(tmp_path: Path) -> None:
-    """Why is told, also to who asked; the others go on, and it is tried again when a worker is asked for."""
+    """The reason is told, the child that asked gets a signal, the others go on, and the next request tries again."""
     recorder = Recorder()
     failing = script(tmp_path, "w-1", "report.failed('no space'); sys.exit(3)\n")
     supervisor = _supervisor(tmp_path, recorder, failing)
-    removed = ("removed", "w-1", "w-1 could not start: no space")
+    removed = Removed("w-1", "w-1 could not start: no space")
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
-        await recorder.until(lambda events: removed in events and ("all ready",) in events)
+        await recorder.until(lambda news: removed in news and are_ready(news))
         await _noted(tmp_path, ["c got none"])
         (tmp_path / "second").touch()
-        await recorder.until(lambda events: events.count(removed) == 2)
+        await recorder.until(lambda news: news.count(removed) == 2)
         await _noted(tmp_path, ["c got none"] * 2)
-        supervisor.stop()
+        supervisor.shut_down()
     assert sorted(log_of(tmp_path)) == ["c ended", "c got none", "c got none", "w-0 ended"]
 
 
 async def test_a_spare_child_that_keeps_dying_ends_nothing_else(tmp_path: Path) -> None:
-    """It is restarted as any other, and then given up without the others."""
+    """It is restarted like any other child, and given up without ending the others."""
     recorder = Recorder()
     dying = script(tmp_path, "w-1", "report.ready()\nreport.failed('bad luck')\nsys.exit(1)\n")
-    removed = ("removed", "w-1", "w-1 failed: bad luck; that was failure 3 in 60 s")
-    await run_until(_supervisor(tmp_path, recorder, dying), recorder, lambda events: removed in events)
-    assert sum(event[0] == "restarting" for event in recorder.events) == LIMITS.max_restarts
+    removed = Removed("w-1", "w-1 failed: bad luck; that was failure 3 in 60 s")
+    await run_until(_supervisor(tmp_path, recorder, dying), recorder, lambda news: removed in news)
+    assert _num_restarts(recorder) == LIMITS.max_restarts
 
 
 async def test_nothing_is_started_while_stopping(tmp_path: Path) -> None:
-    """A worker that is asked for after the stop is not started."""
+    """A request for a worker after the shut-down starts nothing."""
     recorder = Recorder()
     asks = "def end(*_):\n    report.want_worker()\n    note('ended')\n    sys.exit(0)\n"
     asks += "signal.signal(signal.SIGTERM, end)\nreport.ready()\nsignal.pause()\n"
     spare = script(tmp_path, "w-0", WELL_BEHAVED)
-    supervisor = Supervisor([script(tmp_path, "c", asks)], LIMITS, recorder, 5.0, [spare])
-    await run_until(supervisor, recorder, lambda events: ("all ready",) in events)
+    supervisor = Supervisor(SupervisionTree((script(tmp_path, "c", asks),), (spare,), LIMITS, 5.0), recorder)
+    await run_until(supervisor, recorder, are_ready)
     assert log_of(tmp_path) == ["c ended"]
-    assert not any(event[0] == "adding" for event in recorder.events)
+    assert _added(recorder) == []

@@ -1,12 +1,13 @@
-"""Who is alive: heartbeats, silence, and incarnations. Pure: time is an argument.
+"""Which peers are alive: heartbeats, silence, and incarnations. Pure: time is an argument.
 
-Silence is measured in our own running time: we look once a heartbeat, and a look counts for no more than that. If it
-comes late, it was we who were slow or paused (a stopped process, a suspended machine, a blocked loop), and what peers
-sent meanwhile may still be unread. While more has arrived than we have handled, patience is longer: what we miss may be
-among it. It has an end even then, so that the dead are found by one who never catches up, too.
+Silence is measured in our own running time. We look once per heartbeat, and the time between two looks counts for no
+more than one heartbeat. If a look comes late, this process was slow or paused (a stopped process, a suspended machine,
+a blocked loop), and what its peers sent in the meantime may still be unread. While more has arrived than we have
+handled, our patience is longer, because a sign of life may be among the unread messages. It is still bounded, so that
+a process that never catches up finds dead peers, too.
 
-Whatever is sent to a peer tells it that we are alive, so a heartbeat is due only where nothing was sent for so long;
-and where it is due to many, a few get theirs at once and the rest soon after.
+Every message tells a peer that we are alive, so a heartbeat is due only to a peer that was sent nothing for that long.
+If heartbeats are due to many peers, a few get theirs at once and the rest soon after.
 """
 
 from collections import OrderedDict
@@ -17,9 +18,9 @@ from typing import Final, NamedTuple
 
 from actorserve.core.messages import Peer
 
-_SLOTS: Final = 16  # of a heartbeat; some get theirs in one, and the next do in another
-_BEATS_AT_ONCE: Final = 16  # or twice a slot's share of all, where that is more
-_PATIENCE_WHEN_BEHIND: Final = 5  # times that for silence
+_SLOTS: Final = 16  # into which a heartbeat's time is divided; each slot sends some of the heartbeats
+_BEATS_AT_ONCE: Final = 16  # per slot, or twice a slot's share of all heartbeats if that is more
+_PATIENCE_WHEN_BEHIND: Final = 5  # times the usual patience
 
 
 class Standing(Enum):
@@ -27,13 +28,13 @@ class Standing(Enum):
 
     UNKNOWN = auto()  # never met
     ALIVE = auto()
-    SILENT = auto()  # we gave it up, or it is older than one that we met: whoever it is has to come back anew
+    SILENT = auto()  # given up, or older than an incarnation that we met; the process has to rejoin
     GONE = auto()  # it said goodbye
 
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """Silence for ``suspect_after_s`` is reason to ask, for ``death_after_s`` death."""
+    """A peer that is silent for ``suspect_after_s`` is asked again; after ``death_after_s`` it is held for dead."""
 
     heartbeat_s: float = 0.25
     death_after_s: float = 2.0
@@ -44,7 +45,10 @@ class WatchTimes:
 
 
 class Verdict(NamedTuple):
-    """What a tick found: heartbeats for those first who were sent nothing for longest, the others by their names."""
+    """What a tick found. ``heartbeats_due`` begins with the peer that was sent nothing for longest.
+
+    The other two are in the order of names.
+    """
 
     heartbeats_due: tuple[Peer, ...] = ()
     suspects: tuple[Peer, ...] = ()
@@ -53,7 +57,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """The newest incarnation of a name that is over."""
+    """The newest incarnation of a name that has ended."""
 
     incarnation: int
     said_goodbye: bool
@@ -64,8 +68,8 @@ class DeathWatch:
 
     def __init__(self, times: WatchTimes) -> None:
         self._times = times
-        self._heard_at: OrderedDict[Peer, float] = OrderedDict()  # in running time, the most silent first
-        self._sent_at: OrderedDict[Peer, float] = OrderedDict()  # the longest ago first
+        self._heard_at: OrderedDict[Peer, float] = OrderedDict()  # in running time; the most silent peer first
+        self._sent_at: OrderedDict[Peer, float] = OrderedDict()  # the peer that was sent nothing for longest first
         self._alive: dict[str, Peer] = {}
         self._past: dict[str, _Past] = {}
         self._ran_s = 0.0  # our running time when we last looked
@@ -74,11 +78,11 @@ class DeathWatch:
 
     @property
     def alive(self) -> tuple[Peer, ...]:
-        """Those whom we hold for alive, in the order of names."""
+        """The peers that we hold for alive, in the order of names."""
         return tuple(self._alive[name] for name in sorted(self._alive))
 
     def incarnation_of(self, name: str) -> int:
-        """The newest incarnation of ``name`` that we ever met, alive or not; 0 if none."""
+        """The newest incarnation of ``name`` that we ever met, alive or not; 0 for a name that we never met."""
         alive, past = self._alive.get(name), self._past.get(name)
         return max(alive.incarnation if alive else 0, past.incarnation if past else 0)
 
@@ -91,7 +95,9 @@ class DeathWatch:
         return Standing.SILENT if peer.incarnation < self.incarnation_of(peer.name) else Standing.UNKNOWN
 
     def meet(self, peer: Peer, now: float) -> Peer | None:
-        """``peer`` (standing UNKNOWN) said hello: watch it. Returns whom it replaces, if that was alive: now dead.
+        """Watch ``peer``, whose standing is UNKNOWN and which said hello.
+
+        Returns the older incarnation that it replaces, if that one was alive; it is dead now.
 
         Raises: ValueError for a peer that is not unknown.
         """
@@ -108,7 +114,7 @@ class DeathWatch:
         return replaced
 
     def heard(self, peer: Peer, now: float) -> bool:
-        """A sign of life. False where we do not hold ``peer`` for alive: then it changes nothing."""
+        """A sign of life came from ``peer``. False, and nothing changes, for a peer that we do not hold for alive."""
         if peer not in self._heard_at:
             return False
         self._heard_at[peer] = self._running_s(now)
@@ -116,27 +122,27 @@ class DeathWatch:
         return True
 
     def sent(self, peer: Peer, now: float) -> None:
-        """``peer`` was sent something. Nothing happens where we do not hold it for alive."""
+        """``peer`` was sent something. Nothing happens for a peer that we do not hold for alive."""
         if peer in self._sent_at:
             self._sent_at[peer] = now
             self._sent_at.move_to_end(peer)
 
     def leave(self, peer: Peer) -> bool:
-        """``peer`` said goodbye. False where we do not hold it for alive."""
+        """``peer`` said goodbye. False for a peer that we do not hold for alive."""
         if peer not in self._heard_at:
             return False
         self._end(peer, said_goodbye=True)
         return True
 
     def give_up(self, peer: Peer) -> bool:
-        """``peer`` is known to be over (its name has a newer incarnation). False where it was not alive to us."""
+        """``peer`` has ended, because its name has a newer incarnation. False for a peer that was not alive to us."""
         if peer not in self._heard_at:
             return False
         self._end(peer, said_goodbye=False)
         return True
 
     def release_all(self) -> tuple[Peer, ...]:
-        """Forget everybody, alive or not: we are somebody else now. Returns who was alive."""
+        """Forget all peers, alive or not, because we are a new incarnation. Returns the peers that were alive."""
         alive = self.alive
         self._past.clear()
         self._alive.clear()
@@ -145,14 +151,14 @@ class DeathWatch:
         return alive
 
     def next_deadline(self) -> float | None:
-        """When to tick. Death is seen when we look, at most one ``heartbeat_s`` late."""
+        """When to tick. A death is found when we look, at most one ``heartbeat_s`` late."""
         if not self._alive:
             return None
         longest_ago = next(iter(self._sent_at.values()))
         return min(self._looked_at + self._times.heartbeat_s, max(longest_ago + self._times.heartbeat_s, self._beat_at))
 
     def tick(self, now: float, *, is_behind: bool = False) -> Verdict:
-        """To be called at the deadline. ``is_behind`` says that more may have arrived than was ``heard``."""
+        """Look at the peers. Call it at the deadline. ``is_behind``: more may have arrived than was ``heard``."""
         suspects: tuple[Peer, ...] = ()
         dead: tuple[Peer, ...] = ()
         if self._alive and now >= self._looked_at + self._times.heartbeat_s:

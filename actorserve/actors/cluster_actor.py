@@ -1,0 +1,123 @@
+"""The base of the actors that form the cluster: it adds a node, through which they find, hear and tell one another.
+
+The mailbox of such an actor has two parts: what this process tells it (``tell``), and the bounded inbox of its
+transport. Membership handles its own messages; it turns them into PeerUp and PeerDown, and the core gets the rest.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from actorserve.actors.actor import Actor
+from actorserve.actors.node import Node
+from actorserve.core.effects import Effect, Meet, Send
+from actorserve.core.messages import Message, Peer, PeerDown
+from actorserve.wire.journal import Entry
+
+_BATCH: Final = 256
+
+
+class ClusterCore(Protocol):
+    """The core of the coordinator, of a gateway, or of an instance. ``sender`` is None for a local message."""
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]: ...
+
+    def next_deadline(self) -> float | None: ...
+
+
+class ClusterActor(Actor[Message, Effect]):
+    """A process of the cluster. It performs ``Send`` and ``Meet``; a concrete actor performs what else its core asks.
+
+    The actor owns the node's transport, and closes it when ``run`` ends.
+    """
+
+    _core: ClusterCore
+
+    def __init__(self, core: ClusterCore, node: Node) -> None:
+        super().__init__(node.transport.me.name, core, node.clock)
+        self.counts: Counter[str] = Counter()
+        self._transport = node.transport
+        self._membership = node.membership
+        self._recorder = node.recorder
+
+    @property
+    def me(self) -> Peer:
+        return self._transport.me
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The peers that are up, in the order of their names. The core has been told of each."""
+        return self._membership.peers
+
+    def num_dropped_frames(self) -> int:
+        """Frames that no well-behaved peer sends, or that were meant for another incarnation; each logged by reason."""
+        return sum(count for what, count in self._transport.counts.items() if what.startswith("dropped: "))
+
+    def peer_went_down(self, peer: Peer) -> None:
+        """Called for each peer that went down, after the core was told and its effects were performed."""
+
+    def start(self) -> None:
+        """Begin to look for the peers. ``run`` does it by itself."""
+        self._membership.start(self._clock())
+
+    def stop(self) -> None:
+        """Say goodbye to all peers and let ``run`` return. No message is handled any more."""
+        if not self._is_stopping:
+            self._membership.leave()
+        super().stop()
+
+    def next_deadline(self) -> float | None:
+        deadlines = (self._membership.next_deadline(), self._core.next_deadline())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def _open(self, wake: Callable[[], None]) -> None:
+        self.start()
+        self._transport.on_arrival(wake)
+
+    def _close(self) -> None:
+        self._transport.close()
+
+    def _receive(self, now: float) -> bool:
+        arrived = self._transport.take(_BATCH)
+        for sender, message in arrived:
+            changes = self._membership.handle(message, now, sender)
+            if changes is None:
+                self._handle(message, now, sender)
+            else:
+                for change in changes:
+                    self._handle(change, now)
+        return len(arrived) == _BATCH
+
+    def _on_deadline(self, now: float, *, is_behind: bool) -> None:
+        deadline = self._membership.next_deadline()
+        if deadline is not None and now >= deadline:
+            for change in self._membership.tick(now, is_behind=is_behind):
+                self._handle(change, now)
+        super()._on_deadline(now, is_behind=is_behind)
+
+    def _handle(self, message: Message, now: float, sender: Peer | None = None) -> None:
+        if self._is_stopping:
+            return
+        # The input is recorded before the core sees it, so that a journal shows what led to a crash.
+        if self._recorder is not None:
+            self._recorder.heard(Entry(now, sender, message))
+        effects = self._core.handle(message, now, sender)
+        if self._recorder is not None:
+            self._recorder.decided(effects)
+        for effect in effects:
+            if type(effect) is Send:
+                self._send(effect, now)
+            elif type(effect) is Meet:
+                self._membership.get_to_know(effect.peer, now)
+            else:
+                self.perform(effect)
+        if type(message) is PeerDown:
+            self.peer_went_down(message.peer)
+
+    def _send(self, effect: Send, now: float) -> None:
+        if not self._membership.is_up(effect.to):
+            self.counts["sends to a peer that is down"] += 1
+        elif self._transport.send(effect.to, effect.message):
+            self._membership.sent(effect.to, now)
+        else:
+            self.counts["sends refused by the transport"] += 1

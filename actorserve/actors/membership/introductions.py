@@ -1,0 +1,83 @@
+"""How the coordinator introduces the processes to each other: it tells all of them who is in the cluster (Members).
+
+It does so after each change, and again after a while, because a Members may be lost. In a large cluster Members is long
+and goes to many, so it is told at a pace that leaves the coordinator time for other work, and is repeated less often.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from math import inf
+from typing import Final
+
+from actorserve.actors.membership.death_watch import DeathWatch, WatchTimes
+from actorserve.actors.membership.links import Links
+from actorserve.core.messages import Hello, Members, Peer
+
+_ROW_S: Final = 5e-7  # time set aside per row of a Members and per peer; telling takes less, and the rest is for others
+_LEAST_ROWS: Final = 256  # a shorter Members counts as if it had so many rows
+_AT_ONCE_S: Final = 0.032  # at most this much of that time is saved up while nothing is told
+_TURN_S: Final = 0.008  # between two turns of a round
+_REPEATING: Final = 32  # a round is repeated after at least this many times its own duration
+
+
+class Introductions:
+    """Tells the peers in rounds. In one round all peers are told the same state of the cluster.
+
+    ``hellos`` holds the peers that are up; its owner changes it and calls ``changed``.
+    """
+
+    def __init__(self, links: Links, watch: DeathWatch, hellos: Mapping[Peer, Hello], times: WatchTimes) -> None:
+        self._links = links
+        self._watch = watch
+        self._hellos = hellos
+        self._times = times
+        self._members = Members((), (), (), ())  # of the present round
+        self._untold: deque[Peer] = deque()
+        self._have_changed = False
+        self._tell_again_at = inf
+        self._paid_until = -inf  # what was told so far has used the time up to this moment
+
+    def start(self, now: float) -> None:
+        """Begin, with no peer left to tell."""
+        self._untold.clear()
+        self._tell_again_at = now + self._times.death_after_s
+
+    def changed(self, now: float) -> None:
+        """A peer came or went."""
+        self._have_changed = True
+        self.tell(now)
+
+    def next_deadline(self) -> float:
+        """When ``tell`` has something to do."""
+        if self._untold or self._have_changed:
+            return self._paid_until + _TURN_S
+        return self._tell_again_at
+
+    def tell(self, now: float) -> None:
+        """Tell as many peers as the pace allows. A round ends before the next one begins."""
+        self._paid_until = max(self._paid_until, now - _AT_ONCE_S)
+        while self._paid_until < now:
+            if not self._untold:
+                if not self._have_changed and now < self._tell_again_at:
+                    return
+                self._begin_round(now)
+                if not self._untold:
+                    return
+            peer = self._untold.popleft()
+            if peer in self._hellos and self._links.send(peer, self._members):
+                self._watch.sent(peer, now)
+                self._paid_until += _ROW_S * max(len(self._members.names), _LEAST_ROWS)
+
+    def _begin_round(self, now: float) -> None:
+        alive = self._watch.alive
+        hellos = [self._hellos[peer] for peer in alive]
+        self._members = Members(
+            tuple(peer.name for peer in alive),
+            tuple(peer.incarnation for peer in alive),
+            tuple(hello.role for hello in hellos),
+            tuple(hello.address for hello in hellos),
+        )
+        self._untold.extend(alive)
+        self._have_changed = False
+        round_s = len(alive) * _ROW_S * max(len(alive), _LEAST_ROWS)
+        self._tell_again_at = now + max(self._times.death_after_s, _REPEATING * round_s)

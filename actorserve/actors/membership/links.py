@@ -1,0 +1,26 @@
+"""The part of a transport that membership needs."""
+
+from typing import Protocol
+
+from actorserve.core.messages import Message, Peer
+from actorserve.wire.envelope import ANY_INCARNATION
+
+
+class Links(Protocol):
+    """Ways to peers (``wire.transport.Transport``)."""
+
+    @property
+    def me(self) -> Peer: ...
+
+    def reincarnate(self, incarnation: int) -> None: ...
+
+    def connect(self, peer: Peer, address: str) -> bool: ...
+
+    def disconnect(self, peer: Peer) -> None: ...
+
+    def send(self, peer: Peer, message: Message) -> bool: ...
+
+
+def anyone(name: str) -> Peer:
+    """The process called ``name``, in whichever incarnation it runs. Only a Hello may be sent to it."""
+    return Peer(name, ANY_INCARNATION)

@@ -1,0 +1,313 @@
+"""One process's view of the cluster, and how two processes meet.
+
+Two processes meet by Hello. An *ask* (``answers`` = 0) goes to whichever process is at an address, and is repeated
+until that process's Hello has come. An *answer* names the incarnation that asked. A process that hears the Hello of a
+new incarnation connects to it, answers an ask, and only then calls the peer up. So on every link our Hello comes before
+anything else, and a peer is up here only when it will hear what we send. Whichever side starts, restarts or loses a
+frame, one of the two keeps asking until both have met.
+
+All processes ask the coordinator, whose address is known. The coordinator tells them who is in the cluster
+(``introductions``), and those that need each other ask each other. A peer that is silent for a while is asked again;
+that finds its successor at the same address before the silence counts as death. A process that was held for dead by
+mistake, because it was paused, is told so (``fencing``) when it next says Hello, and rejoins as a new incarnation. A
+process that has called an incarnation dead never takes that back.
+
+Workers meet each other only on demand (``get_to_know``), at the addresses in Members, and watch each other from then
+on. They stay linked until one of them ends. They do not fence each other: two workers that lost each other while the
+coordinator hears both stay apart until one of them is a new incarnation. That costs a few migrations, while rejoining
+would cost a worker all of its requests.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+from math import inf
+from typing import Final
+
+from actorserve.actors.membership.death_watch import DeathWatch, Standing, WatchTimes
+from actorserve.actors.membership.fencing import MAX_INCARNATION, Fencing
+from actorserve.actors.membership.introductions import Introductions
+from actorserve.actors.membership.links import Links, anyone
+from actorserve.actors.membership.roles import COORDINATOR_NAME, MAX_PEERS, are_linked, may_link
+from actorserve.actors.membership.search import Search
+from actorserve.core.messages import (
+    PROTOCOL_VERSION,
+    Fenced,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    Members,
+    Message,
+    Peer,
+    PeerDown,
+    PeerUp,
+    Role,
+)
+
+_ANY: Final = 0
+_HEARTBEAT: Final = Heartbeat()
+
+Change = PeerUp | PeerDown
+
+
+class Membership:
+    """One process's view of the cluster. ``hello`` is what the process says of itself.
+
+    The caller tells the changes that a method returns to the core, in order, before anything else.
+    """
+
+    def __init__(self, links: Links, hello: Hello, coordinator_address: str, times: WatchTimes) -> None:
+        self.counts: Counter[str] = Counter()
+        self._links = links
+        self._hello = replace(hello, answers=_ANY)
+        self._coordinator_address = coordinator_address
+        self._times = times
+        self._watch = DeathWatch(times)
+        self._hellos: dict[Peer, Hello] = {}  # of the peers that are up
+        self._names: set[str] = set()  # of all peers ever met, which bounds what we remember
+        self._answered_at: dict[Peer, float] = {}
+        self._on_demand: dict[
+            str, tuple[Peer, str]
+        ] = {}  # peers to meet on demand, with addresses; by the last Members
+        self._search = Search(links, self._hello, times)
+        self._fencing = Fencing(links, self._watch, times)
+        is_coordinator = hello.role is Role.COORDINATOR
+        self._introductions = Introductions(links, self._watch, self._hellos, times) if is_coordinator else None
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The peers that are up, in the order of their names."""
+        return self._watch.alive
+
+    def is_up(self, peer: Peer) -> bool:
+        return peer in self._hellos
+
+    def start(self, now: float) -> None:
+        """Begin to look for the other processes."""
+        if self._introductions is not None:
+            self._introductions.start(now)
+        else:
+            self._search.begin(COORDINATOR_NAME, self._coordinator_address, now)
+
+    def leave(self) -> None:
+        """Tell all peers that we leave."""
+        for peer in self._watch.alive:
+            self._links.send(peer, Goodbye())
+
+    def sent(self, peer: Peer, now: float) -> None:
+        """The caller has sent something to ``peer``."""
+        self._watch.sent(peer, now)
+
+    def get_to_know(self, peer: Peer, now: float) -> None:
+        """Meet this worker, if the coordinator names it. It is up once it has answered.
+
+        Nothing happens for a worker that is up, asked already, lost or gone. A worker that does not answer is given up
+        after the patience for silence; the caller may ask again.
+        """
+        known, address = self._on_demand.get(peer.name, (None, ""))
+        if known != peer:
+            self.counts["meeting an unknown worker"] += 1
+        elif self._watch.standing(peer) is Standing.UNKNOWN:
+            self._search.begin(peer.name, address, now, now + self._times.death_after_s)
+
+    def handle(self, message: Message, now: float, sender: Peer) -> list[Change] | None:
+        """Handle a message from ``sender``. None: the message is for the core, and ``sender`` is up."""
+        if type(message) is Hello:
+            return self._on_hello(message, now, sender)
+        if type(message) is Fenced:
+            return self._on_fenced(message, now)
+        if not self._watch.heard(sender, now):
+            # A peer that we hold for dead gets no heartbeats from us. It will soon ask us, and be fenced.
+            self.counts["stranger"] += 1
+            return []
+        if type(message) is Heartbeat:
+            return []
+        if type(message) is Goodbye:
+            self._watch.leave(sender)
+            down = self._lose(sender, now)
+            self._changed(now)
+            return [down]
+        if type(message) is Members:
+            return self._on_members(message, now, sender)
+        return None
+
+    def next_deadline(self) -> float | None:
+        deadline = self._watch.next_deadline()
+        at = min(inf if deadline is None else deadline, self._search.next_deadline())
+        if self._introductions is not None:
+            at = min(at, self._introductions.next_deadline())
+        return None if at == inf else at
+
+    def tick(self, now: float, *, is_behind: bool = False) -> list[Change]:
+        """Do what is due: heartbeats, asks, deaths.
+
+        ``is_behind``: more may have arrived than was handled, so silence is borne for longer.
+        """
+        verdict = self._watch.tick(now, is_behind=is_behind)
+        for peer in verdict.heartbeats_due:
+            self._links.send(peer, _HEARTBEAT)
+        for peer in verdict.suspects:
+            self._search.ask(peer.name, self._hellos[peer].address)
+        changes: list[Change] = [self._lose(peer, now) for peer in verdict.dead]
+        self._search.tick(now)
+        if verdict.dead:
+            self._changed(now)
+        elif self._introductions is not None:
+            self._introductions.tell(now)
+        return changes
+
+    # --- meeting -----------------------------------------------------------------------------------------------------
+
+    def _on_hello(self, hello: Hello, now: float, sender: Peer) -> list[Change]:
+        me = self._links.me
+        if hello.protocol_version != PROTOCOL_VERSION:
+            self.counts["hello of another protocol version"] += 1
+            return []
+        if hello.answers not in (_ANY, me.incarnation):
+            # The sender has met an earlier incarnation of ours, and does not know this one.
+            self.counts["hello to our past"] += 1
+            return []
+        is_coordinator = hello.role is Role.COORDINATOR
+        if is_coordinator != (sender.name == COORDINATOR_NAME):
+            self.counts["hello of a false coordinator"] += 1
+            return []
+        if sender.name == me.name or not may_link(self._hello.role, hello.role):
+            self.counts["hello of a process without a link to us"] += 1
+            return []
+        match self._watch.standing(sender):
+            case Standing.ALIVE:
+                self._watch.heard(sender, now)
+                if hello.answers == _ANY and now - self._answered_at[sender] >= self._times.heartbeat_s / 2:
+                    self._answer(sender, now)
+                return []
+            case Standing.UNKNOWN:
+                return self._meet(hello, now, sender)
+            case Standing.SILENT if are_linked(self._hello.role, hello.role):
+                self._fence(sender, hello.address, now)
+                return []
+            case Standing.SILENT:
+                self.counts["apart"] += 1
+                return []
+            case Standing.GONE:
+                self.counts["stranger"] += 1
+                return []
+
+    def _meet(self, hello: Hello, now: float, sender: Peer) -> list[Change]:
+        if sender.name not in self._names and len(self._names) >= MAX_PEERS:
+            self.counts["too many peers"] += 1
+            return []
+        if not self._links.connect(sender, hello.address):
+            self.counts["hello with an unusable address"] += 1
+            return []
+        if hello.answers == _ANY and not self._answer(sender, now):
+            # It will ask again. Until we can answer, it would not hear us.
+            self._links.disconnect(sender)
+            return []
+        changes: list[Change] = []
+        replaced = self._watch.meet(sender, now)
+        if replaced is not None:
+            changes.append(self._drop_link(replaced))
+        # The way to any incarnation stays open along with the way to this one: it is the same link.
+        self._links.connect(anyone(sender.name), hello.address)
+        self._search.found(sender.name)
+        self._hellos[sender] = hello
+        self._names.add(sender.name)
+        self._answered_at.setdefault(sender, now)
+        changes.append(PeerUp(sender, hello.role, hello.worker))
+        self._changed(now)
+        return changes
+
+    def _answer(self, peer: Peer, now: float) -> bool:
+        self._answered_at[peer] = now
+        return self._links.send(peer, replace(self._hello, answers=peer.incarnation))
+
+    def _changed(self, now: float) -> None:
+        if self._introductions is not None:
+            self._introductions.changed(now)
+
+    # --- being introduced by the coordinator -------------------------------------------------------------------------
+
+    def _on_members(self, members: Members, now: float, sender: Peer) -> list[Change]:
+        if self._hellos[sender].role is not Role.COORDINATOR or self._hello.role is Role.COORDINATOR:
+            self.counts["members from a stranger"] += 1
+            return []
+        changes: list[Change] = []
+        wanted = {COORDINATOR_NAME}
+        on_demand: dict[str, tuple[Peer, str]] = {}
+        rows = zip(members.names, members.incarnations, members.roles, members.addresses, strict=True)
+        for name, incarnation, role, address in islice(rows, MAX_PEERS):
+            peer = Peer(name, incarnation)
+            if name in (COORDINATOR_NAME, self._links.me.name) or not may_link(self._hello.role, role):
+                continue
+            is_needed = are_linked(self._hello.role, role)
+            if not is_needed:
+                on_demand[name] = peer, address
+            if is_needed or self._on_demand.get(name) == on_demand[name]:
+                wanted.add(name)
+            changes += self._on_member(peer, role, address, now)
+        self._on_demand = on_demand
+        self._search.keep_only(wanted)
+        return changes
+
+    def _on_member(self, peer: Peer, role: Role, address: str, now: float) -> list[Change]:
+        """The coordinator hears ``peer``, a process that we may link to."""
+        is_needed = are_linked(self._hello.role, role)
+        standing = self._watch.standing(peer)
+        known = Peer(peer.name, self._watch.incarnation_of(peer.name))
+        if standing is Standing.SILENT and is_needed and role is Role.WORKER and peer == known:
+            # Only we two lost each other. One of us has to rejoin before we may meet again, and the worker has less to
+            # lose than a gateway with requests on many workers.
+            self._fence(peer, address, now)
+        if standing is not Standing.UNKNOWN:
+            return []
+        changes: list[Change] = []
+        if self._watch.give_up(known):
+            changes.append(self._drop_link(known))
+            self._links.disconnect(anyone(peer.name))
+        if is_needed:
+            self._search.begin(peer.name, address, now)
+        return changes
+
+    # --- parting -----------------------------------------------------------------------------------------------------
+
+    def _lose(self, peer: Peer, now: float) -> PeerDown:
+        """``peer`` is no longer up. We look for the coordinator again if it is the one."""
+        down = self._drop_link(peer)
+        self._links.disconnect(anyone(peer.name))
+        if peer.name == COORDINATOR_NAME:
+            self._search.begin(COORDINATOR_NAME, self._coordinator_address, now)
+        return down
+
+    def _drop_link(self, peer: Peer) -> PeerDown:
+        self._links.disconnect(peer)
+        self._hellos.pop(peer)
+        self._answered_at.pop(peer, None)
+        return PeerDown(peer)
+
+    def _fence(self, peer: Peer, address: str, now: float) -> None:
+        if self._fencing.fence(peer, address, now):
+            self.counts["fenced"] += 1
+
+    def _on_fenced(self, fenced: Fenced, now: float) -> list[Change]:
+        incarnation = self._links.me.incarnation
+        if fenced.incarnation >= MAX_INCARNATION:
+            self.counts["fenced beyond bounds"] += 1
+            return []
+        if fenced.incarnation < incarnation:
+            # It was meant for an earlier incarnation of ours; we have rejoined since.
+            return []
+        return self._rejoin(max(incarnation, fenced.incarnation) + 1, now)
+
+    def _rejoin(self, incarnation: int, now: float) -> list[Change]:
+        self.counts["rejoined"] += 1
+        changes: list[Change] = []
+        for peer in self._watch.release_all():
+            changes.append(self._drop_link(peer))
+            self._links.disconnect(anyone(peer.name))
+        self._search.clear()
+        self._on_demand.clear()
+        self._names.clear()
+        self._fencing.clear()
+        self._links.reincarnate(incarnation)
+        self.start(now)
+        return changes

@@ -1,0 +1,75 @@
+"""Looking for processes: asking at an address, again and again, until the Hello of the process there has come."""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from math import inf
+
+from actorserve.actors.membership.death_watch import WatchTimes
+from actorserve.actors.membership.links import Links, anyone
+from actorserve.core.messages import Hello
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A process that we want to meet and have not met. The search for it ends at ``until``."""
+
+    address: str
+    ask_at: float
+    interval_s: float
+    until: float
+
+
+class Search:
+    """The processes that we look for, by name. ``hello`` is our ask."""
+
+    def __init__(self, links: Links, hello: Hello, times: WatchTimes) -> None:
+        self._links = links
+        self._hello = hello
+        self._times = times
+        self._wanted: dict[str, _Wanted] = {}
+
+    def begin(self, name: str, address: str, now: float, until: float = inf) -> None:
+        """Look for the process called ``name``. Nothing happens when it is looked for at this address already."""
+        wanted = self._wanted.get(name)
+        if wanted is None or wanted.address != address:
+            interval_s = self._times.heartbeat_s
+            self._wanted[name] = _Wanted(address, now + interval_s, 2 * interval_s, until)
+            self.ask(name, address)
+
+    def ask(self, name: str, address: str) -> None:
+        """Ask once."""
+        if self._links.connect(anyone(name), address):
+            self._links.send(anyone(name), self._hello)
+
+    def found(self, name: str) -> None:
+        """The process has come; the way to it stays open."""
+        self._wanted.pop(name, None)
+
+    def keep_only(self, names: Container[str]) -> None:
+        """End the search for all other processes."""
+        for name in [name for name in self._wanted if name not in names]:
+            self._give_up(name)
+
+    def clear(self) -> None:
+        """End the search for all processes."""
+        self.keep_only(())
+
+    def next_deadline(self) -> float:
+        """When ``tick`` has something to do; inf for never."""
+        return min((wanted.ask_at for wanted in self._wanted.values()), default=inf)
+
+    def tick(self, now: float) -> None:
+        """Ask where an ask is due. The interval between asks doubles, up to the patience for silence."""
+        for name, wanted in list(self._wanted.items()):
+            if now < wanted.ask_at:
+                continue
+            if now >= wanted.until:
+                self._give_up(name)
+            else:
+                self.ask(name, wanted.address)
+                wanted.ask_at = now + wanted.interval_s
+                wanted.interval_s = min(2 * wanted.interval_s, self._times.death_after_s)
+
+    def _give_up(self, name: str) -> None:
+        del self._wanted[name]
+        self._links.disconnect(anyone(name))

@@ -1,0 +1,131 @@
+"""What the dispatcher knows of one instance: its last load report, and what was sent to it since.
+
+A load report is always a little old. A dispatcher that trusts reports alone sends a whole burst of requests to the
+instance that looked free a moment ago. Therefore each view also counts the placements that no report has confirmed
+yet: freeness counts them as running requests, and the room counts them as waiting requests.
+
+Incoming migrations count in the same way until reports show them. Outgoing bytes count against the source until they
+have left, because a source with few requests would otherwise look like the freest instance and attract new requests.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+
+from actorserve.core.messages import LoadReport, ModelInfo, Peer, Place, Placed
+from actorserve.core.placement.freeness import freeness
+
+NO_ROOM = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementInFlight:
+    """A placement that no load report has confirmed yet."""
+
+    gateway: Peer
+    placed: Placed
+    num_blocks: int
+    expires_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class NewInstance:
+    """An instance that is up and has not reported its load yet. Nothing is sent to it."""
+
+    peer: Peer
+    kind: str
+    model: ModelInfo
+
+
+@dataclass(slots=True)
+class InstanceView:
+    """An instance that has reported its load at least once.
+
+    While it is ``reserved_for`` a waiting request, no other request is placed there. ``promised_bytes`` of KV are on
+    their way to it by migration: the sources have not reported these bytes as handed over. ``score`` is what dispatch
+    compares it by, and ``admitted_tokens`` the longest request that it admits; the fleet keeps both up to date.
+    """
+
+    peer: Peer
+    kind: str
+    model: ModelInfo
+    report: LoadReport
+    in_flight: dict[str, PlacementInFlight] = field(default_factory=dict)  # by request id, in the order of placement
+    num_blocks_in_flight: int = 0
+    reserved_for: Place | None = None
+    promised_bytes: int = 0
+    told_to_drain: bool = False
+    is_stale: bool = False  # no report has come for too long
+    last_turn: int = 0  # the number of the last placement that went there, counted over the fleet
+    score: float = -inf
+    admitted_tokens: int = NO_ROOM
+
+    @property
+    def is_terminating(self) -> bool:
+        return self.told_to_drain or self.report.draining
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests may be sent there: it reports, and it is not terminating."""
+        return not self.is_stale and not self.is_terminating
+
+    @property
+    def incoming_bytes(self) -> int:
+        """The bytes of incoming migrations that the last report does not show as reserved yet."""
+        return max(0, self.promised_bytes - self.report.kv_reserved_bytes)
+
+    @property
+    def num_running(self) -> int:
+        """B: the running requests and the placements in flight."""
+        return len(self.in_flight) + self.report.num_running
+
+    @property
+    def pool_tokens(self) -> int:
+        """How many tokens fit into the whole blocks of the device memory that is usable now."""
+        report = self.report
+        return report.kv_total_bytes // report.bytes_per_block * report.tokens_per_block
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The longest request that an empty instance could hold now; ``NO_ROOM`` if it is terminating."""
+        return NO_ROOM if self.is_terminating else min(self.model.max_tokens, self.pool_tokens)
+
+    def can_hold(self, place: Place) -> bool:
+        """Whether the request could ever run there, however busy the instance is now."""
+        return place.num_tokens <= self.capacity_tokens and self.peer != place.avoid
+
+    def room_tokens(self, max_queue: int | None) -> int:
+        """The longest request that the instance has room for; ``NO_ROOM`` if ``max_queue`` requests wait there already.
+
+        There is room for a request if its blocks fit beside the KV of all started requests, in device and host memory
+        together. With a ``max_queue`` of None there is room for every request that the instance can ever hold.
+        """
+        if self.is_stale:
+            return NO_ROOM
+        if max_queue is None:
+            return self.capacity_tokens
+        report = self.report
+        if report.num_waiting + len(self.in_flight) >= max_queue:
+            return NO_ROOM
+        free_bytes = report.kv_total_bytes + report.host_total_bytes - report.kv_needed_bytes - self.incoming_bytes
+        num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight
+        return min(self.capacity_tokens, max(0, num_free_blocks) * report.tokens_per_block)
+
+    def free_bytes(self) -> int:
+        """M less the sum of V, where V includes placements in flight and incoming migrations."""
+        report = self.report
+        in_flight_bytes = self.num_blocks_in_flight * report.bytes_per_block
+        return report.kv_total_bytes - report.virtual_usage_bytes - self.incoming_bytes - in_flight_bytes
+
+    def freeness(self, num_saved_tokens: int = 0) -> float:
+        """F for a request whose first ``num_saved_tokens`` tokens have their KV there already."""
+        free_bytes = self.free_bytes()
+        if num_saved_tokens:
+            free_bytes += num_saved_tokens // self.report.tokens_per_block * self.report.bytes_per_block
+        return freeness(free_bytes, 0, self.num_running, terminating=self.is_terminating)
+
+    def add_placement(self, placement: PlacementInFlight) -> None:
+        self.in_flight[placement.placed.request_id] = placement
+        self.num_blocks_in_flight += placement.num_blocks
+
+    def drop_placement(self, request_id: str) -> None:
+        self.num_blocks_in_flight -= self.in_flight.pop(request_id).num_blocks

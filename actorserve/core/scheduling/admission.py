@@ -1,0 +1,145 @@
+"""Admission: which requests get device blocks for the next iteration, the most urgent first.
+
+Requests on the device grow by a block when their tokens need it. Waiting requests are admitted, and swapped requests
+are brought back, as far as blocks are free or soon will be. Under proactive swapping (FastServe, section 4.2) requests
+are ranked by their estimated next scheduling time, ENST, and those ranked last give up their blocks.
+"""
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+from actorserve.core.effects import Effect
+from actorserve.core.kv.kv_memory import KVMemory
+from actorserve.core.request import Request
+from actorserve.core.scheduling.policy import SchedulingPolicy
+from actorserve.core.scheduling.swapping import ArrivalReserve, BlockBudget, SwapMode, Swapper
+
+_RESERVE_SHARE = 8  # at most this part of the pool is kept free for new requests
+_RESERVE_WINDOW_S = 0.3
+
+
+class Admission:
+    """Hands out the device blocks of one instance.
+
+    ``max_tokens`` is the length of the longest request that can be served.
+    """
+
+    def __init__(
+        self,
+        memory: KVMemory,
+        policy: SchedulingPolicy,
+        swapper: Swapper,
+        mode: SwapMode,
+        *,
+        max_batch_requests: int,
+        max_batch_tokens: int,
+        max_tokens: int,
+    ) -> None:
+        self._memory = memory
+        self._policy = policy
+        self._swapper = swapper
+        self._mode = mode
+        self._max_batch_requests = max_batch_requests
+        self._max_batch_tokens = max_batch_tokens
+        self._max_tokens = max_tokens
+        self._reserve = ArrivalReserve(_RESERVE_WINDOW_S)
+
+    def on_arrival(self, request: Request, now: float) -> None:
+        self._reserve.on_arrival(self._memory.blocks_of(request), now)
+
+    def make_room(self, order: Sequence[Request], now: float, effects: list[Effect], *, may_swap: bool) -> set[Request]:
+        """Let due requests grow, start or come back; returns the waiting requests that may start now.
+
+        With ``may_swap`` this may evict less urgent requests. Otherwise it goes only as far as blocks are free.
+        """
+        memory, max_requests = self._memory, self._max_batch_requests
+        ranking = self._ranking(order, now)
+        budget = BlockBudget(memory, self._swapper, ranking, effects)
+        self._grow(order, ranking, budget, may_swap=may_swap)
+        reserves_output = self._policy.reserves_output
+        if reserves_output:
+            budget.promise(sum(self._num_final_blocks(r) - len(r.blocks) for r in ranking if r.blocks))
+        num_reserved = self._num_reserved_blocks(now)
+        admitted: set[Request] = set()
+        num_admitted_tokens = 0
+        num_admitted_blocks = 0  # taken only when the requests start, which is as far as the token budget goes
+        num_ahead = 0
+        for rank, request in enumerate(ranking):
+            num_ahead += request.is_resident
+            if request.blocks or (request.is_swapped and not may_swap):
+                continue
+            if self._mode is SwapMode.REACTIVE and rank >= max_requests:
+                break
+            num_wanted = self._num_final_blocks(request) if reserves_output else memory.blocks_wanted(request)
+            # One block stays free for each request before it. Otherwise their very next growth would preempt it again.
+            spare = 0 if reserves_output else num_ahead
+            if request.is_swapped and num_ahead:
+                spare += num_reserved
+            # A request that is not due for the next iteration is brought ahead of need, so it evicts no other.
+            ahead_of = rank if may_swap and rank < max_requests else len(ranking)
+            if not budget.make(num_wanted, ahead_of, spare):
+                break
+            num_ahead += 1
+            if num_wanted + num_admitted_blocks > memory.device.num_free_blocks:
+                continue  # the blocks are promised to it, and soon free
+            if request.is_swapped:
+                # Asked again, because blocks that it would have shared may have been evicted to make this very room.
+                if memory.blocks_wanted(request) + num_admitted_blocks <= memory.device.num_free_blocks:
+                    self._swapper.bring_back(request, effects, is_due=rank < max_requests)
+                    budget.hand_out(num_wanted)
+                continue
+            admitted.add(request)
+            num_admitted_blocks += num_wanted
+            num_admitted_tokens += request.num_uncomputed
+            if num_admitted_tokens >= 2 * self._max_batch_tokens:
+                break  # more than the next iterations can prefill
+        if num_reserved:
+            budget.make(0, ahead_of=max_requests - 1, spare=num_reserved)
+        return admitted
+
+    def _grow(
+        self, order: Sequence[Request], ranking: Sequence[Request], budget: BlockBudget, *, may_swap: bool
+    ) -> None:
+        """Give each due request on the device a block for its newest token."""
+        rank_of = {} if ranking is order else {request: rank for rank, request in enumerate(ranking)}
+        num_due = 0
+        for index, request in enumerate(order):
+            if not request.is_resident:
+                continue
+            num_due += 1
+            if num_due > self._max_batch_requests:
+                return
+            if self._memory.has_blocks(request):
+                continue
+            ahead_of = rank_of.get(request, index) if may_swap else len(ranking)
+            if budget.make(1, ahead_of) and self._memory.grow(request):
+                budget.hand_out(1)
+
+    def _ranking(self, order: Sequence[Request], now: float) -> Sequence[Request]:
+        """The requests by ENST if that matters, because some are swapped or not all fit; else the policy's order."""
+        if self._mode is not SwapMode.PROACTIVE or self._has_room_for_all(order):
+            return order
+        starts_s = self._policy.next_starts_s(order, now, self._max_batch_requests)
+        return [request for request, _ in sorted(zip(order, starts_s, strict=True), key=itemgetter(1))]
+
+    def _has_room_for_all(self, order: Sequence[Request]) -> bool:
+        num_free = self._memory.device.num_free_blocks - len(order)
+        for request in order:
+            if request.host_blocks:
+                return False
+            if not request.blocks:
+                num_free -= self._memory.blocks_of(request)
+            if num_free < 0:
+                return False
+        return True
+
+    def _num_final_blocks(self, request: Request) -> int:
+        """The blocks that the request needs with its whole output."""
+        num_tokens = min(request.num_prompt + request.sampling.max_tokens, self._max_tokens)
+        return self._memory.blocks_for(num_tokens)
+
+    def _num_reserved_blocks(self, now: float) -> int:
+        """How many blocks to keep free for new requests."""
+        if self._mode is not SwapMode.PROACTIVE or not self._policy.is_preemptive:
+            return 0
+        return min(self._reserve.num_blocks(now), self._memory.device.num_usable_blocks // _RESERVE_SHARE)

@@ -1,0 +1,36 @@
+"""One iteration: the requests that take part in it, and how many tokens of each."""
+
+from dataclasses import dataclass
+
+from actorserve.core.messages import StepPlan
+from actorserve.core.request import Request
+from actorserve.core.scheduling.token_budget import IterationBudget
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows (request, tokens fed) of one iteration, and the budget that it was planned with.
+
+    Without rows there may be no budget either.
+    """
+
+    rows: list[tuple[Request, int]]
+    budget: IterationBudget | None
+
+    @property
+    def num_decodes(self) -> int:
+        return self.budget.iteration.num_decodes if self.budget is not None else 0
+
+    def step_plan(self, step_id: int) -> StepPlan:
+        """What the engine is told of the iteration."""
+        rows = self.rows
+        return StepPlan(
+            step_id=step_id,
+            request_ids=tuple(request.request_id for request, _ in rows),
+            starts=tuple(request.num_computed for request, _ in rows),
+            token_ids=tuple(
+                tuple(request.token_ids[request.num_computed : request.num_computed + n]) for request, n in rows
+            ),
+            block_tables=tuple(tuple(request.blocks) for request, _ in rows),
+            samples=tuple(n == request.num_uncomputed for request, n in rows),
+        )

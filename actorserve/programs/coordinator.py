@@ -1,0 +1,33 @@
+"""The coordinator process."""
+
+import asyncio
+
+import uvloop
+
+from actorserve.actors.coordinator import CoordinatorActor
+from actorserve.actors.membership import COORDINATOR_NAME
+from actorserve.actors.node import address_of, open_node
+from actorserve.actors.scaler import make_scaler
+from actorserve.core.cluster.state import ClusterState
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role, StartFailed
+from actorserve.core_configs import cluster_config
+from actorserve.processes.child import Child
+from actorserve.processes.signals import on_termination
+from actorserve.processes.status import NO_WORKER
+
+
+def main(child: Child) -> None:
+    """Place requests until told to end. After a restart the coordinator learns its state again from its peers."""
+    uvloop.run(_run(child))
+
+
+async def _run(child: Child) -> None:
+    settings = child.settings
+    config = cluster_config(settings)
+    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of(COORDINATOR_NAME, child.runtime_dir))
+    node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.runtime_dir, config)
+    actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status))
+    asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())
+    on_termination(actor.stop)
+    child.status.ready()
+    await actor.run()

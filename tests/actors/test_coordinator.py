@@ -1,0 +1,69 @@
+"""The coordinator actor: it starts workers for its core; and what that core is made from."""
+
+import asyncio
+
+import pytest
+
+from actorserve.actors.coordinator import CoordinatorActor
+from actorserve.actors.scaler import ScalerError
+from actorserve.core.effects import Effect, StartWorker
+from actorserve.core.messages import Drain, Message, Peer, StartFailed
+from actorserve.core_configs import cluster_config
+from actorserve.settings import load_settings
+from tests.actors.cluster import ScriptedCore, lone_node
+
+DEADLINE_S = 10.0
+
+
+class _FailingScaler:
+    async def start_worker(self) -> None:
+        raise ScalerError("no space")
+
+
+async def test_a_worker_that_cannot_be_started_is_told_to_the_core() -> None:
+    """The coordinator has a worker started when its core asks for one, and tells the core when none will come."""
+    stopped = asyncio.Event()
+
+    class Core(ScriptedCore):
+        def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+            if isinstance(message, StartFailed):
+                stopped.set()
+            return super().handle(message, now, sender)
+
+    core = Core({Drain: [StartWorker()]})
+    node = lone_node("coordinator", asyncio.get_running_loop().time)
+    coordinator = CoordinatorActor(core, node, _FailingScaler())
+    coordinator.tell(Drain())
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        group.create_task(coordinator.run())
+        await stopped.wait()
+        coordinator.stop()
+    assert core.seen == [Drain(), StartFailed()]
+
+
+def test_a_coordinator_without_a_scaler_starts_no_worker() -> None:
+    """When the number of workers is fixed, a core that asks for one has a bug."""
+    core = ScriptedCore({Drain: [StartWorker()]})
+    coordinator = CoordinatorActor(core, lone_node("coordinator", lambda: 0.0))
+    coordinator.tell(Drain())
+    with pytest.raises(TypeError, match="coordinator was asked for StartWorker"):
+        coordinator.step()
+
+
+@pytest.mark.parametrize(
+    ("load_report_s", "death_after_s", "expected_s"),
+    [(0.2, 2.0, 1.0), (0.2, 20.0, 10.0), (0.5, 2.0, 2.5)],
+)
+def test_a_short_silence_is_no_illness(load_report_s: float, death_after_s: float, expected_s: float) -> None:
+    """A worker counts as unwell after five missing reports, and not before half of the time that counts as death."""
+    cluster = {"load_report_s": load_report_s, "death_after_s": death_after_s}
+    assert cluster_config(load_settings(None, {"cluster": cluster})).report_ttl_s == pytest.approx(expected_s)
+
+
+def test_scaling_counts_the_workers_that_start_with_the_server() -> None:
+    """The first workers are still starting when the coordinator begins. Without scaling nothing counts them."""
+    settings = load_settings(None, {"workers": {"count": 3}, "scaling": {"max_workers": 4, "start_timeout_s": 7.0}})
+    scaling = cluster_config(settings).scaling
+    assert scaling is not None
+    assert (scaling.num_initial, scaling.max_workers, scaling.start_timeout_s) == (3, 4, 7.0)
+    assert cluster_config(load_settings(None, {"workers": {"count": 3}})).scaling is None
