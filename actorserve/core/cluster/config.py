@@ -20,9 +20,9 @@ class ClusterConfig:
     has not reported for ``report_ttl_s`` gets no requests until it reports again.
 
     ``dispatch`` is one of ``core.placement.baselines.DISPATCH_RULES``. Without ``late_binding`` each request goes at
-    once to an instance that could ever hold it, and waits there. ``prefix_aware`` must be off where instances have no prefix cache
-    but prompts have prefixes in common. ``migration``, ``scaling`` and ``checkpoints`` are decided once per
-    ``round_s``; None or False switches them off.
+    once to an instance that could ever hold it, and waits there. ``prefix_aware`` must be off if instances have no
+    prefix cache but prompts have prefixes in common. ``migration``, ``scaling`` and ``checkpoints`` are decided once
+    per ``round_s``; None or False switches them off.
     """
 
     max_waiting_requests: int = 2048
