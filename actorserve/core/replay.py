@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actorserve.core.cluster.state import ClusterConfig, ClusterState
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S

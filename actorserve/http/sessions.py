@@ -85,7 +85,7 @@ class SessionService:
 
     @property
     def model(self) -> ModelInfo | None:
-        up = [worker.model for worker in self._core.workers.values() if worker.model is not None]
+        up = [worker.model for worker in self._core.peers.workers.values() if worker.model is not None]
         if up:
             # What any of them can hold is worth placing; the name and vocabulary are the same everywhere.
             self._model = max(up, key=lambda model: model.max_tokens)
@@ -93,7 +93,7 @@ class SessionService:
 
     @property
     def num_instances(self) -> int:
-        return len(self._core.workers)
+        return len(self._core.peers.workers)
 
     def submit(self, request: RequestSpec) -> SessionStream:
         stream = SessionStream(lambda: self._close(request.request_id))
@@ -109,15 +109,15 @@ class SessionService:
         return stream
 
     def loads(self) -> Mapping[str, LoadReport]:
-        return {peer.name: report for peer, report in self._core.loads.items()}
+        return {peer.name: report for peer, report in self._core.peers.loads.items()}
 
     def counters(self) -> Mapping[str, int]:
         return {
             "dropped_frames": self._num_dropped_frames(),
-            "failovers": self._core.num_failovers,
-            "handed_over": self._core.num_handed_over,
-            "placed_without_coordinator": self._core.num_placed_here,
-            "stale_messages": self._core.num_stale_messages,
+            "failovers": self._core.counts.num_failovers,
+            "handed_over": self._core.counts.num_handed_over,
+            "placed_without_coordinator": self._core.counts.num_placed_by_fallback,
+            "stale_messages": self._core.counts.num_stale_messages,
         }
 
     def give_up(self) -> None:

@@ -7,7 +7,8 @@ import uvloop
 
 from actorserve.actors.gateway import GatewayActor
 from actorserve.actors.node import address_of, open_node
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role
 from actorserve.errors import ActorserveError
 from actorserve.http.api_keys import read_api_keys

@@ -2,7 +2,8 @@
 
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.cluster.state import ClusterConfig, ClusterState
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.migration.pairing import PairingConfig

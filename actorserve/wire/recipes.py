@@ -6,7 +6,7 @@ from typing import Any
 
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.cluster.state import ClusterConfig
-from actorserve.core.gateway.state import GatewayConfig
+from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.migration.source import MigrationConfig, MigrationMode

@@ -7,7 +7,8 @@ import httpx
 
 from actorserve.core.cluster.state import ClusterConfig, ClusterState
 from actorserve.core.effects import Send
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import LoadReport, Message, ModelInfo, Peer, PeerUp, Role, Tick
 from actorserve.http.app import create_app
 from actorserve.http.sessions import SessionService

@@ -1,7 +1,8 @@
 """The gateway's sessions as a service: what the core delivers reaches the stream, and what a client does the core."""
 
 from actorserve.core.effects import Available, Deliver, End
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     Close,
     FinishReason,
@@ -92,6 +93,6 @@ def test_model_is_what_the_largest_worker_serves_and_stays_known() -> None:
     assert gateway.service.available.is_set()
     assert gateway.service.model == ModelInfo("m", 100, 20)
     assert gateway.service.num_instances == 2
-    gateway.core.workers.clear()
+    gateway.core.peers.workers.clear()
     assert gateway.service.model == ModelInfo("m", 100, 20)
     assert gateway.service.counters()["dropped_frames"] == 7

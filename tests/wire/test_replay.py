@@ -10,7 +10,7 @@ import pytest
 
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.cluster.state import ClusterConfig
-from actorserve.core.gateway.state import GatewayConfig
+from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.messages import (
     Message,

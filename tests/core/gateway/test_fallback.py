@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Effect, End, Send
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Close,
@@ -30,12 +30,9 @@ from actorserve.core.messages import (
     Tokens,
     Unplace,
 )
+from tests.core.harness.gateway import COORDINATOR, MODEL, A, B, ValidatedGateway
 from tests.core.harness.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
 
-COORDINATOR = Peer("coordinator", 1)
-A = Peer("worker-0", 1)
-B = Peer("worker-1", 1)
-MODEL = ModelInfo("m", 100, 1000)
 BLOCK_TOKENS = 4
 BLOCK_BYTES = 10
 NUM_BLOCKS = 10
@@ -72,10 +69,10 @@ def spec(name: str, num_blocks: int = 1, priority: int = 0) -> RequestSpec:
     return RequestSpec(name, prompt, SamplingParams(seed=5, max_tokens=10), priority=priority)
 
 
-def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64) -> GatewayState:
+def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64) -> ValidatedGateway:
     """Sessions that know these workers, and a coordinator unless they never met one."""
     config = GatewayConfig(1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0, max_queue_per_instance=max_queue)
-    state = GatewayState(config)
+    state = ValidatedGateway(config)
     if met_coordinator:
         state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for peer, load in reports.items():
@@ -84,7 +81,7 @@ def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, ma
     return state
 
 
-def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> GatewayState:
+def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> ValidatedGateway:
     """The same, with the coordinator gone."""
     state = gateway(reports, max_queue=max_queue)
     assert state.handle(PeerDown(COORDINATOR), 0.0) == []
@@ -106,7 +103,7 @@ def test_requests_go_to_the_freest_at_once() -> None:
     assert started(state.handle(Open(spec("r")), 0.1)) == [("r", B, 1)]
     assert state.handle(Started("r", 1), 0.2, B) == []
     assert state.handle(Tick(), 1.2) == []
-    assert state.num_placed_here == 1
+    assert state.counts.num_placed_by_fallback == 1
 
 
 def test_those_whom_the_coordinator_left_waiting_start_when_it_is_gone() -> None:

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 from actorserve.core.effects import Available, Deliver, End, Send
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
 from actorserve.core.messages import (
     Attained,
     Close,
     Finished,
     FinishReason,
     LoadReport,
-    ModelInfo,
     Open,
     Peer,
     PeerDown,
@@ -23,7 +21,6 @@ from actorserve.core.messages import (
     RequestSpec,
     Resend,
     Role,
-    SamplingParams,
     Start,
     Started,
     Tick,
@@ -31,43 +28,7 @@ from actorserve.core.messages import (
     Tokens,
     Unplace,
 )
-
-COORDINATOR = Peer("coordinator", 1)
-A = Peer("worker-0", 1)
-B = Peer("worker-1", 1)
-MODEL = ModelInfo("m", 100, 1000)
-SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=5, max_tokens=10))
-
-
-def up(peer: Peer, kind: str = "k") -> PeerUp:
-    return PeerUp(peer, Role.WORKER, kind, MODEL)
-
-
-def tokens(epoch: int, position: int, token: int, logprobs: tuple[TokenLogprobs, ...] = ()) -> Tokens:
-    return Tokens(("r",), (epoch,), (position,), (token,), logprobs)
-
-
-def start(epoch: int, output: tuple[int, ...] = (), waited_s: float = 0.0) -> Start:
-    request = RequestSpec("r", (1, 2, 3), SPEC.sampling, output_token_ids=output)
-    return Start(epoch, request, Attained(waited_s=waited_s))
-
-
-def opened(*workers: Peer) -> GatewayState:
-    """Sessions that know the coordinator and ``workers``, with request r placed nowhere yet."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
-    state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
-    for worker in workers:
-        state.handle(up(worker), 0.0)
-    assert state.handle(Open(SPEC), 0.0) == [Send(COORDINATOR, Place("r", 1, 3))]
-    return state
-
-
-def running(*workers: Peer) -> GatewayState:
-    """Like ``opened``, with r running on worker A under epoch 1."""
-    state = opened(*workers)
-    assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1))]
-    assert state.handle(Started("r", 1), 0.0, A) == []
-    return state
+from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, make_gateway, opened, running, start, tokens, up
 
 
 def test_tokens_reach_the_client_once_and_in_order() -> None:
@@ -213,7 +174,7 @@ def test_placement_on_a_worker_not_met_yet_starts_when_it_is_met() -> None:
 
 def test_first_worker_makes_the_gateway_available_once() -> None:
     """The gateway says once that it can serve; later workers change nothing."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
+    state = make_gateway()
     assert state.handle(up(A), 0.0) == [Available()]
     assert state.handle(up(B), 0.0) == []
 
@@ -225,10 +186,10 @@ def test_new_coordinator_is_asked_at_once() -> None:
     assert state.handle(Tick(), 1.0) == []
     new = Peer("coordinator", 2)
     assert state.handle(PeerUp(new, Role.COORDINATOR), 1.6) == [Send(new, Place("r", 1, 3))]
-    state.handle(Placed("r", 1, A), 0.6, new)
-    state.handle(Started("r", 1), 0.6, A)
-    assert state.handle(PeerDown(new), 0.7) == []
-    assert state.handle(tokens(1, 0, 7), 0.8, A) == [Deliver("r", (7,))]
+    state.handle(Placed("r", 1, A), 1.7, new)
+    state.handle(Started("r", 1), 1.7, A)
+    assert state.handle(PeerDown(new), 1.8) == []
+    assert state.handle(tokens(1, 0, 7), 1.9, A) == [Deliver("r", (7,))]
 
 
 def test_close_leaves_nothing_behind() -> None:
@@ -392,7 +353,7 @@ def test_a_refusal_counts_only_for_the_present_question() -> None:
     state.handle(PeerDown(A), 1.0)
     assert state.handle(Refused("r", 1, RefusalReason.NO_INSTANCE, 1.0), 1.0, COORDINATOR) == []
     assert state.sessions["r"].epoch == 2
-    assert state.num_stale_messages == 2
+    assert state.counts.num_stale_messages == 2
 
 
 def test_a_client_that_leaves_while_its_request_starts_takes_it_back_everywhere() -> None:
@@ -404,7 +365,7 @@ def test_a_client_that_leaves_while_its_request_starts_takes_it_back_everywhere(
 
 def test_thousands_that_wait_cost_few_ticks() -> None:
     """Retries that come due soon after one another go together, and each request is asked for once a retry_s."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=1e9, resume_timeout_s=1e9))
+    state = make_gateway(1e9, 1e9)
     state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for number in range(1000):
         state.handle(Open(RequestSpec(f"r{number}", (1,), SPEC.sampling)), number / 1000)
@@ -421,14 +382,14 @@ def test_load_reports_are_of_those_that_are_up() -> None:
     state = running(A)
     report = LoadReport(1, 1, 0, 800, 100, 100, 100, 4, 0)
     assert state.handle(report, 0.0, A) == []
-    assert state.loads == {A: report}
+    assert state.peers.loads == {A: report}
     state.handle(PeerDown(A), 1.0)
-    assert state.loads == {}
+    assert state.peers.loads == {}
 
 
 def test_nobody_to_serve_ends_in_an_error() -> None:
     """With no coordinator and no worker for no_instance_timeout_s the client gets an error, not silence."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
+    state = make_gateway()
     assert state.handle(Open(SPEC), 0.0) == []
     assert state.handle(Tick(), 1.0) == []
     assert state.handle(Tick(), 30.0) == [End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)]

@@ -22,7 +22,8 @@ from actorserve.core.effects import (
     SwapIn,
     SwapOut,
 )
-from actorserve.core.gateway.state import GatewayConfig, GatewayState
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.kv.tickets import is_genuine
