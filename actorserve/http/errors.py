@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from actorserve.core.messages import RefusalReason
+from actorserve.core.effects import End
+from actorserve.core.messages import FinishReason, RefusalReason
 from actorserve.errors import ActorserveError, InvalidRequestError
 
 
@@ -52,8 +53,7 @@ class RequestFailedError(ActorserveError):
         return JSONResponse(self.body(), self.status, headers)
 
 
-def refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
-    """What a client reads when nobody took its request."""
+def _refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
     match reason:
         case RefusalReason.TOO_LARGE:
             message = "the request does not fit any instance: shorten the prompt or lower max_tokens"
@@ -69,9 +69,14 @@ def refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
             return RequestFailedError(503, message, code="draining", retry_after_s=retry_after_s)
 
 
-def generation_failed() -> RequestFailedError:
-    """What a client reads when its request was begun and could not be finished."""
-    return RequestFailedError(500, "the request failed while its answer was being made", code="generation_failed")
+def failure_of(end: End) -> RequestFailedError | None:
+    """The error that a client reads in place of the answer or of its rest. None if the request ended well."""
+    if end.refusal is not None:
+        return _refused(end.refusal, end.retry_after_s)
+    if end.reason is FinishReason.ERROR:
+        message = "the request failed while its answer was being made"
+        return RequestFailedError(500, message, code="generation_failed")
+    return None
 
 
 async def on_failed_request(_: Request, error: Exception) -> JSONResponse:

@@ -31,16 +31,33 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A client's request, ready to be asked: a spec for each choice, by prompt and then by choice of that prompt."""
+class WorkerRequests:
+    """A client's request as the workers get it: a spec per choice, ordered by prompt and then by choice."""
 
     specs: tuple[RequestSpec, ...]
     num_prompt_tokens: int  # of all prompts, each once
     choices_per_prompt: int
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.specs[0].sampling.top_logprobs >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """What chats and completions tell in different ways. ``prompt_field`` is what errors about prompts name."""
+
+    fields: SamplingFields
+    model: ModelInfo
+    prompts: Sequence[tuple[int, ...]]
+    prompt_field: str
+    max_tokens: int | None
+    default_max_tokens: int
+    top_logprobs: int
+
 
 class Translator:
-    """Turns validated requests into questions for the model that is up."""
+    """Turns validated requests into worker requests for the model that is up."""
 
     def __init__(
         self,
@@ -74,8 +91,8 @@ class Translator:
             raise RequestFailedError(404, message, param="model", code="model_not_found")
         return model
 
-    async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> Question:
-        """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
+    async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> WorkerRequests:
+        """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         if self._template is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
@@ -87,26 +104,18 @@ class Translator:
         token_ids = await self._off_loop(lambda: tuple(self._tokenizer.encode(text, add_special_tokens=False)))
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        return self._question(
-            request, model, answer_id, priority, [token_ids], max_tokens, model.max_tokens, top_logprobs, "messages"
-        )
+        generation = _Generation(request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs)
+        return self._worker_requests(generation, answer_id, priority)
 
-    async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> Question:
-        """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
+    async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
+        """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
         top_logprobs = -1 if request.logprobs is None else request.logprobs
-        return self._question(
-            request,
-            model,
-            answer_id,
-            priority,
-            prompts,
-            request.max_tokens,
-            DEFAULT_COMPLETION_TOKENS,
-            top_logprobs,
-            "prompt",
+        generation = _Generation(
+            request, model, prompts, "prompt", request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs
         )
+        return self._worker_requests(generation, answer_id, priority)
 
     async def _off_loop(self, read: Callable[[], T]) -> T:
         if self._num_translating >= self._settings.max_open_requests:
@@ -132,57 +141,55 @@ class Translator:
         if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
             raise _far_too_long(model, param)
 
-    def _question(
-        self,
-        request: SamplingFields,
-        model: ModelInfo,
-        answer_id: str,
-        priority: int,
-        prompts: Sequence[tuple[int, ...]],
-        asked_max_tokens: int | None,
-        default_max_tokens: int,
-        top_logprobs: int,
-        prompt_param: str,
-    ) -> Question:
-        _check_token_ids(request.stop_token_ids, model, "stop_token_ids")
-        _check_token_ids([token_id for token_id, _ in request.logit_bias], model, "logit_bias")
-        seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+    def _worker_requests(self, generation: _Generation, answer_id: str, priority: int) -> WorkerRequests:
+        fields, model = generation.fields, generation.model
+        _check_token_ids(fields.stop_token_ids, model, "stop_token_ids")
+        _check_token_ids([token_id for token_id, _ in fields.logit_bias], model, "logit_bias")
+        seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**64
+        salt = fields.cache_salt or ""
         specs: list[RequestSpec] = []
-        for prompt in prompts:
-            room = _room(len(prompt), model, prompt_param)
-            max_tokens = min(default_max_tokens, room) if asked_max_tokens is None else asked_max_tokens
-            if max_tokens > room:
-                raise InvalidRequestError(
-                    f"max_tokens: {max_tokens} and the prompt's {len(prompt)} tokens do not fit the context of "
-                    f"{model.max_tokens} tokens",
-                    param="max_tokens",
-                    code="context_length_exceeded",
-                )
-            if request.min_tokens > max_tokens:
-                raise InvalidRequestError(f"min_tokens: more than the {max_tokens} of max_tokens", param="min_tokens")
-            for choice in range(request.n):
-                sampling = self._sampling(request, derive_seed(seed, choice), max_tokens, top_logprobs)
-                request_id, salt = f"{answer_id}-{len(specs)}", request.cache_salt or ""
+        for prompt in generation.prompts:
+            max_tokens = _max_tokens(generation, len(prompt))
+            for choice in range(fields.n):
+                sampling = self._sampling(fields, derive_seed(seed, choice), max_tokens, generation.top_logprobs)
+                request_id = f"{answer_id}-{len(specs)}"
                 specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
-        return Question(tuple(specs), sum(map(len, prompts)), request.n)
+        return WorkerRequests(tuple(specs), sum(map(len, generation.prompts)), fields.n)
 
-    def _sampling(self, request: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:
-        eos = () if request.ignore_eos else self._eos_token_ids
+    def _sampling(self, fields: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:
+        eos = () if fields.ignore_eos else self._eos_token_ids
         return SamplingParams(
             seed=seed,
             max_tokens=max_tokens,
-            min_tokens=request.min_tokens,
-            temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
-            top_p=request.top_p,
-            top_k=max(request.top_k, 0),
-            min_p=request.min_p,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
-            logit_bias=request.logit_bias,
-            stop_token_ids=tuple(sorted({*request.stop_token_ids, *eos})),
+            min_tokens=fields.min_tokens,
+            temperature=fields.temperature if fields.temperature >= _GREEDY_BELOW else 0.0,
+            top_p=fields.top_p,
+            top_k=max(fields.top_k, 0),
+            min_p=fields.min_p,
+            presence_penalty=fields.presence_penalty,
+            frequency_penalty=fields.frequency_penalty,
+            repetition_penalty=fields.repetition_penalty,
+            logit_bias=fields.logit_bias,
+            stop_token_ids=tuple(sorted({*fields.stop_token_ids, *eos})),
             top_logprobs=top_logprobs,
         )
+
+
+def _max_tokens(generation: _Generation, num_prompt_tokens: int) -> int:
+    """How many tokens to make for a prompt of this length. Raises: InvalidRequestError if they do not fit."""
+    model, asked = generation.model, generation.max_tokens
+    room = _room(num_prompt_tokens, model, generation.prompt_field)
+    max_tokens = min(generation.default_max_tokens, room) if asked is None else asked
+    if max_tokens > room:
+        raise InvalidRequestError(
+            f"max_tokens: {max_tokens} and the prompt's {num_prompt_tokens} tokens do not fit the context of "
+            f"{model.max_tokens} tokens",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    if generation.fields.min_tokens > max_tokens:
+        raise InvalidRequestError(f"min_tokens: more than the {max_tokens} of max_tokens", param="min_tokens")
+    return max_tokens
 
 
 def _room(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:

@@ -1,14 +1,15 @@
 """Answers, whole and streamed, as clients of this API read them."""
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import FinishReason, ModelInfo, RefusalReason, RequestSpec
 from actorserve.core.rng import derive_seed
-from actorserve.http.service import Ended, Produced
 from tests.http.fakes import (
     CONTEXT_TOKENS,
     END,
@@ -16,8 +17,9 @@ from tests.http.fakes import (
     TOKENIZER,
     ScriptedService,
     client_for,
+    delivered,
+    end,
     one_by_one,
-    produced,
     refuses,
     says,
 )
@@ -30,7 +32,7 @@ async def ask(service: ScriptedService, route: str, **fields: Any) -> Json:
     async with client_for(service) as client:
         response = await client.post(f"/v1/{route}", json=fields)
     assert response.status_code == 200, response.text
-    assert all(stream.released.is_set() for stream in service.streams)
+    assert all(request.released.is_set() for request in service.requests)
     answer: Json = response.json()
     return answer
 
@@ -41,7 +43,7 @@ async def stream(service: ScriptedService, route: str, **fields: Any) -> list[Js
         response = await client.post(f"/v1/{route}", json=fields | {"stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    assert all(stream.released.is_set() for stream in service.streams)
+    assert all(request.released.is_set() for request in service.requests)
     *events, nothing = response.text.split("\n\n")
     assert nothing == ""
     assert all(event.startswith("data: ") for event in events)
@@ -51,7 +53,7 @@ async def stream(service: ScriptedService, route: str, **fields: Any) -> list[Js
 
 async def test_chat() -> None:
     """A chat's prompt is the rendered template, and its answer has text, reason and usage."""
-    service = ScriptedService(lambda _: [produced("good day"), produced("<|end|>"), Ended(FinishReason.STOP)])
+    service = ScriptedService(lambda _: [delivered("good day"), delivered("<|end|>"), end(FinishReason.STOP)])
     answer = await ask(service, "chat/completions", messages=MESSAGES, model=MODEL)
     (spec,) = service.specs
     prompt = "<|system|>be kind<|end|><|user|>hello<|end|><|assistant|>"
@@ -117,9 +119,9 @@ async def test_stream_with_usage_in_every_chunk() -> None:
 async def test_usage_tells_what_was_cached(wanted: Json) -> None:
     """Usage has the prompts' cached tokens, of each prompt as its first choice found them, however an answer ends."""
 
-    def script(spec: RequestSpec) -> list[Produced | Ended]:
+    def script(spec: RequestSpec) -> list[Deliver | End]:
         first, *rest = one_by_one("abcd")
-        assert isinstance(first, Produced)
+        assert isinstance(first, Deliver)
         return [replace(first, num_cached_tokens=10 ** int(spec.request_id[-1])), *rest]
 
     fields = {"prompt": ["pq", "qr"], "n": 2} | wanted
@@ -194,7 +196,7 @@ async def test_interleaved_choices() -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_stop_string_releases(streamed: bool) -> None:
     """A stop string across tokens ends the answer before it, and the worker is told at once."""
-    service = ScriptedService(lambda _: [produced("one T"), produced("WO three")])
+    service = ScriptedService(lambda _: [delivered("one T"), delivered("WO three")])
     fields = {"prompt": "x", "stop": [" TW"], "max_tokens": 50}
     if streamed:
         events = await stream(service, "completions", **fields)
@@ -207,9 +209,24 @@ async def test_stop_string_releases(streamed: bool) -> None:
     assert (text, reason) == ("one", "stop")
 
 
+async def test_effects_after_a_stop_string_are_dropped() -> None:
+    """What was already in the stream when a stop string ended its choice does not reach the client."""
+    service = ScriptedService()
+    asking = asyncio.create_task(ask(service, "completions", prompt="x", stop="b", n=2))
+    second = await service.request(1)
+    service.requests[0].feed_at_once([delivered("ab"), delivered("c"), end(FinishReason.LENGTH)])
+    second.feed_at_once(one_by_one("xyz"))
+    answer = await asking
+    assert [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]] == [
+        ("a", "stop"),
+        ("xyz", "length"),
+    ]
+    assert answer["usage"]["completion_tokens"] == 5
+
+
 async def test_chat_logprobs() -> None:
     """Each token of a chat has its log-probability, its bytes, and the best others."""
-    service = ScriptedService(lambda _: [produced("h€", -0.5), Ended(FinishReason.LENGTH)])
+    service = ScriptedService(lambda _: [delivered("h€", -0.5), end(FinishReason.LENGTH)])
     answer = await ask(service, "chat/completions", messages=MESSAGES, logprobs=True, top_logprobs=2)
     assert service.specs[0].sampling.top_logprobs == 2
     content = answer["choices"][0]["logprobs"]["content"]
@@ -229,7 +246,7 @@ async def test_chat_logprobs() -> None:
 
 async def test_completion_logprobs() -> None:
     """A completion's log-probabilities are columns, with offsets into its text; minus infinity is a number."""
-    service = ScriptedService(lambda _: [produced("hello w", float("-inf")), Ended(FinishReason.LENGTH)])
+    service = ScriptedService(lambda _: [delivered("hello w", float("-inf")), end(FinishReason.LENGTH)])
     answer = await ask(service, "completions", prompt="x", logprobs=1)
     assert answer["choices"][0]["logprobs"] == {
         "text_offset": [0, 5, 6],
@@ -325,12 +342,12 @@ async def test_refusals(streamed: bool, reason: RefusalReason, status: int, retr
     assert response.status_code == status
     assert response.headers.get("retry-after") == retry_after
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-    assert all(stream.released.is_set() for stream in service.streams)
+    assert all(request.released.is_set() for request in service.requests)
 
 
 async def test_failure_before_any_token() -> None:
     """A request that fails is a 500 where nothing was sent yet."""
-    service = ScriptedService(lambda _: [Ended(FinishReason.ERROR)])
+    service = ScriptedService(lambda _: [end(FinishReason.ERROR)])
     async with client_for(service) as client:
         response = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
     assert response.status_code == 500
@@ -339,8 +356,13 @@ async def test_failure_before_any_token() -> None:
 
 async def test_failure_in_mid_stream() -> None:
     """A stream that fails ends with the error as an event, and then as every stream."""
-    service = ScriptedService(lambda _: [produced("abc"), Ended(FinishReason.ERROR)])
-    events = await stream(service, "completions", prompt="x")
+    service = ScriptedService()
+    streaming = asyncio.create_task(stream(service, "completions", prompt="x"))
+    request = await service.request()
+    request.feed([delivered("abc")])
+    await request.taken(1)
+    request.feed([end(FinishReason.ERROR)])
+    events = await streaming
     assert events[-1] == "[DONE]"
     error = events[-2]
     assert isinstance(error, dict)

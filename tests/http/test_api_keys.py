@@ -67,7 +67,7 @@ async def test_every_route_but_health_needs_a_key(keys: ApiKeys, method: str, pa
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
             assert response.json()["error"]["code"] == "invalid_api_key"
         assert (await client.get("/health")).status_code == 200
-    assert service.streams == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ async def test_wrong_keys_all_get_the_same_answer(keys: ApiKeys, values: list[by
         headers = [(b"authorization", value) for value in values]
         response = await client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
     assert (response.status_code, response.content) == (401, wrong.content)
-    assert service.streams == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
@@ -143,7 +143,7 @@ async def test_keys_bound_priorities(
             "priority",
             "priority_not_allowed",
         )
-        assert service.streams == []
+        assert service.requests == []
     else:
         assert response.status_code == 200
         assert [spec.priority for spec in service.specs] == [priority]

@@ -24,7 +24,7 @@ async def refused(route: str, body: bytes, headers: dict[str, str] | None = None
     async with client_for(service) as client:
         headers = {"content-type": "application/json", **(headers or {})}
         response = await client.post(f"/v1/{route}", content=body, headers=headers)
-    assert service.streams == []
+    assert service.requests == []
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -257,7 +257,7 @@ async def test_content_type_twice() -> None:
         headers = [("content-type", "application/json"), ("content-type", "text/plain")]
         response = await client.post("/v1/completions", content=json.dumps(COMPLETION).encode(), headers=headers)
     assert response.status_code == 400
-    assert service.streams == []
+    assert service.requests == []
 
 
 async def test_body_over_the_limit() -> None:
@@ -273,7 +273,7 @@ async def test_body_over_the_limit() -> None:
         response = await client.post("/v1/completions", content=chunks(), headers=headers)
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
-    assert service.streams == []
+    assert service.requests == []
 
 
 async def test_large_bodies_share_their_room() -> None:
@@ -315,4 +315,4 @@ async def test_no_worker_yet() -> None:
         response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
-    assert service.streams == []
+    assert service.requests == []

@@ -10,7 +10,7 @@ import pytest
 
 from actorserve.core.messages import FinishReason, LoadReport, RequestSpec
 from actorserve.http.app import create_app
-from actorserve.http.service import Ended, TokenStream
+from actorserve.http.stream import AnswerStream
 from actorserve.settings import HttpSettings
 from tests.http.fakes import (
     CONTEXT_TOKENS,
@@ -20,7 +20,8 @@ from tests.http.fakes import (
     ScriptedService,
     app_for,
     client_for,
-    produced,
+    delivered,
+    end,
     says,
     serving,
 )
@@ -81,11 +82,10 @@ async def test_no_chat_template() -> None:
 class BuggyService(ScriptedService):
     """A service with a bug."""
 
-    def submit(self, request: RequestSpec) -> TokenStream:
-        super().submit(request)
-        if len(self.streams) > 1:
+    def submit(self, request: RequestSpec, stream: AnswerStream) -> None:
+        super().submit(request, stream)
+        if len(self.requests) > 1:
             raise KeyError("at 0x7f00 in /secret/path")
-        return self.streams[0]
 
 
 async def test_bug(caplog: pytest.LogCaptureFixture) -> None:
@@ -103,7 +103,7 @@ async def test_bug(caplog: pytest.LogCaptureFixture) -> None:
         "param": None,
         "code": "internal_error",
     }
-    assert service.streams[0].released.is_set()
+    assert service.requests[0].released.is_set()
     (line,) = [record.getMessage() for record in caplog.records if record.name == "actorserve.http"]
     assert "KeyError" in line
     assert "\n" not in line
@@ -123,7 +123,7 @@ class TickingClock:
 async def test_metrics() -> None:
     """Loads, tokens, endings and latencies are there under the names that dashboards know."""
     service = ScriptedService(
-        lambda _: [replace(produced("ab"), num_cached_tokens=2), produced("cd"), Ended(FinishReason.STOP)]
+        lambda _: [replace(delivered("ab"), num_cached_tokens=2), delivered("cd"), end(FinishReason.STOP)]
     )
     app = create_app(service, TOKENIZER, None, DESCRIPTION, HttpSettings(), clock=TickingClock())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
