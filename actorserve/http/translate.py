@@ -1,7 +1,7 @@
-"""From a client's request to what the workers are asked: tokens and sampling, one ``RequestSpec`` a choice.
+"""From a client's request to requests for the workers: tokens and sampling, one ``RequestSpec`` per choice.
 
-Tokenizing and templates run on other threads, and a bounded number of requests wait for them. Until they are done, and
-all of it is known to fit, nothing has been asked of any worker.
+Tokenizing and templates run in other threads, and a bounded number of requests wait for them. No request is submitted
+before all of its prompts are tokenized and known to fit.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from actorserve.settings import HttpSettings
 
 DEFAULT_COMPLETION_TOKENS = 16
 _GREEDY_BELOW = 1e-5
-"""A lower temperature is greedy, as vLLM has it: logits divided by it would overflow."""
+"""A lower temperature is greedy, as in vLLM: logits divided by it would overflow."""
 _RETRY_S = 1.0
 
 T = TypeVar("T")
@@ -45,7 +45,10 @@ class WorkerRequests:
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """What chats and completions tell in different ways. ``prompt_field`` is what errors about prompts name."""
+    """A validated request, with the values that chats and completions name differently.
+
+    Errors about a prompt name ``prompt_field``.
+    """
 
     fields: SamplingFields
     model: ModelInfo
@@ -77,17 +80,17 @@ class Translator:
             (len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)), default=1
         )
 
-    def model(self, asked: str | None) -> ModelInfo:
-        """The model that serves a request for ``asked`` (None: whichever there is).
+    def model(self, name: str | None) -> ModelInfo:
+        """The model of this name (None: the one that is served).
 
-        Raises: RequestFailedError, 503 before any worker has come up, 404 for a model that is not served.
+        Raises: RequestFailedError: 503 before any worker has come up, 404 for a model that is not served.
         """
         model = self._service.model
         if model is None:
             message = "the model is still being loaded; try again later"
             raise RequestFailedError(503, message, code="model_loading", retry_after_s=_RETRY_S)
-        if asked is not None and asked != model.name:
-            message = "this model is not served here; /v1/models lists what is"
+        if name is not None and name != model.name:
+            message = "this model is not served here; /v1/models lists the one that is"
             raise RequestFailedError(404, message, param="model", code="model_not_found")
         return model
 
@@ -97,7 +100,7 @@ class Translator:
         if self._template is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
         if len(request.messages) > model.max_tokens:
-            raise _far_too_long(model, "messages")  # even where the template makes a single token of each
+            raise _far_too_long(model, "messages")  # even if the template renders each to a single token
         self._check_length([message.content for message in request.messages], model, "messages")
         text = await self._template.render([message.for_template() for message in request.messages])
         self._check_length([text], model, "messages")
@@ -137,7 +140,7 @@ class Translator:
         return prompt
 
     def _check_length(self, texts: Sequence[str], model: ModelInfo, param: str) -> None:
-        """Spare the tokenizer what cannot fit: a text longer than the context full of the longest token."""
+        """Refuse, before it is tokenized, a text that is longer than a context full of the longest token."""
         if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
             raise _far_too_long(model, param)
 
@@ -177,9 +180,9 @@ class Translator:
 
 def _max_tokens(generation: _Generation, num_prompt_tokens: int) -> int:
     """How many tokens to make for a prompt of this length. Raises: InvalidRequestError if they do not fit."""
-    model, asked = generation.model, generation.max_tokens
+    model, given = generation.model, generation.max_tokens
     room = _room(num_prompt_tokens, model, generation.prompt_field)
-    max_tokens = min(generation.default_max_tokens, room) if asked is None else asked
+    max_tokens = min(generation.default_max_tokens, room) if given is None else given
     if max_tokens > room:
         raise InvalidRequestError(
             f"max_tokens: {max_tokens} and the prompt's {num_prompt_tokens} tokens do not fit the context of "
@@ -193,7 +196,7 @@ def _max_tokens(generation: _Generation, num_prompt_tokens: int) -> int:
 
 
 def _room(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:
-    """How many tokens may follow a prompt. Raises: InvalidRequestError for an empty prompt, and for one too long."""
+    """How many tokens may follow a prompt. Raises: InvalidRequestError if the prompt is empty or too long."""
     if num_prompt_tokens == 0:
         raise InvalidRequestError(f"{param}: must have at least one token", param=param)
     if num_prompt_tokens >= model.max_tokens:
@@ -203,7 +206,7 @@ def _room(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:
 
 def _too_long(num_prompt_tokens: int, model: ModelInfo, param: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the prompt's {num_prompt_tokens} tokens leave no room in the context of {model.max_tokens} tokens",
+        f"the prompt's {num_prompt_tokens} tokens leave no room for output in the context of {model.max_tokens} tokens",
         param=param,
         code="context_length_exceeded",
     )
@@ -219,4 +222,4 @@ def _far_too_long(model: ModelInfo, param: str) -> InvalidRequestError:
 
 def _check_token_ids(token_ids: Sequence[int], model: ModelInfo, param: str) -> None:
     if any(not 0 <= token_id < model.vocab_size for token_id in token_ids):
-        raise InvalidRequestError(f"{param}: a token id lies outside 0 to {model.vocab_size - 1}", param=param)
+        raise InvalidRequestError(f"{param}: a token id is outside the range 0 to {model.vocab_size - 1}", param=param)

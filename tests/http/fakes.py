@@ -1,4 +1,4 @@
-"""A service whose tokens a test decides, and the smallest real model files to go with it."""
+"""A service whose tokens a test decides, and the smallest real tokenizer, template and description for it."""
 
 import asyncio
 import socket
@@ -34,7 +34,7 @@ DEADLINE_S = 20.0
 
 
 def _build_tokenizer() -> Tokenizer:
-    """Every byte is a token; so is ``hello``; and there are four control tokens."""
+    """Its tokens are all bytes, a few words, and four control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["he", "ll", "hell", "hello"]
     vocab = {token: index for index, token in enumerate([*alphabet, *words])}
@@ -88,12 +88,12 @@ def delivered(text: str, logprob: float | None = None) -> Deliver:
 
 
 def deliver(token_ids: Iterable[int], logprobs: tuple[TokenLogprobs, ...] = ()) -> Deliver:
-    """These tokens, for whatever request is fed with them."""
+    """These tokens, for any request that is fed with them."""
     return Deliver("", tuple(token_ids), logprobs)
 
 
 def end(reason: FinishReason, refusal: RefusalReason | None = None, retry_after_s: float = 0.0) -> End:
-    """The end of whatever request is fed with it."""
+    """The end of any request that is fed with it."""
     return End("", reason, refusal, retry_after_s)
 
 
@@ -203,7 +203,7 @@ class ScriptedService:
         return [request.spec for request in self.requests]
 
     async def request(self, index: int = 0) -> ScriptedRequest:
-        """The request that came as number ``index``, as soon as it has come."""
+        """Request number ``index``, as soon as it has been submitted."""
         async with asyncio.timeout(DEADLINE_S):
             while len(self.requests) <= index:
                 self._submitted.clear()
@@ -217,7 +217,7 @@ def says(text: str, reason: FinishReason = FinishReason.LENGTH) -> ScriptedServi
 
 
 def refuses(reason: RefusalReason, retry_after_s: float = 2.5) -> ScriptedService:
-    """A service that takes no request."""
+    """A service that refuses every request."""
     return ScriptedService(lambda _: [end(FinishReason.ERROR, reason, retry_after_s)])
 
 

@@ -1,4 +1,4 @@
-"""A choice: from tokens to text that is sure, whatever the tokens' boundaries."""
+"""A choice turns tokens into certain text, whatever the tokens' boundaries."""
 
 from hypothesis import given, strategies as st
 

@@ -1,4 +1,4 @@
-"""Token ids to text, as they come."""
+"""From token ids to text, one token at a time."""
 
 from pathlib import Path
 
@@ -67,7 +67,7 @@ def test_no_character_is_ever_broken(byte_level: Tokenizer, text: str) -> None:
 
 @pytest.mark.model
 def test_special_tokens_are_not_text(byte_level: Tokenizer) -> None:
-    """Special tokens are skipped, unless they are asked for."""
+    """Special tokens are skipped by default."""
     ids = byte_level.encode("a<|im_end|>b")
     assert _text(Detokenizer(byte_level), ids) == "ab"
     assert _text(Detokenizer(byte_level, skip_special_tokens=False), ids) == "a<|im_end|>b"

@@ -16,11 +16,11 @@ from actorserve.settings import HttpSettings
 from tests.http.fakes import CONTEXT_TOKENS, DEADLINE_S, DESCRIPTION, MODEL, TOKENIZER, VOCAB_SIZE
 
 GATEWAY, COORDINATOR, WORKER = Peer("gateway-0", 1), Peer("coordinator", 1), Peer("worker-0", 1)
-QUESTION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+REQUEST = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
 
 
 class FullCluster:
-    """A gateway and a coordinator without a network, on a clock of the test's; the only worker has no room."""
+    """A gateway and a coordinator without a network, on the test's clock; the only worker has no room."""
 
     def __init__(self, max_waiting_requests: int) -> None:
         self.now = 0.0
@@ -61,28 +61,28 @@ def overloaded(response: httpx.Response) -> bool:
     return (response.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "overloaded")
 
 
-async def test_a_full_queue_answers_429_and_when_to_come_back() -> None:
-    """Past the queue's bound a client is told at once, with the time that the queue takes at its present pace."""
+async def test_a_full_queue_answers_429_and_when_to_retry() -> None:
+    """If the queue is full a client is told so at once, with the time that the queue takes at its present pace."""
     full = FullCluster(max_waiting_requests=2)
     async with full.client as client:
-        waiting = [asyncio.create_task(client.post("completions", json=QUESTION)) for _ in range(2)]
+        waiting = [asyncio.create_task(client.post("completions", json=REQUEST)) for _ in range(2)]
         await full.wait_for(2)
         full.now = 8.4
-        late = await client.post("completions", json=QUESTION)
+        late = await client.post("completions", json=REQUEST)
         assert overloaded(late)
-        assert late.headers["retry-after"] == "17"  # nobody has left in 8.4 s, and two wait
-        streamed = await client.post("completions", json=QUESTION | {"stream": True})
+        assert late.headers["retry-after"] == "17"  # no request has left in 8.4 s, and two wait
+        streamed = await client.post("completions", json=REQUEST | {"stream": True})
         assert overloaded(streamed)
         assert streamed.headers["retry-after"] == "17"
         full.service.give_up()
         await asyncio.gather(*waiting)
 
 
-async def test_who_waited_in_vain_gets_429_and_when_to_come_back() -> None:
+async def test_a_request_whose_patience_ends_gets_429_and_when_to_retry() -> None:
     """A request that no worker could admit within no_instance_timeout_s ends as overload, and waits no more."""
     full = FullCluster(max_waiting_requests=2)
     async with full.client as client:
-        waiting = asyncio.create_task(client.post("completions", json=QUESTION))
+        waiting = asyncio.create_task(client.post("completions", json=REQUEST))
         await full.wait_for(1)
         full.now = 30.0
         full.tell_gateway(Tick())

@@ -1,4 +1,4 @@
-"""The real server on loopback: the official SDK, clients that leave, clients that are slow, and its own end."""
+"""The real server on loopback: the official SDK, clients that leave or are slow, and the server's own end."""
 
 import asyncio
 import json
@@ -120,7 +120,7 @@ async def test_streaming_client_leaves() -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_client_leaves_before_any_token(streamed: bool) -> None:
-    """A client that leaves while nothing has been made yet releases its request, streaming or not."""
+    """A client that leaves before the first token releases its request, streaming or not."""
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM | {"stream": streamed}))
@@ -131,7 +131,7 @@ async def test_client_leaves_before_any_token(streamed: bool) -> None:
 
 
 async def test_slow_client_loses_nothing() -> None:
-    """For a client that does not read, tokens wait where they are; when it reads, all are there."""
+    """Tokens for a client that does not read wait in its stream; when it reads, it gets all of them."""
     service = ScriptedService()
     num_tokens = 5_000
     async with serving(app_for(service), send_buffer_bytes=16 * 1024) as (url, _):
@@ -174,7 +174,7 @@ def raw_post(path: str, body: dict[str, Any]) -> bytes:
 
 
 async def test_keep_alive() -> None:
-    """A silent stream gets comments, before its first token and after it, and they are no events."""
+    """A silent stream gets comments, which are not events, before its first token and after it."""
     service = ScriptedService()
     settings = HttpSettings(keep_alive_s=0.01)
     async with (
@@ -218,7 +218,7 @@ async def test_keep_alive_while_text_is_held_back() -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/health"])
 @pytest.mark.parametrize("announced", [True, False])
 async def test_huge_body(path: str, announced: bool) -> None:
-    """A body of 100 MB, announced or not, gets its error, reaches nobody, and leaves no connection behind."""
+    """A body of 100 MB, announced or not, gets its error, is not submitted, and leaves no connection behind."""
     service = ScriptedService()
     chunk = b"[" * 2**20
 
@@ -278,7 +278,7 @@ async def test_connection_without_a_request_ends_with_its_client() -> None:
     ids=["prior knowledge", "upgrade"],
 )
 async def test_http2_is_not_spoken(request_bytes: bytes, status: bytes) -> None:
-    """Who asks for HTTP/2 is answered in HTTP/1.1."""
+    """A request for HTTP/2 is answered in HTTP/1.1."""
     async with serving(app_for(ScriptedService())) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url))
         writer.write(request_bytes)
@@ -288,7 +288,7 @@ async def test_http2_is_not_spoken(request_bytes: bytes, status: bytes) -> None:
 
 
 async def test_client_leaves_while_sending(caplog: pytest.LogCaptureFixture) -> None:
-    """A client that leaves in the middle of its request is no error, and leaves nothing behind."""
+    """A client that leaves in the middle of its request causes no error and leaves nothing behind."""
     async with serving(app_for(ScriptedService())) as (url, _):
         _, writer = await asyncio.open_connection(*host_port(url))
         writer.write(raw_post("/v1/completions", STREAM)[:-5])
@@ -301,7 +301,7 @@ async def test_client_leaves_while_sending(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_drain() -> None:
-    """A server that is told to end takes no new connection, and lets a stream finish."""
+    """A server that is told to end accepts no new connection, and lets a stream finish."""
     service = ScriptedService()
     async with serving(app_for(service), DEADLINE_S) as (url, stop), httpx.AsyncClient(timeout=DEADLINE_S) as client:
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))
@@ -316,7 +316,7 @@ async def test_drain() -> None:
 
 
 async def test_drain_has_an_end() -> None:
-    """What is not done by the end of the drain is cancelled, and released."""
+    """Requests that are not done by the end of the drain are cancelled and released."""
     service = ScriptedService()
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
         async with serving(app_for(service), 0.05) as (url, _):
@@ -329,7 +329,7 @@ async def test_drain_has_an_end() -> None:
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_what_the_drain_cannot_finish_gets_an_error(streamed: bool) -> None:
-    """Answers that are ended when the drain's time is over reach their clients: an event in a stream, else a 503."""
+    """When the drain's time is over, clients get an error: as an event in a stream, otherwise as a 503."""
     service = ScriptedService()
     drained = end(FinishReason.ERROR, RefusalReason.DRAINING, 2.0)
     app, body = app_for(service), STREAM | {"stream": streamed}
@@ -352,7 +352,7 @@ async def test_what_the_drain_cannot_finish_gets_an_error(streamed: bool) -> Non
 
 
 async def test_no_drain_when_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """A server that is cancelled, as when its process fails, lets nothing go on: neither streams nor idle clients."""
+    """A server that is cancelled, as when its process fails, ends all streams and idle connections."""
     service = ScriptedService()
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -387,13 +387,13 @@ async def test_drain_does_not_wait_for_a_stalled_client() -> None:
         request.feed(one_by_one("0123456789" * 500))
         await stalled(request)
     assert request.released.is_set()
-    rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # what the kernel and the transport still held
+    rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # the kernel and the transport still held this
     assert b"[DONE]" not in rest
     writer.close()
 
 
 async def test_stopped_choice_is_released_before_the_others() -> None:
-    """A stop string frees its own choice at once, while other choices of the answer go on."""
+    """A stop string releases its own choice at once, while other choices of the answer go on."""
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
         body = {"prompt": "x", "n": 2, "stop": "b", "max_tokens": 50}
@@ -418,7 +418,7 @@ async def connects(url: str) -> bool:
 
 
 def test_port_in_use() -> None:
-    """A port that is taken is one clear line."""
+    """A port in use is an error of one clear line."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -429,13 +429,13 @@ def test_port_in_use() -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x" * 300])
 def test_address_of_another_machine(host: str) -> None:
-    """A host that is not ours is one clear line."""
+    """A host of another machine is an error of one clear line."""
     with pytest.raises(AddressError, match=r"is not an address of this machine$"):
         bind(host, 0)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
 def test_bind_ipv6() -> None:
-    """An IPv6 address is as good as any."""
+    """The server can listen on an IPv6 address."""
     with bind("::1", 0) as listener:
         assert listener.getsockname()[1] > 0

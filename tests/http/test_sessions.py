@@ -1,4 +1,4 @@
-"""The gateway's sessions as a service: what the core delivers reaches the stream, and what a client does the core."""
+"""The gateway's sessions as a service: effects reach the answer's stream, and clients' actions reach the core."""
 
 from collections.abc import Sequence
 
@@ -100,7 +100,7 @@ async def test_giving_up_ends_every_request_with_an_error() -> None:
 
 
 def test_model_is_what_the_largest_worker_serves_and_stays_known() -> None:
-    """The model is known from the first worker on, with the largest capacity of those up, also while none is."""
+    """The model is known since the first worker, with the largest capacity of those up, even while none is up."""
     gateway = Gateway()
     assert gateway.service.model is None
     for name, size in (("worker-0", 10), ("worker-1", 20)):

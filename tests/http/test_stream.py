@@ -1,4 +1,4 @@
-"""An answer's stream: the effects of all its choices in one queue, and what a slow client makes of it."""
+"""An answer's stream: the effects of all its choices in one queue, while its client is fast or slow."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def test_effects_come_in_order_and_all_that_wait_come_together() -> None:
 
 
 async def test_silence_gives_nothing() -> None:
-    """A take of a stream that stays empty ends at its time, and the next one still gets what comes."""
+    """A take of a stream that stays empty ends at its time, and the next take still gets later effects."""
     stream = AnswerStream()
     assert await take(stream, 0.001) == []
     stream.put(Deliver("a", (1,)))
@@ -36,7 +36,7 @@ async def test_silence_gives_nothing() -> None:
 
 
 async def test_a_long_backlog_comes_in_parts() -> None:
-    """However much waits, one take gives at most 64 effects, so that no answer blocks the event loop for long."""
+    """However many effects wait, one take gives at most 64, so that no answer blocks the event loop for long."""
     stream = AnswerStream()
     effects = [Deliver("a", (i,)) for i in range(100)]
     for effect in effects:

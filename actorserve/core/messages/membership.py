@@ -1,4 +1,4 @@
-"""Messages: finding and watching the cluster's processes."""
+"""Messages by which the cluster's processes find and watch each other."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ from actorserve.core.messages.values import KVAccess, ModelInfo, Peer, Role, Spe
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Any -> any, first on every link: who I am, where to reach me, what I serve.
+    """Any -> any, first on every link: the sender's role, its address, and what it serves.
 
-    ``kind`` names the bits a worker makes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
-    give the same tokens. Empty for gateways and the coordinator, as are ``model``, ``speed`` and ``kv``.
+    ``kind`` identifies all that a worker's results depend on bit by bit (weights, numeric mode, kernels, ISA or GPU,
+    threads): workers of one kind make the same tokens. It is empty for gateways and the coordinator, as are ``model``,
+    ``speed`` and ``kv``.
     """
 
     protocol_version: int
@@ -18,14 +19,14 @@ class Hello:
     address: str
     kind: str = ""
     model: ModelInfo | None = None
-    answers: int = 0  # the receiver's incarnation that asked; 0 asks for an answer
+    answers: int = 0  # the receiver's incarnation that this answers; 0 asks for an answer
     speed: Speed | None = None
     kv: KVAccess | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """c -> all: the processes now known, as parallel columns. Peers connect to whom they do not know yet."""
+    """c -> all: the known processes, as parallel columns. Each receiver connects to those that it does not know."""
 
     names: tuple[str, ...]
     incarnations: tuple[int, ...]
@@ -35,12 +36,12 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Any -> any peer: I am alive. Silence for longer than the death watch's patience is death."""
+    """Any -> any: the sender is alive. A peer that is silent for longer than the death watch's patience is dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Local: the death watch met ``peer`` (a new incarnation ends the old one first, with a PeerDown)."""
+    """Local: the death watch met ``peer``. A PeerDown of its older incarnation, if there was one, precedes this."""
 
     peer: Peer
     role: Role
@@ -52,10 +53,10 @@ class PeerUp:
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """Local: ``peer`` has been silent too long, said goodbye, or was replaced. This incarnation never comes back.
+    """Local: ``peer`` was silent too long, said goodbye, or was replaced. This incarnation never comes back.
 
-    One exception: a process that was fenced (``Fenced``) rejoins as a new incarnation of itself. Its own core sees
-    every peer go down first; then the same incarnations may come up again, for they now meet somebody new.
+    There is one exception. A process that was fenced (``Fenced``) rejoins as a new incarnation of itself. Its own core
+    first sees every peer go down. Then the same incarnations may come up again, because to them the process is new.
     """
 
     peer: Peer
@@ -63,14 +64,14 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """Any -> any: I am leaving in order; do not wait for my heartbeats."""
+    """Any -> any: the sender shuts down in order; do not wait for its heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Any -> any: I hold your incarnation for dead (it was silent too long, or is older than one that I know).
+    """Any -> any: the sender regards the receiver's incarnation as dead: silent too long, or older than a known one.
 
-    Nothing it says is heard any more; it has to rejoin as an incarnation above ``incarnation``.
+    The sender ignores all of its messages. The receiver has to rejoin as an incarnation above ``incarnation``.
     """
 
     incarnation: int
