@@ -23,7 +23,7 @@ _RETRY_AFTER_S = 1.0
 class SessionService:
     """Joins the pure sessions and the HTTP face (``service.Service``).
 
-    ``inject`` gives the sessions' node a local message; the node performs the core's effects with ``perform``.
+    ``inject`` gives the gateway's actor a local message, and the actor performs effects on clients with ``perform``.
     """
 
     def __init__(self, core: GatewayState, max_open_requests: int) -> None:
@@ -38,7 +38,7 @@ class SessionService:
         self.num_given_up = 0
 
     def attach(self, inject: Callable[[Message], None], num_dropped_frames: Callable[[], int]) -> None:
-        """Connect to the node that runs the sessions."""
+        """Connect to the actor that runs the sessions."""
         self._inject = inject
         self._num_dropped_frames = num_dropped_frames
 
@@ -110,7 +110,7 @@ class SessionService:
 
     def _tell(self, message: Message) -> None:
         if self._inject is None:
-            raise RuntimeError("the service is not attached to a node")
+            raise RuntimeError("the service is not attached to an actor")
         self._inject(message)
 
 

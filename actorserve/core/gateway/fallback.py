@@ -1,7 +1,7 @@
 """Placement by the gateway itself, while the coordinator is gone.
 
-The gateway applies the coordinator's own rule (``core.placement.dispatch``) to the load reports that workers send to it,
-and counts the requests that it has sent since. What other gateways send shows only in later reports. So together the
+The gateway applies the coordinator's own rule (``core.placement.dispatch``) to the load reports that workers send, and
+counts the requests that it has sent since. What other gateways send shows only in later reports. So together the
 gateways may send a worker more than it has memory for; there a request waits, or is refused and placed again.
 
 A request that finds no room waits in its session: first by priority, then by arrival. A short outage needs neither a
