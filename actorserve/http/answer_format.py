@@ -1,31 +1,21 @@
-"""What both endpoints' answers have in common, and the protocol behind which they differ."""
+"""What the answers of both endpoints have in common, and the protocol for what differs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actorserve.core.messages import FinishReason
-from actorserve.http.choice import AnswerToken, Piece
+from actorserve.http.choice import AnswerToken, Choice, Piece
 
 Json = dict[str, Any]
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON has no word for."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """What every chunk of an answer repeats. ``created_s`` is Unix time in whole seconds."""
-
-    answer_id: str
-    created_s: int
-    model: str
-    wants_logprobs: bool
+"""Stands for minus infinity, which JSON cannot express."""
 
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A choice of an answer that is sent in one piece: its text and tokens so far."""
+    """A choice of an answer that is not streamed: its text and tokens so far."""
 
     text: list[str] = field(default_factory=list)
     tokens: list[AnswerToken] = field(default_factory=list)
@@ -37,33 +27,66 @@ class WholeChoice:
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint spells an answer: in chunks, or whole. All of it is ready for JSON."""
+    """An endpoint's form of a choice: in the chunks of a stream, or whole. All of it is ready for JSON."""
+
+    @property
+    def chunk_type(self) -> str:
+        """The ``object`` field of a stream's chunks."""
+        ...
+
+    @property
+    def answer_type(self) -> str:
+        """The ``object`` field of an answer that is not streamed."""
+        ...
 
     def opening(self, index: int) -> Json | None:
-        """The chunk with which a choice begins, before there is any text; None where there is no such chunk."""
+        """The choice's first chunk, before there is any text. None if the format has no such chunk."""
         ...
 
     def piece(self, index: int, piece: Piece) -> Json: ...
 
     def finish(self, index: int, reason: FinishReason) -> Json: ...
 
-    def usage(self, usage: Json) -> Json:
-        """The chunk without choices, after all of them."""
-        ...
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Json) -> Json: ...
+    def whole(self, index: int, choice: WholeChoice) -> Json: ...
 
 
-def usage_of(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> Json:
-    """Tokens read (of those, how many were in a prefix cache) and made. A prompt counts once for all its choices."""
-    return {
-        "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": num_output_tokens,
-        "total_tokens": num_prompt_tokens + num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
-    }
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every chunk of an answer repeats. ``created_s`` is Unix time in whole seconds."""
+
+    answer_id: str
+    created_s: int
+    model: str
+
+    def fields(self, answer_type: str) -> Json:
+        """The head as the first fields of a JSON object of this type."""
+        return {"id": self.answer_id, "object": answer_type, "created": self.created_s, "model": self.model}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts the tokens of an answer. A prompt counts once for all of its choices.
+
+    ``choices`` are ordered by prompt, with ``choices_per_prompt`` for each.
+    """
+
+    choices: Sequence[Choice]
+    num_prompt_tokens: int
+    choices_per_prompt: int
+
+    def fields(self) -> Json:
+        """The tokens by now: those of the prompts, how many of these were in a prefix cache, and those made."""
+        num_output_tokens = sum(choice.num_tokens for choice in self.choices)
+        # A prompt's first choice tells what the cache held before. The others also find what that one has computed.
+        num_cached_tokens = sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt])
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
+        }
 
 
 def finite(logprob: float) -> float:
-    """The number as JSON can hold it."""
-    return max(logprob, LOWEST_LOGPROB)
+    """The number as JSON can express it. NaN becomes the lowest log-probability, because NaN > x is false."""
+    return max(LOWEST_LOGPROB, logprob)

@@ -1,7 +1,7 @@
-"""The keys that clients show, and the priorities that each may ask for: a TOML file that only its owner may read.
+"""API keys and the priorities that they allow: a TOML file that only its owner may read.
 
-The file holds keys' SHA-256 and not the keys, so whoever sees it cannot use them. That is enough for keys that were
-drawn at random; a password that people think up could be guessed from its hash.
+The file holds the SHA-256 hashes of keys and not the keys, so a reader of the file cannot use them. That is enough for
+random keys; a password chosen by a person could be guessed from its hash.
 """
 
 import hashlib
@@ -17,14 +17,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from actorserve.errors import SettingsError
 
-_NOTHING = hashlib.sha256(b"").digest()
+_HASH_OF_NOTHING = hashlib.sha256(b"").digest()
 
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """``priority`` is what its requests get that name none, ``best_priority`` the most urgent that they may name."""
+    """``priority`` is for requests that name none; ``best_priority`` is the most urgent that a request may name."""
 
     name: str
     digest: bytes
@@ -33,13 +33,13 @@ class ApiKey:
 
 
 class ApiKeys:
-    """All keys that are taken."""
+    """All valid keys."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
 
     def find(self, secret: bytes) -> ApiKey | None:
-        """The key whose secret this is. How long it takes tells nothing of what the keys are."""
+        """The key with this secret. The duration of the search reveals nothing about the keys."""
         digest = hashlib.sha256(secret).digest()
         found = None
         for key in self._keys:
@@ -58,8 +58,8 @@ class _Entry(BaseModel):
 
     @model_validator(mode="after")
     def _is_sensible(self) -> Self:
-        if bytes.fromhex(self.sha256) == _NOTHING:
-            raise ValueError("sha256 is that of no text at all")
+        if bytes.fromhex(self.sha256) == _HASH_OF_NOTHING:
+            raise ValueError("sha256 is the hash of an empty text")
         if self.best_priority is not None and self.best_priority > self.priority:
             raise ValueError("best_priority must not be above priority (lower is more urgent)")
         return self
@@ -86,21 +86,19 @@ class _File(BaseModel):
 
 
 def read_api_keys(file: Path) -> ApiKeys:
-    """Read a file of ``[[key]]`` tables: ``name``, ``sha256`` (hexadecimal), ``priority`` (0), ``best_priority`` (the
-    same as ``priority``).
+    """Read a file of ``[[key]]`` tables: ``name``, ``sha256`` (hexadecimal), ``priority`` (default 0) and
+    ``best_priority`` (default: ``priority``).
 
-    Raises: SettingsError, in one line, that repeats nothing of what the file holds but the names of wrong fields; also
-    for a file that others than its owner may read or write, or whose owner is neither this user nor root.
+    Raises: SettingsError, in one line that repeats nothing of the file except the names of wrong fields. Also raised if
+    users other than the file's owner may read or write it, or if its owner is neither this user nor root.
     """
     try:
         with file.open("rb") as opened:
-            facts = os.fstat(opened.fileno())
-            if facts.st_uid not in (0, os.geteuid()):
-                raise SettingsError(
-                    f"the API keys in {file} belong to another user; they must be this one's, or root's"
-                )
-            if facts.st_mode & 0o077:
-                raise SettingsError(f"others than its owner may read or write the API keys in {file}; chmod 600 it")
+            status = os.fstat(opened.fileno())
+            if status.st_uid not in (0, os.geteuid()):
+                raise SettingsError(f"the file of API keys {file} must belong to this user or to root")
+            if status.st_mode & 0o077:
+                raise SettingsError(f"not only its owner may read or write the API keys in {file}; chmod 600 it")
             values = tomllib.load(opened)
     except OSError as error:
         raise SettingsError(f"cannot read API keys from {file}: {error.strerror}") from None

@@ -36,9 +36,9 @@ def create_app(
     api_keys: ApiKeys | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
-    """The app that serves ``description``'s model through ``service``. ``clock`` is for measured latencies, in seconds.
+    """The app that serves ``description``'s model through ``service``. ``clock`` measures latencies, in seconds.
 
-    Without a ``template`` chats are refused. With ``api_keys`` every route but ``/health`` needs one of them.
+    Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
     """
     translator = Translator(service, tokenizer, template, description, settings)
     endpoints = Endpoints(service, tokenizer, translator, Metrics(service, clock), settings)
@@ -60,13 +60,13 @@ def create_app(
             Exception: errors.on_unexpected_error,
         },
     )
-    app.router.redirect_slashes = False  # a redirect would be to whatever host the client named
-    # Outside of everything, so that the answer to an unexpected error passes them too.
+    app.router.redirect_slashes = False  # because a redirect would name the host that the client sent
+    # These are outermost, so that the answer to an unexpected error passes through them too.
     return DiscardUnreadBody(RequestId(app if api_keys is None else Authentication(app, api_keys)))
 
 
-class _Silence(Response):
-    """Sends nothing: nobody is there to be answered."""
+class _NoResponse(Response):
+    """Sends nothing, because the client has gone."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         return
@@ -74,4 +74,4 @@ class _Silence(Response):
 
 async def _on_client_disconnect(_: Request, __: Exception) -> Response:
     """The client left before its request was read."""
-    return _Silence()
+    return _NoResponse()

@@ -1,6 +1,6 @@
-"""Who may ask, and with which priority: ``Authorization: Bearer KEY`` on every route but ``/health``.
+"""Which requests are allowed, and with which priority: ``Authorization: Bearer KEY`` on all routes except ``/health``.
 
-Whatever is wrong with a key, the answer is the same 401, before anything of the request is looked at.
+Whatever is wrong with a key, the answer is the same 401, and nothing else of the request is read before.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ _SCOPE_KEY = "actorserve.api_key"
 
 
 class Authentication:
-    """ASGI middleware: lets through who shows a key, and notes in the scope which one."""
+    """ASGI middleware: lets requests with a valid key through, and notes the key in the scope."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class Authentication:
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
             return
-        # The very path that the router goes by: what a client says of its host has no part in it.
+        # The router uses this same path. It does not depend on the host that the client names.
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             secret = _secret(scope["headers"])
             key = self._keys.find(secret) if secret is not None else None
@@ -41,7 +41,7 @@ class Authentication:
 
 
 def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """What follows ``Bearer`` in the one header there is; None where there is none, or more, or another scheme."""
+    """What follows ``Bearer``. None if the header is missing, repeated, or of another scheme."""
     values = [value for name, value in headers if name == b"authorization"]
     if len(values) != 1:
         return None
@@ -49,17 +49,17 @@ def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return secret.strip() if scheme.lower() == b"bearer" else None
 
 
-def granted_priority(scope: Scope, asked: int | None) -> int:
-    """The priority of a request that asks for this one (None: for none). Where no keys are needed, any may be had.
+def granted_priority(scope: Scope, wanted: int | None) -> int:
+    """The priority of a request that names ``wanted`` (None: it names none). Without API keys any priority is allowed.
 
-    Raises: RequestFailedError, 403, for one more urgent than its key allows.
+    Raises: RequestFailedError, 403, if the priority is more urgent than the request's key allows.
     """
     key = scope.get(_SCOPE_KEY)
     if not isinstance(key, ApiKey):
-        return asked or 0
-    if asked is None:
+        return wanted or 0
+    if wanted is None:
         return key.priority
-    if asked < key.best_priority:
+    if wanted < key.best_priority:
         message = f"priority: this API key may ask for {key.best_priority} at best (lower is more urgent)"
         raise RequestFailedError(403, message, param="priority", code="priority_not_allowed")
-    return asked
+    return wanted

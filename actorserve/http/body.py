@@ -1,4 +1,4 @@
-"""Reading requests' bodies, of which never more than the limits are held: of each one, and of all together."""
+"""Reading requests' bodies within two memory limits: for one body, and for all together."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,27 +9,27 @@ from starlette.requests import ClientDisconnect, Request
 from actorserve.http.errors import RequestFailedError
 
 BODY_TIMEOUT_S = 60.0
-"""A body that takes longer to arrive is given up: 8 MiB at 140 kB/s."""
+"""How long a body may take to arrive: 8 MiB at 140 kB/s."""
 SMALL_BODY_BYTES = 64 * 1024
-"""Up to this size a body is always taken: connections bound how many there are, and a crowd of short requests is not
-turned away for a few long ones."""
+"""Bodies up to this size are always read, so that a few long requests do not keep out many short ones. The number of
+connections bounds their memory."""
 MAX_WHOLE_BODIES = 32
 _RETRY_S = 1.0
 
 
 class BodyReader:
-    """Reads bodies of at most ``max_bytes`` each; of the large ones, at most 32 times that at the same time."""
+    """Reads bodies of at most ``max_bytes`` each. Large bodies together hold at most 32 times that."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._room_bytes = MAX_WHOLE_BODIES * max_bytes
+        self._free_bytes = MAX_WHOLE_BODIES * max_bytes
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body. It takes up room until the context ends, for what is made of it is as large.
+        """The whole body. It counts against the limit until the context ends, because its parsed form is as large.
 
-        Raises: RequestFailedError, 413 as soon as the length is announced or reached; 415 for a body that does not
-        claim to be JSON, or is compressed; 408 for one that does not come; 429 for a large one while there is no room.
+        Raises: RequestFailedError: 413 as soon as the announced or received length is too large; 415 if the body is not
+        declared as JSON, or is compressed; 408 if it does not arrive in time; 429 if large bodies hold all the memory.
         ClientDisconnect.
         """
         _check_headers(request, self._max_bytes)
@@ -38,7 +38,7 @@ class BodyReader:
             await self._receive(request, body)
             yield bytes(body)
         finally:
-            self._room_bytes += _room_for(len(body))
+            self._free_bytes += _counted_bytes(len(body))
 
     async def _receive(self, request: Request, body: bytearray) -> None:
         try:
@@ -57,28 +57,29 @@ class BodyReader:
         num_bytes = len(body) + len(chunk)
         if num_bytes > self._max_bytes:
             raise _too_large(self._max_bytes)
-        room_bytes = _room_for(num_bytes) - _room_for(len(body))
-        if room_bytes > self._room_bytes:
+        more_bytes = _counted_bytes(num_bytes) - _counted_bytes(len(body))
+        if more_bytes > self._free_bytes:
             message = "too many large requests are being read; try again later"
             raise RequestFailedError(429, message, code="overloaded", retry_after_s=_RETRY_S)
-        self._room_bytes -= room_bytes
+        self._free_bytes -= more_bytes
         body += chunk
 
 
-def _room_for(num_bytes: int) -> int:
+def _counted_bytes(num_bytes: int) -> int:
+    """How much of a body of this size counts against the limit for all."""
     return num_bytes if num_bytes > SMALL_BODY_BYTES else 0
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
     content_types = request.headers.getlist("content-type")
     if len(content_types) > 1:
-        raise RequestFailedError(400, "the header content-type is there more than once", code="duplicate_header")
-    # Clients that give no type at all are served; whoever gives one must mean JSON (no form of a web page does).
+        raise RequestFailedError(400, "the request has more than one content-type header", code="duplicate_header")
+    # A request may omit its type. A type that is not JSON is refused, so that no form on a web page can send requests.
     media_type = content_types[0].partition(";")[0].strip().lower() if content_types else "application/json"
     if media_type != "application/json":
         raise RequestFailedError(415, "the content-type must be application/json", code="unsupported_media_type")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise RequestFailedError(415, "compressed bodies are not taken", code="unsupported_encoding")
+        raise RequestFailedError(415, "compressed bodies are not supported", code="unsupported_encoding")
     announced = request.headers.get("content-length", "")
     if announced.isascii() and announced.isdigit() and (len(announced) > 18 or int(announced) > max_bytes):
         raise _too_large(max_bytes)

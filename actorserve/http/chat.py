@@ -1,64 +1,42 @@
-"""Answers of ``/v1/chat/completions``."""
+"""The choices in answers of ``/v1/chat/completions``."""
 
 from collections.abc import Sequence
 
 from actorserve.core.messages import FinishReason
-from actorserve.http.answer_format import AnswerHead, Json, WholeChoice, finite
+from actorserve.http.answer_format import Json, WholeChoice, finite
 from actorserve.http.choice import AnswerToken, Piece
 from actorserve.model_files.tokenizer import Tokenizer
 
 
 class ChatFormat:
-    """A ``chat.completion``, or its chunks: the first of each choice names the role, the last the reason."""
+    """A choice's first chunk names the role, and its last the reason for the end (``AnswerFormat``)."""
 
-    def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:
-        self._head = head
+    chunk_type = "chat.completion.chunk"
+    answer_type = "chat.completion"
+
+    def __init__(self, tokenizer: Tokenizer, wants_logprobs: bool) -> None:
         self._tokenizer = tokenizer
+        self._wants_logprobs = wants_logprobs
 
     def opening(self, index: int) -> Json:
-        return self._chunk(index, {"role": "assistant", "content": ""})
+        return _chunk(index, {"role": "assistant", "content": ""})
 
     def piece(self, index: int, piece: Piece) -> Json:
-        return self._chunk(index, {"content": piece.text}, self._logprobs(piece.tokens))
+        return _chunk(index, {"content": piece.text}, self._logprobs(piece.tokens))
 
     def finish(self, index: int, reason: FinishReason) -> Json:
-        return self._chunk(index, {}, finish_reason=reason)
+        return _chunk(index, {}, finish_reason=reason)
 
-    def usage(self, usage: Json) -> Json:
-        return self._envelope("chat.completion.chunk", []) | {"usage": usage}
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Json) -> Json:
-        return self._envelope(
-            "chat.completion",
-            [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
-                    "logprobs": self._logprobs(choice.tokens),
-                    "finish_reason": choice.finish_reason,
-                }
-                for index, choice in enumerate(choices)
-            ],
-        ) | {"usage": usage}
-
-    def _chunk(
-        self, index: int, delta: Json, logprobs: Json | None = None, finish_reason: FinishReason | None = None
-    ) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._envelope("chat.completion.chunk", [choice])
-
-    def _envelope(self, kind: str, choices: list[Json]) -> Json:
-        head = self._head
+    def whole(self, index: int, choice: WholeChoice) -> Json:
         return {
-            "id": head.answer_id,
-            "object": kind,
-            "created": head.created_s,
-            "model": head.model,
-            "choices": choices,
+            "index": index,
+            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "logprobs": self._logprobs(choice.tokens),
+            "finish_reason": choice.finish_reason,
         }
 
     def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json | None:
-        if not self._head.wants_logprobs:
+        if not self._wants_logprobs:
             return None
         return {"content": [self._token(token) for token in tokens], "refusal": None}
 
@@ -74,3 +52,7 @@ class ChatFormat:
     def _entry(self, token_id: int, logprob: float) -> Json:
         text = self._tokenizer.token_text(token_id)
         return {"token": text, "logprob": finite(logprob), "bytes": list(self._tokenizer.token_bytes(token_id))}
+
+
+def _chunk(index: int, delta: Json, logprobs: Json | None = None, finish_reason: FinishReason | None = None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

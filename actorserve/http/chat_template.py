@@ -1,7 +1,7 @@
-"""Renders a model's chat template, as transformers would, away from the event loop and within a time limit.
+"""Renders a model's chat template as transformers would, outside the event loop and within a time limit.
 
-The template comes with the model and its arguments come from a client, so neither is trusted: jinja2's sandbox keeps
-it from what it must not touch, and a trace of the rendering thread ends what runs too long.
+The template comes with the model and its arguments come from a client, so neither is trusted. Jinja2's sandbox keeps
+the template away from Python's internals, and a trace function in the rendering thread stops what runs too long.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _FILE_NAME = "<chat template>"
 _MAX_RENDERED_CHARS = 32 * 2**20
 _NUM_THREADS = 2
 _MAX_SHOWN_CHARS = 200
-# What a template's own operations raise on arguments that it does not expect.
+# What a template's own operations raise on unexpected arguments.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     TypeError,
@@ -50,9 +50,9 @@ class ChatTemplate:
         timeout_s: float,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """``special_tokens`` maps ``bos_token`` and the like to text; ``now`` is what ``strftime_now`` formats.
+        """``special_tokens`` maps ``bos_token`` and the like to text; ``strftime_now`` formats ``now()``.
 
-        Raises: ModelError, when ``source`` is no valid template.
+        Raises: ModelError if ``source`` is not a valid template.
         """
         environment = _environment(now)
         try:
@@ -73,10 +73,10 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text, to be encoded without further special tokens.
 
-        A message's content is text, or a list of text parts (joined by line breaks). ``arguments`` are the template's
-        own, such as ``tools``; they cannot replace messages and special tokens.
+        A message's content is text, or a list of text parts (joined by line breaks). ``arguments`` are further
+        variables of the template, such as ``tools``; they cannot replace messages and special tokens.
 
-        Raises: InvalidRequestError, when the template refuses the messages, fails on them, or takes too long.
+        Raises: InvalidRequestError if the template refuses the messages, fails on them, or takes too long.
         """
         context = {
             **(arguments or {}),
@@ -86,10 +86,10 @@ class ChatTemplate:
         }
         rendering = asyncio.get_running_loop().run_in_executor(self._threads, self._render, context)
         try:
-            # The thread ends itself in time; this limit also bounds the wait for a free one.
+            # The thread stops itself in time. This limit also bounds the wait for a free thread.
             return await asyncio.wait_for(rendering, 2 * self._timeout_s)
         except TimeoutError:
-            raise InvalidRequestError("the chat template takes too long with these messages", "messages") from None
+            raise InvalidRequestError("the chat template takes too long to render these messages", "messages") from None
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -103,9 +103,9 @@ class ChatTemplate:
                 pieces.append(piece)
                 num_chars += len(piece)
                 if num_chars > _MAX_RENDERED_CHARS:
-                    raise InvalidRequestError("the chat template makes too long a prompt of these messages", "messages")
+                    raise InvalidRequestError("the chat template renders too long a prompt", "messages")
         except _TimeUp:
-            raise InvalidRequestError("the chat template takes too long with these messages", "messages") from None
+            raise InvalidRequestError("the chat template takes too long to render these messages", "messages") from None
         except _TEMPLATE_ERRORS as error:
             raise InvalidRequestError(f"the chat template refused: {_one_line(error)}", "messages") from None
         finally:
@@ -114,11 +114,11 @@ class ChatTemplate:
 
 
 class _TimeUp(BaseException):
-    """Raised inside a template's code; no ``except Exception`` on the way may swallow it."""
+    """Raised inside a template's code. A BaseException, so that no ``except Exception`` on the way catches it."""
 
 
 def _watch(deadline: float) -> Callable[[FrameType, str, Any], Any]:
-    """A trace function that raises _TimeUp in the template's own frames; a thread can be stopped in no other way."""
+    """A trace function that raises _TimeUp in the template's own frames: there is no other way to stop a thread."""
 
     def on_line(frame: FrameType, event: str, argument: object) -> Any:
         if time.monotonic() > deadline:
@@ -143,7 +143,7 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
 
 
 class _GenerationTag(Extension):
-    """``{% generation %}``: marks the assistant's words for training; when serving, it is only its content."""
+    """``{% generation %}`` marks the assistant's text for training. For serving, only its content matters."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -153,7 +153,7 @@ class _GenerationTag(Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace without underscored names, which reach for Python's internals."""
+    """Jinja's namespace without names that begin with an underscore, because these reach Python's internals."""
 
     def __init__(self, /, **attributes: object) -> None:
         for name in attributes:
@@ -177,7 +177,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers: jinja's own filter escapes HTML, which a prompt does not want."""
+    """The filter of transformers: jinja's own filter escapes HTML, which would alter a prompt."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

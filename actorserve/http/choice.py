@@ -1,16 +1,16 @@
 """One choice of an answer: from its tokens to its text.
 
-Tokens come as they are made, text goes as soon as it is sure: bytes of an unfinished character and the possible
-beginning of a stop string are held back. A token belongs to the text that it begins; its log-probability goes out with
-that text, so that a stream's pieces, put together, are exactly the answer that is not streamed.
+Text goes out as soon as it is certain: bytes of an unfinished character and the possible beginning of a stop string are
+held back. A token belongs to the text that it begins, and its log-probability goes out with that text. So a stream's
+pieces, put together, are exactly the answer that is not streamed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from actorserve.core.messages import FinishReason, RefusalReason, SamplingParams, TokenLogprobs
+from actorserve.core.effects import Deliver, End
+from actorserve.core.messages import FinishReason, RequestSpec, TokenLogprobs
 from actorserve.http.detokenizer import Detokenizer
-from actorserve.http.service import Ended, Produced
 from actorserve.http.stop_strings import StopStrings
 
 
@@ -25,104 +25,86 @@ class AnswerToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next text of a choice, and the tokens that begin in it.
-
-    ``num_tokens`` were made so far, held back or not; ``num_cached_tokens`` of the prompt's were in a prefix cache.
-    """
+    """The next text of a choice. ``tokens`` begin in it; they are empty if the client wants no log-probabilities."""
 
     text: str
-    tokens: tuple[AnswerToken, ...]
-    num_tokens: int
-    num_cached_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The end of a choice, after all of its text."""
-
-    reason: FinishReason
-    num_tokens: int
-    refusal: RefusalReason | None = None
-    retry_after_s: float = 0.0
-    num_cached_tokens: int = 0
-
-    @property
-    def failed(self) -> bool:
-        """Whether the client is owed an error in place of (the rest of) the answer."""
-        return self.refusal is not None or self.reason is FinishReason.ERROR
+    tokens: tuple[AnswerToken, ...] = ()
 
 
 class Choice:
-    """Turns one request's stream into text. Knows no I/O: items in, pieces out.
+    """Turns the effects on one request into text. Knows no I/O: effects in, pieces out.
 
-    Nothing may be pushed after a ``Finish`` came out.
+    ``num_tokens`` counts the tokens made so far, held back or not, and ``num_cached_tokens`` the prompt's tokens that
+    were in a prefix cache. ``end`` is set when the choice has ended: by its request, or by a stop string. Then its
+    request is to be released, and further effects are not for the client.
     """
 
-    def __init__(self, sampling: SamplingParams, detokenizer: Detokenizer, stop: Sequence[str], index: int = 0) -> None:
+    def __init__(self, spec: RequestSpec, detokenizer: Detokenizer, stop: Sequence[str], index: int = 0) -> None:
         self.index = index
-        self.finish: Finish | None = None
-        self._stop_token_ids = frozenset(sampling.stop_token_ids)
-        self._min_tokens = sampling.min_tokens
-        self._wants_logprobs = sampling.top_logprobs >= 0
+        self.num_tokens = 0
+        self.num_cached_tokens = 0
+        self.end: End | None = None
+        self._stop_token_ids = frozenset(spec.sampling.stop_token_ids)
+        self._min_tokens = spec.sampling.min_tokens
+        self._wants_logprobs = spec.sampling.top_logprobs >= 0
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(stop) if stop else None
-        self._num_tokens = 0
-        self._num_cached_tokens = 0
         self._num_decoded_chars = 0
         self._num_sent_chars = 0
         self._held: list[AnswerToken] = []  # their text has not been sent yet
-        self._last: AnswerToken | None = None  # a stop token: part of the text only if others follow
+        self._stop_token: tuple[int, TokenLogprobs | None] | None = None  # part of the text only if others follow
 
-    def push(self, item: Produced | Ended) -> list[Piece | Finish]:
-        """What the client gets for the stream's next item: at most a piece, then at most the finish."""
-        if isinstance(item, Ended):
-            return self._end(item)
-        self._num_cached_tokens += item.num_cached_tokens
+    def push(self, effect: Deliver | End) -> Piece | None:
+        """The text that is certain now and was not before. None if there is none."""
+        if isinstance(effect, End):
+            return self._finish(effect)
+        self.num_cached_tokens += effect.num_cached_tokens
         text = ""
-        for row, token_id in enumerate(item.token_ids):
-            emitted, stopped = self._decode(token_id, item.logprobs[row] if item.logprobs else None)
-            text += emitted
+        for row, token_id in enumerate(effect.token_ids):
+            more, stopped = self._decode(token_id, effect.logprobs[row] if effect.logprobs else None)
+            text += more
             if stopped:
-                return [*self._piece(text), self._finish(FinishReason.STOP)]
+                self.end = End(effect.request_id, FinishReason.STOP)
+                break
         return self._piece(text)
 
     def _decode(self, token_id: int, logprobs: TokenLogprobs | None) -> tuple[str, bool]:
-        """Take one token: the text that is now sure, and whether a stop string ends it."""
-        text, stopped = self._flush_last()
+        """Take one token: the text that is now certain, and whether a stop string ends it."""
+        text, stopped = self._flush_stop_token()
         if stopped:
             return text, True
-        self._num_tokens += 1
-        token = AnswerToken(token_id, self._num_decoded_chars, logprobs)
+        self.num_tokens += 1
         if token_id in self._stop_token_ids:
-            self._last = token
+            self._stop_token = (token_id, logprobs)
             return text, False
-        more, stopped = self._take(token)
+        more, stopped = self._take(token_id, logprobs)
         return text + more, stopped
 
-    def _flush_last(self) -> tuple[str, bool]:
+    def _flush_stop_token(self) -> tuple[str, bool]:
         """A stop token that did not stop the request (``min_tokens``) is text like any other."""
-        if self._last is None:
+        if self._stop_token is None:
             return "", False
-        token, self._last = self._last, None
-        return self._take(token)
+        (token_id, logprobs), self._stop_token = self._stop_token, None
+        return self._take(token_id, logprobs)
 
-    def _take(self, token: AnswerToken) -> tuple[str, bool]:
+    def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> tuple[str, bool]:
         if self._wants_logprobs:
-            self._held.append(token)
-        decoded = self._detokenizer.push((token.token_id,))
+            self._held.append(AnswerToken(token_id, self._num_decoded_chars, logprobs))
+        decoded = self._detokenizer.push(token_id)
         self._num_decoded_chars += len(decoded)
         return self._search(decoded)
 
     def _search(self, decoded: str) -> tuple[str, bool]:
-        # Before the minimum a stop string is ordinary text, as a stop token is.
-        if self._stop_strings is None or self._num_tokens <= self._min_tokens:
+        # Before ``min_tokens`` a stop string is ordinary text, as a stop token is.
+        if self._stop_strings is None or self.num_tokens <= self._min_tokens:
             return decoded, False
         return self._stop_strings.push(decoded)
 
-    def _end(self, ended: Ended) -> list[Piece | Finish]:
+    def _finish(self, end: End) -> Piece | None:
+        """No more tokens come: what was held back is certain now, unless it completes a stop string."""
         text, stopped = "", False
-        if ended.reason is not FinishReason.STOP:
-            text, stopped = self._flush_last()
+        if end.reason is not FinishReason.STOP:
+            text, stopped = self._flush_stop_token()
         if not stopped:
             decoded = self._detokenizer.finish()
             self._num_decoded_chars += len(decoded)
@@ -130,16 +112,14 @@ class Choice:
             text += tail
         if not stopped and self._stop_strings is not None:
             text += self._stop_strings.finish()
-        reason = FinishReason.STOP if stopped else ended.reason
-        return [*self._piece(text, is_last=not stopped), self._finish(reason, ended.refusal, ended.retry_after_s)]
+        self.end = replace(end, reason=FinishReason.STOP) if stopped else end
+        return self._piece(text, is_last=not stopped)
 
-    def _finish(self, reason: FinishReason, refusal: RefusalReason | None = None, retry_after_s: float = 0.0) -> Finish:
-        self.finish = Finish(reason, self._num_tokens, refusal, retry_after_s, self._num_cached_tokens)
-        return self.finish
-
-    def _piece(self, text: str, is_last: bool = False) -> list[Piece | Finish]:
-        """``text`` with its tokens, or nothing where there is none. The last piece takes tokens without text too."""
+    def _piece(self, text: str, is_last: bool = False) -> Piece | None:
+        """``text`` with the tokens that begin in it. The last piece also takes the tokens that have no text."""
         self._num_sent_chars += len(text)
-        num_begun = sum(1 for token in self._held if is_last or token.offset < self._num_sent_chars)
-        tokens, self._held = tuple(self._held[:num_begun]), self._held[num_begun:]
-        return [Piece(text, tokens, self._num_tokens, self._num_cached_tokens)] if text or tokens else []
+        tokens: tuple[AnswerToken, ...] = ()
+        if self._held:
+            num_begun = sum(1 for token in self._held if is_last or token.offset < self._num_sent_chars)
+            tokens, self._held = tuple(self._held[:num_begun]), self._held[num_begun:]
+        return Piece(text, tokens) if text or tokens else None

@@ -1,52 +1,37 @@
-"""Answers of ``/v1/completions``."""
+"""The choices in answers of ``/v1/completions``."""
 
 from collections.abc import Sequence
 
 from actorserve.core.messages import FinishReason
-from actorserve.http.answer_format import AnswerHead, Json, WholeChoice, finite
+from actorserve.http.answer_format import Json, WholeChoice, finite
 from actorserve.http.choice import AnswerToken, Piece
 from actorserve.model_files.tokenizer import Tokenizer
 
 
 class CompletionFormat:
-    """A ``text_completion``; its chunks are of the same type, and there is no opening one."""
+    """Chunks and whole answers are of one type, and a stream begins with text (``AnswerFormat``)."""
 
-    def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:
-        self._head = head
+    chunk_type = "text_completion"
+    answer_type = "text_completion"
+
+    def __init__(self, tokenizer: Tokenizer, wants_logprobs: bool) -> None:
         self._tokenizer = tokenizer
+        self._wants_logprobs = wants_logprobs
 
     def opening(self, index: int) -> Json | None:
         return None
 
     def piece(self, index: int, piece: Piece) -> Json:
-        return self._envelope([self._choice(index, piece.text, piece.tokens, None)])
+        return self._choice(index, piece.text, piece.tokens, None)
 
     def finish(self, index: int, reason: FinishReason) -> Json:
-        return self._envelope([{"index": index, "text": "", "logprobs": None, "finish_reason": reason}])
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
 
-    def usage(self, usage: Json) -> Json:
-        return self._envelope([]) | {"usage": usage}
-
-    def whole(self, choices: Sequence[WholeChoice], usage: Json) -> Json:
-        return self._envelope(
-            [
-                self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
-                for index, choice in enumerate(choices)
-            ]
-        ) | {"usage": usage}
-
-    def _envelope(self, choices: list[Json]) -> Json:
-        head = self._head
-        return {
-            "id": head.answer_id,
-            "object": "text_completion",
-            "created": head.created_s,
-            "model": head.model,
-            "choices": choices,
-        }
+    def whole(self, index: int, choice: WholeChoice) -> Json:
+        return self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
 
     def _choice(self, index: int, text: str, tokens: Sequence[AnswerToken], reason: FinishReason | None) -> Json:
-        logprobs = self._logprobs(tokens) if self._head.wants_logprobs else None
+        logprobs = self._logprobs(tokens) if self._wants_logprobs else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json:
@@ -59,7 +44,7 @@ class CompletionFormat:
         }
 
     def _best(self, token: AnswerToken) -> Json | None:
-        """The best tokens at this position and the chosen one, by text. Of tokens of one text the likeliest counts."""
+        """The best tokens at this position and the chosen one, by text. If texts are equal, the likeliest counts."""
         known = token.logprobs
         if known is None:
             return None

@@ -1,7 +1,7 @@
 """Token ids to text, as they come: a multi-byte character is never broken."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from actorserve.model_files.tokenizer import Tokenizer
 
@@ -11,12 +11,12 @@ _MAX_CHARACTER_BYTES = 4
 class Detokenizer:
     """Follows one output. What it returns, concatenated, is what the output adds to the prompt's text.
 
-    A text's tokens are bytes (``Tokenizer.decode``), so an incremental UTF-8 decoder is all the state there is:
-    constant time per byte, and at most three bytes held back, until their character is whole or cannot become so.
+    A text's tokens are bytes (``Tokenizer.decode``), so an incremental UTF-8 decoder is the only state. It takes
+    constant time per byte, and holds at most three bytes back, until their character is complete or invalid.
 
-    ``prompt_token_ids`` is what the output continues: with none (or special tokens alone) the output begins a text, and
-    SentencePiece's first space goes; after a prompt it stays, for it separates words. A character that the prompt left
-    half finished is the output's.
+    ``prompt_token_ids`` is what the output continues. Without a prompt (or after special tokens alone) the output
+    begins a text, and SentencePiece's first space is removed. After a prompt the space stays, because it separates
+    words. A character that the prompt left unfinished belongs to the output.
     """
 
     def __init__(
@@ -29,20 +29,22 @@ class Detokenizer:
         self._decoder.decode(tail)
         self._strip_next = tokenizer.strips_leading_space and not tail
 
-    def push(self, token_ids: Iterable[int]) -> str:
-        """The text that is certain now and was not before; often empty."""
-        data = b"".join(self._tokenizer.token_bytes(i) for i in token_ids if i not in self._skipped)
+    def push(self, token_id: int) -> str:
+        """The text that is certain after this token and was not before; often empty."""
+        if token_id in self._skipped:
+            return ""
+        data = self._tokenizer.token_bytes(token_id)
         if self._strip_next and data:
             data = data.removeprefix(b" ")
             self._strip_next = False
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """No more tokens come: a character left unfinished becomes U+FFFD. A second call gives nothing."""
+        """No more tokens come: an unfinished character becomes U+FFFD. A second call returns nothing."""
         return self._decoder.decode(b"", final=True)
 
     def _tail(self, prompt_token_ids: Sequence[int]) -> bytes:
-        """The prompt's last bytes, enough for its last character; UTF-8 finds its feet again after any cut."""
+        """The prompt's last bytes, enough for its last character. UTF-8 resynchronizes after any cut."""
         tail = b""
         for token_id in reversed(prompt_token_ids):
             if len(tail) >= _MAX_CHARACTER_BYTES:

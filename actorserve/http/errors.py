@@ -1,6 +1,6 @@
-"""From what went wrong to the answer that says so: ``{"error": {"message", "type", "param", "code"}}``.
+"""Turns errors into answers: ``{"error": {"message", "type", "param", "code"}}``.
 
-Texts come from us, never from an exception that we did not raise: no stack trace and no address leaves the process.
+Every text is our own and never that of a foreign exception, so no stack trace and no address leaves the process.
 """
 
 import math
@@ -11,12 +11,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from actorserve.core.messages import RefusalReason
+from actorserve.core.effects import End
+from actorserve.core.messages import FinishReason, RefusalReason
 from actorserve.errors import ActorserveError, InvalidRequestError
 
 
 class RequestFailedError(ActorserveError):
-    """An answer that is an error, with its HTTP status. ``retry_after_s`` is told to the client where it is set."""
+    """An answer that is an error, with its HTTP status. The client is told ``retry_after_s`` unless it is None."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class RequestFailedError(ActorserveError):
         self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, object]:
-        """The error as clients of this API know it."""
+        """The error in the form that clients of this API know."""
         return {
             "error": {
                 "message": self.message,
@@ -45,33 +46,37 @@ class RequestFailedError(ActorserveError):
         }
 
     def response(self) -> JSONResponse:
-        """The whole answer. Seconds to wait are rounded up to whole ones, as the header wants them."""
+        """The whole answer. ``retry_after_s`` is rounded up, because the header takes whole seconds."""
         headers = {}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
         return JSONResponse(self.body(), self.status, headers)
 
 
-def refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
-    """What a client reads when nobody took its request."""
+def _refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
     match reason:
         case RefusalReason.TOO_LARGE:
-            message = "the request does not fit any instance: shorten the prompt or lower max_tokens"
+            message = "the request is too large for every instance: shorten the prompt or lower max_tokens"
             return RequestFailedError(400, message, code="context_length_exceeded")
         case RefusalReason.OVERLOADED:
             message = "too many requests are waiting; try again later"
             return RequestFailedError(429, message, code="overloaded", retry_after_s=retry_after_s)
         case RefusalReason.NO_INSTANCE:
-            message = "no worker is there to serve the request; try again later"
+            message = "no worker is available to serve the request; try again later"
             return RequestFailedError(503, message, code="no_instance", retry_after_s=retry_after_s)
         case RefusalReason.DRAINING:
             message = "the server is shutting down; try again later"
             return RequestFailedError(503, message, code="draining", retry_after_s=retry_after_s)
 
 
-def generation_failed() -> RequestFailedError:
-    """What a client reads when its request was begun and could not be finished."""
-    return RequestFailedError(500, "the request failed while its answer was being made", code="generation_failed")
+def failure_of(end: End) -> RequestFailedError | None:
+    """The error that a client reads in place of the answer or of its rest. None if the request ended well."""
+    if end.refusal is not None:
+        return _refused(end.refusal, end.retry_after_s)
+    if end.reason is FinishReason.ERROR:
+        message = "the request failed while its answer was being generated"
+        return RequestFailedError(500, message, code="generation_failed")
+    return None
 
 
 async def on_failed_request(_: Request, error: Exception) -> JSONResponse:
@@ -85,12 +90,12 @@ async def on_invalid_request(_: Request, error: Exception) -> JSONResponse:
 
 
 async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
-    """Unknown routes, and methods that a route does not have."""
+    """Unknown routes, and methods that a route does not support."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        message, code = "there is no such route", "not_found"
+        message, code = "this route does not exist", "not_found"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        message, code = f"this route does not take {request.method[:16]}", "method_not_allowed"
+        message, code = f"this route does not support {request.method[:16]}", "method_not_allowed"
     else:
         message, code = HTTPStatus(error.status_code).phrase.lower(), None
     response = RequestFailedError(error.status_code, message, code=code).response()
@@ -99,7 +104,7 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
 
 
 async def on_unexpected_error(_: Request, __: Exception) -> JSONResponse:
-    """A bug. The exception itself goes on to the server, which logs it (``http.server``)."""
+    """A bug. The exception itself propagates to the server, which logs it (``http.server``)."""
     return RequestFailedError(500, "internal error", code="internal_error").response()
 
 

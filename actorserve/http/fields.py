@@ -1,9 +1,9 @@
 """The fields that chat and completion requests share, with the ranges that OpenAI and vLLM give them.
 
-Everything is strict: a number in quotes, a boolean for an integer, NaN or an infinity is an error, and so is any field
-that is not here, for a field that were ignored would be a wrong answer. ``null`` means the default.
-Lists are checked by plain loops that stop at the first problem: a million wrong items must not become a million errors.
-Limits that are settings come in as the validation's context (``HttpSettings``).
+Everything is strict: a number in quotes, a boolean for an integer, NaN or an infinity is an error. So is an unknown
+field, because to ignore it could mean a wrong answer. ``null`` means the default.
+Plain loops check lists and stop at the first problem, so that a million wrong items do not become a million errors.
+The validation's context (``HttpSettings``) has the limits that are settings.
 """
 
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ _INT32_MAX = 2**31 - 1
 
 
 def limits(info: ValidationInfo) -> HttpSettings:
-    """The settings that a validation was begun with."""
+    """The settings that the validation was called with."""
     assert isinstance(info.context, HttpSettings)
     return info.context
 
@@ -31,12 +31,12 @@ def wrong(message: str) -> PydanticCustomError:
 
 
 def is_token_ids(value: object) -> bool:
-    """Whether ``value`` is a list of integers only (a boolean is none)."""
+    """Whether ``value`` is a list of integers only (a boolean is not one)."""
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 class StrictFields(BaseModel):
-    """Base of all parts of a request: strict types, finite numbers, no unknown field, not too many of them."""
+    """Base of all parts of a request: strict types, finite numbers, no unknown and not too many fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -95,19 +95,19 @@ def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
 
 
 def _null_is(default: object) -> BeforeValidator:
-    """``null`` in place of a value means its default, as OpenAI has it."""
+    """``null`` in place of a value means its default, as in OpenAI's API."""
     return BeforeValidator(lambda value: default if value is None else value)
 
 
 class StreamOptions(StrictFields):
-    """What a stream tells beside its text: usage at its end, or with every chunk."""
+    """Whether a stream reports its usage: at its end, or with every chunk."""
 
     include_usage: Annotated[bool, _null_is(False)] = False
     continuous_usage_stats: Annotated[bool, _null_is(False)] = False
 
 
 class SamplingFields(StrictFields):
-    """What both endpoints take. ``temperature`` 0 is greedy; ``top_k`` 0 and -1 switch it off."""
+    """The fields of both endpoints. ``temperature`` 0 is greedy; ``top_k`` 0 and -1 switch top-k off."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
@@ -118,7 +118,7 @@ class SamplingFields(StrictFields):
     min_p: Annotated[float, Field(ge=0, le=1), _null_is(0.0)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2), _null_is(0.0)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), _null_is(0.0)] = 0.0
-    # Beyond these bounds, which nobody uses, a float32 logit would overflow.
+    # Beyond these bounds a float32 logit would overflow; no real client reaches them.
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100), _null_is(1.0)] = 1.0
     logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_parse_logit_bias)] = ()
     stop: Annotated[tuple[str, ...], PlainValidator(_parse_stop)] = ()
@@ -152,9 +152,9 @@ def parse_text_parts(value: object) -> str:
 
 def _text_of(part: Any) -> str:
     if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        raise wrong('a part must be {"type": "text", "text": ...}; nothing but text is taken')
+        raise wrong('a part must be {"type": "text", "text": ...}; only text is supported')
     if len(part) != 2:
-        raise wrong("a text part has a field beside type and text")
+        raise wrong("a text part has a field other than type and text")
     text: str = part["text"]
     return text
 

@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows of the instances: a line a name, read off their latest load reports when somebody looks."""
+"""The instances' metrics on ``/metrics``: read from their latest load reports when the page is requested."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ _LABELS = ("model_name", "engine")
 
 
 class _Reading(NamedTuple):
-    """One metric: a gauge, or a counter of all time."""
+    """One metric: a gauge, or a counter since the instance's start."""
 
     family: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
@@ -28,11 +28,16 @@ def _share(part: float, whole: float) -> float:
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 _READINGS = (
     _Reading(_GAUGE, "vllm:num_requests_running", "Requests in the batch.", lambda load: load.num_running),
-    _Reading(_GAUGE, "vllm:num_requests_waiting", "Requests that wait for a place.", lambda load: load.num_waiting),
+    _Reading(
+        _GAUGE,
+        "vllm:num_requests_waiting",
+        "Requests that wait for a place in the batch.",
+        lambda load: load.num_waiting,
+    ),
     _Reading(
         _GAUGE,
         "vllm:kv_cache_usage_perc",
-        "Part of the KV cache in use, 0 to 1.",
+        "Share of the KV cache in use, 0 to 1.",
         lambda load: _share(load.kv_used_bytes, load.kv_total_bytes),
     ),
     _Reading(
@@ -50,25 +55,28 @@ _READINGS = (
     _Reading(
         _GAUGE,
         "actorserve_virtual_usage",
-        "Virtual usage over the KV cache: what freeness is made of.",
+        "Virtual usage divided by the KV cache's size; freeness is computed from it.",
         lambda load: _share(load.virtual_usage_bytes, load.kv_total_bytes),
     ),
     _Reading(
         _GAUGE,
         "actorserve_host_kv_usage",
-        "Part of the host's pool for KV in use, 0 to 1.",
+        "Share of the host's KV pool in use, 0 to 1.",
         lambda load: _share(load.host_used_bytes, load.host_total_bytes),
     ),
-    _Reading(
-        _GAUGE, "actorserve_requests_swapped", "Requests whose KV lies on the host.", lambda load: load.num_swapped
-    ),
+    _Reading(_GAUGE, "actorserve_requests_swapped", "Requests whose KV is on the host.", lambda load: load.num_swapped),
     _Reading(
         _COUNTER,
         "actorserve_swap_outs",
         "Requests whose KV was copied to the host.",
         lambda load: load.num_swap_outs,
     ),
-    _Reading(_COUNTER, "actorserve_swapped_bytes", "KV copied to the host and back.", lambda load: load.swapped_bytes),
+    _Reading(
+        _COUNTER,
+        "actorserve_swapped_bytes",
+        "Bytes of KV copied to the host and back.",
+        lambda load: load.swapped_bytes,
+    ),
     _Reading(
         _COUNTER,
         "actorserve_swap_blocked_seconds",
@@ -78,7 +86,7 @@ _READINGS = (
     _Reading(
         _GAUGE,
         "actorserve_requests_migrating",
-        "Requests on their way in and out.",
+        "Requests that migrate in or out now.",
         lambda load: load.num_migrating,
     ),
     _Reading(
@@ -90,23 +98,26 @@ _READINGS = (
     _Reading(
         _COUNTER,
         "actorserve_migrations_failed",
-        "Requests that were to move and stayed.",
+        "Migrations that failed; their requests stayed.",
         lambda load: load.num_migrations_failed,
     ),
     _Reading(
-        _COUNTER, "actorserve_migrated_bytes", "KV copied of those handed over.", lambda load: load.migrated_bytes
+        _COUNTER,
+        "actorserve_migrated_bytes",
+        "Bytes of KV copied for requests that were handed over.",
+        lambda load: load.migrated_bytes,
     ),
     _Reading(
         _COUNTER,
         "actorserve_checkpointed_bytes",
-        "KV copied into another worker's host memory.",
+        "Bytes of KV copied into another worker's host memory.",
         lambda load: load.checkpointed_bytes,
     ),
 )
 
 
 class LoadMetrics(Collector):
-    """Reads the reports, and the service's own counters."""
+    """Collects the metrics of all instances, and the service's own counters."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,11 +1,13 @@
 """``/metrics``: the names that dashboards for vLLM read, on a registry of our own.
 
-Load comes from the instances' latest reports (``http.load_metrics``), one ``engine`` each. What clients see (tokens,
-latencies, endings) is measured here, where a request is one choice of an answer; its ``engine`` is ``gateway``, for a
-request may change its worker. Latencies include the wait for a client that reads slowly.
+Load comes from the instances' latest reports (``http.load_metrics``), with one ``engine`` label per instance. What
+clients see (tokens, latencies, endings) is measured here. There a request is one choice of an answer, and its
+``engine`` is ``gateway``, because a request may change its worker. Latencies include the wait for a slow client.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
@@ -20,40 +22,70 @@ _E2E_BUCKETS_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 
 _LABELS = ("model_name", "engine")
 
 
+@dataclass(frozen=True, slots=True)
+class _ModelMetrics:
+    """The metrics with one model's labels: looking labels up costs more than counting."""
+
+    prompt_tokens: Counter
+    prompt_tokens_cached: Counter
+    generation_tokens: Counter
+    time_to_first_token: Histogram
+    inter_token_latency: Histogram
+    e2e_latency: Histogram
+
+
 class Metrics:
     """All that ``/metrics`` shows. ``clock`` gives seconds that never go back."""
 
     def __init__(self, service: Service, clock: Callable[[], float]) -> None:
         self._service = service
         self._clock = clock
+        self._models: dict[str, _ModelMetrics] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(LoadMetrics(service))
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were answered.")
-        self.prompt_tokens_cached = self._counter(
-            "vllm:prompt_tokens_cached", "Of those, the tokens that were found in a prefix cache."
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were answered.")
+        self._prompt_tokens_cached = self._counter(
+            "vllm:prompt_tokens_cached", "Prompt tokens of these requests that were found in a prefix cache."
         )
-        self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens made.")
-        self.request_success = Counter(
+        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens made.")
+        self._request_success = Counter(
             "vllm:request_success", "Requests that ended.", (*_LABELS, "finished_reason"), registry=self.registry
         )
-        self.time_to_first_token = self._histogram(
+        self._time_to_first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS_S
         )
-        self.inter_token_latency = self._histogram(
+        self._inter_token_latency = self._histogram(
             "vllm:inter_token_latency_seconds", "Between one token and the next.", _ITL_BUCKETS_S
         )
-        self.e2e_latency = self._histogram(
+        self._e2e_latency = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the end.", _E2E_BUCKETS_S
         )
 
     def begin(self, num_prompt_tokens: int) -> "RequestMeter":
         """Begin to measure one request, which has just arrived."""
         model = self._service.model
-        return RequestMeter(self, self._clock, model.name if model is not None else "", num_prompt_tokens)
+        name = model.name if model is not None else ""
+        if name not in self._models:
+            self._models[name] = self._of_model(name)
+        return RequestMeter(self._models[name], self._clock, num_prompt_tokens, partial(self._count_end, name))
 
     def render(self) -> bytes:
         """The page, in Prometheus's text format."""
         return generate_latest(self.registry)
+
+    def _of_model(self, name: str) -> _ModelMetrics:
+        labels = (name, _ENGINE)
+        return _ModelMetrics(
+            self._prompt_tokens.labels(*labels),
+            self._prompt_tokens_cached.labels(*labels),
+            self._generation_tokens.labels(*labels),
+            self._time_to_first_token.labels(*labels),
+            self._inter_token_latency.labels(*labels),
+            self._e2e_latency.labels(*labels),
+        )
+
+    def _count_end(self, model: str, reason: FinishReason) -> None:
+        self._request_success.labels(model, _ENGINE, reason.value).inc()
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, _LABELS, registry=self.registry)
@@ -63,38 +95,44 @@ class Metrics:
 
 
 class RequestMeter:
-    """One request's times and counts. Ends once, with the first of ``finished`` and ``released``."""
+    """One request's times and counts. The request ends once: with the first call of ``ended`` and ``released``."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float], model: str, num_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        metrics: _ModelMetrics,
+        clock: Callable[[], float],
+        num_prompt_tokens: int,
+        count_end: Callable[[FinishReason], None],
+    ) -> None:
         self._metrics = metrics
         self._clock = clock
-        self._labels = (model, _ENGINE)
         self._num_prompt_tokens = num_prompt_tokens
+        self._count_end = count_end
         self._begun_s = clock()
         self._previous_s: float | None = None
         self._ended = False
 
-    def produced(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """``num_tokens`` came together just now; the first of them, after a prompt of which so much was cached."""
+    def delivered(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """``num_tokens`` have just come. With the first of them comes how many prompt tokens were cached."""
         now = self._clock()
         metrics = self._metrics
         if self._previous_s is None:
-            metrics.time_to_first_token.labels(*self._labels).observe(now - self._begun_s)
-            metrics.prompt_tokens.labels(*self._labels).inc(self._num_prompt_tokens)
-            metrics.prompt_tokens_cached.labels(*self._labels).inc(num_cached_tokens)
+            metrics.time_to_first_token.observe(now - self._begun_s)
+            metrics.prompt_tokens.inc(self._num_prompt_tokens)
+            metrics.prompt_tokens_cached.inc(num_cached_tokens)
         else:
-            metrics.inter_token_latency.labels(*self._labels).observe(now - self._previous_s)
-        metrics.generation_tokens.labels(*self._labels).inc(num_tokens)
+            metrics.inter_token_latency.observe(now - self._previous_s)
+        metrics.generation_tokens.inc(num_tokens)
         self._previous_s = now
 
-    def finished(self, reason: FinishReason) -> None:
-        """The request ended by itself."""
+    def ended(self, reason: FinishReason) -> None:
+        """The request's choice has ended."""
         if self._ended:
             return
         self._ended = True
-        self._metrics.e2e_latency.labels(*self._labels).observe(self._clock() - self._begun_s)
-        self._metrics.request_success.labels(*self._labels, reason.value).inc()
+        self._metrics.e2e_latency.observe(self._clock() - self._begun_s)
+        self._count_end(reason)
 
     def released(self) -> None:
-        """Nobody waits for it any more; without an end of its own, that is an abort."""
-        self.finished(FinishReason.ABORT)
+        """The client no longer waits for the request. If it has not ended by itself, that is an abort."""
+        self.ended(FinishReason.ABORT)

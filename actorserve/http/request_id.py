@@ -1,4 +1,4 @@
-"""The id by which a client and our log speak of one request: ``x-request-id``, taken from the client or made here."""
+"""The id that names one request to the client and in our log: ``x-request-id``, sent by the client or made here."""
 
 import re
 import uuid
@@ -11,7 +11,7 @@ _ACCEPTABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
 class RequestId:
-    """ASGI middleware: every answer carries the client's id, or a fresh one where that is missing, long or odd."""
+    """ASGI middleware: every answer carries the client's id, or a new one if that is missing, too long or malformed."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

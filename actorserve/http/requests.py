@@ -1,4 +1,4 @@
-"""The two requests for text, as types, and how a body becomes one of them or an error that says what is wrong."""
+"""The two types of request for text, and how a body becomes one of them or an error that says what is wrong."""
 
 import asyncio
 from typing import Annotated, TypeVar
@@ -13,20 +13,20 @@ from actorserve.settings import HttpSettings
 _MAX_PROBLEMS = 10
 _MAX_NAME_CHARS = 64
 _LARGE_BODY_BYTES = 64 * 1024
-"""From this size on a body is parsed on another thread, so that streams do not stutter."""
+"""Bodies of this size or more are parsed in another thread, because parsing would delay all streams."""
 
 Prompt = str | tuple[int, ...]
 
 
 class ChatMessage(StrictFields):
-    """One turn. ``developer`` is OpenAI's newer word for ``system``, which is what templates know."""
+    """One turn. ``developer`` is OpenAI's newer name for ``system``, the name that templates know."""
 
     role: Role
     content: Annotated[str, PlainValidator(parse_text_parts)]
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
 
     def for_template(self) -> dict[str, str]:
-        """The turn as chat templates expect it."""
+        """The turn in the form that chat templates expect."""
         message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
         if self.name is not None:
             message["name"] = self.name
@@ -53,7 +53,7 @@ def _parse_prompt(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
         raise wrong("must be a string, a list of strings, a list of token ids, or a list of those lists")
     if isinstance(value[0], int):
         if not is_token_ids(value):
-            raise wrong("is not a list of token ids alone")
+            raise wrong("has an item that is not a token id")
         return (tuple(value),)
     if len(value) > most:
         raise wrong(f"has more than {most} prompts")
@@ -107,7 +107,7 @@ RequestT = TypeVar("RequestT", bound=SamplingFields)
 
 
 async def parse_request(kind: type[RequestT], body: bytes, settings: HttpSettings) -> RequestT:
-    """Validate a body. Raises: InvalidRequestError that names at most ten problems, and repeats no long input."""
+    """Validate a body. Raises: InvalidRequestError that names at most ten problems and repeats no long input."""
     if len(body) < _LARGE_BODY_BYTES:
         return _parse(kind, body, settings)
     return await asyncio.to_thread(_parse, kind, body, settings)
@@ -117,7 +117,7 @@ def _parse(kind: type[RequestT], body: bytes, settings: HttpSettings) -> Request
     try:
         data = from_json(body)
     except ValueError:
-        # The parser's own text would do, but it quotes nothing that helps and names its own limits.
+        # The parser's own text names its internal limits and does not help a client.
         raise InvalidRequestError("the body is not valid JSON", code="invalid_json") from None
     if not isinstance(data, dict):
         raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
@@ -132,20 +132,20 @@ def _parse(kind: type[RequestT], body: bytes, settings: HttpSettings) -> Request
 
 def _describe(error: ValidationError) -> str:
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [": ".join(filter(None, _place_and_text(problem))) for problem in problems[:_MAX_PROBLEMS]]
+    texts = [": ".join(filter(None, _place_and_text(problem))) for problem in problems[:_MAX_PROBLEMS]]
     if len(problems) > _MAX_PROBLEMS:
-        told.append("and more")
-    return "; ".join(told)
+        texts.append("and more")
+    return "; ".join(texts)
 
 
 def _place_and_text(problem: ErrorDetails) -> tuple[str, str]:
-    """The field at fault (cut short, for its name may be the client's) and what is wrong with it."""
+    """The wrong field and what is wrong with it. The field's name is cut short, because it may be the client's."""
     text = problem["msg"]
     place = ".".join(_shorten(str(part)) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         text = "this field is unknown or not supported"
     elif not place and problem["type"] == "actorserve":
-        named, separator, rest = text.partition(": ")  # a problem between fields names the one to change
+        named, separator, rest = text.partition(": ")  # an error about several fields names the one to change
         place, text = (named, rest) if separator else (place, text)
     return place, text[:1].lower() + text[1:]
 

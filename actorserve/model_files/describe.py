@@ -1,4 +1,4 @@
-"""One way in to both formats: a path becomes a ModelDescription."""
+"""The entry to both formats: a path becomes a ModelDescription."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from actorserve.model_files.hf_folder import describe_folder
 
 
 def describe(path: Path, load_format: LoadFormat = "auto") -> ModelDescription:
-    """What the GGUF file or Hugging Face folder at ``path`` holds; reads headers, not weights.
+    """Describe the model in the GGUF file or Hugging Face folder at ``path``. Reads headers, not weights.
 
-    Raises: ModelError, in one line that a user can act on.
+    Raises: ModelError, in one line that tells a user what to do.
     """
     if path.is_dir():
         return describe_folder(path, dummy=load_format == "dummy")
     if load_format == "dummy":
-        raise ModelError(f"{path}: load_format 'dummy' wants a folder with a config.json")
+        raise ModelError(f"{path}: load_format 'dummy' needs a folder with a config.json")
     return describe_gguf(path)

@@ -1,4 +1,4 @@
-"""A GGUF file's metadata, in llama.cpp's names, brought to the decoder's config."""
+"""From a GGUF file's metadata, with llama.cpp's names, to the decoder's config."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ _GEMMA3_27B_LAYERS = 62
 def decoder_config(file: GgufFile, path: Path, architecture: str) -> DecoderConfig:
     """The decoder that a file of llama.cpp's ``architecture`` describes.
 
-    Raises: ModelError, naming the key and value that is missing, damaged or not supported.
+    Raises: ModelError that names the key and value that is missing, damaged or not supported.
     """
     if architecture == "opt":
         raise ModelError(f"{path}: llama.cpp has no architecture 'opt', so its tensors are unknown; give a folder")
@@ -97,14 +97,14 @@ def _gemma3(config: DecoderConfig, values: Values) -> DecoderConfig:
             raise values.unsupported(key, values.number(key), ("none",))
     window = values.integer("attention.sliding_window", 0, minimum=0)
     period = values.integer("attention.sliding_window_pattern", 6)
-    # The format has no key for it: llama.cpp, too, knows the one model whose scale is not of its head by its depth.
-    scaled = config.hidden_size // config.num_heads if config.num_layers == _GEMMA3_27B_LAYERS else config.head_dim
+    # The format has no key for the query scale. Like llama.cpp, recognize the one exceptional model by its depth.
+    scaled_dim = config.hidden_size // config.num_heads if config.num_layers == _GEMMA3_27B_LAYERS else config.head_dim
     return replace(
         config,
         local_rope_theta=values.number("rope.freq_base_swa", 1e4),
         activation="gelu_tanh",
         windows=tuple(window if (layer + 1) % period else 0 for layer in range(config.num_layers)),
-        query_scale=scaled**-0.5,
+        query_scale=scaled_dim**-0.5,
         qk_norm=True,
         embedding_scale=config.hidden_size**0.5,
     )

@@ -1,4 +1,4 @@
-"""Describes a GGUF file: its metadata's names brought to the decoder's config."""
+"""Describes the model in a GGUF file."""
 
 import re
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def describe_gguf(path: Path) -> ModelDescription:
-    """Read a GGUF file's header (milliseconds per ten thousand tokens; no tensor data but RoPE's factors).
+    """Read a GGUF file's header (milliseconds per ten thousand tokens). Of tensor data, only RoPE's factors are read.
 
-    Raises: ModelError, when it is damaged, truncated, inconsistent, or of an architecture that is not supported.
+    Raises: ModelError if the file is damaged, truncated, inconsistent, or of an unsupported architecture.
     """
     file = read_gguf(path)
     architecture = Values(file.metadata, path).text("general.architecture")

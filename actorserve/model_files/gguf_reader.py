@@ -1,8 +1,8 @@
 """Reads a GGUF file's metadata and tensor table (versions 2 and 3, little-endian), bounds-checked against its size.
 
-The ``gguf`` package's own reader makes several arrays per token text: two seconds for 49,152 tokens, and any kind of
-exception or allocation on a damaged file. This one takes a tenth of that and raises ModelError alone. The layout is the
-GGUF specification's (ggml, docs/gguf.md).
+The ``gguf`` package's own reader makes several arrays per token text: it takes two seconds for 49,152 tokens, and a
+damaged file may cause any exception or allocation. This reader takes a tenth of that time and raises only ModelError.
+The GGUF specification (ggml, docs/gguf.md) defines the layout.
 """
 
 import mmap
@@ -29,7 +29,7 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Where a tensor lies: ``num_bytes`` bytes from ``offset`` in the file. ``shape`` is row-major, as torch has it."""
+    """A tensor's place in the file: ``num_bytes`` bytes from ``offset``. ``shape`` is row-major, as in torch."""
 
     name: str
     type: GGMLQuantizationType
@@ -40,16 +40,16 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A file's metadata (scalars, text, and lists of one of them) and its tensors by name."""
+    """A file's metadata (scalars, texts, and lists of one of these types) and its tensors by name."""
 
     metadata: dict[str, object]
     tensors: dict[str, GgufTensor]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Read everything but the tensors' data, all of which is known to lie within the file.
+    """Read all except the tensors' data, and check that all of that data is within the file.
 
-    Raises: ModelError, in one line, for whatever cannot be read or does not hold together.
+    Raises: ModelError, in one line, if the file cannot be read or is inconsistent.
     """
     with _mapped(path) as data:
         return _Reader(path, data).read()
@@ -69,7 +69,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
 
 
 class _Reader:
-    """A cursor over the file; every read is checked against its end."""
+    """A cursor over the file. Every read is checked against the file's end."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -105,7 +105,7 @@ class _Reader:
                 missing = offset + tensor.num_bytes - self._size
                 raise self._error(f"truncated: tensor {tensor.name} ends {missing} bytes after the file")
             if tensor.name in tensors:
-                raise self._error(f"damaged: tensor {tensor.name} is there twice")
+                raise self._error(f"damaged: tensor {tensor.name} appears twice")
             tensors[tensor.name] = GgufTensor(tensor.name, tensor.type, tensor.shape, offset, tensor.num_bytes)
         for one, other in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
             if one.offset + one.num_bytes > other.offset:
@@ -153,21 +153,21 @@ class _Reader:
         length = self._integer("<Q")
         if length > max_bytes:
             raise self._error(f"damaged: a text of {length} bytes")
-        # Some files hold tokens that are no valid UTF-8; such a token just cannot be matched.
+        # Some files have tokens that are not valid UTF-8. No text ever matches such a token.
         return self._take(length).decode("utf-8", "replace")
 
     def _texts(self, num_items: int) -> list[str]:
-        """As ``_text``, for the hundred thousand texts of a tokenizer: without a call for each."""
+        """Like ``_text``, but without a call per text, because a tokenizer has a hundred thousand texts."""
         texts = []
         data, size, unpack = self._data, self._size, struct.Struct("<Q").unpack_from
         at = self._at
         for _ in range(num_items):
             begin = at + 8
             if begin > size:
-                raise self._error("truncated: it ends within its header")
+                raise self._error("truncated: the file ends within its header")
             at = begin + unpack(data, at)[0]
             if at > size:
-                raise self._error("truncated: it ends within its header")
+                raise self._error("truncated: the file ends within its header")
             texts.append(data[begin:at].decode("utf-8", "replace"))
         self._at = at
         return texts
@@ -186,14 +186,14 @@ class _Reader:
         try:
             (value,) = struct.unpack_from(code, self._data, self._at)
         except struct.error:
-            raise self._error("truncated: it ends within its header") from None
+            raise self._error("truncated: the file ends within its header") from None
         self._at += struct.calcsize(code)
         return value
 
     def _take(self, num_bytes: int) -> bytes:
         end = self._at + num_bytes
         if end > self._size:
-            raise self._error("truncated: it ends within its header")
+            raise self._error("truncated: the file ends within its header")
         taken = self._data[self._at : end]
         self._at = end
         return taken

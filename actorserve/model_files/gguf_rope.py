@@ -1,4 +1,4 @@
-"""Rotary embedding as a GGUF file has it: metadata, and tensors of factors."""
+"""Rotary embedding in a GGUF file: metadata, and tensors of factors."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _FREQS, _SHORT, _LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_
 
 
 def read_rope(file: GgufFile, path: Path, values: Values, head_dim: int) -> Rope:
-    """Raises: ModelError, for a type that is not supported and for numbers that make no angles."""
+    """Raises: ModelError if the type is not supported or the numbers give no angles."""
     rotary_dim = values.integer("rope.dimension_count", head_dim)
     return Rope(values.number("rope.freq_base", 1e4), _scaling(file, path, values, rotary_dim), rotary_dim)
 
@@ -58,6 +58,6 @@ def _factors(file: GgufFile, path: Path, name: str, rotary_dim: int) -> tuple[fl
         raise ModelError(f"{path}: tensor {name} is not {rotary_dim // 2} float32 numbers")
     numbers = np.fromfile(path, "<f4", rotary_dim // 2, offset=tensor.offset)
     if not (np.isfinite(numbers).all() and (numbers > 0).all()):
-        raise ModelError(f"{path}: tensor {name} holds numbers that are not positive")
+        raise ModelError(f"{path}: tensor {name} has numbers that are not positive")
     factors: tuple[float, ...] = tuple(numbers.tolist())
     return factors

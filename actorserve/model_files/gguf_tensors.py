@@ -12,7 +12,7 @@ TYPES = frozenset(
     GGMLQuantizationType[name]
     for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 )
-"""How the numbers of the decoder's tensors may be stored."""
+"""The supported number formats of the decoder's tensors."""
 
 _EXPERT = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 _WHOLE = {
@@ -43,14 +43,14 @@ _HARMLESS = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a tensor that is not one of the decoder's may lie beside them: RoPE's factors, which the config has."""
+    """Whether the file may have this tensor beside the decoder's: RoPE's factors, which are in the config."""
     return _HARMLESS.fullmatch(name) is not None
 
 
 def stored_tensors(config: DecoderConfig, architecture: str, stored: Collection[str]) -> tuple[TensorSpec, ...]:
-    """All of the decoder's tensors, as a file of llama.cpp's ``architecture`` that holds the names ``stored`` has them.
+    """All of the decoder's tensors, and where a file of this ``architecture`` with the tensors ``stored`` has them.
 
-    Files called ``llama`` turn neighbouring pairs (2i, 2i + 1) of a head, where ours are (i, i + head_dim / 2).
+    RoPE rotates the pairs (2i, 2i + 1) of a head in files of architecture ``llama``; ours are (i, i + head_dim / 2).
     """
     head_rows = part_rotary_rows(config)
     if architecture == "llama":
@@ -60,7 +60,7 @@ def stored_tensors(config: DecoderConfig, architecture: str, stored: Collection[
         specs = [part_of(spec, "attn_qkv", qkv_rows(config)) for spec in specs]
     if architecture == "phi3":
         specs = [part_of(spec, "ffn_up", gate_up_rows(config)) for spec in specs]
-    return tuple(spec._replace(head_rows=head_rows) if spec.turns else spec for spec in specs)
+    return tuple(spec._replace(head_rows=head_rows) if spec.is_rotated else spec for spec in specs)
 
 
 def _place(config: DecoderConfig, name: str, shape: Shape) -> TensorSpec:

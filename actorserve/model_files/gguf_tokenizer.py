@@ -1,7 +1,7 @@
-"""Builds a ``tokenizers`` tokenizer from a GGUF file's metadata, which carries no tokenizer.json.
+"""Builds a ``tokenizers`` tokenizer from a GGUF file's metadata, which has no tokenizer.json.
 
-Two kinds: ``gpt2`` is byte-level BPE (Radford et al. 2019), split as ``tokenizer.ggml.pre`` says; ``llama`` is
-SentencePiece's BPE with byte fallback, whose merges follow from its pieces' scores.
+There are two kinds. ``gpt2`` is byte-level BPE (Radford et al. 2019), and ``tokenizer.ggml.pre`` names its split.
+``llama`` is SentencePiece's BPE with byte fallback, whose merges follow from the scores of its pieces.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
-# Words that end where a capital follows small letters.
+# A word ends before an upper-case letter that follows lower-case letters.
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{end}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{end}}"
 _CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,7 +42,7 @@ _PRE_NAMES = ("default", "gpt-2", "smollm", *_SPLITS)
 
 
 def build_tokenizer(description: ModelDescription) -> Tokenizer:
-    """Raises: ModelError, when the metadata is damaged or of a kind that is not supported."""
+    """Raises: ModelError if the metadata is damaged or of an unsupported kind."""
     values = Values(description.tokenizer_metadata, description.path, "tokenizer.ggml.")
     tokens = _tokens(values, description.path)
     types = values.integers("token_type") if values.has("token_type") else [_NORMAL] * len(tokens)
@@ -57,16 +57,16 @@ def build_tokenizer(description: ModelDescription) -> Tokenizer:
         adds_bos = True
     else:
         raise _unsupported(description.path, "tokenizer", model, ("gpt2", "llama"))
-    # SentencePiece looks for user-defined pieces, such as Gemma's runs of spaces, where spaces are spelt as in pieces.
-    # With a space before each text that cannot be told to the library, which would put one before each piece too.
-    spelt = model == "llama" and not values.flag("add_space_prefix", True)
+    # SentencePiece matches user-defined pieces, such as Gemma's runs of spaces, after spaces have become U+2581. If a
+    # space is added before each text, the library cannot do that: it would add one before each piece, too.
+    matches_normalized = model == "llama" and not values.flag("add_space_prefix", True)
     for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [token for token, its_kind in zip(tokens, types, strict=True) if its_kind == kind]
+        added = [token for token, token_type in zip(tokens, types, strict=True) if token_type == kind]
         if added:
-            normalized = spelt and not special
+            normalized = matches_normalized and not special
             tokenizer.add_tokens([AddedToken(token, normalized=normalized, special=special) for token in added])
     if description.bos_token_id is not None and values.flag("add_bos_token", adds_bos):
-        # Named "bos" here, for its own text may hold what the template language reads as its own.
+        # It is named "bos" here, because its own text may contain the template language's syntax.
         bos = {"id": "bos", "ids": [description.bos_token_id], "tokens": [tokens[description.bos_token_id]]}
         tokenizer.post_processor = processors.TemplateProcessing(
             single=["bos", "$A"], pair=["bos", "$A", "bos", "$B"], special_tokens=[bos]
@@ -80,7 +80,7 @@ def _unsupported(path: Path, what: str, name: str, supported: Sequence[str]) -> 
 
 
 def _tokens(values: Values, path: Path) -> list[str]:
-    # An empty token can never be met in text, but its id must stay taken.
+    # No text contains an empty token, but its id must remain in use.
     tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(values.texts("tokens"))]
     if not tokens or max(map(len, tokens)) > _MAX_TOKEN_CHARS:
         raise ModelError(f"{path}: the vocabulary is empty, or has a token of more than {_MAX_TOKEN_CHARS} characters")
@@ -98,7 +98,7 @@ def _byte_level(values: Values, tokens: Sequence[str], path: Path) -> Tokenizer:
     for merge in values.texts("merges"):
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise ModelError(f"{path}: a merge of the tokenizer names no token: {merge[:40]!r}")
+            raise ModelError(f"{path}: a merge of the tokenizer is not made of tokens: {merge[:40]!r}")
         merges.append((left, right))
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=pre in _WHOLE_TOKENS_FIRST))
     whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -142,7 +142,7 @@ def _sentencepiece(values: Values, tokens: Sequence[str], types: Sequence[int], 
 
 
 def _merges_from_scores(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """SentencePiece merges the pair whose piece scores best; as a list of merges: all splits of all pieces, best first.
+    """SentencePiece merges the pair whose piece scores best. As a list of merges: all splits of all pieces, best first.
 
     Control, unknown and byte pieces are never the result of a merge.
     """

@@ -1,6 +1,6 @@
-"""config.json's names brought to the decoder's config: one function for each family of models.
+"""From config.json, with each family's own names, to the decoder's config: one function per family of models.
 
-Where a key is absent, what transformers' class for the model takes holds.
+The default of an absent key is that of transformers' class for the model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 _GATED = ("silu", "swish", "gelu_pytorch_tanh")
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 _DEFAULT_WINDOW = 4096
-# The published files that also hold a vision tower leave these out of their text_config.
+# Published files that also have a vision tower omit these from their text_config.
 _GEMMA3_DEFAULTS: dict[str, object] = {
     "vocab_size": 262208,
     "num_attention_heads": 8,
@@ -35,7 +35,7 @@ _GEMMA3_DEFAULTS: dict[str, object] = {
 def decoder_config(raw: Mapping[str, object], path: Path) -> DecoderConfig:
     """The decoder that ``raw``, the content of ``path``, describes.
 
-    Raises: ModelError, naming the key and value that is missing, damaged or not supported.
+    Raises: ModelError that names the key and value that is missing, damaged or not supported.
     """
     values = Values(raw, path)
     model_type = values.text("model_type")
@@ -53,7 +53,7 @@ def decoder_config(raw: Mapping[str, object], path: Path) -> DecoderConfig:
 def _common(
     values: Values, architecture: Architecture, rope_parameters: Mapping[str, object] | None = None
 ) -> DecoderConfig:
-    """What all but OPT have; full attention in each layer, and no biases."""
+    """What all families except OPT share, with full attention in each layer and no biases."""
     hidden_size = values.integer("hidden_size")
     num_heads = values.integer("num_attention_heads")
     head_dim = values.integer("head_dim", hidden_size // num_heads)
@@ -119,7 +119,7 @@ def _qwen3_moe(values: Values) -> DecoderConfig:
     if values.flag("use_sliding_window", False):
         windows = _windows(values, config, _DEFAULT_WINDOW, lambda _: True)
     biased = values.flag("attention_bias", False)
-    # transformers 5 has its own name for it.
+    # transformers 5 renamed this key.
     count_key = "num_local_experts" if values.has("num_local_experts") else "num_experts"
     return replace(
         config,
@@ -158,7 +158,7 @@ def _gemma3_text(values: Values) -> DecoderConfig:
     if values.flag("use_bidirectional_attention", False):
         raise values.unsupported("use_bidirectional_attention", True, (False,))
     values = values.with_defaults(_GEMMA3_DEFAULTS)
-    # Newer files give each kind of layer its own RoPE; older ones two bases, and a scaling that is full attention's.
+    # Newer files have RoPE parameters per kind of layer. Older files have two bases, and a scaling for full attention.
     pattern = values.integer("sliding_window_pattern", 6)
     kinds = values.mapping("rope_parameters", {})
     if "full_attention" not in kinds:
@@ -185,7 +185,7 @@ def _gemma3_text(values: Values) -> DecoderConfig:
 
 
 def _gemma3(values: Values) -> DecoderConfig:
-    """The text part of a model that also sees."""
+    """The text decoder of a model that also has a vision tower."""
     return _gemma3_text(values.of(values.mapping("text_config")))
 
 
@@ -204,7 +204,7 @@ def _opt(values: Values) -> DecoderConfig:
     if values.integer("word_embed_proj_dim", hidden_size) != hidden_size:
         raise values.unsupported("word_embed_proj_dim", values.integer("word_embed_proj_dim"), (hidden_size,))
     if hidden_size % num_heads:
-        raise values.error(f"{num_heads} heads do not share {hidden_size} dimensions evenly")
+        raise values.error(f"{num_heads} heads do not divide {hidden_size} dimensions evenly")
     biased = values.flag("enable_bias", True)
     return DecoderConfig(
         architecture="opt",
@@ -215,7 +215,7 @@ def _opt(values: Values) -> DecoderConfig:
         num_heads=num_heads,
         num_kv_heads=num_heads,
         head_dim=hidden_size // num_heads,
-        norm_eps=1e-5,  # torch's default, which the config does not name
+        norm_eps=1e-5,  # torch's default; the config has no such key
         rope_theta=1e4,
         rotary_dim=0,  # positions are learned
         max_position_embeddings=values.integer("max_position_embeddings"),
@@ -237,21 +237,23 @@ def _activation(values: Values, key: str, default: str, supported: Iterable[str]
 
 
 def _windows(
-    values: Values, config: DecoderConfig, default: int | None, slides: Callable[[int], bool]
+    values: Values, config: DecoderConfig, default: int | None, is_sliding: Callable[[int], bool]
 ) -> tuple[int, ...]:
-    """Each layer's window; ``slides`` tells of a layer where the config's ``layer_types`` do not."""
+    """Each layer's window. ``is_sliding`` says which layers have one if the config has no ``layer_types``."""
     if values.is_null("sliding_window") or (default is None and not values.has("sliding_window")):
         return config.windows
     window = values.integer("sliding_window", default)
     kinds = values.texts("layer_types") if values.has("layer_types") else []
     if kinds and (len(kinds) != config.num_layers or not set(kinds) <= _LAYER_KINDS):
         raise values.error(f"layer_types must name {config.num_layers} of {', '.join(sorted(_LAYER_KINDS))}")
-    sliding = [kind == "sliding_attention" for kind in kinds] or [slides(layer) for layer in range(config.num_layers)]
-    return tuple(window if slid else 0 for slid in sliding)
+    sliding = [kind == "sliding_attention" for kind in kinds] or [
+        is_sliding(layer) for layer in range(config.num_layers)
+    ]
+    return tuple(window if has_window else 0 for has_window in sliding)
 
 
 def _later_windows(values: Values, config: DecoderConfig) -> tuple[int, ...]:
-    """Qwen's: the first layers see all, and all layers do unless the config says so."""
+    """Qwen's windows: the first layers have none, and no layer has one unless the config says so."""
     if not values.flag("use_sliding_window", False):
         return config.windows
     first = values.integer("max_window_layers", 28, minimum=0)

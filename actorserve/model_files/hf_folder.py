@@ -1,4 +1,4 @@
-"""Describes a Hugging Face folder: config.json, safetensors, tokenizer.json and what lies beside them."""
+"""Describes the model in a Hugging Face folder: config.json, safetensors, tokenizer.json and further JSON files."""
 
 import json
 from collections.abc import Mapping
@@ -20,9 +20,9 @@ _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_toke
 
 
 def describe_folder(path: Path, *, dummy: bool = False) -> ModelDescription:
-    """Read a folder's JSON files and the headers of its safetensors; of a ``dummy``, the JSON files alone.
+    """Read a folder's JSON files and the headers of its safetensors; for a ``dummy``, only the JSON files.
 
-    Raises: ModelError, when a file is missing, damaged or inconsistent, or the architecture is not supported.
+    Raises: ModelError if a file is missing, damaged or inconsistent, or the architecture is not supported.
     """
     raw = read_json(path / "config.json")
     config = check_config(decoder_config(raw, path / "config.json"), path)
@@ -34,10 +34,10 @@ def describe_folder(path: Path, *, dummy: bool = False) -> ModelDescription:
     if not dummy:
         check_tensors(tensors, shapes, path, is_harmless)
         if not (path / "tokenizer.json").is_file():
-            raise ModelError(f"{path}: there is no tokenizer.json; transformers' save_pretrained writes one")
+            raise ModelError(f"{path}: tokenizer.json is missing; transformers' save_pretrained writes one")
     generation = _read_optional(path / "generation_config.json")
     tokenizer = _read_optional(path / "tokenizer_config.json")
-    text_config = Values(raw, path).mapping("text_config", {})  # of a model that also sees
+    text_config = Values(raw, path).mapping("text_config", {})  # of a model that also has a vision tower
     bos_ids = [
         token_id
         for values in (raw, text_config)
@@ -63,7 +63,7 @@ def describe_folder(path: Path, *, dummy: bool = False) -> ModelDescription:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Raises: ModelError, when the file is missing, too large, or not a JSON object."""
+    """Raises: ModelError if the file is missing, too large, or not a JSON object."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise ModelError(f"{path}: larger than {_MAX_JSON_BYTES} bytes")
@@ -94,10 +94,10 @@ def _weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, Shape]]:
                     tensor = tensors.get_slice(name)
                     if tensor.get_dtype() not in _FLOATS and not is_harmless(name):
                         kind = tensor.get_dtype()
-                        raise ModelError(f"{file}: tensor {name[:80]} holds {kind}; supported: {', '.join(_FLOATS)}")
+                        raise ModelError(f"{file}: tensor {name[:80]} has type {kind}; supported: {', '.join(_FLOATS)}")
                     shapes[name] = tuple(tensor.get_shape())
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"{file}: not a whole safetensors file ({str(error)[:120]})") from None
+            raise ModelError(f"{file}: not a complete safetensors file ({str(error)[:120]})") from None
     return files, shapes
 
 
@@ -117,7 +117,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         return (folder / "model.safetensors",)
     files = tuple(sorted(folder.glob("*.safetensors")))
     if not files:
-        raise ModelError(f"{folder}: there are no safetensors files")
+        raise ModelError(f"{folder}: no safetensors files")
     return files
 
 

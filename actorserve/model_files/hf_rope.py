@@ -1,4 +1,4 @@
-"""Rotary embedding as config.json spells it: ``rope_theta`` with ``rope_scaling``, or the newer ``rope_parameters``."""
+"""Rotary embedding in config.json: ``rope_theta`` with ``rope_scaling``, or the newer ``rope_parameters``."""
 
 import math
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ _NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_
 
 
 def read_rope(values: Values, head_dim: int, parameters: Mapping[str, object]) -> Rope:
-    """``parameters``: the config's ``rope_parameters``, or their part for one kind of layers.
+    """``parameters`` are the config's ``rope_parameters``, or their part for one kind of layer.
 
-    Raises: ModelError, for a type that is not supported and for numbers that make no angles.
+    Raises: ModelError if the type is not supported or the numbers give no angles.
     """
     scaling = {**values.mapping("rope_scaling", {}), **parameters}
     inner = values.of(scaling)
@@ -57,7 +57,7 @@ def _checked(scaling: dict[str, object], values: Values, rotary_dim: int) -> dic
 
 
 def _longrope(scaling: dict[str, object], values: Values, rotary_dim: int, context_length: int) -> dict[str, object]:
-    """LongRoPE (Ding et al., 2024); its attention factor written out as its authors' code computes it."""
+    """LongRoPE (Ding et al., 2024). The attention factor is computed as in the authors' code."""
     inner = values.of(scaling)
     trained = (inner if inner.has("original_max_position_embeddings") else values).integer(
         "original_max_position_embeddings", 4096, minimum=2

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from actorserve.model_files.description import DecoderConfig, TensorSpec
 from actorserve.model_files.tensors import decoder_tensors, gate_up_rows, part_of, part_rotary_rows, qkv_rows
 
-# What transformers leaves out itself: buffers that older versions saved, a tied head, and a vision tower beside a text
+# Transformers ignores these too: buffers that older versions saved, a tied head, and the vision tower beside a text
 # decoder.
 _HARMLESS = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)lm_head\.weight$|^(model\.)?(vision_tower|multi_modal_projector)\."
@@ -25,12 +25,12 @@ _TEXT_PREFIXES = (
 
 
 def is_harmless(name: str) -> bool:
-    """Whether a tensor that is not one of the decoder's may lie beside them."""
+    """Whether the files may have this tensor, although the decoder has none of this name."""
     return _HARMLESS.search(name) is not None
 
 
 def stored_tensors(config: DecoderConfig, model_type: str, stored: Collection[str]) -> tuple[TensorSpec, ...]:
-    """All of the decoder's tensors, as a folder of ``model_type`` that holds the names ``stored`` has them."""
+    """All of the decoder's tensors, and where a folder of ``model_type`` with the tensors ``stored`` has them."""
     specs = [TensorSpec(name, shape, name, shape) for name, shape in decoder_tensors(config).items()]
     if config.architecture == "mixtral":
         specs = [spec._replace(stored_name=_mixtral_name(spec.name)) for spec in specs]
@@ -42,7 +42,7 @@ def stored_tensors(config: DecoderConfig, model_type: str, stored: Collection[st
         specs = [part_of(spec, "qkv_proj", qkv_rows(config)) for spec in specs]
         specs = [part_of(spec, "gate_up_proj", gate_up_rows(config)) for spec in specs]
     rows = part_rotary_rows(config)
-    return tuple(spec._replace(head_rows=rows) if spec.turns else spec for spec in specs)
+    return tuple(spec._replace(head_rows=rows) if spec.is_rotated else spec for spec in specs)
 
 
 def _mixtral_name(name: str) -> str:
@@ -52,7 +52,7 @@ def _mixtral_name(name: str) -> str:
 
 
 def _beside_vision(name: str, stored: Collection[str]) -> str:
-    """The text decoder's place within the whole model, which differs between versions of transformers."""
+    """The name within a model that also has a vision tower. It differs between versions of transformers."""
     rest = name.removeprefix("model.")
     for prefix, head_prefix in _TEXT_PREFIXES:
         if f"{prefix}embed_tokens.weight" in stored:

@@ -1,4 +1,4 @@
-"""Finds a model by what the user typed: ``default``, a GGUF file, or a Hugging Face folder."""
+"""Finds the model that the user named: ``default``, a GGUF file, or a Hugging Face folder."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
 
 def locate(name_or_path: str, progress: Progress | None = None, load_format: LoadFormat = "auto") -> Path:
-    """The GGUF file or the folder to serve from; ``default`` fetches the default model when it is not yet here.
+    """The GGUF file or the folder to serve from. ``default`` downloads the default model if it is not cached.
 
     A ``dummy`` needs no weights.
 
-    Raises: ModelError, when there is nothing, or nothing that is safe to read: pickled weights can run code.
+    Raises: ModelError if there is no model, or none that is safe to read: pickled weights can run code.
     """
     if name_or_path == "default":
         return default_model(progress)
@@ -23,7 +23,7 @@ def locate(name_or_path: str, progress: Progress | None = None, load_format: Loa
         return _checked(path, needs_weights=load_format != "dummy")
     except (OSError, ValueError) as error:  # a name too long, a forbidden folder, a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelError(f"cannot look at model {str(path)[:200]!r}: {reason}") from None
+        raise ModelError(f"cannot access model {str(path)[:200]!r}: {reason}") from None
 
 
 def _checked(path: Path, *, needs_weights: bool) -> Path:
@@ -33,15 +33,15 @@ def _checked(path: Path, *, needs_weights: bool) -> Path:
         if path.suffix.lower() in _PICKLE_SUFFIXES:
             raise ModelError(f"{path}: pickled weights can run code and are not read; give GGUF or safetensors")
         if path.suffix.lower() == ".safetensors":
-            raise ModelError(f"{path}: give the folder that holds it, with its config.json and tokenizer.json")
+            raise ModelError(f"{path}: give its folder, with its config.json and tokenizer.json")
         return path
     if not path.is_dir():
         raise ModelError(f"{path}: neither a file nor a folder")
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path}: there is no config.json; give a Hugging Face folder or a GGUF file")
+        raise ModelError(f"{path}: config.json is missing; give a Hugging Face folder or a GGUF file")
     names = [entry.suffix.lower() for entry in path.iterdir()]
     if needs_weights and ".safetensors" not in names:
         if _PICKLE_SUFFIXES.intersection(names):
             raise ModelError(f"{path}: only pickled weights, which can run code; convert them to safetensors")
-        raise ModelError(f"{path}: there are no safetensors files")
+        raise ModelError(f"{path}: no safetensors files")
     return path

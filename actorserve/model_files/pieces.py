@@ -1,4 +1,4 @@
-"""How a vocabulary spells bytes: what a token adds to a text, independent of its neighbours."""
+"""How the tokens of a vocabulary encode bytes: what each token adds to a text, independent of its neighbours."""
 
 import re
 from typing import Protocol
@@ -7,20 +7,20 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Pieces(Protocol):
-    """One vocabulary's spelling."""
+    """One vocabulary's encoding of bytes."""
 
     @property
     def strips_leading_space(self) -> bool:
-        """Whether a text's own first space is the tokenizer's, not the text's."""
+        """Whether the tokenizer adds a space before a text, so that decoding removes it."""
         ...
 
     def to_bytes(self, token: str) -> bytes:
-        """The bytes that ``token`` stands for; perhaps a part of a UTF-8 character."""
+        """The bytes that ``token`` stands for; they may be part of a UTF-8 character."""
         ...
 
 
 class ByteLevelPieces:
-    """GPT-2's spelling: each byte is a printable character (Radford et al. 2019, ``bytes_to_unicode``)."""
+    """GPT-2's encoding: each byte is a printable character (Radford et al. 2019, ``bytes_to_unicode``)."""
 
     def __init__(self) -> None:
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -35,12 +35,12 @@ class ByteLevelPieces:
     def to_bytes(self, token: str) -> bytes:
         try:
             return bytes([self._byte_of[character] for character in token])
-        except KeyError:  # an added token, spelt as it reads
+        except KeyError:  # an added token stands for its own text
             return token.encode("utf-8")
 
 
 class ByteFallbackPieces:
-    """SentencePiece's spelling: U+2581 is a space, ``<0xE4>`` a byte, and all else reads as it is."""
+    """SentencePiece's encoding: U+2581 is a space, ``<0xE4>`` a byte, and other characters stand for themselves."""
 
     def __init__(self, *, strips_leading_space: bool) -> None:
         self._strips_leading_space = strips_leading_space

@@ -1,10 +1,10 @@
-"""What both formats say of rotary embedding."""
+"""What both formats say about rotary embedding."""
 
 from typing import NamedTuple
 
 
 class Rope(NamedTuple):
-    """What DecoderConfig calls ``rope_theta``, ``rope_scaling`` and ``rotary_dim``."""
+    """The ``rope_theta``, ``rope_scaling`` and ``rotary_dim`` of a DecoderConfig."""
 
     theta: float
     scaling: dict[str, object] | None

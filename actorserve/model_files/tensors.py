@@ -1,4 +1,4 @@
-"""The tensors that a decoder is made of, by their names in the model, and checking a file's against them."""
+"""The tensors of a decoder by their names in the model, and the check of a file's tensors against them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
@@ -13,8 +13,8 @@ Shape = tuple[int, ...]
 def decoder_tensors(config: DecoderConfig) -> dict[str, Shape]:
     """Name -> shape of all weights of a decoder of this shape.
 
-    Names are those of transformers' class for the architecture before any fusing (Mixtral's are Qwen3-MoE's): each
-    projection and each expert is a tensor of its own, and linear weights are ``[out_features, in_features]``.
+    Names are those in transformers' class for the architecture before any fusing (Mixtral has Qwen3-MoE's names): each
+    projection and each expert is a separate tensor, and linear weights are ``[out_features, in_features]``.
     """
     tensors = _opt(config) if config.architecture == "opt" else _llama_like(config)
     if not config.tie_word_embeddings:
@@ -25,38 +25,38 @@ def decoder_tensors(config: DecoderConfig) -> dict[str, Shape]:
 def check_tensors(
     specs: Iterable[TensorSpec], found: Mapping[str, Shape], path: Path, is_harmless: Callable[[str], bool]
 ) -> None:
-    """``found`` is what the file holds: all that ``specs`` are stored in, and beyond that what ``is_harmless``.
+    """Check that ``found`` has all tensors that ``specs`` are stored in, and others only if they are harmless.
 
-    Raises: ModelError, naming the first tensor that is missing, has another shape than the config says, or is unknown.
+    Raises: ModelError that names the first tensor that is missing, unknown, or of another shape than in the config.
     """
     stored = {spec.stored_name: spec.stored_shape for spec in specs}
     for name, shape in stored.items():
         if name not in found:
             raise ModelError(f"{path}: tensor {name} is missing")
         if found[name] != shape:
-            raise ModelError(f"{path}: tensor {name} has shape {found[name]}, where the config says {shape}")
+            raise ModelError(f"{path}: tensor {name} has shape {found[name]}, but the config says {shape}")
     for name in found:
         if name not in stored and not is_harmless(name):
             raise ModelError(f"{path}: tensor {name[:80]} is not one of the model's")
 
 
 def part_rotary_rows(config: DecoderConfig) -> tuple[int, ...]:
-    """TensorSpec's ``head_rows`` where RoPE turns a part of each head, stored as that part's halves and then the rest.
+    """TensorSpec's ``head_rows`` if RoPE rotates a part of each head, stored as that part's halves and then the rest.
 
-    Empty where it turns whole heads, or none. Any order will do, as long as queries and keys have the same: theirs are
-    the only weights that see it.
+    Empty if RoPE rotates whole heads, or none. Any order is right if queries and keys have the same, because no other
+    weights depend on it.
     """
-    half, turned = config.rotary_dim // 2, config.rotary_dim
-    if turned in (0, config.head_dim):
+    half, rotated = config.rotary_dim // 2, config.rotary_dim
+    if rotated in (0, config.head_dim):
         return ()
-    middle = turned + config.head_dim // 2 - half
-    return (*range(half), *range(turned, middle), *range(half, turned), *range(middle, config.head_dim))
+    middle = rotated + config.head_dim // 2 - half
+    return (*range(half), *range(rotated, middle), *range(half, rotated), *range(middle, config.head_dim))
 
 
 def part_of(spec: TensorSpec, whole: str, rows: Mapping[str, int]) -> TensorSpec:
-    """``spec``, where it is one of several tensors that are stored as one called ``whole``, one after the other.
+    """``spec``, as a part of the stored tensor ``whole`` if it is one of those that are stored there together.
 
-    ``rows`` maps the projections in it, such as ``q_proj``, to how many rows each has, in order.
+    ``rows`` maps the projections in ``whole``, such as ``q_proj``, to their numbers of rows, in order.
     """
     projection = spec.name.split(".")[-2]
     if projection not in rows:

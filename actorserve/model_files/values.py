@@ -1,4 +1,4 @@
-"""Typed, bounded reading of a model's own metadata, which is untrusted: a wrong value is one line, never a crash."""
+"""Typed and bounded reading of a model's metadata. It is untrusted: a wrong value is a one-line error, not a crash."""
 
 import math
 import sys
@@ -11,13 +11,13 @@ from actorserve.model_files.description import DecoderConfig
 
 _MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 4096
-_MAX_POSITIONS = 2**22  # what a table of each position's angles can be made for
+_MAX_POSITIONS = 2**22  # the largest table of rotary angles
 _MAX_EXPERTS = 2**16  # over all layers
-_MAX_VOCABULARY = 2**20  # what the sampler can sum
+_MAX_VOCABULARY = 2**20  # the most that the sampler can sum
 
 
 class Values:
-    """A mapping read from ``path``, with ``prefix`` before each key. A key that holds None counts as absent."""
+    """A mapping read from ``path``, with ``prefix`` before each key. A key with the value None counts as absent."""
 
     def __init__(self, values: Mapping[str, object], path: Path, prefix: str = "") -> None:
         self._values = values
@@ -28,7 +28,7 @@ class Values:
         return self._values.get(self._prefix + key) is not None
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = _MAX_COUNT) -> int:
-        """Raises: ModelError, when it is absent without a default, no integer, or out of range."""
+        """Raises: ModelError if the value is absent without a default, not an integer, or out of range."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._wrong(key, "an integer", value)
@@ -98,13 +98,13 @@ class Values:
         return Values(values, self._path)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "Values":
-        """The same values, and these where a key is absent."""
+        """The same values, with these defaults for absent keys."""
         return Values(
             {**defaults, **{key: value for key, value in self._values.items() if value is not None}}, self._path
         )
 
     def is_null(self, key: str) -> bool:
-        """Whether the key is there and holds None, where None and being absent mean different things."""
+        """Whether the key is present with the value None, for keys to which that means something else than absence."""
         return self._prefix + key in self._values and not self.has(key)
 
     def error(self, problem: str) -> ModelError:
@@ -130,9 +130,9 @@ class Values:
 
 
 def check_config(config: DecoderConfig, path: Path) -> DecoderConfig:
-    """``config``, when its numbers fit together, without windows as long as its context.
+    """``config`` if its numbers are consistent, without windows that are as long as its context.
 
-    Raises: ModelError, naming the numbers at fault.
+    Raises: ModelError that names the wrong numbers.
     """
     for count, maximum, what in (
         (config.num_layers * config.num_experts, _MAX_EXPERTS, "experts"),
@@ -142,17 +142,17 @@ def check_config(config: DecoderConfig, path: Path) -> DecoderConfig:
         if count > maximum:
             raise ModelError(f"{path}: {count} {what} are more than {maximum}")
     if config.num_heads % config.num_kv_heads:
-        raise ModelError(f"{path}: {config.num_heads} heads do not share {config.num_kv_heads} KV heads evenly")
+        raise ModelError(f"{path}: {config.num_heads} heads do not divide evenly among {config.num_kv_heads} KV heads")
     if config.head_dim % 2:
-        raise ModelError(f"{path}: head size {config.head_dim} is odd, and RoPE turns pairs")
+        raise ModelError(f"{path}: head size {config.head_dim} is odd, but RoPE rotates pairs")
     if config.rotary_dim % 2 or config.rotary_dim > config.head_dim:
-        raise ModelError(f"{path}: RoPE cannot turn {config.rotary_dim} of a head's {config.head_dim} dimensions")
+        raise ModelError(f"{path}: RoPE cannot rotate {config.rotary_dim} of a head's {config.head_dim} dimensions")
     if config.rotary_dim < config.head_dim and config.qk_norm:
         raise ModelError(f"{path}: RoPE over a part of each head is not supported with norms of query and keys")
     if config.experts_per_token > config.num_experts:
         raise ModelError(f"{path}: {config.experts_per_token} experts per token are more than {config.num_experts}")
-    # A window that no context fills is none, where layers do not differ by it in more. Only ``dynamic`` scaling serves
-    # more than max_position_embeddings.
+    # A window that no context fills is no window, unless layers with a window differ in another way, too. Only
+    # ``dynamic`` scaling serves contexts longer than max_position_embeddings.
     is_dynamic = config.rope_scaling is not None and config.rope_scaling["rope_type"] == "dynamic"
     if config.local_rope_theta is None and not is_dynamic:
         windows = tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)

@@ -320,7 +320,7 @@ class Simulation:
     def _count(self, process: Process, until_s: float) -> None:
         """Add what a process counted in its life."""
         if isinstance(process.core, GatewayState):
-            self._num_failovers += process.core.num_failovers
+            self._num_failovers += process.core.counts.num_failovers
         if process.engine is None:
             return
         self._alive_s += max(0.0, until_s - process.born_s)

@@ -1,4 +1,4 @@
-"""A running server under hostile clients, garbage and bad luck: it says so in a line, and goes on (the fake engine)."""
+"""A running server (fake engine) survives hostile clients, garbage and failures, and reports each in one line."""
 
 import asyncio
 import os
@@ -74,7 +74,7 @@ def runtime_dir(server: Server) -> Path:
 
 
 def test_crowd_is_served(server: Server) -> None:
-    """Five hundred clients at the same moment are all answered, and none is turned away."""
+    """Five hundred clients at the same moment are all answered, and none is refused."""
 
     async def ask_all() -> list[int]:
         limits = httpx.Limits(max_connections=500)
@@ -119,7 +119,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing(server: Server) -> None:
 
 
 def test_clients_that_never_read_hold_nobody_up(server: Server) -> None:
-    """While clients do not read their streams others are answered; when they go, nothing is left of them."""
+    """Clients that do not read their streams do not delay other clients; when they leave, all is freed."""
     body = httpx.Request("POST", server.url, json=LONG | {"max_tokens": 300}).content
     request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     before = num_descriptors(server, "gateway-0")
@@ -153,7 +153,7 @@ def test_clients_that_never_read_hold_nobody_up(server: Server) -> None:
     ids=lambda value: repr(value[:12]) if len(value) > 3 else value.decode(),
 )
 def test_broken_http_is_refused(server: Server, data: bytes, status: bytes) -> None:
-    """What is not HTTP/1 as it should be gets its status, and the gateway lives."""
+    """Malformed HTTP/1 gets the right status, and the gateway goes on."""
     gateway = server.pid("gateway-0")
     with socket.create_connection(address(server), TIMEOUT_S) as client:
         client.sendall(data)
@@ -163,7 +163,7 @@ def test_broken_http_is_refused(server: Server, data: bytes, status: bytes) -> N
 
 
 def test_garbage_on_every_socket_is_ignored(server: Server) -> None:
-    """Floods of garbage, of huge frames and of frames for the dead are counted, hardly logged, and change nothing."""
+    """Floods of garbage, huge frames and frames for dead peers are counted, rarely logged, and have no effect."""
     before, logged_before = pids(server), len(server.log.read_text().splitlines())
     dropped = server.metric("actorserve_dropped_frames_total")
     stranger = Peer("stranger", 1)
@@ -192,7 +192,7 @@ def test_garbage_on_every_socket_is_ignored(server: Server) -> None:
 
 
 def test_worker_that_stops_for_a_while_loses_nothing(server: Server) -> None:
-    """A worker that stands still for longer than the death watch's patience, and comes back, changes no answer."""
+    """A worker that pauses for longer than the death watch's patience, and resumes, changes no answer."""
     body = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True, "seed": 5}
 
     async def ask(num_requests: int) -> list[str]:
@@ -270,7 +270,7 @@ def test_early_ctrl_c_prints_no_traceback(tmp_path: Path, default_model_path: Pa
 
 @pytest.mark.parametrize("kind", ["port", "truncated", "pickle", "setting", "journal"])
 def test_bad_start_is_one_line(tmp_path: Path, default_model_path: Path, kind: str) -> None:
-    """A port in use, a model that is cut off or could run code, a wrong setting, no place for journals: one line."""
+    """A port in use, a truncated or pickled model, a wrong setting, no place for journals: each is one line."""
     config, arguments = CONFIG, ["--model", str(default_model_path)]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

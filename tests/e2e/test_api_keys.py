@@ -1,4 +1,4 @@
-"""A server with API keys as an operator would run it: who gets in, with which priority, and where the key shows."""
+"""A server with API keys, run as an operator would: which requests are allowed, and no key in any log."""
 
 import asyncio
 import hashlib
@@ -26,7 +26,7 @@ engine = "fake"
 
 
 def test_keys_guard_a_running_server(tmp_path: Path, default_model_path: Path) -> None:
-    """Only /health is open, a request of a key runs with that key's priority, and no log or journal has the key."""
+    """Only /health needs no key, a request runs with its key's priority, and no log or journal has the key."""
     keys = tmp_path / "keys.toml"
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     keys.write_text(f'[[key]]\nname = "team"\nsha256 = "{digest}"\npriority = 3\nbest_priority = 1\n')

@@ -250,8 +250,8 @@ def check_journals(server: Server, seen: Counter[str]) -> None:
         core = replayed(journal).core
         if isinstance(core, GatewayState):
             assert not core.sessions
-            seen["handed over"] += core.num_handed_over
-            seen["failed over"] += core.num_failovers
+            seen["handed over"] += core.counts.num_handed_over
+            seen["failed over"] += core.counts.num_failovers
             continue
         assert isinstance(core, InstanceState)
         with journal.open("rb") as file:

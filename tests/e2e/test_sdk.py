@@ -1,4 +1,4 @@
-"""The real model behind the real servers, asked through the official SDK."""
+"""The real model behind the real servers, called through the official SDK."""
 
 import asyncio
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ async def test_chat_is_the_same_streamed_and_whole(server: Server) -> None:
     assert finish_reasons == [whole.choices[0].finish_reason] == ["stop"]
     assert usage is not None
     assert whole.usage is not None
-    # All but what was cached: the second time the prompt was.
+    # Usage is equal except for cached tokens: the second time the prompt was cached.
     assert usage.model_dump(exclude={"prompt_tokens_details"}) == whole.usage.model_dump(
         exclude={"prompt_tokens_details"}
     )
@@ -78,7 +78,7 @@ async def test_token_ids_and_text_are_the_same_prompt(server: Server, default_mo
 
 
 async def test_choices_differ_and_each_repeats(server: Server) -> None:
-    """The n choices of a request have seeds of their own, so they differ, and come again with the same seed."""
+    """The n choices of a request have different seeds, so they differ, and the same seed repeats them."""
     async with client_of(server) as client:
         answers = [
             await client.chat.completions.create(
@@ -107,7 +107,7 @@ async def test_stop_string_ends_the_answer_before_itself(server: Server) -> None
 
 
 async def test_errors_reach_the_sdk_in_its_own_shape(server: Server) -> None:
-    """What is wrong with a request comes back as the SDK's own exception, with the field at fault."""
+    """A wrong request raises the SDK's own exception, which names the wrong field."""
     async with client_of(server) as client:
         with pytest.raises(APIStatusError) as caught:
             await client.chat.completions.create(model=server.model, messages=QUESTION, temperature=9)

@@ -1,21 +1,24 @@
-"""A service whose tokens a test decides, and the smallest real model files to go with it."""
+"""A service whose tokens a test decides, and the smallest real tokenizer, template and description for it."""
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
+from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import FinishReason, LoadReport, ModelInfo, RefusalReason, RequestSpec, TokenLogprobs
 from actorserve.http.api_keys import ApiKeys
 from actorserve.http.app import create_app
 from actorserve.http.chat_template import ChatTemplate
 from actorserve.http.server import bind, serve
-from actorserve.http.service import Ended, Produced, TokenStream
+from actorserve.http.stream import AnswerStream
 from actorserve.model_files.description import DecoderConfig, ModelDescription
 from actorserve.model_files.pieces import ByteLevelPieces
 from actorserve.model_files.tokenizer import Tokenizer
@@ -31,7 +34,7 @@ DEADLINE_S = 20.0
 
 
 def _build_tokenizer() -> Tokenizer:
-    """Every byte is a token; so is ``hello``; and there are four control tokens."""
+    """Its tokens are all bytes, a few words, and four control tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["he", "ll", "hell", "hello"]
     vocab = {token: index for index, token in enumerate([*alphabet, *words])}
@@ -76,17 +79,27 @@ DESCRIPTION = ModelDescription(
 )
 
 
-def produced(text: str, logprob: float | None = None) -> Produced:
+def delivered(text: str, logprob: float | None = None) -> Deliver:
     """``text`` as tokens that come together, perhaps all with the same log-probability and one alternative."""
     token_ids = tuple(TOKENIZER.encode(text))
     if logprob is None:
-        return Produced(token_ids)
-    return Produced(token_ids, tuple(TokenLogprobs(logprob, (i, END), (logprob, -7.0)) for i in token_ids))
+        return deliver(token_ids)
+    return deliver(token_ids, tuple(TokenLogprobs(logprob, (i, END), (logprob, -7.0)) for i in token_ids))
 
 
-def one_by_one(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Produced | Ended]:
+def deliver(token_ids: Iterable[int], logprobs: tuple[TokenLogprobs, ...] = ()) -> Deliver:
+    """These tokens, for any request that is fed with them."""
+    return Deliver("", tuple(token_ids), logprobs)
+
+
+def end(reason: FinishReason, refusal: RefusalReason | None = None, retry_after_s: float = 0.0) -> End:
+    """The end of any request that is fed with it."""
+    return End("", reason, refusal, retry_after_s)
+
+
+def one_by_one(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Deliver | End]:
     """``text`` a token at a time, and an end."""
-    return [*(Produced((token_id,)) for token_id in TOKENIZER.encode(text)), Ended(reason)]
+    return [*(deliver((token_id,)) for token_id in TOKENIZER.encode(text)), end(reason)]
 
 
 def load(num_running: int = 1) -> LoadReport:
@@ -116,49 +129,68 @@ def load(num_running: int = 1) -> LoadReport:
     )
 
 
-class ScriptedStream:
-    """Gives what it is fed, and remembers whether it was released."""
+class ScriptedRequest:
+    """A request that delivers what a test feeds it, one effect per turn of the event loop like a real engine."""
 
-    def __init__(self, spec: RequestSpec) -> None:
+    def __init__(self, spec: RequestSpec, stream: AnswerStream) -> None:
         self.spec = spec
         self.released = asyncio.Event()
-        self.num_taken = 0
-        self._items: asyncio.Queue[Produced | Ended] = asyncio.Queue()
+        self._stream = stream
+        self._effects: deque[Deliver | End] = deque()
+        self._num_delivered = 0
 
-    def feed(self, items: Iterable[Produced | Ended]) -> None:
-        for item in items:
-            self._items.put_nowait(item)
+    @property
+    def num_taken(self) -> int:
+        """How many effects the answer has taken, if this is its only request."""
+        return self._num_delivered - len(self._stream)
 
-    def release(self) -> None:
-        self.released.set()
+    def feed(self, effects: Iterable[Deliver | End]) -> None:
+        """Deliver these effects after those fed before; their request id becomes this request's."""
+        is_delivering = bool(self._effects)
+        self._effects.extend(replace(effect, request_id=self.spec.request_id) for effect in effects)
+        if not is_delivering:
+            self._deliver()
 
-    async def __aiter__(self) -> AsyncIterator[Produced | Ended]:
-        while True:
-            item = await self._items.get()
-            self.num_taken += 1
-            yield item
-            await asyncio.sleep(0)  # others have their turn, as between two iterations of a real engine
-            if isinstance(item, Ended):
-                return
+    def feed_at_once(self, effects: Iterable[Deliver | End]) -> None:
+        """Deliver these effects now, as for an answer that has fallen behind."""
+        for effect in effects:
+            self._stream.put(replace(effect, request_id=self.spec.request_id))
+            self._num_delivered += 1
+
+    async def taken(self, num_effects: int) -> None:
+        """Wait until the answer has taken so many effects, and handled them."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.num_taken < num_effects:  # noqa: ASYNC110 - a stream tells nobody
+                await asyncio.sleep(0)
+
+    def _deliver(self) -> None:
+        if self._effects:
+            self._stream.put(self._effects.popleft())
+            self._num_delivered += 1
+            asyncio.get_running_loop().call_soon(self._deliver)
 
 
 class ScriptedService:
-    """Answers each request with what ``script`` says; without one, a test feeds the streams itself."""
+    """Answers each request with what ``script`` says; without one, a test feeds the requests itself."""
 
-    def __init__(self, script: Callable[[RequestSpec], Iterable[Produced | Ended]] | None = None) -> None:
+    def __init__(self, script: Callable[[RequestSpec], Iterable[Deliver | End]] | None = None) -> None:
         self.model: ModelInfo | None = ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS)
         self.num_instances = 1
-        self.streams: list[ScriptedStream] = []
-        self._asked = asyncio.Event()
+        self.requests: list[ScriptedRequest] = []
+        self._submitted = asyncio.Event()
         self._script = script
 
-    def submit(self, request: RequestSpec) -> TokenStream:
-        stream = ScriptedStream(request)
-        self.streams.append(stream)
-        self._asked.set()
+    def submit(self, request: RequestSpec, stream: AnswerStream) -> None:
+        scripted = ScriptedRequest(request, stream)
+        self.requests.append(scripted)
+        self._submitted.set()
         if self._script is not None:
-            stream.feed(self._script(request))
-        return stream
+            scripted.feed(self._script(request))
+
+    def release(self, request_id: str) -> None:
+        for request in self.requests:
+            if request.spec.request_id == request_id:
+                request.released.set()
 
     def loads(self) -> Mapping[str, LoadReport]:
         return {"worker-0": load()}
@@ -168,15 +200,15 @@ class ScriptedService:
 
     @property
     def specs(self) -> list[RequestSpec]:
-        return [stream.spec for stream in self.streams]
+        return [request.spec for request in self.requests]
 
-    async def stream(self, index: int = 0) -> ScriptedStream:
-        """The stream of the request that came as number ``index``, as soon as it has come."""
+    async def request(self, index: int = 0) -> ScriptedRequest:
+        """Request number ``index``, as soon as it has been submitted."""
         async with asyncio.timeout(DEADLINE_S):
-            while len(self.streams) <= index:
-                self._asked.clear()
-                await self._asked.wait()
-        return self.streams[index]
+            while len(self.requests) <= index:
+                self._submitted.clear()
+                await self._submitted.wait()
+        return self.requests[index]
 
 
 def says(text: str, reason: FinishReason = FinishReason.LENGTH) -> ScriptedService:
@@ -185,8 +217,8 @@ def says(text: str, reason: FinishReason = FinishReason.LENGTH) -> ScriptedServi
 
 
 def refuses(reason: RefusalReason, retry_after_s: float = 2.5) -> ScriptedService:
-    """A service that takes no request."""
-    return ScriptedService(lambda _: [Ended(FinishReason.ERROR, reason, retry_after_s)])
+    """A service that refuses every request."""
+    return ScriptedService(lambda _: [end(FinishReason.ERROR, reason, retry_after_s)])
 
 
 def app_for(service: ScriptedService, settings: HttpSettings | None = None, api_keys: ApiKeys | None = None) -> ASGIApp:

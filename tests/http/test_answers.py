@@ -1,14 +1,15 @@
-"""Answers, whole and streamed, as clients of this API read them."""
+"""Whole and streamed answers, as clients of this API read them."""
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import FinishReason, ModelInfo, RefusalReason, RequestSpec
 from actorserve.core.rng import derive_seed
-from actorserve.http.service import Ended, Produced
 from tests.http.fakes import (
     CONTEXT_TOKENS,
     END,
@@ -16,8 +17,9 @@ from tests.http.fakes import (
     TOKENIZER,
     ScriptedService,
     client_for,
+    delivered,
+    end,
     one_by_one,
-    produced,
     refuses,
     says,
 )
@@ -30,7 +32,7 @@ async def ask(service: ScriptedService, route: str, **fields: Any) -> Json:
     async with client_for(service) as client:
         response = await client.post(f"/v1/{route}", json=fields)
     assert response.status_code == 200, response.text
-    assert all(stream.released.is_set() for stream in service.streams)
+    assert all(request.released.is_set() for request in service.requests)
     answer: Json = response.json()
     return answer
 
@@ -41,17 +43,17 @@ async def stream(service: ScriptedService, route: str, **fields: Any) -> list[Js
         response = await client.post(f"/v1/{route}", json=fields | {"stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
-    assert all(stream.released.is_set() for stream in service.streams)
+    assert all(request.released.is_set() for request in service.requests)
     *events, nothing = response.text.split("\n\n")
     assert nothing == ""
     assert all(event.startswith("data: ") for event in events)
     data = [event.removeprefix("data: ") for event in events]
-    return [each if each == "[DONE]" else json.loads(each) for each in data]
+    return [item if item == "[DONE]" else json.loads(item) for item in data]
 
 
 async def test_chat() -> None:
     """A chat's prompt is the rendered template, and its answer has text, reason and usage."""
-    service = ScriptedService(lambda _: [produced("good day"), produced("<|end|>"), Ended(FinishReason.STOP)])
+    service = ScriptedService(lambda _: [delivered("good day"), delivered("<|end|>"), end(FinishReason.STOP)])
     answer = await ask(service, "chat/completions", messages=MESSAGES, model=MODEL)
     (spec,) = service.specs
     prompt = "<|system|>be kind<|end|><|user|>hello<|end|><|assistant|>"
@@ -106,7 +108,7 @@ async def test_stream_with_usage() -> None:
 
 
 async def test_stream_with_usage_in_every_chunk() -> None:
-    """With continuous_usage_stats each chunk says how many tokens there are by then."""
+    """With continuous_usage_stats each chunk has the number of tokens made by then."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await stream(says("abc"), "completions", prompt="xy", stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events if isinstance(event, dict)]
@@ -115,11 +117,11 @@ async def test_stream_with_usage_in_every_chunk() -> None:
 
 @pytest.mark.parametrize("wanted", [{}, {"stop": "z"}, {"stop": "bc"}])
 async def test_usage_tells_what_was_cached(wanted: Json) -> None:
-    """Usage has the prompts' cached tokens, of each prompt as its first choice found them, however an answer ends."""
+    """Usage has the prompts' cached tokens, as each prompt's first choice found them, however an answer ends."""
 
-    def script(spec: RequestSpec) -> list[Produced | Ended]:
+    def script(spec: RequestSpec) -> list[Deliver | End]:
         first, *rest = one_by_one("abcd")
-        assert isinstance(first, Produced)
+        assert isinstance(first, Deliver)
         return [replace(first, num_cached_tokens=10 ** int(spec.request_id[-1])), *rest]
 
     fields = {"prompt": ["pq", "qr"], "n": 2} | wanted
@@ -135,7 +137,7 @@ async def test_usage_tells_what_was_cached(wanted: Json) -> None:
     ("route", "asked"), [("completions", {"prompt": "x"}), ("chat/completions", {"messages": MESSAGES})]
 )
 async def test_the_cache_salt_reaches_the_worker(route: str, asked: Json) -> None:
-    """Each choice's request has its client's salt, and none where the client gave none."""
+    """Each choice's request has its client's salt, and none if the client gave none."""
     service = says("a")
     await ask(service, route, **asked, n=2, cache_salt="tenant-1")
     await ask(service, route, **asked, cache_salt=None)
@@ -155,7 +157,7 @@ async def test_completion_stream() -> None:
 
 
 async def test_choices() -> None:
-    """n prompts times n choices come in the order of prompts, each choice with a seed of its own."""
+    """The choices of several prompts come in the order of prompts, each with its own seed."""
 
     def script(spec: RequestSpec) -> list[Any]:
         return one_by_one(f"{TOKENIZER.decode(spec.prompt_token_ids)}{spec.request_id[-1]}")
@@ -175,7 +177,7 @@ async def test_choices() -> None:
 
 
 async def test_interleaved_choices() -> None:
-    """Choices of a stream go out as they come, not one after the other, and each begins with its role."""
+    """Choices of a stream are interleaved as they come, and each begins with its role."""
     texts = {"0": "abc", "1": "xyz"}
     service = ScriptedService(lambda spec: one_by_one(texts[spec.request_id[-1]]))
     events = await stream(service, "chat/completions", messages=MESSAGES, n=2)
@@ -194,7 +196,7 @@ async def test_interleaved_choices() -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_stop_string_releases(streamed: bool) -> None:
     """A stop string across tokens ends the answer before it, and the worker is told at once."""
-    service = ScriptedService(lambda _: [produced("one T"), produced("WO three")])
+    service = ScriptedService(lambda _: [delivered("one T"), delivered("WO three")])
     fields = {"prompt": "x", "stop": [" TW"], "max_tokens": 50}
     if streamed:
         events = await stream(service, "completions", **fields)
@@ -207,9 +209,24 @@ async def test_stop_string_releases(streamed: bool) -> None:
     assert (text, reason) == ("one", "stop")
 
 
+async def test_effects_after_a_stop_string_are_dropped() -> None:
+    """What was already in the stream when a stop string ended its choice does not reach the client."""
+    service = ScriptedService()
+    asking = asyncio.create_task(ask(service, "completions", prompt="x", stop="b", n=2))
+    second = await service.request(1)
+    service.requests[0].feed_at_once([delivered("ab"), delivered("c"), end(FinishReason.LENGTH)])
+    second.feed_at_once(one_by_one("xyz"))
+    answer = await asking
+    assert [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]] == [
+        ("a", "stop"),
+        ("xyz", "length"),
+    ]
+    assert answer["usage"]["completion_tokens"] == 5
+
+
 async def test_chat_logprobs() -> None:
     """Each token of a chat has its log-probability, its bytes, and the best others."""
-    service = ScriptedService(lambda _: [produced("h€", -0.5), Ended(FinishReason.LENGTH)])
+    service = ScriptedService(lambda _: [delivered("h€", -0.5), end(FinishReason.LENGTH)])
     answer = await ask(service, "chat/completions", messages=MESSAGES, logprobs=True, top_logprobs=2)
     assert service.specs[0].sampling.top_logprobs == 2
     content = answer["choices"][0]["logprobs"]["content"]
@@ -229,7 +246,7 @@ async def test_chat_logprobs() -> None:
 
 async def test_completion_logprobs() -> None:
     """A completion's log-probabilities are columns, with offsets into its text; minus infinity is a number."""
-    service = ScriptedService(lambda _: [produced("hello w", float("-inf")), Ended(FinishReason.LENGTH)])
+    service = ScriptedService(lambda _: [delivered("hello w", float("-inf")), end(FinishReason.LENGTH)])
     answer = await ask(service, "completions", prompt="x", logprobs=1)
     assert answer["choices"][0]["logprobs"] == {
         "text_offset": [0, 5, 6],
@@ -240,7 +257,7 @@ async def test_completion_logprobs() -> None:
 
 
 async def test_sampling_defaults() -> None:
-    """What a client does not say is the default: a completion of 16 tokens, a chat to what fits, a seed drawn here."""
+    """By default a completion has 16 tokens, a chat as many as fit the context, and the gateway draws the seed."""
     service = says("a")
     await ask(service, "completions", prompt=[1, 2, 3])
     await ask(service, "chat/completions", messages=MESSAGES)
@@ -254,7 +271,7 @@ async def test_sampling_defaults() -> None:
 
 
 async def test_default_length_fits() -> None:
-    """The default of 16 tokens becomes what fits, where that is less."""
+    """The default of 16 tokens is cut to what fits the context."""
     service = says("a")
     await ask(service, "completions", prompt=[1] * (CONTEXT_TOKENS - 4))
     assert service.specs[0].sampling.max_tokens == 4
@@ -318,19 +335,19 @@ async def test_text_parts_and_developers() -> None:
     ],
 )
 async def test_refusals(streamed: bool, reason: RefusalReason, status: int, retry_after: str | None) -> None:
-    """A request that nobody takes is an HTTP error, streamed or not, that says when to come again."""
+    """A refused request is an HTTP error, streamed or not, that says when to retry."""
     service = refuses(reason)
     async with client_for(service) as client:
         response = await client.post("/v1/completions", json={"prompt": "x", "stream": streamed, "n": 2})
     assert response.status_code == status
     assert response.headers.get("retry-after") == retry_after
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-    assert all(stream.released.is_set() for stream in service.streams)
+    assert all(request.released.is_set() for request in service.requests)
 
 
 async def test_failure_before_any_token() -> None:
-    """A request that fails is a 500 where nothing was sent yet."""
-    service = ScriptedService(lambda _: [Ended(FinishReason.ERROR)])
+    """A request that fails before anything was sent is a 500."""
+    service = ScriptedService(lambda _: [end(FinishReason.ERROR)])
     async with client_for(service) as client:
         response = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
     assert response.status_code == 500
@@ -338,9 +355,14 @@ async def test_failure_before_any_token() -> None:
 
 
 async def test_failure_in_mid_stream() -> None:
-    """A stream that fails ends with the error as an event, and then as every stream."""
-    service = ScriptedService(lambda _: [produced("abc"), Ended(FinishReason.ERROR)])
-    events = await stream(service, "completions", prompt="x")
+    """A stream that fails in the middle ends with the error as an event, and then with [DONE]."""
+    service = ScriptedService()
+    streaming = asyncio.create_task(stream(service, "completions", prompt="x"))
+    request = await service.request()
+    request.feed([delivered("abc")])
+    await request.taken(1)
+    request.feed([end(FinishReason.ERROR)])
+    events = await streaming
     assert events[-1] == "[DONE]"
     error = events[-2]
     assert isinstance(error, dict)
@@ -348,13 +370,13 @@ async def test_failure_in_mid_stream() -> None:
 
 
 async def test_abort() -> None:
-    """A request that was cut short from within says so as its reason, with the text so far."""
+    """An aborted request has the text so far, and the abort as its finish reason."""
     answer = await ask(says("ab", FinishReason.ABORT), "completions", prompt="x")
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("ab", "abort")
 
 
 async def test_models() -> None:
-    """What is served is listed, with its context, and can be asked for by name, slashes and all."""
+    """The served model is listed with its context, and found by its name, even if that has slashes."""
     service = ScriptedService()
     service.model = ModelInfo("maker/tiny", 10, 64)
     async with client_for(service) as client:
@@ -368,7 +390,7 @@ async def test_models() -> None:
 
 
 async def test_models_before_a_worker() -> None:
-    """Before a worker is up, nothing is listed."""
+    """Before a worker is up, no model is listed."""
     service = ScriptedService()
     service.model = None
     async with client_for(service) as client:

@@ -1,4 +1,4 @@
-"""API keys: who gets in, with which priority, and what is told to those who do not."""
+"""API keys: which requests are allowed, with which priority, and what a refused client reads."""
 
 import hashlib
 import logging
@@ -56,7 +56,7 @@ def keys(tmp_path: Path) -> ApiKeys:
 
 @pytest.mark.parametrize(("method", "path"), CLOSED_ROUTES)
 async def test_every_route_but_health_needs_a_key(keys: ApiKeys, method: str, path: str) -> None:
-    """Without a key every path but that of /health is a 401 of the API's shape, whatever host the client names."""
+    """Without a key every path except /health is a 401 in the API's form, whatever host the client names."""
     service = says("a")
     async with client_for(service, api_keys=keys) as client:
         for headers in ({}, {"host": "gateway/health"}, {"host": "x?/health"}):
@@ -67,7 +67,7 @@ async def test_every_route_but_health_needs_a_key(keys: ApiKeys, method: str, pa
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
             assert response.json()["error"]["code"] == "invalid_api_key"
         assert (await client.get("/health")).status_code == 200
-    assert service.streams == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize(
@@ -92,19 +92,19 @@ async def test_every_route_but_health_needs_a_key(keys: ApiKeys, method: str, pa
     ],
 )
 async def test_wrong_keys_all_get_the_same_answer(keys: ApiKeys, values: list[bytes]) -> None:
-    """Whatever is wrong with the header, the answer is the same byte for byte, and no worker is asked."""
+    """Whatever is wrong with the header, the answer is the same byte for byte, and no request is submitted."""
     service = says("a")
     async with client_for(service, api_keys=keys) as client:
         wrong = await client.get("/v1/models", headers={"authorization": "Bearer wrong"})
         headers = [(b"authorization", value) for value in values]
         response = await client.post("/v1/completions", json={"prompt": "x"}, headers=headers)
     assert (response.status_code, response.content) == (401, wrong.content)
-    assert service.streams == []
+    assert service.requests == []
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer  "])
 async def test_a_right_key_opens_everything(keys: ApiKeys, scheme: str) -> None:
-    """With a key everything is as without keys; the scheme's case does not matter."""
+    """A request with a valid key is served; the scheme's case does not matter."""
     async with client_for(says("a"), api_keys=keys) as client:
         for method, path in CLOSED_ROUTES[2:6]:
             response = await client.request(method, path, headers={"authorization": f"{scheme} {OTHER}"})
@@ -130,7 +130,7 @@ async def test_a_right_key_opens_everything(keys: ApiKeys, scheme: str) -> None:
 async def test_keys_bound_priorities(
     keys: ApiKeys, endpoint: str, secret: str, asked: int | None, priority: int | None
 ) -> None:
-    """A request gets its key's priority where it names none, what it names up to the key's best, and else a 403."""
+    """A request without a priority gets its key's. A priority more urgent than the key allows is a 403."""
     service = says("a")
     prompt = {"prompt": "x"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "x"}]}
     async with client_for(service, api_keys=keys) as client:
@@ -143,7 +143,7 @@ async def test_keys_bound_priorities(
             "priority",
             "priority_not_allowed",
         )
-        assert service.streams == []
+        assert service.requests == []
     else:
         assert response.status_code == 200
         assert [spec.priority for spec in service.specs] == [priority]
@@ -151,7 +151,7 @@ async def test_keys_bound_priorities(
 
 @pytest.mark.parametrize(("asked", "priority"), [(None, 0), (-(2**31), -(2**31)), (2**31 - 1, 2**31 - 1)])
 async def test_without_keys_any_priority_may_be_had(asked: int | None, priority: int) -> None:
-    """Where there are no keys, every priority of 32 bits is granted, and 0 to requests that name none."""
+    """Without keys every priority of 32 bits is granted; requests that name none get 0."""
     service = says("a")
     async with client_for(service) as client:
         assert (await client.post("/v1/completions", json={"prompt": "x", "priority": asked})).status_code == 200
@@ -159,7 +159,7 @@ async def test_without_keys_any_priority_may_be_had(asked: int | None, priority:
 
 
 async def test_websockets_are_closed(keys: ApiKeys) -> None:
-    """A websocket never gets past the keys."""
+    """A websocket is always closed."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -176,7 +176,7 @@ async def test_websockets_are_closed(keys: ApiKeys) -> None:
 
 
 async def test_the_sdk_shows_its_key(keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
-    """The official SDK's key is taken over a real connection, a wrong one is an exception, and no log has either."""
+    """Over a real connection the official SDK's key is valid, a wrong one is an exception, and no log has either."""
     caplog.set_level(logging.DEBUG, logger="actorserve")
     async with serving(app_for(says("abc"), api_keys=keys)) as (url, _):
 
@@ -229,7 +229,7 @@ def entry(*lines: str) -> str:
         (entry('name = "a"'), "sha256"),
         (entry('name = "a"', f'key = "{SECRET}"'), "key.0.key"),
         (entry('name = "a"', f'sha256 = "{SECRET}"'), "key.0.sha256"),
-        (entry('name = "a"', f'sha256 = "{hashlib.sha256(b"").hexdigest()}"'), "no text at all"),
+        (entry('name = "a"', f'sha256 = "{hashlib.sha256(b"").hexdigest()}"'), "the hash of an empty text"),
         (entry('name = ""', f'sha256 = "{HASH}"'), "key.0.name"),
         (entry('name = "a"', f'sha256 = "{HASH}"', "priority = true"), "key.0.priority"),
         (entry('name = "a"', f'sha256 = "{HASH}"', f"priority = {2**31}"), "key.0.priority"),
@@ -253,7 +253,7 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, named: str) -
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o644])
 def test_files_of_others_are_refused(tmp_path: Path, mode: int) -> None:
-    """A file that others may read or write is refused, and the line says what to do."""
+    """A file that other users may read or write is refused, and the error says what to do."""
     with pytest.raises(SettingsError, match="chmod 600"):
         read_api_keys(written(tmp_path, KEYS, mode))
 
@@ -262,7 +262,7 @@ def test_files_of_others_are_refused(tmp_path: Path, mode: int) -> None:
 def test_files_that_belong_to_others_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: int, is_taken: bool
 ) -> None:
-    """Keys are taken from this user's own file or root's; anybody else could put in what they like."""
+    """The file must belong to this user or to root, because any other owner could add keys."""
     file = written(tmp_path, KEYS)
     shown = os.stat_result((0o100600, 0, 0, 1, owner, 0, 0, 0, 0, 0))
     monkeypatch.setattr("actorserve.http.api_keys.os.geteuid", lambda: 1000)
@@ -270,14 +270,14 @@ def test_files_that_belong_to_others_are_refused(
     if is_taken:
         assert read_api_keys(file).find(SECRET.encode()) is not None
     else:
-        with pytest.raises(SettingsError, match="belong to another user"):
+        with pytest.raises(SettingsError, match="must belong to this user or to root"):
             read_api_keys(file)
 
 
 def test_the_server_does_not_start_with_bad_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serving with keys that are missing or may be read by others ends at once, with one line."""
+    """A server whose key file is missing or readable by other users ends at once, with one line."""
     monkeypatch.setattr(logs, "configure", lambda _: None)  # the root logger is the tests'
 
     def told(keys_file: Path) -> str:

@@ -1,4 +1,4 @@
-"""Bad input: each is a 4xx in the API's shape, names its field, and reaches no worker."""
+"""Bad input is a 4xx in the API's form that names the field, and reaches no worker."""
 
 import asyncio
 import json
@@ -19,12 +19,12 @@ LONG = "x" * 50_000
 
 
 async def refused(route: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, Json]:
-    """The status and the error of a request that must reach nobody."""
+    """The status and the error of a request that must not be submitted."""
     service = ScriptedService()
     async with client_for(service) as client:
         headers = {"content-type": "application/json", **(headers or {})}
         response = await client.post(f"/v1/{route}", content=body, headers=headers)
-    assert service.streams == []
+    assert service.requests == []
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -127,7 +127,7 @@ async def test_fields(route: str, fields: Json, param: str) -> None:
     ],
 )
 async def test_chat_fields(fields: Json, param: str) -> None:
-    """What only chats have is checked as strictly."""
+    """Fields that only chats have are checked as strictly."""
     status, error = await refused("chat/completions", json.dumps(CHAT | fields).encode())
     assert (status, error["param"]) == (400, param)
 
@@ -158,14 +158,14 @@ async def test_prompts(fields: Json) -> None:
 
 
 async def test_choices_of_all_prompts() -> None:
-    """n counts for every prompt: together they may not be more than one request may have."""
+    """n counts for every prompt: n times the number of prompts is bounded."""
     status, error = await refused("completions", json.dumps({"prompt": ["a", "b"], "n": 9}).encode())
     assert (status, error["param"]) == (400, "n")
 
 
 @pytest.mark.parametrize("prompt", ["a" * CONTEXT_TOKENS, "a" * 4_000_000, [1] * CONTEXT_TOKENS, [1] * 1_000_000])
 async def test_prompt_over_the_context(prompt: str | list[int]) -> None:
-    """A prompt that leaves no room is told so, with the code that clients look for."""
+    """A prompt that fills the context is an error with the code that clients look for."""
     status, error = await refused("completions", json.dumps({"prompt": prompt}).encode())
     assert (status, error["code"]) == (400, "context_length_exceeded")
 
@@ -180,7 +180,7 @@ async def test_prompt_over_the_context(prompt: str | list[int]) -> None:
     ids=["too long", "far too long", "too many"],
 )
 async def test_chat_over_the_context(contents: list[str], params: set[str]) -> None:
-    """A conversation that leaves no room is told so, however it is too long."""
+    """A conversation that fills the context is an error with that code, in whatever way it is too long."""
     body = {"messages": [{"role": "user", "content": content} for content in contents]}
     status, error = await refused("chat/completions", json.dumps(body).encode())
     assert (status, error["code"]) == (400, "context_length_exceeded")
@@ -209,14 +209,14 @@ async def test_chat_over_the_context(contents: list[str], params: set[str]) -> N
 )
 @pytest.mark.parametrize("route", ROUTES)
 async def test_not_a_json_object(route: str, body: bytes) -> None:
-    """What is no JSON object in valid UTF-8 is a 400, however deep or long it is."""
+    """A body that is not a JSON object in valid UTF-8 is a 400, however deep or long it is."""
     status, _ = await refused(route, body)
     assert status == 400
 
 
 @pytest.mark.parametrize("route", ROUTES)
 async def test_many_problems(route: str) -> None:
-    """At most ten problems are told, and none repeats a long name or value."""
+    """An error names at most ten problems, and repeats no long name or value."""
     body = ROUTES[route] | {f"field{i}": 1 for i in range(30)} | {LONG: 1, "model": LONG}
     status, error = await refused(route, json.dumps(body).encode())
     assert status == 400
@@ -251,13 +251,13 @@ async def test_headers(headers: dict[str, str], status: int) -> None:
 
 
 async def test_content_type_twice() -> None:
-    """Two content types are a 400, for it is not clear which one counts."""
+    """Two content types are a 400, because it is not clear which one counts."""
     service = ScriptedService()
     async with client_for(service) as client:
         headers = [("content-type", "application/json"), ("content-type", "text/plain")]
         response = await client.post("/v1/completions", content=json.dumps(COMPLETION).encode(), headers=headers)
     assert response.status_code == 400
-    assert service.streams == []
+    assert service.requests == []
 
 
 async def test_body_over_the_limit() -> None:
@@ -273,11 +273,11 @@ async def test_body_over_the_limit() -> None:
         response = await client.post("/v1/completions", content=chunks(), headers=headers)
     assert response.status_code == 413
     assert response.json()["error"]["code"] == "body_too_large"
-    assert service.streams == []
+    assert service.requests == []
 
 
-async def test_large_bodies_share_their_room() -> None:
-    """While large bodies fill the room for them, another is told to come again, and a small one is answered."""
+async def test_large_bodies_share_their_memory() -> None:
+    """While large bodies hold all of their memory, another one is told to retry, and a small one is answered."""
     service = says("ok")
     sent, go_on = asyncio.Semaphore(0), asyncio.Event()
     small = json.dumps(COMPLETION).encode()
@@ -308,11 +308,11 @@ async def test_large_bodies_share_their_room() -> None:
 
 
 async def test_no_worker_yet() -> None:
-    """Before a model is up, a valid request is a 503 that says when to come again."""
+    """Before a worker is up, a valid request is a 503 that says when to retry."""
     service = ScriptedService()
     service.model = None
     async with client_for(service) as client:
         response = await client.post("/v1/chat/completions", json=CHAT)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "1"
-    assert service.streams == []
+    assert service.requests == []

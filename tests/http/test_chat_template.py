@@ -50,7 +50,7 @@ _SOURCES = [
 
 @pytest.mark.parametrize("source", _SOURCES)
 async def test_templates_render_as_transformers_does(source: str) -> None:
-    """White space, loop controls, namespaces, tojson and generation tags come out as from transformers."""
+    """White space, loop controls, namespaces, tojson and generation tags are rendered as by transformers."""
     chat_utils = pytest.importorskip("transformers.utils.chat_template_utils")
     messages: list[dict[str, object]] = [
         {"role": "user", "content": " Hé <b>&'\"\n"},
@@ -73,14 +73,14 @@ async def test_text_parts_are_joined() -> None:
 
 @pytest.mark.parametrize("content", [7, {"type": "text"}, [7], [{"type": "image_url", "image_url": {"url": "x"}}]])
 async def test_other_content_is_refused_by_name(content: object) -> None:
-    """Content that is neither text nor text parts is the client's error, and names the message."""
+    """Content that is neither text nor text parts is an error that names the message."""
     with _template("{{ messages }}") as template, pytest.raises(InvalidRequestError) as caught:
         await template.render([*_HELLO, {"role": "user", "content": content}])
     assert caught.value.param == "messages[1].content"
 
 
 async def test_arguments_cannot_replace_messages() -> None:
-    """A client's template arguments reach the template, but not in place of messages or special tokens."""
+    """A client's template arguments reach the template, but cannot replace messages or special tokens."""
     with _template("{{ bos_token }}{{ messages[0].content }}{{ tone }}") as template:
         text = await template.render(_HELLO, arguments={"tone": "!", "bos_token": "evil", "messages": []})
     assert text == "<s>Hello!"
@@ -107,7 +107,7 @@ async def test_the_date_is_given() -> None:
     ],
 )
 async def test_a_templates_failure_is_the_requests(source: str, problem: str) -> None:
-    """Whatever a template raises, sandbox escapes included, is one line for the client."""
+    """Whatever a template raises, even by a sandbox escape, is one line for the client."""
     with _template(source) as template, pytest.raises(InvalidRequestError, match=problem) as caught:
         await template.render(_HELLO)
     assert "\n" not in str(caught.value)
@@ -118,7 +118,7 @@ _ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{%
 
 
 async def test_an_endless_template_is_ended_and_its_thread_freed() -> None:
-    """More endless renderings than there are threads all end, and the next one is served."""
+    """If there are more endless renderings than threads, all of them end, and the next one is served."""
     source = "{% if messages[0].content == 'loop' %}" + _ENDLESS + "{% endif %}done"
     with _template(source, timeout_s=0.05) as template:
         for _ in range(4):

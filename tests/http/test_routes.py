@@ -1,4 +1,4 @@
-"""Everything around the answers: routes that are not there, ids, health, metrics, and bugs."""
+"""All around the answers: unknown routes, request ids, health, metrics, and bugs."""
 
 import logging
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from actorserve.core.messages import FinishReason, LoadReport, RequestSpec
 from actorserve.http.app import create_app
-from actorserve.http.service import Ended, TokenStream
+from actorserve.http.stream import AnswerStream
 from actorserve.settings import HttpSettings
 from tests.http.fakes import (
     CONTEXT_TOKENS,
@@ -20,7 +20,8 @@ from tests.http.fakes import (
     ScriptedService,
     app_for,
     client_for,
-    produced,
+    delivered,
+    end,
     says,
     serving,
 )
@@ -39,7 +40,7 @@ from tests.http.fakes import (
     ],
 )
 async def test_unknown_routes(method: str, path: str, status: int) -> None:
-    """A route or method that is not there is an error of the same shape as all others."""
+    """An unknown route or method is an error in the same form as all others."""
     async with client_for(ScriptedService()) as client:
         response = await client.request(method, path)
     assert response.status_code == status
@@ -59,7 +60,7 @@ async def test_health() -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/v1/nothing", "/v1/completions"])
 async def test_request_id(path: str) -> None:
-    """A client's request id comes back, on errors too; a long or odd one is replaced, a missing one made."""
+    """A client's request id comes back, on errors too. A missing, long or malformed one is replaced."""
     async with client_for(ScriptedService()) as client:
         assert (await client.get(path, headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
         for given in ("", "x" * 129, "a b", "a\x01b", "ä".encode().decode("latin-1"), "a\nb"):
@@ -81,15 +82,14 @@ async def test_no_chat_template() -> None:
 class BuggyService(ScriptedService):
     """A service with a bug."""
 
-    def submit(self, request: RequestSpec) -> TokenStream:
-        super().submit(request)
-        if len(self.streams) > 1:
+    def submit(self, request: RequestSpec, stream: AnswerStream) -> None:
+        super().submit(request, stream)
+        if len(self.requests) > 1:
             raise KeyError("at 0x7f00 in /secret/path")
-        return self.streams[0]
 
 
 async def test_bug(caplog: pytest.LogCaptureFixture) -> None:
-    """A bug is a 500 without any of its details, one line in the log, and releases what was begun."""
+    """A bug is a 500 without its details and one line in the log, and releases the requests that were submitted."""
     service = BuggyService()
     with caplog.at_level(logging.INFO):
         async with serving(app_for(service)) as (url, _), httpx.AsyncClient() as client:
@@ -103,14 +103,14 @@ async def test_bug(caplog: pytest.LogCaptureFixture) -> None:
         "param": None,
         "code": "internal_error",
     }
-    assert service.streams[0].released.is_set()
+    assert service.requests[0].released.is_set()
     (line,) = [record.getMessage() for record in caplog.records if record.name == "actorserve.http"]
     assert "KeyError" in line
     assert "\n" not in line
 
 
 class TickingClock:
-    """Seconds that pass one at a time, whenever somebody looks."""
+    """A clock that advances by one second at each reading."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -121,9 +121,9 @@ class TickingClock:
 
 
 async def test_metrics() -> None:
-    """Loads, tokens, endings and latencies are there under the names that dashboards know."""
+    """Loads, tokens, endings and latencies have the names that dashboards know."""
     service = ScriptedService(
-        lambda _: [replace(produced("ab"), num_cached_tokens=2), produced("cd"), Ended(FinishReason.STOP)]
+        lambda _: [replace(delivered("ab"), num_cached_tokens=2), delivered("cd"), end(FinishReason.STOP)]
     )
     app = create_app(service, TOKENIZER, None, DESCRIPTION, HttpSettings(), clock=TickingClock())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -175,7 +175,7 @@ class IdleService(ScriptedService):
 
 
 async def test_metrics_before_a_worker() -> None:
-    """The page is there from the first moment on."""
+    """The page is served before any worker has come up."""
     async with client_for(IdleService()) as client:
         response = await client.get("/metrics")
     assert response.status_code == 200
@@ -183,7 +183,7 @@ async def test_metrics_before_a_worker() -> None:
 
 
 async def test_context_is_told() -> None:
-    """An error about length says what the context is."""
+    """An error about length names the context's size."""
     async with client_for(ScriptedService()) as client:
         response = await client.post("/v1/completions", json={"prompt": "x", "max_tokens": CONTEXT_TOKENS})
     assert f"context of {CONTEXT_TOKENS} tokens" in response.json()["error"]["message"]

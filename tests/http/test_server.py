@@ -1,4 +1,4 @@
-"""The real server on loopback: the official SDK, clients that leave, clients that are slow, and its own end."""
+"""The real server on loopback: the official SDK, clients that leave or are slow, and the server's own end."""
 
 import asyncio
 import json
@@ -13,16 +13,16 @@ import pytest
 
 from actorserve.core.messages import FinishReason, RefusalReason
 from actorserve.http.server import AddressError, bind, serve
-from actorserve.http.service import Ended
 from actorserve.settings import HttpSettings
 from tests.http.fakes import (
     DEADLINE_S,
     MODEL,
+    ScriptedRequest,
     ScriptedService,
-    ScriptedStream,
     app_for,
+    delivered,
+    end,
     one_by_one,
-    produced,
     refuses,
     says,
     serving,
@@ -35,10 +35,10 @@ def sdk(url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
 
 
-async def released(stream: ScriptedStream) -> None:
-    """Wait until the stream was released."""
+async def released(request: ScriptedRequest) -> None:
+    """Wait until the request was released."""
     async with asyncio.timeout(DEADLINE_S):
-        await stream.released.wait()
+        await request.released.wait()
 
 
 async def test_sdk_chat() -> None:
@@ -93,13 +93,13 @@ async def test_sdk_error_in_mid_stream() -> None:
     text = ""
     async with serving(app_for(service)) as (url, _), sdk(url) as client:
         asking = asyncio.create_task(client.completions.create(model=MODEL, prompt="x", stream=True))
-        stream = await service.stream()
-        stream.feed([produced("ab")])
+        request = await service.request()
+        request.feed([delivered("ab")])
         chunks = await asking
         with pytest.raises(openai.APIError, match="failed"):  # noqa: PT012 - the error comes between chunks
             async for chunk in chunks:
                 text += chunk.choices[0].text
-                stream.feed([Ended(FinishReason.ERROR)])
+                request.feed([end(FinishReason.ERROR)])
     assert text == "ab"
 
 
@@ -107,40 +107,40 @@ async def test_streaming_client_leaves() -> None:
     """A client that drops its stream releases all of its choices."""
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
-        request = client.build_request("POST", f"{url}/v1/completions", json=STREAM | {"n": 3})
-        asking = asyncio.create_task(client.send(request, stream=True))
-        (await service.stream(1)).feed([produced("a")])
+        posted = client.build_request("POST", f"{url}/v1/completions", json=STREAM | {"n": 3})
+        asking = asyncio.create_task(client.send(posted, stream=True))
+        (await service.request(1)).feed([delivered("a")])
         response = await asking
         await anext(response.aiter_lines())
-        assert not any(stream.released.is_set() for stream in service.streams)
+        assert not any(request.released.is_set() for request in service.requests)
         await response.aclose()
         for index in range(3):
-            await released(await service.stream(index))
+            await released(await service.request(index))
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_client_leaves_before_any_token(streamed: bool) -> None:
-    """A client that leaves while nothing has been made yet releases its request, streaming or not."""
+    """A client that leaves before the first token releases its request, streaming or not."""
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM | {"stream": streamed}))
-        stream = await service.stream()
-        assert not stream.released.is_set()
+        request = await service.request()
+        assert not request.released.is_set()
         asking.cancel()
-        await released(stream)
+        await released(request)
 
 
 async def test_slow_client_loses_nothing() -> None:
-    """For a client that does not read, tokens wait where they are; when it reads, all are there."""
+    """Tokens for a client that does not read wait in its stream; when it reads, it gets all of them."""
     service = ScriptedService()
     num_tokens = 5_000
     async with serving(app_for(service), send_buffer_bytes=16 * 1024) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url), limit=2**12)
         writer.write(raw_post("/v1/completions", STREAM))
-        stream = await service.stream()
-        stream.feed(one_by_one("0123456789" * (num_tokens // 10)))
-        await stalled(stream)
-        assert 0 < stream.num_taken < num_tokens
+        request = await service.request()
+        request.feed(one_by_one("0123456789" * (num_tokens // 10)))
+        await stalled(request)
+        assert 0 < request.num_taken < num_tokens
         texts: list[str] = []
         while (line := await asyncio.wait_for(reader.readline(), DEADLINE_S)) != b"data: [DONE]\n":
             assert line
@@ -150,14 +150,14 @@ async def test_slow_client_loses_nothing() -> None:
     assert "".join(texts) == "0123456789" * (num_tokens // 10)
 
 
-async def stalled(stream: ScriptedStream) -> None:
-    """Wait until nobody has taken from the stream for many turns of the event loop (or all of it is taken)."""
+async def stalled(request: ScriptedRequest) -> None:
+    """Wait until nothing was taken from the request's stream for many turns of the event loop."""
     num_taken, num_turns = 0, 0
     async with asyncio.timeout(DEADLINE_S):
         while num_turns < 1_000:
             await asyncio.sleep(0)
-            num_turns = num_turns + 1 if 0 < stream.num_taken == num_taken else 0
-            num_taken = stream.num_taken
+            num_turns = num_turns + 1 if 0 < request.num_taken == num_taken else 0
+            num_taken = request.num_taken
 
 
 def host_port(url: str) -> tuple[str, int]:
@@ -174,7 +174,7 @@ def raw_post(path: str, body: dict[str, Any]) -> bytes:
 
 
 async def test_keep_alive() -> None:
-    """A silent stream gets comments, before its first token and after it, and they are no events."""
+    """A silent stream gets comments, which are not events, before its first token and after it."""
     service = ScriptedService()
     settings = HttpSettings(keep_alive_s=0.01)
     async with (
@@ -184,21 +184,41 @@ async def test_keep_alive() -> None:
     ):
         lines = response.aiter_lines()
         assert await anext(lines) == ": keep-alive"
-        stream = await service.stream()
-        stream.feed([produced("a")])
+        request = await service.request()
+        request.feed([delivered("a")])
         while not (await anext(lines)).startswith("data: "):
             pass
         while await anext(lines) != ": keep-alive":
             pass
-        stream.feed([Ended(FinishReason.LENGTH)])
+        request.feed([end(FinishReason.LENGTH)])
         rest = [line async for line in lines]
     assert rest[-2:] == ["data: [DONE]", ""]
+
+
+async def test_keep_alive_while_text_is_held_back() -> None:
+    """Tokens that bring no text, because they may begin a stop string, do not delay the comments."""
+    service = ScriptedService()
+    settings = HttpSettings(keep_alive_s=0.05)
+    body = STREAM | {"stop": "y" * 64}
+    async with (
+        serving(app_for(service, settings)) as (url, _),
+        httpx.AsyncClient(timeout=DEADLINE_S) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        streaming = group.create_task(client.post(f"{url}/v1/completions", json=body))
+        request = await service.request()
+        for _ in range(60):
+            request.feed([delivered("y")])
+            await asyncio.sleep(0.005)
+        request.feed([end(FinishReason.LENGTH)])
+        response = await streaming
+    assert response.text.startswith(": keep-alive\n\n: keep-alive\n\n")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/health"])
 @pytest.mark.parametrize("announced", [True, False])
 async def test_huge_body(path: str, announced: bool) -> None:
-    """A body of 100 MB, announced or not, gets its error, reaches nobody, and leaves no connection behind."""
+    """A body of 100 MB, announced or not, gets its error, is not submitted, and leaves no connection behind."""
     service = ScriptedService()
     chunk = b"[" * 2**20
 
@@ -214,7 +234,7 @@ async def test_huge_body(path: str, announced: bool) -> None:
         assert response.status_code == {"/v1/completions": 413, "/v1/nothing": 404, "/health": 405}[path]
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
         assert (await client.get(f"{url}/health")).status_code == 200
-    assert service.streams == []
+    assert service.requests == []
 
 
 async def test_client_that_never_stops_sending() -> None:
@@ -258,7 +278,7 @@ async def test_connection_without_a_request_ends_with_its_client() -> None:
     ids=["prior knowledge", "upgrade"],
 )
 async def test_http2_is_not_spoken(request_bytes: bytes, status: bytes) -> None:
-    """Who asks for HTTP/2 is answered in HTTP/1.1."""
+    """A request for HTTP/2 is answered in HTTP/1.1."""
     async with serving(app_for(ScriptedService())) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url))
         writer.write(request_bytes)
@@ -268,7 +288,7 @@ async def test_http2_is_not_spoken(request_bytes: bytes, status: bytes) -> None:
 
 
 async def test_client_leaves_while_sending(caplog: pytest.LogCaptureFixture) -> None:
-    """A client that leaves in the middle of its request is no error, and leaves nothing behind."""
+    """A client that leaves in the middle of its request causes no error and leaves nothing behind."""
     async with serving(app_for(ScriptedService())) as (url, _):
         _, writer = await asyncio.open_connection(*host_port(url))
         writer.write(raw_post("/v1/completions", STREAM)[:-5])
@@ -281,44 +301,44 @@ async def test_client_leaves_while_sending(caplog: pytest.LogCaptureFixture) -> 
 
 
 async def test_drain() -> None:
-    """A server that is told to end takes no new connection, and lets a stream finish."""
+    """A server that is told to end accepts no new connection, and lets a stream finish."""
     service = ScriptedService()
     async with serving(app_for(service), DEADLINE_S) as (url, stop), httpx.AsyncClient(timeout=DEADLINE_S) as client:
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))
-        stream = await service.stream()
+        request = await service.request()
         stop.set()
         async with asyncio.timeout(DEADLINE_S):
             while await connects(url):  # noqa: ASYNC110 - nothing tells a client that a listener is closed
                 await asyncio.sleep(0.01)
-        stream.feed(one_by_one("late"))
+        request.feed(one_by_one("late"))
         response = await asking
     assert response.text.endswith("data: [DONE]\n\n")
 
 
 async def test_drain_has_an_end() -> None:
-    """What is not done by the end of the drain is cancelled, and released."""
+    """Requests that are not done by the end of the drain are cancelled and released."""
     service = ScriptedService()
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
         async with serving(app_for(service), 0.05) as (url, _):
             asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))
-            stream = await service.stream()
-        assert stream.released.is_set()
+            request = await service.request()
+        assert request.released.is_set()
         with pytest.raises(httpx.HTTPError):
             (await asking).raise_for_status()
 
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_what_the_drain_cannot_finish_gets_an_error(streamed: bool) -> None:
-    """Answers that are ended when the drain's time is over reach their clients: an event in a stream, else a 503."""
+    """When the drain's time is over, clients get an error: as an event in a stream, otherwise as a 503."""
     service = ScriptedService()
-    end = Ended(FinishReason.ERROR, RefusalReason.DRAINING, 2.0)
+    drained = end(FinishReason.ERROR, RefusalReason.DRAINING, 2.0)
     app, body = app_for(service), STREAM | {"stream": streamed}
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
-        async with serving(app, 0.05, give_up=lambda: service.streams[0].feed([end])) as (url, _):
+        async with serving(app, 0.05, give_up=lambda: service.requests[0].feed([drained])) as (url, _):
             asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
-            stream = await service.stream()
-            stream.feed([produced("a")])
-            await stalled(stream)
+            request = await service.request()
+            request.feed([delivered("a")])
+            await stalled(request)
         response = await asking
     if streamed:
         first, error, done = response.text.split("\n\n")[:3]
@@ -332,7 +352,7 @@ async def test_what_the_drain_cannot_finish_gets_an_error(streamed: bool) -> Non
 
 
 async def test_no_drain_when_cancelled(caplog: pytest.LogCaptureFixture) -> None:
-    """A server that is cancelled, as when its process fails, lets nothing go on: neither streams nor idle clients."""
+    """A server that is cancelled, as when its process fails, ends all streams and idle connections."""
     service = ScriptedService()
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -346,11 +366,11 @@ async def test_no_drain_when_cancelled(caplog: pytest.LogCaptureFixture) -> None
     _, idle = await asyncio.open_connection(*host_port(url))
     async with httpx.AsyncClient(timeout=DEADLINE_S) as client:
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=STREAM))
-        stream = await service.stream()
+        request = await service.request()
         server.cancel()
         await asyncio.wait_for(asyncio.wait([server]), DEADLINE_S)
         assert server.cancelled()
-        await released(stream)
+        await released(request)
         with pytest.raises(httpx.HTTPError):
             (await asking).raise_for_status()
     idle.close()
@@ -363,24 +383,24 @@ async def test_drain_does_not_wait_for_a_stalled_client() -> None:
     async with serving(app_for(service), 0.05, send_buffer_bytes=16 * 1024) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url), limit=2**12)
         writer.write(raw_post("/v1/completions", STREAM))
-        stream = await service.stream()
-        stream.feed(one_by_one("0123456789" * 500))
-        await stalled(stream)
-    assert stream.released.is_set()
-    rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # what the kernel and the transport still held
+        request = await service.request()
+        request.feed(one_by_one("0123456789" * 500))
+        await stalled(request)
+    assert request.released.is_set()
+    rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # the kernel and the transport still held this
     assert b"[DONE]" not in rest
     writer.close()
 
 
 async def test_stopped_choice_is_released_before_the_others() -> None:
-    """A stop string frees its own choice at once, while other choices of the answer go on."""
+    """A stop string releases its own choice at once, while other choices of the answer go on."""
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
         body = {"prompt": "x", "n": 2, "stop": "b", "max_tokens": 50}
         asking = asyncio.create_task(client.post(f"{url}/v1/completions", json=body))
-        second = await service.stream(1)
-        first = await service.stream(0)
-        first.feed([produced("abc")])
+        second = await service.request(1)
+        first = await service.request(0)
+        first.feed([delivered("abc")])
         await released(first)
         assert not second.released.is_set()
         second.feed(one_by_one("xyz"))
@@ -398,7 +418,7 @@ async def connects(url: str) -> bool:
 
 
 def test_port_in_use() -> None:
-    """A port that is taken is one clear line."""
+    """A port in use is an error of one clear line."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
@@ -409,13 +429,13 @@ def test_port_in_use() -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "x" * 300])
 def test_address_of_another_machine(host: str) -> None:
-    """A host that is not ours is one clear line."""
+    """A host of another machine is an error of one clear line."""
     with pytest.raises(AddressError, match=r"is not an address of this machine$"):
         bind(host, 0)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
 def test_bind_ipv6() -> None:
-    """An IPv6 address is as good as any."""
+    """The server can listen on an IPv6 address."""
     with bind("::1", 0) as listener:
         assert listener.getsockname()[1] > 0

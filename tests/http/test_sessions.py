@@ -1,4 +1,6 @@
-"""The gateway's sessions as a service: what the core delivers reaches the stream, and what a client does the core."""
+"""The gateway's sessions as a service: effects reach the answer's stream, and clients' actions reach the core."""
+
+from collections.abc import Sequence
 
 from actorserve.core.effects import Available, Deliver, End
 from actorserve.core.gateway.config import GatewayConfig
@@ -17,8 +19,8 @@ from actorserve.core.messages import (
     SamplingParams,
     WorkerInfo,
 )
-from actorserve.http.service import Ended, Produced
 from actorserve.http.sessions import SessionService
+from actorserve.http.stream import AnswerStream
 
 
 def spec(name: str) -> RequestSpec:
@@ -26,66 +28,80 @@ def spec(name: str) -> RequestSpec:
 
 
 class Gateway:
-    """A service over real sessions, with what it injects kept."""
+    """A service over real sessions. Keeps what the service injects; all requests share one stream."""
 
     def __init__(self, max_open_requests: int = 2) -> None:
         self.core = GatewayState(GatewayConfig(1.0, 30.0, 600.0))
         self.service = SessionService(self.core, max_open_requests)
+        self.stream = AnswerStream()
         self.injected: list[Message] = []
         self.service.attach(self.injected.append, lambda: 7)
 
+    def submit(self, *names: str) -> None:
+        for name in names:
+            self.service.submit(spec(name), self.stream)
 
-async def test_stream_gives_tokens_and_ends() -> None:
-    """Tokens come in order, then the end, and the core is told nothing more of it."""
+    async def delivered(self) -> Sequence[Deliver | End]:
+        """What has come since the last call."""
+        return await self.stream.take(until=0.0)
+
+
+async def test_a_stream_gets_the_effects_of_its_requests() -> None:
+    """Effects reach the answer's stream as they are, in order, and the core is told nothing more of the request."""
     gateway = Gateway()
-    stream = gateway.service.submit(spec("a"))
-    gateway.service.perform(Deliver("a", (5, 6), num_cached_tokens=3))
-    gateway.service.perform(Deliver("a", (7,)))
-    gateway.service.perform(End("a", FinishReason.STOP))
-    assert [item async for item in stream] == [Produced((5, 6), (), 3), Produced((7,)), Ended(FinishReason.STOP)]
-    stream.release()
-    assert gateway.injected == [Open(spec("a"))]
+    gateway.submit("a", "b")
+    effects: list[Deliver | End] = [
+        Deliver("a", (5, 6), num_cached_tokens=3),
+        Deliver("b", (7,)),
+        End("a", FinishReason.STOP),
+    ]
+    for effect in effects:
+        gateway.service.perform(effect)
+    assert await gateway.delivered() == effects
+    gateway.service.release("a")
+    assert gateway.injected == [Open(spec("a")), Open(spec("b"))]
 
 
-async def test_release_closes_once_and_what_comes_later_is_dropped() -> None:
-    """A client that leaves closes its request, once; tokens that were under way go nowhere."""
+async def test_release_closes_once_and_later_effects_are_dropped() -> None:
+    """A client that leaves closes its request, once; tokens that were in flight go nowhere."""
     gateway = Gateway()
-    stream = gateway.service.submit(spec("a"))
-    stream.release()
-    stream.release()
+    gateway.submit("a")
+    gateway.service.release("a")
+    gateway.service.release("a")
     gateway.service.perform(Deliver("a", (5,)))
     gateway.service.perform(End("a", FinishReason.STOP))
+    assert await gateway.delivered() == []
     assert gateway.injected == [Open(spec("a")), Close("a")]
 
 
 async def test_too_many_open_requests_are_refused_without_reaching_the_core() -> None:
-    """Past the bound a request ends as overload; one that leaves makes room."""
+    """Above the limit a request ends as overload; one that leaves makes room."""
     gateway = Gateway(max_open_requests=1)
-    first = gateway.service.submit(spec("a"))
-    refused = [item async for item in gateway.service.submit(spec("b"))]
-    assert refused == [Ended(FinishReason.ERROR, RefusalReason.OVERLOADED, 1.0)]
-    first.release()
-    gateway.service.submit(spec("c"))
+    gateway.submit("a", "b")
+    assert await gateway.delivered() == [End("b", FinishReason.ERROR, RefusalReason.OVERLOADED, 1.0)]
+    gateway.service.release("a")
+    gateway.submit("c")
     assert gateway.injected == [Open(spec("a")), Close("a"), Open(spec("c"))]
 
 
-async def test_giving_up_ends_every_stream_with_an_error() -> None:
-    """When the drain's time is over, what runs is closed and says so, as does what comes; both are counted."""
+async def test_giving_up_ends_every_request_with_an_error() -> None:
+    """When the time to drain is over, open requests are closed and told so, and so are new ones; both are counted."""
     gateway = Gateway()
-    finished, running = gateway.service.submit(spec("a")), gateway.service.submit(spec("b"))
+    gateway.submit("a", "b")
     gateway.service.perform(End("a", FinishReason.STOP))
     gateway.service.give_up()
-    late = gateway.service.submit(spec("c"))
-    drained = Ended(FinishReason.ERROR, RefusalReason.DRAINING, 1.0)
-    assert [item async for item in finished] == [Ended(FinishReason.STOP)]
-    assert [item async for item in running] == [drained]
-    assert [item async for item in late] == [drained]
+    gateway.submit("c")
+    assert await gateway.delivered() == [
+        End("a", FinishReason.STOP),
+        End("b", FinishReason.ERROR, RefusalReason.DRAINING, 1.0),
+        End("c", FinishReason.ERROR, RefusalReason.DRAINING, 1.0),
+    ]
     assert gateway.service.num_given_up == 2
     assert gateway.injected == [Open(spec("a")), Open(spec("b")), Close("b")]
 
 
 def test_model_is_what_the_largest_worker_serves_and_stays_known() -> None:
-    """The model is known from the first worker on, with the largest capacity of those up, also while none is."""
+    """The model is known since the first worker, with the largest capacity of those up, even while none is up."""
     gateway = Gateway()
     assert gateway.service.model is None
     for name, size in (("worker-0", 10), ("worker-1", 20)):
@@ -94,6 +110,6 @@ def test_model_is_what_the_largest_worker_serves_and_stays_known() -> None:
     assert gateway.service.available.is_set()
     assert gateway.service.model == ModelInfo("m", 100, 20)
     assert gateway.service.num_instances == 2
-    gateway.core.workers.clear()
+    gateway.core.peers.workers.clear()
     assert gateway.service.model == ModelInfo("m", 100, 20)
     assert gateway.service.counters()["dropped_frames"] == 7

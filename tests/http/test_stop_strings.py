@@ -12,7 +12,7 @@ _STOPS = st.lists(st.text(alphabet="abé", min_size=1, max_size=5), max_size=4)
 
 
 def _searched(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The same by searching the whole text: the match that ends first, and of those the one that begins first."""
+    """The expected result, by a search of the whole text: the first match to end, and of several the longest."""
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     return (text[: min(found)[1]], True) if found else (text, False)
 
@@ -29,7 +29,7 @@ def _streamed(chunks: list[str], stops: list[str]) -> tuple[str, bool]:
 
 @given(text=_TEXT, stops=_STOPS, cuts=st.lists(st.integers(0, 24)))
 def test_chunks_make_no_difference(text: str, stops: list[str], cuts: list[int]) -> None:
-    """However the text is cut, the result is that of a search through the whole of it."""
+    """However the text is cut, the result is that of a search through the whole text."""
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     chunks = [text[begin:end] for begin, end in pairwise(bounds)]
     assert _streamed(chunks, stops) == _searched(text, stops)
@@ -67,7 +67,7 @@ def test_nothing_follows_a_stop() -> None:
 
 
 def test_a_long_near_miss_takes_linear_time() -> None:
-    """A text that keeps almost matching is searched in one pass, and comes out whole."""
+    """A text that almost matches again and again is searched in one pass and passed on whole."""
     text = "a" * 200_000
     assert _streamed([text[:100_000], text[100_000:]], ["a" * 255 + "b"]) == (text, False)
 

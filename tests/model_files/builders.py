@@ -74,7 +74,7 @@ def write_gguf(
     num_parts: int = 1,
     gate_type: GGMLQuantizationType = GGMLQuantizationType.F32,
 ) -> Path:
-    """A whole GGUF file with a SentencePiece vocabulary; weights are zeros.
+    """A complete GGUF file with a SentencePiece vocabulary; weights are zeros.
 
     ``metadata`` is beyond what every file has, without the architecture's name. ``factors`` are tensors of one
     dimension. ``gate_type`` is the type of blk.0.ffn_gate.weight.
@@ -109,7 +109,7 @@ def write_gguf(
     shapes = {spec.stored_name: spec.stored_shape for spec in gguf_tensors(config, architecture, stored)}
     for name, shape in shapes.items():
         if name == "blk.0.ffn_gate.weight" and gate_type != GGMLQuantizationType.F32:
-            # Rows of blocks, as many as the shape says.
+            # Rows of blocks, according to the shape.
             writer.add_tensor(
                 name, np.zeros(quant_shape_to_byte_shape(shape, gate_type), np.uint8), raw_dtype=gate_type
             )
@@ -149,7 +149,7 @@ def write_folder(
     tokenizer: str = "{}",
     extra_tensors: Mapping[str, "np.ndarray"] | None = None,
 ) -> Path:
-    """A whole Hugging Face folder with zeros for weights; ``changes`` go over TINY_HF_CONFIG."""
+    """A complete Hugging Face folder with zeros for weights; ``changes`` override TINY_HF_CONFIG."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY_HF_CONFIG | (changes or {})), encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")

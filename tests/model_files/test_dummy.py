@@ -1,4 +1,4 @@
-"""Folders without weights, described for random ones."""
+"""Folders without weights, described for random weights."""
 
 from pathlib import Path
 
@@ -26,13 +26,13 @@ def test_a_config_alone_is_a_dummy(tmp_path: Path) -> None:
 
 
 def test_a_dummy_does_not_look_at_weights(tmp_path: Path) -> None:
-    """Weights that lie there, of whatever shape, are not read."""
+    """Weights in the folder, of whatever shape, are not read."""
     folder = write_folder(tmp_path, {"intermediate_size": 20})
     assert describe(folder, "dummy").config.intermediate_size == 20
 
 
 def test_a_dummy_without_a_tokenizer_cannot_serve_text(tmp_path: Path) -> None:
-    """Loading the tokenizer says that it is missing and needed."""
+    """A missing tokenizer is an error when it is loaded."""
     folder = write_folder(tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.json does not exist, and text cannot be served"):
@@ -40,6 +40,6 @@ def test_a_dummy_without_a_tokenizer_cannot_serve_text(tmp_path: Path) -> None:
 
 
 def test_a_dummy_is_made_of_a_folder(tmp_path: Path) -> None:
-    """A GGUF file has its weights within: asking for random ones is an error."""
-    with pytest.raises(ModelError, match="load_format 'dummy' wants a folder"):
+    """Random weights for a GGUF file, which has its own, are an error."""
+    with pytest.raises(ModelError, match="load_format 'dummy' needs a folder"):
         describe(write_gguf(tmp_path / "a.gguf"), "dummy")

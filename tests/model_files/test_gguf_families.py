@@ -87,7 +87,7 @@ def written(folder: Path, family: str) -> ModelDescription:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_architecture_is_described(tmp_path: Path, family: str) -> None:
-    """Metadata in llama.cpp's names give the config that they were written from."""
+    """Metadata with llama.cpp's names give the config that they were written from."""
     description = written(tmp_path, family)
     assert replace(description.config, norm_eps=1e-5) == FAMILIES[family][1]
     assert description.config.norm_eps == pytest.approx(1e-5)
@@ -106,7 +106,7 @@ def test_names_are_llama_cpps(tmp_path: Path, family: str) -> None:
 
 
 def test_experts_lie_stacked(tmp_path: Path) -> None:
-    """Each expert's weight is one of a stack over all experts, by its number."""
+    """Each expert's weight is a slice, by its number, of a tensor that stacks all experts."""
     specs = {spec.name: spec for spec in written(tmp_path, "qwen3moe").tensors}
     down = specs["model.layers.1.mlp.experts.3.down_proj.weight"]
     assert (down.stored_name, down.stored_shape, down.expert) == ("blk.1.ffn_down_exps.weight", (4, 8, 6), 3)
@@ -118,7 +118,7 @@ def test_experts_lie_stacked(tmp_path: Path) -> None:
     [("llama", (0, 2, 1, 3)), ("mixtral", (0, 2, 1, 3)), ("qwen2", ()), ("phi3", ()), ("phi4-mini", (0, 2, 1, 3))],
 )
 def test_only_query_and_keys_are_reordered(tmp_path: Path, family: str, rows: tuple[int, ...]) -> None:
-    """Files called llama have a head's pairs beside each other; the others do not, unless a part of a head turns."""
+    """Files of architecture llama have a head's pairs side by side; others reorder rows only for partial RoPE."""
     for spec in written(tmp_path, family).tensors:
         assert spec.head_rows == (rows if "q_proj" in spec.name or "k_proj" in spec.name else ())
 
@@ -152,7 +152,7 @@ def test_phi3s_fused_tensors_are_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, architecture: str, metadata: Metadata, problem: str) -> None:
-    """Metadata that ask for other maths are refused in one line with the key and its value."""
+    """Metadata of unsupported mathematics are refused in one line with the key and its value."""
     path = write_gguf(tmp_path / "a.gguf", architecture=architecture, metadata=metadata)
     with pytest.raises(ModelError, match=problem) as caught:
         describe(path)
@@ -167,20 +167,20 @@ def test_one_set_of_factors_alone_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_extra_tensor_is_named(tmp_path: Path) -> None:
-    """A tensor that the decoder has no use for is refused: the file may be of another model."""
+    """A tensor that the decoder does not use is refused, because the file may be of another model."""
     path = write_gguf(tmp_path / "a.gguf", extra_tensor="blk.0.attn_sinks.weight")
     with pytest.raises(ModelError, match=r"blk\.0\.attn_sinks\.weight is not one of the model's"):
         describe(path)
 
 
 def test_rotary_factors_of_older_files_are_no_extras(tmp_path: Path) -> None:
-    """What older converters wrote of each layer's RoPE is left alone."""
+    """RoPE tensors that older converters wrote for each layer are ignored."""
     describe(write_gguf(tmp_path / "a.gguf", extra_tensor="blk.0.attn_rot_embd.weight"))
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 def test_usual_quantizations_are_described(tmp_path: Path, kind: str) -> None:
-    """The common ways to store numbers pass."""
+    """The common number formats are accepted."""
     config = tiny_config(hidden_size=256)
     path = write_gguf(tmp_path / "a.gguf", config, gate_type=GGMLQuantizationType[kind])
     assert describe(path).config.hidden_size == 256
@@ -188,7 +188,7 @@ def test_usual_quantizations_are_described(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Q2_K", "IQ4_XS", "MXFP4"])
 def test_another_quantization_is_named(tmp_path: Path, kind: str) -> None:
-    """A tensor whose numbers are stored in a way that is not read is refused by its name and type."""
+    """A tensor of an unsupported number format is refused by its name and type."""
     config = tiny_config(hidden_size=256)
     path = write_gguf(tmp_path / "a.gguf", config, gate_type=GGMLQuantizationType[kind])
     with pytest.raises(ModelError, match=rf"blk\.0\.ffn_gate\.weight has type {kind}; supported: F32"):
@@ -196,7 +196,7 @@ def test_another_quantization_is_named(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_part_of_a_split_file_says_so(tmp_path: Path) -> None:
-    """One of several parts is refused with what to do about it."""
+    """A file that is one of several parts is refused, and the error says what to do."""
     path = write_gguf(tmp_path / "a-00001-of-00002.gguf", num_parts=2)
     with pytest.raises(ModelError, match="one of several parts; merge them"):
         describe(path)

@@ -1,4 +1,4 @@
-"""Reading GGUF files, whole and damaged."""
+"""Reading GGUF files, complete and damaged."""
 
 import struct
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_the_default_models_header_gives_its_published_shape(default_description
 
 
 def test_a_written_file_is_read_back(tmp_path: Path) -> None:
-    """What the gguf package writes is described with the same numbers."""
+    """A file that the gguf package wrote is described with the same numbers."""
     description = describe(write_gguf(tmp_path / "tiny-Q4_K_M.gguf"))
     assert description.config == tiny_config(norm_eps=description.config.norm_eps)
     assert description.config.norm_eps == pytest.approx(1e-5)
@@ -89,7 +89,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_garbage_is_one_line(tmp_path: Path, content: bytes, problem: str) -> None:
-    """A file that is no GGUF, or claims absurd sizes, is refused in one line and at once."""
+    """A file that is not GGUF, or claims absurd sizes, is refused in one line and at once."""
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=problem) as caught:
@@ -98,7 +98,7 @@ def test_garbage_is_one_line(tmp_path: Path, content: bytes, problem: str) -> No
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    """Cut anywhere, a file is refused with ModelError, and with nothing else."""
+    """A file that is cut anywhere is refused with ModelError, and with no other exception."""
     whole = write_gguf(tmp_path / "tiny.gguf").read_bytes()
     cut = tmp_path / "cut.gguf"
     for length in [*range(0, len(whole) - 64, 97), *range(len(whole) - 64, len(whole) - 32)]:

@@ -184,14 +184,14 @@ def write_model(folder: Path, config: transformers.PreTrainedConfig) -> Path:
 
 
 def change_config(folder: Path, **changes: object) -> None:
-    """Set keys of a folder's config.json; None takes them out."""
+    """Set keys of a folder's config.json; None removes them."""
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8")) | changes
     raw = {key: value for key, value in raw.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(raw), encoding="utf-8")
 
 
 def read(description: ModelDescription, name: str) -> "np.ndarray":
-    """A tensor, put together as its TensorSpec says, from float32 safetensors."""
+    """A tensor, assembled from float32 safetensors according to its TensorSpec."""
     spec: TensorSpec = next(spec for spec in description.tensors if spec.name == name)
     stored = load_file(description.weight_files[0])[spec.stored_name]
     part = stored if spec.expert is None else stored[spec.expert]
@@ -232,7 +232,7 @@ def test_fused_tensors_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_turning_part_of_a_head_comes_first_in_each_half(tmp_path: Path) -> None:
-    """Where RoPE turns 6 of 8 dimensions, rows 0-2 and 3-5 of each head become the beginnings of its halves."""
+    """If RoPE rotates 6 of 8 dimensions, rows 0-2 and 3-5 of each head become the beginnings of its halves."""
     description = describe(write_model(tmp_path / "model", FAMILIES["phi4-mini"][0]))
     stored = load_file(description.weight_files[0])["model.layers.0.self_attn.qkv_proj.weight"]
     keys = read(description, "model.layers.0.self_attn.k_proj.weight")
@@ -242,7 +242,7 @@ def test_the_turning_part_of_a_head_comes_first_in_each_half(tmp_path: Path) -> 
 
 
 def test_gemmas_gains_are_counted_from_one(tmp_path: Path) -> None:
-    """All of Gemma's norms, those of query and keys too, and nothing else, have one added."""
+    """One is added to all of Gemma's norms, those of queries and keys too, and to no other tensor."""
     description = describe(write_model(tmp_path / "model", FAMILIES["gemma3"][0]))
     with_one = {spec.name for spec in description.tensors if spec.addend == 1.0}
     assert with_one == {spec.name for spec in description.tensors if len(spec.shape) == 1}
@@ -250,7 +250,7 @@ def test_gemmas_gains_are_counted_from_one(tmp_path: Path) -> None:
 
 
 def test_several_files_are_one_model(tmp_path: Path) -> None:
-    """Sharded safetensors are read by their index, and a missing one of them is named."""
+    """Sharded safetensors are read by their index, and the error for a missing one names it."""
     folder = write_model(tmp_path / "model", FAMILIES["qwen3_moe"][0])
     whole = describe(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -265,7 +265,7 @@ def test_several_files_are_one_model(tmp_path: Path) -> None:
 
 
 def test_gemma3_as_transformers_4_wrote_it(tmp_path: Path) -> None:
-    """Two bases beside each other, a scaling for full attention, and a pattern in place of the layers' kinds."""
+    """Older files have two RoPE bases, a scaling for full attention, and a pattern instead of the layers' kinds."""
     folder = write_model(tmp_path / "model", FAMILIES["gemma3"][0])
     scaling = {"rope_type": "linear", "factor": 8.0}
     change_config(
@@ -297,7 +297,7 @@ def test_a_published_gemma3_leaves_out_what_all_have(tmp_path: Path) -> None:
 
 
 def test_gemma3s_text_is_found_wherever_it_lies(tmp_path: Path) -> None:
-    """The text decoder beside a vision tower is found under either of the names that transformers has had for it."""
+    """The text decoder beside a vision tower is found under both names that transformers has used for it."""
     folder = write_model(tmp_path / "model", FAMILIES["gemma3 beside a vision tower"][0])
     tensors = {
         f"model.{name}".replace("model.language_model.model.", "model.language_model."): tensor
@@ -309,7 +309,7 @@ def test_gemma3s_text_is_found_wherever_it_lies(tmp_path: Path) -> None:
 
 
 def test_phi3s_older_spelling_of_longrope(tmp_path: Path) -> None:
-    """rope_scaling of type ``su``, with the trained context beside it, is longrope."""
+    """rope_scaling of type ``su`` is longrope, and the trained context is beside it in the config."""
     folder = write_model(tmp_path / "model", FAMILIES["phi3"][0])
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     change_config(
@@ -348,7 +348,7 @@ def test_phi3s_older_spelling_of_longrope(tmp_path: Path) -> None:
         ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine False is not supported"),
         ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16 is not supported; supported: 32"),
         ("opt", {"activation_function": "gelu"}, "activation_function 'gelu' is not supported; supported: relu"),
-        ("opt", {"num_attention_heads": 5}, "5 heads do not share 32 dimensions evenly"),
+        ("opt", {"num_attention_heads": 5}, "5 heads do not divide 32 dimensions evenly"),
         ("phi3", {"rope_parameters": LONGROPE}, "short_factor must be 4 positive numbers"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [0.0] * 4}}, "short_factor must be 4 positive"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [10**400] * 4}}, "short_factor must be a list"),
@@ -358,7 +358,7 @@ def test_phi3s_older_spelling_of_longrope(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, family: str, changes: dict[str, object], problem: str) -> None:
-    """A config that asks for other maths is refused in one line with the key and its value."""
+    """A config of unsupported mathematics is refused in one line with the key and its value."""
     folder = write_model(tmp_path / "model", FAMILIES[family][0])
     change_config(folder, **changes)
     with pytest.raises(ModelError, match=problem) as caught:
@@ -367,14 +367,14 @@ def test_what_is_not_supported_is_named(tmp_path: Path, family: str, changes: di
 
 
 def test_an_extra_tensor_is_named(tmp_path: Path) -> None:
-    """A tensor that the decoder has no use for is refused: the config may tell of another model."""
+    """A tensor that the decoder does not use is refused, because the config may be of another model."""
     folder = write_folder(tmp_path, extra_tensors={"model.layers.0.self_attn.sinks": np.zeros(2, np.float32)})
     with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn\.sinks is not one of the model's"):
         describe(folder)
 
 
 def test_what_transformers_ignores_is_ignored(tmp_path: Path) -> None:
-    """Rotary buffers, and a head beside tied embeddings, may lie in the file, whatever their type."""
+    """The file may have rotary buffers, and a head beside tied embeddings, of any type."""
     folder = write_folder(
         tmp_path,
         {"tie_word_embeddings": True},
@@ -385,12 +385,12 @@ def test_what_transformers_ignores_is_ignored(tmp_path: Path) -> None:
 
 
 def test_a_tensor_of_integers_is_named(tmp_path: Path) -> None:
-    """Weights that are no floats, as quantized ones are not, are refused by name and type."""
+    """Weights that are not floats, such as quantized ones, are refused by name and type."""
     folder = write_folder(tmp_path)
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"tensor model\.norm\.weight holds I8; supported: F64, F32, F16, BF16"):
+    with pytest.raises(ModelError, match=r"tensor model\.norm\.weight has type I8; supported: F64, F32, F16, BF16"):
         describe(folder)
 
 
@@ -410,7 +410,7 @@ JSON_VALUES = st.one_of(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(family=st.sampled_from(sorted(FAMILIES)), data=st.data())
 def test_a_changed_config_never_escapes_as_another_exception(tmp_path: Path, family: str, data: st.DataObject) -> None:
-    """Whatever values stand in a config, it is described, or ModelError refuses it."""
+    """Whatever values a config has, it is described, or ModelError refuses it."""
     raw = FAMILIES[family][0].to_dict()
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.sampled_from(sorted(raw)))] = data.draw(JSON_VALUES)

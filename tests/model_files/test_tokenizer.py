@@ -77,7 +77,7 @@ def test_any_text_is_encoded_as_transformers(default_tokenizer: Tokenizer, refer
 
 @pytest.mark.model
 def test_special_tokens_in_text_are_special(default_tokenizer: Tokenizer) -> None:
-    """A special token spelt in a text is that token, and no part of the decoded answer."""
+    """The text of a special token becomes that token, and is not part of the decoded answer."""
     ids = default_tokenizer.encode("a<|im_end|>b")
     assert 2 in ids
     assert 2 in default_tokenizer.special_token_ids
@@ -94,7 +94,7 @@ def test_ids_without_a_token_give_nothing(default_tokenizer: Tokenizer) -> None:
 
 @pytest.mark.model
 def test_lone_surrogates_are_encoded(default_tokenizer: Tokenizer) -> None:
-    """A lone surrogate, which JSON can carry, is a question mark and no error."""
+    """A lone surrogate, which JSON can contain, becomes a question mark, not an error."""
     assert default_tokenizer.decode(default_tokenizer.encode("a\ud800b")) == "a?b"
 
 
@@ -104,7 +104,7 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> ModelDescription:
 
 
 def test_sentencepiece_merges_by_score(sentencepiece: ModelDescription) -> None:
-    """Best-scored pieces win, bos comes first, and what has no piece falls back to bytes."""
+    """The best-scored pieces are merged, bos comes first, and text without a piece falls back to bytes."""
     tokenizer = load_tokenizer(sentencepiece)
     names = [SENTENCEPIECE_TOKENS[token_id] for token_id in tokenizer.encode("hello world é")]
     assert names == ["<s>", "▁hello", "▁world", "▁", "<0xC3>", "<0xA9>"]
@@ -115,7 +115,7 @@ def test_sentencepiece_merges_by_score(sentencepiece: ModelDescription) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, len(SENTENCEPIECE_TOKENS) - 1), max_size=30))
 def test_byte_fallback_decodes_as_the_library(sentencepiece: ModelDescription, ids: list[int]) -> None:
-    """Wherever the library finds whole characters, ours is the same text."""
+    """If all characters are complete, our text is the library's."""
     expected = build_tokenizer(sentencepiece).decode(ids, skip_special_tokens=True)
     text = load_tokenizer(sentencepiece).decode(ids)
     assert text == expected or ("\ufffd" in expected and "\ufffd" in text)
@@ -142,12 +142,12 @@ _WITHOUT_DECODER = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab
         ("", "not valid JSON"),
         ("{}", "cannot be read as a tokenizer"),
         ('{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}', "cannot be read as a tokenizer"),
-        (_WITHOUT_DECODER, "there is no decoder"),
+        (_WITHOUT_DECODER, "the decoder is missing"),
         (_WITHOUT_DECODER[:-1] + ', "decoder": {"type": "WordPiece", "prefix": "#", "cleanup": true}}', "WordPiece"),
     ],
 )
 def test_a_damaged_tokenizer_file_is_one_line(tmp_path: Path, content: str, problem: str) -> None:
-    """tokenizer.json that is damaged, or decodes in a way we do not know, is refused."""
+    """A tokenizer.json that is damaged, or has an unknown decoder, is refused."""
     description = describe(write_folder(tmp_path, tokenizer=content))
     with pytest.raises(ModelError, match=problem) as caught:
         load_tokenizer(description)
@@ -183,7 +183,7 @@ def _byte_level(sentencepiece: ModelDescription, **changes: object) -> Tokenizer
 def test_each_pre_tokenizer_splits_digits_its_own_way(
     sentencepiece: ModelDescription, pre: str, expected: list[str]
 ) -> None:
-    """Some group three digits, some take one, GPT-2 takes all; only Llama 3's and Mistral's begin with bos."""
+    """Splits differ in how many digits form a word; only Llama 3's and Mistral's prompts begin with bos."""
     tokens: Any = _BYTE_LEVEL["tokenizer.ggml.tokens"]
     ids = _byte_level(sentencepiece, pre=pre).encode("12312 a")
     assert [tokens[token_id] for token_id in ids] == expected
@@ -200,7 +200,7 @@ def test_each_pre_tokenizer_splits_digits_its_own_way(
 def test_each_pre_tokenizer_splits_words_its_own_way(
     sentencepiece: ModelDescription, pre: str, expected: list[str]
 ) -> None:
-    """GPT-4o and Mistral part words at capitals, and only GPT-4o keeps a contraction with its word."""
+    """GPT-4o and Mistral split words at capitals, and only GPT-4o keeps a contraction with its word."""
     tokens = [*"aBbs'", "aB", "ab", "B'", "B's", "'s"]
     merges = ["a B", "a b", "B '", "B' s", "' s"]
     changes = {"tokens": tokens, "token_type": [1] * len(tokens), "merges": merges, "add_bos_token": False}
@@ -231,8 +231,8 @@ def test_user_defined_pieces_go_first_in_gemmas_vocabulary(sentencepiece: ModelD
     [
         ({"pre": "mystery"}, "pre-tokenizer 'mystery' is not supported; supported: default, gpt-2"),
         ({"model": "t5"}, "tokenizer 't5' is not supported; supported: gpt2, llama"),
-        ({"merges": ["1 z"]}, "names no token"),
-        ({"merges": ["12"]}, "names no token"),
+        ({"merges": ["1 z"]}, "is not made of tokens"),
+        ({"merges": ["12"]}, "is not made of tokens"),
         ({"merges": None}, "merges is missing"),
         ({"tokens": ["a", "a"], "token_type": [1, 1]}, "are the same"),
         ({"tokens": []}, "empty"),
@@ -243,6 +243,6 @@ def test_user_defined_pieces_go_first_in_gemmas_vocabulary(sentencepiece: ModelD
 def test_damaged_tokenizer_metadata_is_one_line(
     sentencepiece: ModelDescription, changes: dict[str, object], problem: str
 ) -> None:
-    """Vocabularies and merges that do not fit together are refused by name."""
+    """Inconsistent vocabularies and merges are refused by name."""
     with pytest.raises(ModelError, match=problem):
         _byte_level(sentencepiece, **changes)

@@ -106,9 +106,9 @@ class _TimedSessions(GatewayState):
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         if isinstance(message, PeerDown):
             self.noticed_s[message.peer.name] = time.monotonic()
-        num_before = self.num_handed_over
+        num_before = self.counts.num_handed_over
         effects = super().handle(message, now, sender)
-        if self.num_handed_over > num_before:
+        if self.counts.num_handed_over > num_before:
             for effect in effects:
                 if isinstance(effect, Send) and isinstance(effect.message, Start):
                     self._on_handed_over(effect.message)
@@ -239,7 +239,7 @@ class Pair:
 
     def reports(self) -> dict[str, LoadReport]:
         """What each worker reported last."""
-        return {peer.name: report for peer, report in self._sessions.loads.items()}
+        return {peer.name: report for peer, report in self._sessions.peers.loads.items()}
 
     async def fresh_reports(self) -> dict[str, LoadReport]:
         """What each worker reports next but one: a report that was on its way may be of what was before.

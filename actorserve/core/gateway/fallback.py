@@ -1,62 +1,79 @@
-"""Who places a gateway's requests while the coordinator is gone: the gateway itself.
+"""Placement by the gateway itself, while the coordinator is gone.
 
-By the coordinator's own rule (``core.placement.dispatch``), from the loads that workers last reported and an account of
-what this gateway has sent since. What others send meanwhile shows only in the reports, so together they may send a
-worker more than it has room for; there it waits, or is refused and placed anew.
+The gateway applies the coordinator's own rule (``core.placement.dispatch``) to the load reports that workers send, and
+counts the requests that it has sent since. What other gateways send shows only in later reports. So together the
+gateways may send a worker more than it has memory for; there a request waits, or is refused and placed again.
 
-Whoever finds no room waits in its session, the more urgent first and then the earlier. A short outage needs no feedback
-queue, nor instances that are kept for long requests: shorter ones may pass them.
+A request that finds no room waits in its session: first by priority, then by arrival. A short outage needs neither a
+feedback queue nor instances reserved for long requests, so shorter requests may pass longer ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
+from math import inf
 
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.peers import KnownPeers
+from actorserve.core.gateway.session import Session, SessionStage
 from actorserve.core.messages import LOCAL, LoadReport, Peer, Place, WorkerInfo
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 
 
 class FallbackPlacer:
-    """Knows ``workers`` and what they last reported, and places by it. Made anew each time the coordinator goes."""
+    """Places requests on the workers that the gateway knows. Made anew each time that the coordinator goes."""
 
-    def __init__(
-        self,
-        workers: Mapping[Peer, WorkerInfo],
-        loads: Mapping[Peer, LoadReport],
-        max_queue: int,
-        placement_ttl_s: float,
-        now: float,
-    ) -> None:
-        self._fleet = Fleet(max_queue, placement_ttl_s)
-        for peer, worker in workers.items():
-            self.meet(peer, worker)
-        for peer, report in loads.items():
+    def __init__(self, config: GatewayConfig, peers: KnownPeers, now: float) -> None:
+        self._fleet = Fleet(config.max_queue_per_instance, config.placement_ttl_s)
+        self._min_scan_interval_s = config.retry_slack_s
+        self._next_scan_s = -inf
+        self._shortest_waiting_tokens = -inf  # no waiting session is shorter
+        for peer, worker in peers.workers.items():
+            self.add_worker(peer, worker)
+        for peer, report in peers.loads.items():
             self.on_report(peer, report, now)
 
-    @property
-    def room_tokens(self) -> int:
-        """No request longer than this finds a place now; negative where none does."""
-        return self._fleet.room_tokens
-
-    @property
-    def largest_tokens(self) -> int | None:
-        """No worker that is there ever holds a longer request, however empty; None while none is there."""
-        return self._fleet.largest_tokens
-
-    def meet(self, peer: Peer, worker: WorkerInfo) -> None:
-        """It gets requests from its first report on."""
+    def add_worker(self, peer: Peer, worker: WorkerInfo) -> None:
+        """The worker gets requests from its first report on."""
         self._fleet.add(NewInstance(peer, worker.kind, worker.model))
 
-    def lose(self, peer: Peer) -> None:
-        """Whoever was placed there is to be placed anew. Unknown ones are ignored."""
+    def remove_worker(self, peer: Peer) -> None:
+        """The worker gets no more requests. An unknown peer is ignored."""
         self._fleet.remove(peer)
 
     def on_report(self, peer: Peer, report: LoadReport, now: float) -> None:
         if peer in self._fleet.instances:
             self._fleet.on_report(peer, report, now)
 
+    def is_too_large(self, num_tokens: int) -> bool:
+        """Whether no worker that is up could ever hold so many tokens, however empty. False while no worker is up."""
+        largest_tokens = self._fleet.largest_tokens
+        return largest_tokens is not None and num_tokens > largest_tokens
+
     def place(self, place: Place, now: float) -> Peer | None:
-        """The worker to start the request on, counted as sent there; None where none has room for it now."""
+        """The worker to start the request on, which then counts as sent there. None if no worker has room for it."""
         self._fleet.expire(now)
         self._fleet.forget(place.request_id, place.epoch)
         view = self._fleet.choose(place)
-        return None if view is None else self._fleet.place(view, LOCAL, place, now).instance
+        if view is None:
+            self._shortest_waiting_tokens = min(self._shortest_waiting_tokens, place.num_tokens)
+            return None
+        return self._fleet.place(view, LOCAL, place, now).instance
+
+    def sessions_that_may_fit(self, sessions: Iterable[Session], now: float) -> Iterator[Session]:
+        """The waiting sessions to place now, the most urgent first and then the earliest. Place each before the next.
+
+        A scan of thousands of waiting sessions is costly. So it is skipped if none of them can fit, and just after
+        another scan, because reports of several workers arrive at nearly the same time. The next report or its own
+        retry serves a session that is skipped.
+        """
+        if now < self._next_scan_s or self._fleet.room_tokens < self._shortest_waiting_tokens:
+            return
+        self._shortest_waiting_tokens = inf
+        waiting = [session for session in sessions if session.stage is SessionStage.PLACING]
+        if waiting:
+            self._next_scan_s = now + self._min_scan_interval_s
+        for session in sorted(waiting, key=lambda session: session.spec.priority):
+            if session.num_tokens <= self._fleet.room_tokens:
+                yield session
+            else:
+                self._shortest_waiting_tokens = min(self._shortest_waiting_tokens, session.num_tokens)

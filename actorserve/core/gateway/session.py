@@ -1,48 +1,98 @@
-"""One client's request as its gateway holds it (``core.gateway.state``)."""
+"""One client's request, as its gateway holds it (``core.gateway.state``)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from typing import Self
 
-from actorserve.core.messages import Attained, Checkpointed, HandOver, MigrationId, Peer, RequestSpec
+from actorserve.core.messages import (
+    Attained,
+    Checkpointed,
+    HandOver,
+    MigrationId,
+    Peer,
+    Place,
+    RequestSpec,
+    Start,
+)
+from actorserve.core.placement.prefix_map import prefix_names
 
 
 class SessionStage(Enum):
-    """Where a session's request is."""
+    """How far the current epoch of a session has come."""
 
-    PLACING = auto()  # with the coordinator, or its stand-in; no worker knows this epoch
-    STARTING = auto()  # sent to a worker that has not answered
-    RUNNING = auto()  # a worker owns it
+    PLACING = auto()  # the coordinator or the fallback chooses a worker; no worker knows this epoch
+    STARTING = auto()  # Start was sent to a worker that has not answered
+    RUNNING = auto()  # a worker owns the request
 
 
 @dataclass(slots=True)
 class Session:
     """One request's life at the gateway.
 
-    Its patience counts from ``patient_from_s``: since it came, lost its owner, or was last served. ``served_at_s`` is
-    when it was last served, or came; of the time since then, ``waited_s`` passed under earlier epochs, and ``queued_s``
-    in the coordinator's queue under this one.
+    The search for a worker is bounded from ``patient_from_s`` on: when the request came, lost its owner, or last got a
+    token. ``served_at_s`` is when the request last got a token, or came. Of the time since then, ``waited_s`` passed
+    under earlier epochs, and ``queued_s`` in the coordinator's queue under this epoch.
     """
 
     spec: RequestSpec
     patient_from_s: float
     served_at_s: float
     retry_at_s: float
+    output: list[int]
+    prefix_names: tuple[str, ...]
     epoch: int = 1
     stage: SessionStage = SessionStage.PLACING
-    instance: Peer | None = None
+    instance: Peer | None = None  # the owner; while PLACING, a chosen worker that this gateway has not met
     kind: str = ""  # of the worker that made the tokens so far
     avoid: Peer | None = None
     waited_s: float = 0.0
-    attained: Attained = field(default_factory=Attained)  # at the owner that gave it back
+    attained: Attained = field(default_factory=Attained)  # at the owner that gave the request back
     queued_s: float = 0.0
-    output: list[int] = field(default_factory=list)
-    resend_asked_s: float | None = None
-    migration: MigrationId | None = None  # that copied its KV to the owner of this epoch
-    handing_over: HandOver | None = None  # asked for by the owner; tokens that it made are still on their way
-    checkpointed: Checkpointed | None = None  # who has checkpoints of its KV under this epoch
-    prefix_names: tuple[str, ...] = ()
+    resend_requested_s: float | None = None
+    migration: MigrationId | None = None  # the migration that copied the KV to this epoch's owner
+    hand_over: HandOver | None = None  # the owner asked for it, and some of its tokens have not arrived yet
+    checkpointed: Checkpointed | None = None  # where checkpoints of this epoch's KV are
+
+    @classmethod
+    def opened(cls, spec: RequestSpec, now: float) -> Self:
+        """The session of a request that has just come."""
+        return cls(
+            spec,
+            patient_from_s=now,
+            served_at_s=now,
+            retry_at_s=now,
+            output=list(spec.output_token_ids),
+            prefix_names=prefix_names(spec),
+        )
 
     @property
     def num_tokens(self) -> int:
-        """What must be prefilled: prompt and output so far."""
+        """What a worker must prefill: prompt and output so far."""
         return len(self.spec.prompt_token_ids) + len(self.output)
+
+    def begin_epoch(self, now: float) -> None:
+        """From now on the request has no owner. It keeps the tokens that its client has."""
+        self.epoch += 1
+        self.instance = None
+        self.resend_requested_s = None
+        self.migration = self.hand_over = self.checkpointed = None
+        self.waited_s = now - self.served_at_s
+
+    def place_message(self, avoid_once: Peer | None = None) -> Place:
+        """The request for a worker. This one message avoids ``avoid_once``; its repeats avoid only ``avoid``."""
+        return Place(
+            self.spec.request_id,
+            self.epoch,
+            num_tokens=self.num_tokens,
+            priority=self.spec.priority,
+            kind=self.kind,
+            avoid=avoid_once or self.avoid,
+            waited_s=self.waited_s,
+            prefix_names=self.prefix_names,
+        )
+
+    def start_message(self) -> Start:
+        """The request as its next owner needs it: with all output so far, and with the time that it has waited."""
+        spec = replace(self.spec, output_token_ids=tuple(self.output))
+        attained = replace(self.attained, waited_s=self.waited_s + self.queued_s)
+        return Start(self.epoch, spec, attained, self.migration)

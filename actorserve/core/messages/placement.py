@@ -9,11 +9,11 @@ from actorserve.core.messages.values import NEWCOMER, Attained, Peer, RefusalRea
 class Place:
     """g -> c: choose an instance for this request. Repeatable: the same (request, epoch) gets the same answer.
 
-    ``num_tokens`` counts what must be prefilled (prompt and output so far). ``kind`` is the kind that made the tokens
-    so far ("" when there are none): an instance of that kind is preferred, so that the answer does not change.
-    ``avoid`` is the instance that just failed this request, which the coordinator may not have noticed yet.
-    ``waited_s`` is how long it has waited elsewhere since it came or got its last token. ``prefix_names`` are those of
-    the prompt's beginnings, the shortest first (``core.placement.prefix_map``).
+    ``num_tokens`` counts what must be prefilled (prompt and output so far). ``kind`` is the kind of worker that made
+    the tokens so far ("" if there are none): an instance of that kind is preferred, so that the answer does not change.
+    ``avoid`` is an instance that has just failed this request, which the coordinator may not have noticed yet.
+    ``waited_s`` is how long the request has waited elsewhere since it came or got its last token. ``prefix_names`` name
+    the prompt's prefixes, the shortest first (``core.placement.prefix_map``).
     """
 
     request_id: str
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """c -> g: start it there. ``waited_s`` is how long it waited in the cluster's queue."""
+    """c -> g: start the request on ``instance``. It waited ``waited_s`` in the cluster's queue."""
 
     request_id: str
     epoch: int
@@ -38,8 +38,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """c -> g, w -> g: not taken, or given back, and nothing is held for it. What was given back is repeated until the
-    gateway releases it, and has ``attained`` so much here.
+    """c -> g, w -> g: the sender does not accept the request, or gives it up, and holds nothing for it.
+
+    A worker repeats this until the gateway releases the request. ``attained`` is what the request got on that worker.
     """
 
     request_id: str
@@ -51,7 +52,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unplace:
-    """g -> c: the client left before the request was started; forget it."""
+    """g -> c: forget this placement of the request: it has ended, or goes elsewhere."""
 
     request_id: str
     epoch: int

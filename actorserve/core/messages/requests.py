@@ -1,4 +1,4 @@
-"""Messages: a request's life on a worker, and a client's with its gateway."""
+"""Messages about one request: between its gateway and its worker, and from its client to the gateway's core."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from actorserve.core.messages.values import NEWCOMER, Attained, FinishReason, Mi
 class Start:
     """g -> w: own this request under ``epoch``. A repeat is answered again; an older epoch is dropped.
 
-    ``migration``: its last owner handed it over, and its KV was copied here under this name.
+    ``migration`` is set if the last owner handed the request over and its KV was copied to the receiver under this id.
     """
 
     epoch: int
@@ -20,7 +20,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """w -> g: the request is mine (queued or running)."""
+    """w -> g: the worker owns the request, which is queued or running."""
 
     request_id: str
     epoch: int
@@ -30,9 +30,9 @@ class Started:
 class Tokens:
     """w -> g: one iteration's output for all of a gateway's requests, as parallel columns.
 
-    ``positions`` are output positions (0 is the first generated token). ``logprobs`` is empty, or one entry a row.
-    ``num_cached_tokens`` is empty, or says at each row of position 0 how many of the prompt's tokens were found in the
-    prefix cache (0 at other rows).
+    ``positions`` are output positions (0 is the first generated token). ``logprobs`` is empty, or has one entry per
+    row. ``num_cached_tokens`` is empty, or has the number of prompt tokens found in the prefix cache in each row of
+    position 0, and 0 in other rows.
     """
 
     request_ids: tuple[str, ...]
@@ -45,7 +45,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """w -> g: no more tokens; ``num_output_tokens`` were made in all. Repeated until the gateway releases it."""
+    """w -> g: no more tokens; ``num_output_tokens`` is their total. Repeated until the gateway releases the request."""
 
     request_id: str
     epoch: int
@@ -55,9 +55,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """g -> w: I want nothing more of this request at this or any older epoch: forget it and free its blocks.
+    """g -> w: forget the request under this and any older epoch, and free its blocks.
 
-    One message for every ending: the acknowledgement of Finished, a stop string, a client that left, and the fencing
+    One message serves every ending: the acknowledgement of Finished, a stop string, a client that left, and the fencing
     of an owner that was thought dead.
     """
 
@@ -67,7 +67,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """g -> w: tokens from output position ``from_position`` on never arrived."""
+    """g -> w: send the tokens from output position ``from_position`` on again."""
 
     request_id: str
     epoch: int
@@ -76,13 +76,13 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Local: a client's request has come."""
+    """Local: a client's request has arrived."""
 
     request: RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Local: the client wants nothing more (it left, or a stop string ended the text)."""
+    """Local: the client wants nothing more of the request: it left, or a stop string ended the text."""
 
     request_id: str

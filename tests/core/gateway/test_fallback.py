@@ -1,4 +1,4 @@
-"""While the coordinator is gone gateways place by themselves, and when it is back nobody was served twice."""
+"""While the coordinator is gone gateways place requests themselves, and no request is served twice when it is back."""
 
 from collections import Counter
 
@@ -6,7 +6,6 @@ from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Effect, End, Send
 from actorserve.core.gateway.config import GatewayConfig
-from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Close,
@@ -32,12 +31,9 @@ from actorserve.core.messages import (
     Unplace,
     WorkerInfo,
 )
+from tests.core.harness.gateway import COORDINATOR, MODEL, A, B, ValidatedGateway
 from tests.core.harness.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
 
-COORDINATOR = Peer("coordinator", 1)
-A = Peer("worker-0", 1)
-B = Peer("worker-1", 1)
-MODEL = ModelInfo("m", 100, 1000)
 BLOCK_TOKENS = 4
 BLOCK_BYTES = 10
 NUM_BLOCKS = 10
@@ -51,7 +47,7 @@ def report(
     *,
     draining: bool = False,
 ) -> LoadReport:
-    """Of a worker of ten blocks of four tokens."""
+    """The report of a worker with ten blocks of four tokens."""
     used_bytes = (NUM_BLOCKS - num_free_blocks) * BLOCK_BYTES
     return LoadReport(
         sequence=sequence,
@@ -74,10 +70,10 @@ def spec(name: str, num_blocks: int = 1, priority: int = 0) -> RequestSpec:
     return RequestSpec(name, prompt, SamplingParams(seed=5, max_tokens=10), priority=priority)
 
 
-def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64) -> GatewayState:
-    """Sessions that know these workers, and a coordinator unless they never met one."""
+def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64) -> ValidatedGateway:
+    """Sessions that know these workers, and a coordinator if ``met_coordinator``."""
     config = GatewayConfig(1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0, max_queue_per_instance=max_queue)
-    state = GatewayState(config)
+    state = ValidatedGateway(config)
     if met_coordinator:
         state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for peer, load in reports.items():
@@ -86,15 +82,15 @@ def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, ma
     return state
 
 
-def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> GatewayState:
-    """The same, with the coordinator gone."""
+def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> ValidatedGateway:
+    """Sessions that know these workers, after the coordinator has gone."""
     state = gateway(reports, max_queue=max_queue)
     assert state.handle(PeerDown(COORDINATOR), 0.0) == []
     return state
 
 
 def started(effects: list[Effect]) -> list[tuple[str, Peer, int]]:
-    """Who was started where, and under which epoch."""
+    """Each started request, its worker and its epoch."""
     return [
         (effect.message.request.request_id, effect.to, effect.message.epoch)
         for effect in effects
@@ -103,17 +99,17 @@ def started(effects: list[Effect]) -> list[tuple[str, Peer, int]]:
 
 
 def test_requests_go_to_the_freest_at_once() -> None:
-    """What comes while the coordinator is gone starts at once, on the worker that was the freest by its last report."""
+    """While the coordinator is gone a new request starts at once, on the freest worker by the last reports."""
     state = alone({A: report(num_free_blocks=3), B: report(num_free_blocks=8)})
     assert started(state.handle(Open(spec("r")), 0.1)) == [("r", B, 1)]
     assert state.handle(Started("r", 1), 0.2, B) == []
     assert state.handle(Tick(), 1.2) == []
-    assert state.num_placed_here == 1
+    assert state.counts.num_placed_by_fallback == 1
 
 
-def test_those_whom_the_coordinator_left_waiting_start_when_it_is_gone() -> None:
-    """Requests that have no place yet start when the coordinator dies, the more urgent first, with what they waited,
-    and those that run notice nothing.
+def test_requests_that_wait_start_when_the_coordinator_goes() -> None:
+    """When the coordinator dies, requests without a worker start, the more urgent first, with their waiting times;
+    running ones notice nothing.
     """
     state = gateway({A: report()})
     for name, priority in (("late", 1), ("runs", 0), ("urgent", 0)):
@@ -127,7 +123,7 @@ def test_those_whom_the_coordinator_left_waiting_start_when_it_is_gone() -> None
 
 
 def test_its_own_account_spreads_a_burst() -> None:
-    """Between two reports a burst is spread, for each request that was sent counts, until its room is used up."""
+    """Between two reports a burst is spread until all room is used up, because each sent request counts."""
     state = alone({A: report(), B: report()})
     placed = [started(state.handle(Open(spec(f"r{i}")), 0.0)) for i in range(2 * NUM_BLOCKS + 3)]
     workers = [where[0][1] for where in placed if where]
@@ -137,18 +133,18 @@ def test_its_own_account_spreads_a_burst() -> None:
 
 
 def test_a_bounded_number_waits_at_each_worker() -> None:
-    """No more are sent to a worker than may wait there, however much memory it has."""
+    """A worker gets no more requests than may wait there, however much memory it has."""
     state = alone({A: report(num_waiting=1)}, max_queue=3)
     assert [bool(state.handle(Open(spec(f"r{i}")), 0.0)) for i in range(3)] == [True, True, False]
 
 
-def test_reports_make_room_for_those_who_wait() -> None:
-    """A report of room starts those who wait, by priority and then as they came, and a long one lets others pass."""
+def test_reports_of_room_start_waiting_requests() -> None:
+    """A report of room starts waiting requests by priority and then by arrival; shorter ones pass a long one."""
     state = alone({A: report(num_free_blocks=0)})
     for name, num_blocks, priority in (("low", 1, 5), ("long", 4, 0), ("first", 1, 0), ("second", 1, 0)):
         assert state.handle(Open(spec(name, num_blocks, priority)), 0.0) == []
     assert started(state.handle(report(2, num_free_blocks=1), 0.1, A)) == [("first", A, 1)]
-    # The first one's block is still under way, by the account.
+    # The first request's block still counts as in flight.
     assert state.handle(report(3, num_free_blocks=1), 0.2, A) == []
     assert started(state.handle(report(4, num_free_blocks=2, accepted=("first",)), 0.3, A)) == [
         ("second", A, 1),
@@ -158,9 +154,9 @@ def test_reports_make_room_for_those_who_wait() -> None:
     assert started(effects) == [("long", A, 1)]
 
 
-def test_who_waits_is_looked_through_once_for_reports_that_come_together() -> None:
-    """Reports that follow each other closely have those who wait looked through once, and the next one after a pause
-    finds who was passed over.
+def test_waiting_requests_are_scanned_once_for_reports_that_come_together() -> None:
+    """Reports that follow each other closely cause one scan of the waiting requests. The next report after a pause
+    starts the requests that were skipped.
     """
     state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
     for name in ("first", "second", "third"):
@@ -171,9 +167,9 @@ def test_who_waits_is_looked_through_once_for_reports_that_come_together() -> No
     assert started(state.handle(report(3, num_free_blocks=1), 1.0 + slack_s, B)) == [("second", B, 1)]
 
 
-def test_room_that_nobody_fits_into_has_nobody_looked_at() -> None:
-    """A report of less room than the shortest of those who wait needs costs no look at them, so the next one, however
-    soon it comes, is still heeded.
+def test_room_that_no_request_fits_into_causes_no_scan() -> None:
+    """A report of less room than the shortest waiting request needs causes no scan, so the next report does, however
+    soon it comes.
     """
     state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
     for name, num_blocks in (("long", 5), ("shorter", 3)):
@@ -182,8 +178,8 @@ def test_room_that_nobody_fits_into_has_nobody_looked_at() -> None:
     assert started(state.handle(report(2, num_free_blocks=4), 1.0, B)) == [("shorter", B, 1)]
 
 
-def test_what_no_worker_can_ever_hold_ends_at_once() -> None:
-    """A request longer than any worker's model takes is refused as too large; one of just that length waits."""
+def test_a_request_that_no_worker_can_ever_hold_ends_at_once() -> None:
+    """A request longer than any worker's model allows is refused as too large; one of just that length waits."""
     state = alone({A: report(num_free_blocks=0)})
     most_blocks = MODEL.max_tokens // BLOCK_TOKENS
     effects = state.handle(Open(spec("large", most_blocks + 1)), 0.1)
@@ -209,8 +205,8 @@ def test_half_an_answer_is_not_cut_off_as_too_large() -> None:
     assert started(state.handle(report(), 0.4, back)) == [("answered", back, 2)]
 
 
-def test_what_no_report_confirms_stops_counting() -> None:
-    """A placement that was lost holds no room for ever: after a while those who wait get it."""
+def test_a_placement_that_no_report_confirms_stops_counting() -> None:
+    """A lost placement does not hold its room for ever: after a while a waiting request gets it."""
     state = alone({A: report(num_free_blocks=1)})
     assert started(state.handle(Open(spec("lost")), 0.0)) == [("lost", A, 1)]
     assert state.handle(Open(spec("next")), 0.1) == []
@@ -219,7 +215,7 @@ def test_what_no_report_confirms_stops_counting() -> None:
 
 
 def test_draining_workers_get_nothing() -> None:
-    """Nothing is sent to a worker that drains, nor to one that has not reported."""
+    """A worker that drains gets no requests, and neither does one that has not reported."""
     state = alone({A: report(draining=True), B: report(num_free_blocks=1)})
     state.handle(PeerUp(Peer("worker-2", 1), Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
     assert started(state.handle(Open(spec("r")), 0.0)) == [("r", B, 1)]
@@ -228,7 +224,7 @@ def test_draining_workers_get_nothing() -> None:
 
 
 def test_a_refused_request_goes_elsewhere_under_a_new_epoch() -> None:
-    """Who was refused by a worker that others had filled is released there, and started at another."""
+    """A request that a full worker refuses is released there, and started on another worker."""
     state = alone({A: report(num_free_blocks=5), B: report(num_free_blocks=3)})
     assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
     effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A)
@@ -237,7 +233,7 @@ def test_a_refused_request_goes_elsewhere_under_a_new_epoch() -> None:
 
 
 def test_a_refused_request_takes_no_room() -> None:
-    """Who was refused and fits nowhere else holds no room for itself where it was refused."""
+    """A request that was refused and fits nowhere else holds no room on the worker that refused it."""
     state = alone({A: report(num_free_blocks=1)})
     assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
     assert state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A) == [Send(A, Release("r", 1))]
@@ -254,7 +250,7 @@ def test_a_dead_workers_requests_go_on_elsewhere() -> None:
 
 
 def test_patience_ends_though_reports_come() -> None:
-    """Reports of room that a request cannot have do not keep it waiting beyond its patience; it ends as overload."""
+    """Reports of room on a worker that a request avoids do not prolong its patience; it ends as overload."""
     state = alone({A: report()})
     assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
     assert state.handle(Refused("r", 1, RefusalReason.DRAINING, 1.0), 0.0, A) == [Send(A, Release("r", 1))]
@@ -270,9 +266,9 @@ def test_patience_ends_though_reports_come() -> None:
     assert (ended[0].reason, ended[0].refusal) == (FinishReason.ERROR, RefusalReason.OVERLOADED)
 
 
-def test_when_it_is_back_it_is_asked_for_those_without_a_place_alone() -> None:
-    """The next coordinator places those who wait and who come, and those who were placed stay where they are, whatever
-    it says of them.
+def test_a_new_coordinator_places_only_requests_without_a_worker() -> None:
+    """The next coordinator places waiting and new requests. Requests that the fallback placed stay where they are,
+    whatever the coordinator answers.
     """
     state = alone({A: report(num_free_blocks=1)})
     assert started(state.handle(Open(spec("placed")), 0.0)) == [("placed", A, 1)]
@@ -286,8 +282,8 @@ def test_when_it_is_back_it_is_asked_for_those_without_a_place_alone() -> None:
     assert started(state.handle(Placed("waits", 1, A), 0.6, back)) == [("waits", A, 1)]
 
 
-def test_it_goes_again() -> None:
-    """Each time that the coordinator goes, gateways begin with the latest reports and an empty account."""
+def test_the_coordinator_goes_again() -> None:
+    """Each time that the coordinator goes, gateways begin with the latest reports and no placements in flight."""
     state = alone({A: report(num_free_blocks=1)})
     state.handle(Open(spec("first")), 0.0)
     back = Peer("coordinator", 2)
@@ -298,7 +294,7 @@ def test_it_goes_again() -> None:
 
 
 def test_a_coordinator_that_was_never_met_is_given_retry_s() -> None:
-    """At the start of a cluster requests wait for the coordinator for ``retry_s``, and then are placed without it."""
+    """At a cluster's start requests wait ``retry_s`` for the coordinator, and then are placed without it."""
     state = gateway({A: report()}, met_coordinator=False)
     assert state.handle(Open(spec("r")), 0.5) == []
     assert state.handle(report(2), 1.0, A) == []
@@ -307,8 +303,8 @@ def test_a_coordinator_that_was_never_met_is_given_retry_s() -> None:
     assert started(state.handle(Open(spec("s")), 1.6)) == [("s", A, 1)]
 
 
-def test_who_leaves_before_there_is_room_is_not_started() -> None:
-    """A client that left is not placed by a later report."""
+def test_a_client_that_leaves_before_there_is_room() -> None:
+    """A request whose client has left is not started by a later report."""
     state = alone({A: report(num_free_blocks=0)})
     assert state.handle(Open(spec("r")), 0.0) == []
     assert state.handle(Close("r"), 0.1) == []
@@ -319,7 +315,7 @@ def test_who_leaves_before_there_is_room_is_not_started() -> None:
 
 
 def lose_coordinator(world: World) -> None:
-    """It dies, and everybody notices."""
+    """It dies, and all processes notice."""
     world.kill(COORDINATOR_NAME)
     for survivor, dead in list(world.pending_deaths):
         world.tell_death(survivor, dead)
@@ -332,7 +328,7 @@ def report_loads(world: World) -> None:
 
 
 def owners(world: World) -> Counter[str]:
-    """How many requests each worker has now."""
+    """The number of requests on each worker."""
     return Counter(
         {
             name: len(process.core.requests)
@@ -343,7 +339,7 @@ def owners(world: World) -> Counter[str]:
 
 
 def test_a_cluster_serves_without_its_coordinator() -> None:
-    """Requests that come while the coordinator is gone are spread, and each is served whole, once."""
+    """Requests that come while the coordinator is gone are spread, and each is served completely and once."""
     world = World(num_workers=3, num_gateways=2)
     report_loads(world)
     lose_coordinator(world)
@@ -363,7 +359,7 @@ def test_a_cluster_serves_without_its_coordinator() -> None:
 
 
 def test_draining_workers_are_avoided() -> None:
-    """A worker that drains while the coordinator is gone gets nothing new, and what it had goes on."""
+    """A worker that drains while the coordinator is gone gets no new requests, and finishes those that it has."""
     world = World(num_workers=2)
     report_loads(world)
     lose_coordinator(world)

@@ -1,17 +1,14 @@
-"""Scenarios of the gateway's sessions: who owns a request, and what its client gets."""
+"""Scenarios of the gateway's sessions: which worker owns a request, and what its client gets."""
 
 from dataclasses import replace
 
 from actorserve.core.effects import Available, Deliver, End, Send
-from actorserve.core.gateway.config import GatewayConfig
-from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     Attained,
     Close,
     Finished,
     FinishReason,
     LoadReport,
-    ModelInfo,
     Open,
     Peer,
     PeerDown,
@@ -24,52 +21,14 @@ from actorserve.core.messages import (
     RequestSpec,
     Resend,
     Role,
-    SamplingParams,
     Start,
     Started,
     Tick,
     TokenLogprobs,
     Tokens,
     Unplace,
-    WorkerInfo,
 )
-
-COORDINATOR = Peer("coordinator", 1)
-A = Peer("worker-0", 1)
-B = Peer("worker-1", 1)
-MODEL = ModelInfo("m", 100, 1000)
-SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=5, max_tokens=10))
-
-
-def up(peer: Peer, kind: str = "k") -> PeerUp:
-    return PeerUp(peer, Role.WORKER, WorkerInfo(kind, MODEL))
-
-
-def tokens(epoch: int, position: int, token: int, logprobs: tuple[TokenLogprobs, ...] = ()) -> Tokens:
-    return Tokens(("r",), (epoch,), (position,), (token,), logprobs)
-
-
-def start(epoch: int, output: tuple[int, ...] = (), waited_s: float = 0.0) -> Start:
-    request = RequestSpec("r", (1, 2, 3), SPEC.sampling, output_token_ids=output)
-    return Start(epoch, request, Attained(waited_s=waited_s))
-
-
-def opened(*workers: Peer) -> GatewayState:
-    """Sessions that know the coordinator and ``workers``, with request r placed nowhere yet."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
-    state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
-    for worker in workers:
-        state.handle(up(worker), 0.0)
-    assert state.handle(Open(SPEC), 0.0) == [Send(COORDINATOR, Place("r", 1, 3))]
-    return state
-
-
-def running(*workers: Peer) -> GatewayState:
-    """Like ``opened``, with r running on worker A under epoch 1."""
-    state = opened(*workers)
-    assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1))]
-    assert state.handle(Started("r", 1), 0.0, A) == []
-    return state
+from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, make_gateway, opened, running, start, tokens, up
 
 
 def test_tokens_reach_the_client_once_and_in_order() -> None:
@@ -81,7 +40,7 @@ def test_tokens_reach_the_client_once_and_in_order() -> None:
 
 
 def test_gap_is_asked_for_once_a_retry() -> None:
-    """A token ahead of its turn is not delivered: what is missing is asked for, once per retry_s."""
+    """A token that comes too early is not delivered. The gateway asks for the missing tokens, once per retry_s."""
     state = running(A)
     assert state.handle(tokens(1, 2, 9), 0.0, A) == [Send(A, Resend("r", 1, 0))]
     assert state.handle(tokens(1, 3, 9), 0.1, A) == []
@@ -92,7 +51,7 @@ def test_gap_is_asked_for_once_a_retry() -> None:
 
 
 def test_gap_at_the_next_owner_is_asked_for_at_once() -> None:
-    """What was asked of a dead owner does not keep the next one from being asked."""
+    """A request for missing tokens to a dead owner does not delay the one to the next owner."""
     state = running(A, B)
     state.handle(tokens(1, 2, 9), 0.0, A)
     state.handle(PeerDown(A), 0.1)
@@ -101,7 +60,7 @@ def test_gap_at_the_next_owner_is_asked_for_at_once() -> None:
 
 
 def test_what_the_owner_says_answers_the_start() -> None:
-    """Where Started was lost, a token or the end says as well that the request is owned, and Start is not repeated."""
+    """If Started was lost, a token or the end shows as well that the request is owned, and Start is not repeated."""
     for said in (tokens(1, 0, 7), Finished("r", 1, FinishReason.STOP, 1)):
         state = opened(A)
         state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
@@ -111,7 +70,7 @@ def test_what_the_owner_says_answers_the_start() -> None:
 
 
 def test_a_second_answer_does_not_move_a_request() -> None:
-    """A repeated question may be answered with another instance: the first answer stands, the other is undone."""
+    """A repeated Place may be answered with another instance: the first answer counts, the other is undone."""
     state = opened(A, B)
     assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1))]
     assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == []
@@ -122,7 +81,7 @@ def test_a_second_answer_does_not_move_a_request() -> None:
 
 
 def test_a_request_may_begin_with_output() -> None:
-    """A request that is opened with tokens goes on behind them; those are not delivered again."""
+    """A request that is opened with tokens continues after them; they are not delivered again."""
     state = opened(A)
     state.handle(Close("r"), 0.0)
     effects = state.handle(Open(replace(SPEC, output_token_ids=(7,))), 0.0)
@@ -132,7 +91,7 @@ def test_a_request_may_begin_with_output() -> None:
 
 
 def test_end_comes_after_the_last_token() -> None:
-    """Finished before the last token asks for it; after it the request is released and the client told, once."""
+    """If Finished precedes the last token, the gateway asks for that token. Then the request ends, once."""
     state = running(A)
     finished = Finished("r", 1, FinishReason.STOP, 1)
     assert state.handle(finished, 0.0, A) == [Send(A, Resend("r", 1, 0))]
@@ -143,7 +102,7 @@ def test_end_comes_after_the_last_token() -> None:
 
 
 def test_dead_worker_costs_an_epoch_and_no_token() -> None:
-    """The request goes on elsewhere from the tokens that its client has, within its kind if possible."""
+    """Another worker, of the same kind if possible, continues from the tokens that the client has."""
     state = running(A, B)
     state.handle(tokens(1, 0, 7), 0.0, A)
     place = Place("r", 2, 4, kind="k", avoid=A, waited_s=1.0)
@@ -153,7 +112,7 @@ def test_dead_worker_costs_an_epoch_and_no_token() -> None:
 
 
 def test_a_long_life_does_not_count_as_waiting() -> None:
-    """A request that fails over after minutes has all of no_instance_timeout_s to find its next owner."""
+    """A request that fails over after minutes still has all of no_instance_timeout_s to find its next owner."""
     state = running(A)
     state.handle(PeerDown(A), 100.0)
     assert state.handle(Tick(), 101.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A, waited_s=100.0))]
@@ -164,7 +123,7 @@ def test_a_long_life_does_not_count_as_waiting() -> None:
 
 
 def test_half_an_answer_waits_longer_for_its_rest() -> None:
-    """A stream that has begun outlives the minutes that its only worker takes to load again."""
+    """A stream that has begun survives the minutes that its only worker takes to load again."""
     state = running(A)
     state.handle(tokens(1, 0, 7), 0.0, A)
     state.handle(PeerDown(A), 100.0)
@@ -173,7 +132,7 @@ def test_half_an_answer_waits_longer_for_its_rest() -> None:
 
 
 def test_old_epoch_is_fenced() -> None:
-    """An owner that was thought dead is told to let go, and nothing of what it says counts."""
+    """An owner that was thought dead is told to release the request, and all of its messages are ignored."""
     state = running(A, B)
     state.handle(PeerDown(A), 1.0)
     state.handle(Placed("r", 2, B), 1.0, COORDINATOR)
@@ -184,8 +143,8 @@ def test_old_epoch_is_fenced() -> None:
     assert state.sessions["r"].output == []
 
 
-def test_answer_for_an_old_epoch_is_taken_back() -> None:
-    """A placement that comes too late is undone at the coordinator."""
+def test_an_answer_for_an_old_epoch_is_undone() -> None:
+    """The coordinator is told to forget a placement that comes too late."""
     state = running(A, B)
     state.handle(PeerDown(A), 1.0)
     assert state.handle(Placed("r", 1, B), 1.0, COORDINATOR) == [Send(COORDINATOR, Unplace("r", 1))]
@@ -207,7 +166,7 @@ def test_unanswered_messages_are_sent_again() -> None:
 
 
 def test_placement_on_a_worker_not_met_yet_starts_when_it_is_met() -> None:
-    """The coordinator may know a worker before this gateway does."""
+    """The coordinator may know a worker before this gateway does; the worker's PeerUp starts the request."""
     state = opened()
     assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == []
     assert state.handle(up(A), 0.1) == [Available(), Send(A, start(1))]
@@ -215,26 +174,26 @@ def test_placement_on_a_worker_not_met_yet_starts_when_it_is_met() -> None:
 
 def test_first_worker_makes_the_gateway_available_once() -> None:
     """The gateway says once that it can serve; later workers change nothing."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
+    state = make_gateway()
     assert state.handle(up(A), 0.0) == [Available()]
     assert state.handle(up(B), 0.0) == []
 
 
 def test_new_coordinator_is_asked_at_once() -> None:
-    """A coordinator that comes back hears of every request that waits for a place; running ones do not notice."""
+    """A new coordinator is asked for every request without a worker; running requests are not affected."""
     state = opened(A)
     state.handle(PeerDown(COORDINATOR), 0.5)
     assert state.handle(Tick(), 1.0) == []
     new = Peer("coordinator", 2)
     assert state.handle(PeerUp(new, Role.COORDINATOR), 1.6) == [Send(new, Place("r", 1, 3))]
-    state.handle(Placed("r", 1, A), 0.6, new)
-    state.handle(Started("r", 1), 0.6, A)
-    assert state.handle(PeerDown(new), 0.7) == []
-    assert state.handle(tokens(1, 0, 7), 0.8, A) == [Deliver("r", (7,))]
+    state.handle(Placed("r", 1, A), 1.7, new)
+    state.handle(Started("r", 1), 1.7, A)
+    assert state.handle(PeerDown(new), 1.8) == []
+    assert state.handle(tokens(1, 0, 7), 1.9, A) == [Deliver("r", (7,))]
 
 
 def test_close_leaves_nothing_behind() -> None:
-    """A client that leaves takes its request back from wherever it is."""
+    """When a client leaves, the coordinator or the worker that has its request is told to drop it."""
     state = opened(A)
     assert state.handle(Close("r"), 0.0) == [Send(COORDINATOR, Unplace("r", 1))]
     state = running(A)
@@ -244,22 +203,22 @@ def test_close_leaves_nothing_behind() -> None:
 
 
 def test_refusals_end_the_request_with_their_reason() -> None:
-    """A refused request ends as an error that says why and when to come back."""
+    """A refused request ends as an error that says why, and when to retry."""
     state = opened(A)
     effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 2.0), 0.0, COORDINATOR)
     assert effects == [End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 2.0)]
 
 
-def test_draining_worker_means_another_place() -> None:
-    """A worker that drains refuses, and the request asks for another place."""
+def test_a_draining_worker_means_another_worker() -> None:
+    """A worker that drains refuses a request, which then asks for another worker."""
     state = opened(A)
     state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
     effects = state.handle(Refused("r", 1, RefusalReason.DRAINING, 1.0), 0.0, A)
     assert effects == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 3, avoid=A))]
 
 
-def test_what_was_attained_goes_along() -> None:
-    """Service at a worker that gives the request back counts at the next, but not that at one that died."""
+def test_attained_service_travels_with_the_request() -> None:
+    """Service at a worker that gave the request back counts at the next worker; service at a dead worker does not."""
     state = running(A, B)
     had = Attained(service_s=3.0, quantum_s=2.0, quantum_used_s=1.0, waited_s=0.25)
     state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0, had), 1.0, A)
@@ -274,8 +233,8 @@ def test_what_was_attained_goes_along() -> None:
     assert sent.message.attained == Attained(waited_s=4.0)
 
 
-def test_a_worker_without_room_means_another_place() -> None:
-    """Refused for memory that others took, a request asks at once for another worker, and from the retry on for any."""
+def test_a_worker_without_room_means_another_worker() -> None:
+    """After a refusal for lack of memory a request asks at once for another worker, and its retries for any."""
     state = opened(A)
     state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
     full = Refused("r", 1, RefusalReason.OVERLOADED, 1.0)
@@ -288,8 +247,8 @@ def test_a_worker_without_room_means_another_place() -> None:
     assert state.handle(Placed("r", 2, A, 1.0), 1.5, COORDINATOR) == [Send(A, start(2, waited_s=1.5))]
 
 
-def test_a_request_that_runs_keeps_its_tokens_when_its_worker_has_no_room_left() -> None:
-    """Preempted, and refused before it could go on, a request goes on elsewhere from the tokens that its client has."""
+def test_a_preempted_request_that_is_refused_keeps_its_tokens() -> None:
+    """A preempted request that its worker refuses continues elsewhere from the tokens that its client has."""
     state = running(A, B)
     state.handle(tokens(1, 0, 7), 1.0, A)
     effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 3.0, A)
@@ -301,7 +260,7 @@ def test_a_request_that_runs_keeps_its_tokens_when_its_worker_has_no_room_left()
 
 
 def test_tokens_renew_the_patience() -> None:
-    """A request that ran for long and then has to move is looked for a place as long as one that was just served."""
+    """A request that has to move has its whole patience again after its last token."""
     state = running(A)
     state.handle(tokens(1, 0, 7), 700.0, A)
     state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 701.0, A)
@@ -309,8 +268,8 @@ def test_tokens_renew_the_patience() -> None:
     assert state.handle(Tick(), 1300.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 60.0)
 
 
-def test_being_refused_for_room_again_and_again_ends_with_its_patience() -> None:
-    """Workers that take a request and then give it up do not renew its patience: its client is told of overload."""
+def test_repeated_refusals_for_room_end_with_the_patience() -> None:
+    """Workers that accept a request and then give it up do not renew its patience; it ends as overload."""
     state = running(A)
     for second in range(1, 30):
         state.handle(Refused("r", second, RefusalReason.OVERLOADED, 1.0), float(second), A)
@@ -323,8 +282,8 @@ def test_being_refused_for_room_again_and_again_ends_with_its_patience() -> None
     ]
 
 
-def test_too_large_for_its_worker_ends_only_what_has_no_output() -> None:
-    """A worker for which a request is too large ends it, unless its client has half an answer: then another may do."""
+def test_too_large_for_its_worker_ends_only_requests_without_output() -> None:
+    """A request that is too large for its worker ends, unless its client has half an answer; then others are tried."""
     state = opened(A)
     state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
     large = Refused("r", 1, RefusalReason.TOO_LARGE, 1.0)
@@ -336,8 +295,8 @@ def test_too_large_for_its_worker_ends_only_what_has_no_output() -> None:
     assert state.handle(large, 0.5, A) == [Send(A, Release("r", 1)), Send(COORDINATOR, place)]
 
 
-def test_patience_ends_in_overload_while_workers_are_there() -> None:
-    """What no worker admitted in time ends as overload, to be tried again after as long as it waited, or a minute."""
+def test_patience_ends_in_overload_while_workers_are_up() -> None:
+    """A request that no worker admitted in time ends as overload, to be retried after its wait or a minute."""
     state = opened(A)
     assert state.handle(Tick(), 30.0) == [
         Send(COORDINATOR, Unplace("r", 1)),
@@ -347,15 +306,15 @@ def test_patience_ends_in_overload_while_workers_are_there() -> None:
     assert state.handle(Tick(), 90.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.OVERLOADED, 60.0)
 
 
-def test_workers_that_drain_do_not_count_as_there() -> None:
-    """With nobody but draining workers the end of patience means that there is no instance."""
+def test_workers_that_drain_do_not_count_as_up() -> None:
+    """If all workers drain, patience ends with the reason that there is no instance."""
     state = opened(A)
     state.handle(LoadReport(1, 1, 0, 800, 100, 100, 100, 4, 0, draining=True), 0.0, A)
     assert state.handle(Tick(), 30.0)[-1] == End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)
 
 
 def test_the_time_in_the_coordinators_queue_travels_with_the_request() -> None:
-    """What a request waited for its place counts at its worker, also when Start has to be repeated."""
+    """The time in the queue counts at the worker, even if Start has to be repeated."""
     state = opened(A)
     assert state.handle(Placed("r", 1, A, 0.75), 0.8, COORDINATOR) == [Send(A, start(1, waited_s=0.75))]
     assert state.handle(Tick(), 1.8) == [Send(A, start(1, waited_s=0.75))]
@@ -379,34 +338,34 @@ def test_half_an_answer_waits_for_an_instance_of_its_size() -> None:
     assert "r" in state.sessions
 
 
-def test_a_worker_met_again_is_avoided_no_more() -> None:
-    """A worker that was lost and comes up as the same incarnation may have its request back."""
+def test_a_worker_met_again_is_no_longer_avoided() -> None:
+    """A worker that was lost and comes up as the same incarnation may get its request again."""
     state = running(A)
     assert state.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, Place("r", 2, 3, avoid=A, waited_s=1.0))]
     assert state.handle(up(A), 1.5) == [Send(COORDINATOR, Place("r", 2, 3, waited_s=1.0))]
     assert state.handle(Placed("r", 2, A), 1.5, COORDINATOR) == [Send(A, start(2, waited_s=1.0))]
 
 
-def test_a_refusal_counts_only_for_the_present_question() -> None:
+def test_a_refusal_counts_only_for_the_current_epoch() -> None:
     """A refusal of an older epoch, or of a request that runs, changes nothing."""
     state = running(A, B)
     assert state.handle(Refused("r", 1, RefusalReason.NO_INSTANCE, 1.0), 0.5, COORDINATOR) == []
     state.handle(PeerDown(A), 1.0)
     assert state.handle(Refused("r", 1, RefusalReason.NO_INSTANCE, 1.0), 1.0, COORDINATOR) == []
     assert state.sessions["r"].epoch == 2
-    assert state.num_stale_messages == 2
+    assert state.counts.num_stale_messages == 2
 
 
-def test_a_client_that_leaves_while_its_request_starts_takes_it_back_everywhere() -> None:
-    """Between Start and Started both the coordinator's account and the worker are told."""
+def test_a_client_that_leaves_while_its_request_starts() -> None:
+    """Between Start and Started both the coordinator and the worker are told to drop the request."""
     state = opened(A)
     state.handle(Placed("r", 1, A), 0.0, COORDINATOR)
     assert state.handle(Close("r"), 0.0) == [Send(COORDINATOR, Unplace("r", 1)), Send(A, Release("r", 1))]
 
 
-def test_thousands_that_wait_cost_few_ticks() -> None:
-    """Retries that come due soon after one another go together, and each request is asked for once a retry_s."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=1e9, resume_timeout_s=1e9))
+def test_thousands_of_waiting_requests_cost_few_ticks() -> None:
+    """Retries that come due soon after one another share a tick, and each request is retried once per retry_s."""
+    state = make_gateway(1e9, 1e9)
     state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for number in range(1000):
         state.handle(Open(RequestSpec(f"r{number}", (1,), SPEC.sampling)), number / 1000)
@@ -418,33 +377,33 @@ def test_thousands_that_wait_cost_few_ticks() -> None:
     assert 2000 <= num_places < 2500
 
 
-def test_load_reports_are_of_those_that_are_up() -> None:
+def test_load_reports_are_kept_while_their_worker_is_up() -> None:
     """The last report of a worker is known until the worker goes down."""
     state = running(A)
     report = LoadReport(1, 1, 0, 800, 100, 100, 100, 4, 0)
     assert state.handle(report, 0.0, A) == []
-    assert state.loads == {A: report}
+    assert state.peers.loads == {A: report}
     state.handle(PeerDown(A), 1.0)
-    assert state.loads == {}
+    assert state.peers.loads == {}
 
 
-def test_nobody_to_serve_ends_in_an_error() -> None:
+def test_no_instance_ends_in_an_error() -> None:
     """With no coordinator and no worker for no_instance_timeout_s the client gets an error, not silence."""
-    state = GatewayState(GatewayConfig(retry_s=1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0))
+    state = make_gateway()
     assert state.handle(Open(SPEC), 0.0) == []
     assert state.handle(Tick(), 1.0) == []
     assert state.handle(Tick(), 30.0) == [End("r", FinishReason.ERROR, RefusalReason.NO_INSTANCE, 1.0)]
 
 
 def test_logprobs_stay_with_their_tokens() -> None:
-    """Log-probabilities are delivered beside the tokens they belong to."""
+    """Log-probabilities are delivered with their tokens."""
     state = running(A)
     entry = TokenLogprobs(-0.1, (), ())
     assert state.handle(tokens(1, 0, 7, (entry,)), 0.0, A) == [Deliver("r", (7,), (entry,))]
 
 
 def test_cached_tokens_come_with_the_first_token() -> None:
-    """What the owner found in its prefix cache is told once, with output position 0, whatever the row it lies in."""
+    """The number of cached tokens is delivered once, with output position 0, in whatever row that is."""
     state = running(A)
     rows = Tokens(("x", "r", "r"), (1, 1, 1), (0, 0, 1), (7, 8, 9), (), (5, 2, 0))
     assert state.handle(rows, 1.0, A)[-1] == Deliver("r", (8, 9), (), 2)

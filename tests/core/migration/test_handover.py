@@ -29,7 +29,7 @@ from actorserve.core.messages import (
     TokenLogprobs,
     Tokens,
 )
-from tests.core.gateway.test_gateway_state import COORDINATOR, SPEC, A, B, running, tokens, up
+from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, running, tokens, up
 
 C = Peer("worker-2", 1)
 ATTAINED = Attained(service_s=1.0, quantum_s=0.5)
@@ -62,7 +62,7 @@ def committed() -> GatewayState:
 def test_the_gateway_commits() -> None:
     """A new epoch starts at the destination, with what it copied and what was attained; the source is released."""
     state = committed()
-    assert state.num_handed_over == 1
+    assert state.counts.num_handed_over == 1
     assert state.handle(Started("r", 2), 0.0, B) == []
     assert state.handle(tokens(2, 2, 12), 0.0, B) == [Deliver("r", (12,))]
     assert state.handle(Finished("r", 2, FinishReason.STOP, 3), 0.0, B) == [
@@ -104,7 +104,7 @@ def test_to_whom_the_gateway_does_not_know_nothing_is_handed_over(to: Peer) -> N
     state = with_tokens()
     for now in (0.0, 1.0):
         assert state.handle(replace(HAND_OVER, to=to), now, A) == [Send(A, Keep("r", 1))]
-    assert state.num_handed_over == 0
+    assert state.counts.num_handed_over == 0
     assert state.handle(tokens(1, 2, 12), 1.0, A) == [Deliver("r", (12,))]
 
 
@@ -116,7 +116,7 @@ def test_kept_while_tokens_were_missing() -> None:
     assert state.handle(tokens(1, 1, 11), 0.2, A) == [Send(A, Keep("r", 1)), Deliver("r", (11,))]
     state.handle(up(B), 0.3)
     assert state.handle(tokens(1, 2, 12), 0.4, A) == [Deliver("r", (12,))]
-    assert state.num_handed_over == 0
+    assert state.counts.num_handed_over == 0
 
 
 @pytest.mark.parametrize("now", [0.0, 5.0])
@@ -124,7 +124,7 @@ def test_asked_again_after_it_committed(now: float) -> None:
     """The Release was lost: it is sent again, and nothing moves twice."""
     state = committed()
     assert state.handle(HAND_OVER, now, A) == [Send(A, Release("r", 1))]
-    assert state.num_handed_over == 1
+    assert state.counts.num_handed_over == 1
     assert state.sessions["r"].epoch == 2
     assert state.sessions["r"].instance == B
 
@@ -257,6 +257,6 @@ def test_absurd_numbers_commit_nothing() -> None:
     """More tokens than there ever will be are asked for, and never handed over; fewer than none are as none."""
     state = with_tokens()
     assert state.handle(replace(HAND_OVER, num_output_tokens=2**62), 0.0, A) == [Send(A, Resend("r", 1, 2))]
-    assert state.num_handed_over == 0
+    assert state.counts.num_handed_over == 0
     [begin, _] = state.handle(replace(HAND_OVER, num_output_tokens=-5, number=-7), 0.0, A)
     assert begin == Send(B, start(2, (10, 11), MigrationId(A, -7)))

@@ -475,7 +475,7 @@ def test_a_request_goes_to_and_fro(mode: MigrationMode) -> None:
         gap = 0 if len(client.tokens) > num_tokens else gap + 1
         assert gap < 15
     assert client.tokens == client.expected
-    assert gateway.num_handed_over >= 3
+    assert gateway.counts.num_handed_over >= 3
     num_fed = sum(
         len(effect.plan.token_ids[0])
         for process in world.lives

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from actorserve.core.effects import Send
 from actorserve.core.messages import Copied, Declined, DeclineReason, Keep, LoadReport, Offer, Withdrawn
-from tests.core.gateway.test_gateway_state import A, B
+from tests.core.harness.gateway import A, B
 from tests.core.harness.source import D, E, at, chosen, decoding, order, source, told
 from tests.core.migration.test_handover import HAND_OVER, with_tokens
 

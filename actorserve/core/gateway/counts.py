@@ -1,0 +1,13 @@
+"""What a gateway's sessions count."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class GatewayCounts:
+    """Events since the gateway's start."""
+
+    num_stale_messages: int = 0
+    num_failovers: int = 0
+    num_handed_over: int = 0
+    num_placed_by_fallback: int = 0

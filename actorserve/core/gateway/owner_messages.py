@@ -1,0 +1,157 @@
+"""What the owners of requests say: tokens, the end, refusals, and requests to hand over."""
+
+from actorserve.core.effects import Deliver, Effect, End, Send
+from actorserve.core.gateway.counts import GatewayCounts
+from actorserve.core.gateway.peers import KnownPeers
+from actorserve.core.gateway.placer import SessionPlacer
+from actorserve.core.gateway.session import Session, SessionStage
+from actorserve.core.messages import (
+    Checkpointed,
+    Finished,
+    HandOver,
+    Keep,
+    MigrationId,
+    Peer,
+    RefusalReason,
+    Refused,
+    Release,
+    Resend,
+    Started,
+    Tokens,
+)
+
+
+class OwnerMessages:
+    """Handles workers' messages about requests. A worker that does not own the request is told to release it."""
+
+    def __init__(
+        self,
+        retry_s: float,
+        sessions: dict[str, Session],
+        peers: KnownPeers,
+        placer: SessionPlacer,
+        counts: GatewayCounts,
+    ) -> None:
+        self._retry_s = retry_s
+        self._sessions = sessions
+        self._peers = peers
+        self._placer = placer
+        self._counts = counts
+
+    def on_started(self, message: Started, sender: Peer, effects: list[Effect]) -> None:
+        session = self._owned(message.request_id, message.epoch, sender, effects)
+        if session is not None and session.stage is SessionStage.STARTING:
+            session.stage = SessionStage.RUNNING
+
+    def on_tokens(self, message: Tokens, sender: Peer, now: float, effects: list[Effect]) -> None:
+        """Deliver each token that comes next at its request; drop repeats, and ask for what is missing."""
+        delivered: dict[str, Deliver] = {}
+        request_ids, epochs, positions = message.request_ids, message.epochs, message.positions
+        end = 0
+        while (row := end) < len(request_ids):
+            request_id, epoch, position = request_ids[row], epochs[row], positions[row]
+            # Mostly a request has one row. It has several in a row if they are sent again, or all at once (simulator).
+            end = row + 1
+            while end < len(request_ids) and request_ids[end] == request_id and epochs[end] == epoch:
+                if positions[end] != position + end - row:
+                    break
+                end += 1
+            session = self._owned(request_id, epoch, sender, effects)
+            if session is None:
+                continue
+            session.stage = SessionStage.RUNNING
+            first = row + len(session.output) - position  # the row of the next missing token
+            if first < row:
+                self._request_resend(session, now, effects)
+            elif first < end:
+                token_ids, logprobs = message.token_ids[first:end], message.logprobs[first:end]
+                num_cached_tokens = message.num_cached_tokens[first] if message.num_cached_tokens else 0
+                if (earlier := delivered.get(request_id)) is not None:
+                    token_ids, logprobs = earlier.token_ids + token_ids, earlier.logprobs + logprobs
+                    num_cached_tokens = earlier.num_cached_tokens
+                delivered[request_id] = Deliver(request_id, token_ids, logprobs, num_cached_tokens)
+                session.output += message.token_ids[first:end]
+                session.served_at_s = session.patient_from_s = now
+                session.resend_requested_s = None
+                session.kind = self._peers.workers[sender].kind
+                if session.hand_over is not None:
+                    self._commit_or_keep(session, session.hand_over, now, effects)
+        effects += delivered.values()
+
+    def on_finished(self, message: Finished, sender: Peer, now: float, effects: list[Effect]) -> None:
+        session = self._owned(message.request_id, message.epoch, sender, effects)
+        if session is None:
+            return
+        if message.num_output_tokens > len(session.output):
+            session.stage = SessionStage.RUNNING
+            self._request_resend(session, now, effects)
+            return
+        del self._sessions[message.request_id]
+        effects.append(Send(sender, Release(message.request_id, message.epoch)))
+        effects.append(End(message.request_id, message.reason))
+
+    def on_refused(self, message: Refused, sender: Peer, now: float, effects: list[Effect]) -> None:
+        """The owner gives the request up, whether it ran there or not. The owner repeats this until it is released."""
+        session = self._owned(message.request_id, message.epoch, sender, effects)
+        if session is None:
+            return
+        effects.append(Send(sender, Release(message.request_id, message.epoch)))
+        match message.reason:
+            case RefusalReason.DRAINING:
+                self._placer.fail_over(session, now, effects)
+            case RefusalReason.TOO_LARGE if not session.output:
+                self._placer.refuse(session, message.reason, message.retry_after_s, effects)
+            case _:
+                session.attained = message.attained
+                # The coordinator may not know yet that this worker has no room. So avoid the worker now; the retries
+                # may choose it again.
+                session.begin_epoch(now)
+                self._placer.place(session, now, effects, avoid_once=sender)
+
+    def on_hand_over(self, message: HandOver, sender: Peer, now: float, effects: list[Effect]) -> None:
+        session = self._owned(message.request_id, message.epoch, sender, effects)
+        if session is not None:
+            session.stage = SessionStage.RUNNING
+            session.hand_over = message
+            self._commit_or_keep(session, message, now, effects)
+
+    def on_checkpointed(self, message: Checkpointed, sender: Peer, effects: list[Effect]) -> None:
+        session = self._owned(message.request_id, message.epoch, sender, effects)
+        if session is not None:
+            session.checkpointed = message
+
+    def _owned(self, request_id: str, epoch: int, sender: Peer, effects: list[Effect]) -> Session | None:
+        """The session, if ``sender`` owns its request under ``epoch``. Otherwise ``sender`` is told to release it."""
+        session = self._sessions.get(request_id)
+        if session is not None and session.epoch == epoch and session.instance == sender:
+            return session
+        self._counts.num_stale_messages += 1
+        effects.append(Send(sender, Release(request_id, epoch)))
+        return None
+
+    def _request_resend(self, session: Session, now: float, effects: list[Effect]) -> None:
+        """Ask for the missing tokens, once per ``retry_s``: every token until they come would ask again."""
+        assert session.instance is not None
+        requested_s = session.resend_requested_s
+        if requested_s is None or now >= requested_s + self._retry_s:
+            session.resend_requested_s = now
+            effects.append(Send(session.instance, Resend(session.spec.request_id, session.epoch, len(session.output))))
+
+    def _commit_or_keep(self, session: Session, hand_over: HandOver, now: float, effects: list[Effect]) -> None:
+        """Commit the hand-over once all of the owner's tokens are here, or tell the owner to keep the request."""
+        owner = session.instance
+        assert owner is not None
+        if not self._peers.accepts_requests(hand_over.to):
+            session.hand_over = None
+            effects.append(Send(owner, Keep(hand_over.request_id, hand_over.epoch)))
+        elif hand_over.num_output_tokens > len(session.output):
+            self._request_resend(session, now, effects)
+        else:
+            self._counts.num_handed_over += 1
+            session.begin_epoch(now)
+            session.instance = hand_over.to
+            session.attained = hand_over.attained
+            session.queued_s = 0.0
+            session.migration = MigrationId(owner, hand_over.number) if hand_over.number else None
+            self._placer.start(session, now, effects)
+            effects.append(Send(owner, Release(hand_over.request_id, hand_over.epoch)))

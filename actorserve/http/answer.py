@@ -1,0 +1,107 @@
+"""The response to one client: submits the requests of its choices, and writes what they deliver.
+
+A token passes from ``Tokens`` on the wire to the core's ``Deliver``, through the answer's queue to a ``Piece`` of its
+choice, and from there into the bytes of an event.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from actorserve.core.effects import Deliver
+from actorserve.core.messages import RequestSpec
+from actorserve.http.choice import Choice
+from actorserve.http.errors import failure_of
+from actorserve.http.metrics import Metrics, RequestMeter
+from actorserve.http.service import Service
+from actorserve.http.stream import AnswerStream
+from actorserve.http.writers import AnswerWriter, ResponseSender
+
+
+class Answer:
+    """An ASGI app for one answer. When its call ends, for whatever reason, all of its requests are released.
+
+    ``choices`` belong to ``specs``, in the same order. After ``keep_alive_s`` of silence a stream gets a comment.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        metrics: Metrics,
+        specs: Sequence[RequestSpec],
+        choices: Sequence[Choice],
+        make_writer: Callable[[ResponseSender], AnswerWriter],
+        keep_alive_s: float,
+    ) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._specs = specs
+        self._choices = {spec.request_id: choice for spec, choice in zip(specs, choices, strict=True)}
+        self._make_writer = make_writer
+        self._keep_alive_s = keep_alive_s
+        self._stream = AnswerStream()
+        self._meters: dict[str, RequestMeter] = {}  # of the requests that were submitted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            for spec in self._specs:
+                meter = self._metrics.begin(len(spec.prompt_token_ids))
+                self._service.submit(spec, self._stream)
+                self._meters[spec.request_id] = meter
+            writer = self._make_writer(ResponseSender(scope, receive, send))
+            await until_disconnect(receive, self._write(writer))
+        finally:
+            for request_id in self._meters:
+                self._release(request_id)
+
+    async def _write(self, writer: AnswerWriter) -> None:
+        """Write until every choice has ended, or one has failed. All that came during a write goes out as one."""
+        loop = asyncio.get_running_loop()
+        num_open = len(self._choices)
+        silent_until = loop.time() + self._keep_alive_s
+        while num_open > 0:
+            for effect in await self._stream.take(silent_until):
+                choice = self._choices[effect.request_id]
+                if choice.end is not None:
+                    continue  # it came after a stop string
+                if isinstance(effect, Deliver):
+                    self._meters[effect.request_id].delivered(len(effect.token_ids), effect.num_cached_tokens)
+                piece = choice.push(effect)
+                if piece is not None:
+                    writer.add(choice, piece)
+                if choice.end is not None:
+                    self._meters[effect.request_id].ended(choice.end.reason)
+                    self._release(effect.request_id)  # after a stop string the request would go on
+                    failure = failure_of(choice.end)
+                    if failure is not None:
+                        await writer.fail(failure)
+                        return
+                    writer.finish(choice)
+                    num_open -= 1
+            if not await writer.flush():
+                if loop.time() < silent_until:
+                    continue
+                await writer.keep_alive()
+            silent_until = loop.time() + self._keep_alive_s
+        await writer.end()
+
+    def _release(self, request_id: str) -> None:
+        """The client wants nothing more of this request. Idempotent."""
+        self._service.release(request_id)
+        self._meters[request_id].released()
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[object, object, None]) -> None:
+    """Do ``work``, but cancel it when the client leaves. The request's body must have been read."""
+    async with asyncio.TaskGroup() as group:
+        working = group.create_task(work)
+        leaving = group.create_task(_disconnected(receive))
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        working.cancel()
+        leaving.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,48 @@
+"""The way of an answer's tokens from the sessions to its client: one queue of effects for all of its choices."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from actorserve.core.effects import Deliver, End
+
+_MAX_EFFECTS_PER_WRITE = 64
+"""Encoding blocks the event loop, so an answer that has fallen behind catches up in several writes."""
+
+
+class AnswerStream:
+    """What the sessions deliver to the requests of one answer, in order.
+
+    Effects wait here until they are taken, however slow the client is. A request delivers at most ``max_tokens``
+    tokens, so the memory is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._effects: deque[Deliver | End] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        """How many effects wait."""
+        return len(self._effects)
+
+    def put(self, effect: Deliver | End) -> None:
+        """Never blocks."""
+        self._effects.append(effect)
+        self._wake()
+
+    async def take(self, until: float) -> Sequence[Deliver | End]:
+        """What has come so far, at most 64 effects. Waits for the first until ``until`` (loop time); then empty."""
+        if not self._effects:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = loop.call_at(until, self._wake)
+            try:
+                await self._waiter
+            finally:
+                timer.cancel()
+        num_taken = min(len(self._effects), _MAX_EFFECTS_PER_WRITE)
+        return [self._effects.popleft() for _ in range(num_taken)]
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
