@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
-from workers.kv_transfer.blocks import KVPools
+from workers.kv.pools import KVPools
 
 
 class Engine(Protocol):
@@ -82,17 +82,3 @@ class Engine(Protocol):
     def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
         """The way back; a step that begins after it has returned finds them. Raises: as ``copy_out``."""
         ...
-
-
-def check_copy(device_blocks: Sequence[int], num_blocks: int, host_blocks: Sequence[int], num_host_blocks: int) -> None:
-    """Hold a copy against the pools' sizes.
-
-    Raises: ValueError where it names a block that is not there, or one twice, or more blocks here than there.
-    """
-    if len(device_blocks) != len(host_blocks):
-        raise ValueError(f"a copy of {len(device_blocks)} blocks on the device and {len(host_blocks)} on the host")
-    for where, blocks, count in (("device", device_blocks, num_blocks), ("host", host_blocks, num_host_blocks)):
-        if any(not 0 <= block < count for block in blocks):
-            raise ValueError(f"a copy of {where} blocks {sorted(blocks)}, and there are {count} blocks")
-        if len(set(blocks)) != len(blocks):
-            raise ValueError(f"a copy names a {where} block twice: {sorted(blocks)}")

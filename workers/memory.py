@@ -22,9 +22,9 @@ from actorserve.model_files.description import DecoderConfig, ModelDescription
 from workers import native
 from workers.devices import usable_devices
 from workers.kernels.choose import Kernels
-from workers.kernels.linear import PackedLinear, linear_class
+from workers.kernels.linear import PackedLinear
+from workers.kv.shared_memory import resident_shared_bytes
 from workers.kv.swap import STAGING_BYTES
-from workers.kv_transfer.shared import resident_shared_bytes
 
 _CPU_POOL_SHARE = 0.5  # of what is left beside weights and activations; the rest is for page cache and everybody else
 _CUDA_POOL_SHARE = 0.9  # the rest is for the allocator's fragments and the kernels' own memory
@@ -241,7 +241,7 @@ class PoolWatch:
 def _copies_shared_table(kernels: Kernels) -> bool:
     """Whether a layer that is made of the table's numbers has them in a form of its own."""
     mode = kernels.numerics
-    return mode.head_bits is not None or linear_class(kernels.device, mode.activations) is PackedLinear
+    return mode.head_bits is not None or kernels.float_linear is PackedLinear
 
 
 def _bytes_per_weight(bits: int | None, kernels: Kernels) -> float:

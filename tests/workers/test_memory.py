@@ -16,7 +16,7 @@ from workers import memory, native
 from workers.kernels.choose import Kernels
 from workers.kernels.linear import PackedLinear, PlainLinear
 from workers.kernels.numerics import numerics
-from workers.kv_transfer.shared import SharedMemory, resident_shared_bytes
+from workers.kv.shared_memory import SharedMemory, resident_shared_bytes
 from workers.memory import MemoryPlan, PoolWatch, weights_bytes
 
 CPU = torch.device("cpu")
@@ -107,7 +107,7 @@ def test_float_weights_are_counted_as_they_are_held(monkeypatch: pytest.MonkeyPa
     """A tied table is there once where the layer takes it as it is, and twice where the layer packs it."""
     kernels = Kernels(numerics("float32", CPU), CPU, native=True)
     for layer, copies in ((PackedLinear, 2), (PlainLinear, 1)):
-        monkeypatch.setattr(memory, "linear_class", lambda *_, layer=layer: layer)
+        monkeypatch.setattr("workers.kernels.choose.linear_class", lambda *_, layer=layer: layer)
         assert weights_bytes(described(tied=True), kernels) == 4 * (copies * 1000 + 160)
 
 
@@ -205,7 +205,7 @@ def test_pages_become_resident_as_they_are_written() -> None:
     assert 2**25 <= pool.resident_bytes <= 2**25 + HUGE_PAGE_BYTES
     assert resident_shared_bytes() - before == pool.resident_bytes
     program = (
-        "import sys; from workers.kv_transfer.shared import attach, resident_shared_bytes\n"
+        "import sys; from workers.kv.shared_memory import attach, resident_shared_bytes\n"
         "print(sum(attach(sys.argv[1], 2**28)[: 2**20]), resident_shared_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", program, pool.shown], capture_output=True, text=True, check=True)

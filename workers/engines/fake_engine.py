@@ -11,9 +11,8 @@ import time
 from collections.abc import Sequence
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
-from workers.engine import check_copy
-from workers.kv_transfer.blocks import HostBlocks, KVPools, layout_digest, view
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
+from workers.kv.shared_memory import SharedMemory
 
 BYTES_PER_TOKEN = 8  # of KV, as it tells
 

@@ -17,8 +17,8 @@ from workers.kernels.choose import choose_kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows
 from workers.kv.cache import KVCache, bytes_per_token
+from workers.kv.pools import HostBlocks, KVPools, layout_digest
 from workers.kv.swap import HostPool
-from workers.kv_transfer.blocks import HostBlocks, KVPools, layout_digest
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.memory import MemoryPlan, activation_bytes, weights_bytes
 from workers.models.build import load_model

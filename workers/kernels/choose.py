@@ -1,23 +1,16 @@
 """What an engine computes with on its device: chosen once, at start, and told in one line."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from workers import native
-from workers.kernels.linear import Linear, linear_class
+from workers.kernels.linear import PackedLinear, PlainLinear, linear_class
 from workers.kernels.numerics import Numerics
-from workers.kernels.quantized_linear import QuantizedLinear, quantize
 from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
-from workers.weights.store import WeightStore
-
-ReadLinear = Callable[[], tuple[Tensor, Tensor | None]]
-"""Reads a weight, [out_features, in_features], and a bias, [out_features], in the dtype between the layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +25,10 @@ class Kernels:
     device: torch.device
     native: bool
 
-    def make_linear(self, store: WeightStore, name: str, read: ReadLinear, bits: int | None) -> Linear:
-        """The layer of what ``read`` reads, or of what an earlier start kept under that name.
-
-        ``bits``: the numeric mode's, of such a layer.
-        """
-        if bits is not None:
-            return QuantizedLinear(store.quantized(name, lambda: quantize(*read(), bits)))
-        return linear_class(self.device, self.numerics.activations)(*read())
+    @property
+    def float_linear(self) -> type[PackedLinear] | type[PlainLinear]:
+        """The linear layer for weights in the dtype between the layers."""
+        return linear_class(self.device, self.numerics.activations)
 
     @property
     def row_ops(self) -> RowOps:
@@ -54,7 +43,7 @@ class Kernels:
         """What decides bits, for the worker's kind."""
         facts: dict[str, object] = {"numerics": self.numerics, "row ops": self.row_ops.name, "code": _code_digest()}
         if self.numerics.weight_bits is None:
-            facts["linear"] = linear_class(self.device, self.numerics.activations).__name__
+            facts["linear"] = self.float_linear.__name__
         if self.native:
             facts["native"] = native.digest()
         return facts

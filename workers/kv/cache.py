@@ -8,7 +8,7 @@ from torch import Tensor
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from workers.batch import Batch
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.shared_memory import SharedMemory
 
 
 class KVCache:

@@ -4,19 +4,19 @@ On the host a block is one piece of memory, with all layers; on the device it li
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from actorserve.errors import SettingsError
-from workers.engine import check_copy
 from workers.kv.cache import KVCache
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.pools import check_copy
+from workers.kv.shared_memory import SharedMemory
+from workers.kv.staged_copier import StagedCopier
 
 STAGING_BYTES = 64 * 2**20  # of a GPU's memory, through which copies go
-_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class HostPool:
@@ -130,44 +130,3 @@ class _StreamCopies:
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             copied.record()
         copied.synchronize()
-
-
-class StagedCopier:
-    """Copies between ``device`` and ``host``, both [num_blocks, pieces, bytes], through a buffer beside ``device``.
-
-    It only issues, on the current stream. The buffer takes ``staging_bytes`` at most, but one block at least.
-    """
-
-    def __init__(self, device: Tensor, host: Tensor, staging_bytes: int) -> None:
-        word = next(word for word in _WORDS if device.shape[2] % word.itemsize == 0)
-        self._device, self._host = device.view(word), host.view(word)
-        block_bytes = device.shape[1] * device.shape[2]
-        num_staged = min(len(host), max(1, staging_bytes // block_bytes))
-        self._staging = torch.empty((num_staged, *self._device.shape[1:]), dtype=word, device=device.device)
-
-    @torch.inference_mode()
-    def copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int], *, out: bool) -> None:
-        """Issue the copy of ``device_blocks`` to ``host_blocks``, or with ``out`` False the way back."""
-        most = max(1, len(self._staging))
-        for first in range(0, len(device_blocks), most):
-            index = torch.tensor(device_blocks[first : first + most], device=self._device.device)
-            staged = self._staging[: len(index)]
-            if out:
-                torch.index_select(self._device, 0, index, out=staged)
-            for at, host, count in runs(host_blocks[first : first + most]):
-                there, here = self._host[host : host + count], staged[at : at + count]
-                if out:
-                    there.copy_(here, non_blocking=True)
-                else:
-                    here.copy_(there, non_blocking=True)
-            if not out:
-                self._device.index_copy_(0, index, staged)
-
-
-def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours that one copy takes: (place in ``blocks``, block, how many) each."""
-    at = 0
-    for end in range(1, len(blocks) + 1):
-        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
-            yield at, blocks[at], end - at
-            at = end

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.kv.swap import StagedCopier
-from workers.kv_transfer.blocks import Bytes
+from workers.kv.pools import Bytes
+from workers.kv.staged_copier import StagedCopier
 from workers.kv_transfer.errors import TransferError
 
 _STAGING_BYTES = 8 * 2**20

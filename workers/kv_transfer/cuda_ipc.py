@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from actorserve.core.messages import KVTicket
-from workers.kv_transfer.blocks import KVPools
+from workers.kv.pools import KVPools
 from workers.kv_transfer.cuda import CudaBlocks, open_memory
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace

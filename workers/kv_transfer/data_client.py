@@ -10,7 +10,7 @@ import numpy as np
 
 from actorserve.core.messages import KVTicket
 from actorserve.errors import ProtocolError
-from workers.kv_transfer.blocks import HostBlocks, KVPools
+from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.data_server import CHUNK_BYTES
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, decode_answer, encode_read

@@ -21,7 +21,7 @@ import numpy as np
 
 from actorserve.core.kv.tickets import is_genuine
 from actorserve.errors import ActorserveError, ProtocolError
-from workers.kv_transfer.blocks import HostBlocks, KVPools
+from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.frames import (
     BLOCK_NUMBER_BYTES,
     CHECKSUM,

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from actorserve.core.messages import KVTicket
-from workers.kv_transfer.blocks import KVPools, view
+from workers.kv.pools import KVPools, view
+from workers.kv.shared_memory import attach
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
-from workers.kv_transfer.shared import attach
 
 _STRIDE_BYTES = 256 * 2**10  # copied between two looks at the pace
 
@@ -17,7 +17,10 @@ class MappedPool:
     def __init__(self, shown: str, num_blocks: int, pools: KVPools, *, on_host: bool) -> None:
         """Raises: TransferError where it cannot be mapped."""
         pieces, piece_bytes = pools.shape
-        memory = attach(shown, num_blocks * pieces * piece_bytes)
+        try:
+            memory = attach(shown, num_blocks * pieces * piece_bytes)
+        except ValueError as error:
+            raise TransferError(str(error)) from None
         self._source = view(memory, num_blocks, pools.shape, on_host=on_host)
         self._pools = pools
 

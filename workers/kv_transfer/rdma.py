@@ -20,7 +20,7 @@ import torch
 
 from actorserve.core.messages import KVAccess, KVTicket
 from actorserve.errors import SettingsError
-from workers.kv_transfer.blocks import BlockMemory, HostBlocks, KVPools
+from workers.kv.pools import BlockMemory, HostBlocks, KVPools
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace

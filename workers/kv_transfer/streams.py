@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.kv_transfer.blocks import Bytes
+from workers.kv.pools import Bytes
 
 Regions = NDArray[np.uint64]
 """[any, 2]: address and number of bytes of each, as the kernel's ``struct iovec`` has them."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, Peer
-from workers.kv_transfer.blocks import KVPools
+from workers.kv.pools import KVPools
 from workers.kv_transfer.cuda import CudaBlocks, export_memory
 from workers.kv_transfer.cuda_ipc import CudaPool
 from workers.kv_transfer.data_client import DataClient

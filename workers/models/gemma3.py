@@ -11,6 +11,7 @@ from workers.models.blocks import GatedMlp
 from workers.models.decoder import Decoder, Tiles
 from workers.models.qwen3 import Qwen3Attention
 from workers.models.random_rows import RandomRows, RowProbe
+from workers.models.rope import rotary_table
 from workers.weights.decoder_weights import Weights
 
 
@@ -45,8 +46,8 @@ class Gemma3Layer:
 class Gemma3(Decoder):
     def __init__(self, weights: Weights, num_positions: int) -> None:
         config = weights.config
-        everywhere = weights.rotary(num_positions)
-        nearby = weights.rotary(num_positions, local=True)
+        everywhere = rotary_table(weights, num_positions)
+        nearby = rotary_table(weights, num_positions, local=True)
         super().__init__(
             weights,
             embedding="model.embed_tokens",

@@ -8,6 +8,7 @@ from torch import Tensor
 from workers.models.blocks import GatedMlp, Heads
 from workers.models.decoder import Decoder, Layer, Tiles
 from workers.models.random_rows import RandomRows, RowProbe
+from workers.models.rope import rotary_table
 from workers.weights.decoder_weights import Weights
 
 
@@ -57,7 +58,7 @@ class Llama(Decoder):
             weights,
             embedding="model.embed_tokens",
             layers=[self.make_layer(weights, f"model.layers.{number}.") for number in range(num_layers)],
-            rotary_of_layer=[weights.rotary(num_positions)] * num_layers,
+            rotary_of_layer=[rotary_table(weights, num_positions)] * num_layers,
             final_norm=weights.rms_norm("model.norm"),
         )
 

@@ -11,7 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from actorserve.errors import ModelError
 from actorserve.model_files.description import DecoderConfig
+from workers.weights.decoder_weights import Weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -42,6 +44,18 @@ class RotaryTable:
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """[T] int64 -> cosines and sines, each [T, 1, head_dim / 2]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+def rotary_table(weights: Weights, num_positions: int, *, local: bool = False) -> RotaryTable:
+    """The angles of the model's layers, or with ``local`` those of its layers with a window, if they have their own.
+
+    Raises: ModelError if the model's settings give no angles.
+    """
+    try:
+        config = local_rotary(weights.config) if local else weights.config
+        return RotaryTable(config, num_positions, weights.device)
+    except (ArithmeticError, ValueError) as error:
+        raise ModelError(f"{weights.path}: RoPE cannot be computed: {error}") from None
 
 
 def max_positions(config: DecoderConfig) -> int:

@@ -12,7 +12,8 @@ from actorserve.core.messages import StepPlan
 from tests.workers.kv.test_kv_cache import CONFIG, CPU, needs_native
 from workers.batch import make_batch
 from workers.kv.cache import KVCache
-from workers.kv.swap import HostPool, StagedCopier, runs
+from workers.kv.staged_copier import StagedCopier, runs
+from workers.kv.swap import HostPool
 
 NUM_BLOCKS = 6
 TOKENS_PER_BLOCK = 4
@@ -118,7 +119,7 @@ def test_no_pool_takes_nothing() -> None:
 def test_host_memory_is_taken_as_it_is_written() -> None:
     """A pool is reserved without being touched; copying out makes as much resident as was copied."""
     program = (
-        "import torch; from workers.kv_transfer.shared import resident_shared_bytes\n"
+        "import torch; from workers.kv.shared_memory import resident_shared_bytes\n"
         "from tests.workers.kv.test_kv_cache import CONFIG; from workers.kv.cache import KVCache\n"
         "from workers.kv.swap import HostPool\n"
         "cache = KVCache(CONFIG, 2000, 16, torch.float32, torch.device('cpu')); cache.pool.zero_()\n"

@@ -7,8 +7,9 @@ import pytest
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from actorserve.profile_files import parse_profile, profile_text
-from workers.engine import Engine, check_copy
+from workers.engine import Engine
 from workers.engines.fake_engine import FakeEngine
+from workers.kv.pools import check_copy
 from workers.profile.engine_timer import EngineTimer, Shape, loopback_link, memory_link
 from workers.profile.measure import (
     QUICK,

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from actorserve.core.messages import StepPlan
 from workers.engines.torch_engine import TorchEngine
-from workers.weights import sources
+from workers.weights import prepared, sources
 from workers.weights.prepared import PreparedWeights, PreparedWriter, prepared_file
 
 PLAN = StepPlan(0, ("a",), (0,), (tuple(range(20)),), ((0, 1),), (True,))
@@ -100,6 +101,27 @@ def test_another_mode_or_file_is_another_place(make_model: Any, folder: Path, mo
         assert prepared_file(description, "int8") != before
     os.utime(description.weight_files[0], ns=(1, 1))
     assert prepared_file(description, "int8") != before
+
+
+def test_another_version_of_the_preparing_code_is_another_place(
+    make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that another version of any of the files that prepare them has kept are not used."""
+    root = Path(prepared.__file__).parents[1]
+    copy = tmp_path / "workers"
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(prepared, "__file__", str(copy / "weights" / "prepared.py"))
+    description = make_model().description
+    before = prepared_file(description, "int8")
+    for name in ("weights/decoder_weights.py", "kernels/numerics.py", "kernels/quantized_linear.py", "models/llama.py"):
+        with (copy / name).open("a") as file:
+            file.write("# another version\n")
+        after = prepared_file(description, "int8")
+        assert after != before, name
+        before = after
+    with (copy / "memory.py").open("a") as file:
+        file.write("# another version\n")
+    assert prepared_file(description, "int8") == before
 
 
 def cannot_map(*_: object, **__: object) -> None:

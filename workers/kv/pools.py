@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.shared_memory import SharedMemory
 
 Bytes = NDArray[np.uint8]
 
@@ -103,3 +103,17 @@ def view(buffer: Any, num_blocks: int, shape: tuple[int, int], *, on_host: bool)
 def layout_digest(**facts: object) -> str:
     """A name for how blocks are made up: equal for equal facts alone."""
     return hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:32]
+
+
+def check_copy(device_blocks: Sequence[int], num_blocks: int, host_blocks: Sequence[int], num_host_blocks: int) -> None:
+    """Check a copy between the device's pool and the host's against their sizes.
+
+    Raises: ValueError if it names a block that does not exist, a block twice, or more blocks on one side.
+    """
+    if len(device_blocks) != len(host_blocks):
+        raise ValueError(f"a copy of {len(device_blocks)} blocks on the device and {len(host_blocks)} on the host")
+    for where, blocks, count in (("device", device_blocks, num_blocks), ("host", host_blocks, num_host_blocks)):
+        if any(not 0 <= block < count for block in blocks):
+            raise ValueError(f"a copy of {where} blocks {sorted(blocks)}, and there are {count} blocks")
+        if len(set(blocks)) != len(blocks):
+            raise ValueError(f"a copy names a {where} block twice: {sorted(blocks)}")

@@ -12,8 +12,6 @@ import re
 import secrets
 import weakref
 
-from workers.kv_transfer.errors import TransferError
-
 _PREFIX = "actorserve-kv-"
 _SHOWN = re.compile(r"(\d{1,10}):(\d{1,10}):([0-9a-f]{16})", re.ASCII)
 _BLOCK_BYTES = 512  # the unit of st_blocks
@@ -62,25 +60,25 @@ def resident_shared_bytes() -> int:
 def attach(shown: str, num_bytes: int) -> mmap.mmap:
     """Map another process's memory, to read; it stays readable when that process has ended.
 
-    Raises: TransferError where there is no such memory, or it is not of ``num_bytes``.
+    Raises: ValueError where there is no such memory, or it is not of ``num_bytes``.
     """
     found = _SHOWN.fullmatch(shown)
     if found is None:
-        raise TransferError(f"not the name of shared memory: {shown[:80]!r}")
+        raise ValueError(f"not the name of shared memory: {shown[:80]!r}")
     pid, number, mark = found.groups()
     path = f"/proc/{pid}/fd/{number}"
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise TransferError(f"cannot map the KV pool of process {pid}: {error.strerror}") from None
+        raise ValueError(f"cannot map the KV pool of process {pid}: {error.strerror}") from None
     try:
         # The number may be another file's by now, or another process's.
         if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{_PREFIX}{mark} (deleted)":
-            raise TransferError(f"process {pid} has no such KV pool any more")
+            raise ValueError(f"process {pid} has no such KV pool any more")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != num_bytes:
-            raise TransferError(f"the KV pool of process {pid} is not of the size that it tells")
+            raise ValueError(f"the KV pool of process {pid} is not of the size that it tells")
         return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
     except OSError as error:
-        raise TransferError(f"cannot map the KV pool of process {pid}: {error.strerror}") from None
+        raise ValueError(f"cannot map the KV pool of process {pid}: {error.strerror}") from None
     finally:
         os.close(fd)
