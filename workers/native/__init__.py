@@ -23,6 +23,7 @@ from actorserve.model_files.default_model import cache_folder
 _FOLDER = Path(__file__).parent
 _BUILD_TIMEOUT_S = 600.0
 _MAX_REASON_CHARS = 300
+_ELF_HEADER_BYTES = 64
 _UNUSED_DAYS = 30
 _COMMON_FLAGS = ("-O3", "-std=c++20", "-fopenmp", "-ffp-contract=off")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
@@ -124,12 +125,17 @@ def _library() -> Path:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether it is there and goes on to the section headers, at an ELF file's end: loading a shorter one is SIGBUS."""
+    """Whether the file exists and reaches to the end of its ELF section headers, which come last.
+
+    Loading a shorter file ends the process with SIGBUS.
+    """
     try:
         with file.open("rb") as opened:
-            header = opened.read(64).ljust(64, b"\0")
+            header = opened.read(_ELF_HEADER_BYTES)
         size = file.stat().st_size
     except OSError:
+        return False
+    if len(header) < _ELF_HEADER_BYTES:
         return False
     headers_place, bytes_per_header, num_headers = struct.unpack_from("<40xQ10xHH", header)
     return header.startswith(b"\x7fELF") and headers_place + bytes_per_header * num_headers <= size

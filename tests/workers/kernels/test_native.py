@@ -61,13 +61,20 @@ def test_a_cpu_without_avx2_uses_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not native.load(), reason=native.describe())
-@pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.6, 0.999])
-def test_a_damaged_library_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """A library that ends early, which would kill who loads it, is replaced; left-overs and old ones go as well."""
+@pytest.mark.parametrize("num_bytes", [0, 1, 39, 63, 64, 0.01, 0.6, 0.999])
+def test_a_damaged_library_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int | float
+) -> None:
+    """A library that ends early is replaced, because loading it would kill the process; leftovers and old ones go.
+
+    ``num_bytes``: how much of the library is left, also as a share.
+    """
     whole = (cache_folder() / "native" / f"{native.digest()}.so").read_bytes()
     folder = tmp_path / "native"
     (folder / "build-killed").mkdir(parents=True)
-    (folder / f"{native.digest()}.so").write_bytes(whole[: int(len(whole) * share)])
+    (folder / f"{native.digest()}.so").write_bytes(
+        whole[: num_bytes if isinstance(num_bytes, int) else int(len(whole) * num_bytes)]
+    )
     for name, days in (("old", 31), ("recent", 29)):
         (folder / f"{name}.so").write_text("")
         then = time.time() - days * 24 * 3600
