@@ -11,6 +11,7 @@ which nothing need be swapped.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pynvml
@@ -21,6 +22,7 @@ from actorserve.host import ROOT, available_memory_bytes, resident_memory
 from actorserve.model_files.description import DecoderConfig, ModelDescription
 from workers import native
 from workers.devices import usable_devices
+from workers.engine_options import EngineOptions
 from workers.kernels.choose import Kernels
 from workers.kernels.linear import PackedLinear
 from workers.kv.shared_memory import resident_shared_bytes
@@ -82,33 +84,31 @@ def free_bytes(device: torch.device) -> int:
         pynvml.nvmlShutdown()
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What one engine needs: weights, one iteration's activations, KV of a token, and the longest context in tokens."""
+
+    weights_bytes: int
+    activation_bytes: int
+    bytes_per_token: int
+    context_tokens: int
+
+    @property
+    def least_pool_bytes(self) -> int:
+        """The smallest KV pool that is worth serving with."""
+        return min(_MIN_POOL_TOKENS, self.context_tokens) * self.bytes_per_token
+
+
 class MemoryPlan:
-    """What one engine needs, held against what there is, and the sizes of its KV pools; to be made before loading.
+    """Compares an engine's needs with the memory that there is, and sizes its KV pools. Make it before loading."""
 
-    ``share_bytes`` is what this process may take in all of the host's memory (None: all that is available now);
-    ``kv_cache_bytes`` and ``host_kv_bytes`` fix the sizes of the pool and of the one that KV is swapped to.
-    ``bytes_per_token`` is of KV.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        weights_bytes: int,
-        activation_bytes: int,
-        bytes_per_token: int,
-        context_tokens: int,
-        share_bytes: int | None = None,
-        kv_cache_bytes: int | None = None,
-        host_kv_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, needs: MemoryNeeds, options: EngineOptions) -> None:
+        """Of ``options`` the sizes in bytes are read."""
         self._device = device
-        self._weights_bytes = weights_bytes
-        self._activation_bytes = activation_bytes
-        self._least_pool_bytes = min(_MIN_POOL_TOKENS, context_tokens) * bytes_per_token
-        self._share_bytes = share_bytes
-        self._kv_cache_bytes = kv_cache_bytes
-        self._host_kv_bytes = host_kv_bytes
+        self._needs = needs
+        self._share_bytes = options.memory_bytes
+        self._kv_cache_bytes = options.kv_cache_bytes
+        self._host_kv_bytes = options.host_kv_bytes
         self._at_first = resident_memory()
 
     def check(self) -> None:
@@ -125,7 +125,7 @@ class MemoryPlan:
             self._check_host()
         else:
             swapped = self._host_kv_bytes or 0
-        least = min(self._least_pool_bytes, fixed or self._least_pool_bytes)
+        least = min(self._needs.least_pool_bytes, fixed or self._needs.least_pool_bytes)
         if fixed is not None or swapped:
             self._require(fixed or least, share, "" if fixed else "at least ", swapped)
         self._require(least, min(free, share), "at least ")
@@ -139,21 +139,21 @@ class MemoryPlan:
             return self._kv_cache_bytes
         if self._device.type == "cuda":
             staging = 0 if self._host_kv_bytes == 0 else STAGING_BYTES
-            left, share = free_bytes(self._device) - self._activation_bytes - staging, _CUDA_POOL_SHARE
+            left, share = free_bytes(self._device) - self._needs.activation_bytes - staging, _CUDA_POOL_SHARE
         else:
             now = resident_memory()
             # Mapped weights become resident only as they are read, and pages of the files that weights were made from
             # go as they are not read any more: neither may change the pool from one start to the next.
             written = now.private_bytes - self._at_first.private_bytes
-            taken = self._at_first.total_bytes + max(written, self._weights_bytes)
+            taken = self._at_first.total_bytes + max(written, self._needs.weights_bytes)
             limit = free_bytes(self._device) + now.total_bytes if self._share_bytes is None else self._share_bytes
-            left = limit - taken - self._activation_bytes - (self._host_kv_bytes or 0)
+            left = limit - taken - self._needs.activation_bytes - (self._host_kv_bytes or 0)
             share = _CPU_POOL_SHARE
         pool = int(share * left)
-        if pool < self._least_pool_bytes:
+        if pool < self._needs.least_pool_bytes:
             raise SettingsError(
                 f"too little memory on {self._device} for a KV cache: {_gib(max(0, left))} are left beside the rest, "
-                f"and {_gib(int(self._least_pool_bytes / share))} are needed; {self._advice()}"
+                f"and {_gib(int(self._needs.least_pool_bytes / share))} are needed; {self._advice()}"
             )
         return pool
 
@@ -179,12 +179,13 @@ class MemoryPlan:
             )
 
     def _require(self, pool_bytes: int, available_bytes: int, least: str, swapped_bytes: int = 0) -> None:
-        needed = self._weights_bytes + self._activation_bytes + pool_bytes + swapped_bytes
+        weights, activations = self._needs.weights_bytes, self._needs.activation_bytes
+        needed = weights + activations + pool_bytes + swapped_bytes
         if needed > available_bytes:
             swapped = f"KV swapped {_gib(swapped_bytes)}, " if swapped_bytes else ""
             raise SettingsError(
-                f"too little memory on {self._device}: {_gib(needed)} are needed (weights {_gib(self._weights_bytes)}, "
-                f"KV cache {least}{_gib(pool_bytes)}, {swapped}activations {_gib(self._activation_bytes)}), and there "
+                f"too little memory on {self._device}: {_gib(needed)} are needed (weights {_gib(weights)}, "
+                f"KV cache {least}{_gib(pool_bytes)}, {swapped}activations {_gib(activations)}), and there "
                 f"are {_gib(available_bytes)}; {self._advice()}"
             )
 

@@ -22,6 +22,7 @@ from actorserve.processes.signals import on_termination
 from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engines.make_engine import load_engine
+from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
 from workers.memory import PoolWatch
 from workers.profile.worker_profile import profile_of
@@ -102,7 +103,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
     recipe = instance_origin(instance_config(engine, settings, ticket_key), settings, profile)
     core = recipe.make()
     kv_address = f"ipc://{child.runtime_dir}/{child.name}.kv.sock"
-    transfer = KVTransfer(engine.kv, kv_address, ticket_key, bytes_per_s=bytes_per_s(settings))
+    transfer = KVTransfer(engine.kv, kv_address, ticket_key, rate=Rate(bytes_per_s(settings)))
     hello = Hello(
         PROTOCOL_VERSION,
         Role.WORKER,

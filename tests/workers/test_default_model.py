@@ -14,6 +14,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.model_files.describe import describe
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 
 pytestmark = pytest.mark.model
@@ -34,7 +35,7 @@ def engine_of(default_model_path: Path) -> EngineOf:
     def get(tokens_per_block: int) -> TorchEngine:
         if tokens_per_block not in engines:
             engines[tokens_per_block] = TorchEngine(
-                description, dtype="float32", tokens_per_block=tokens_per_block, kv_cache_bytes=KV_BYTES
+                description, EngineOptions(dtype="float32", tokens_per_block=tokens_per_block, kv_cache_bytes=KV_BYTES)
             )
         return engines[tokens_per_block]
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -13,21 +13,22 @@ from actorserve.errors import SettingsError
 from actorserve.host import ResidentMemory
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from workers import memory, native
+from workers.engine_options import EngineOptions
 from workers.kernels.choose import Kernels
 from workers.kernels.linear import PackedLinear, PlainLinear
 from workers.kernels.numerics import numerics
 from workers.kv.shared_memory import SharedMemory, resident_shared_bytes
-from workers.memory import MemoryPlan, PoolWatch, weights_bytes
+from workers.memory import MemoryNeeds, MemoryPlan, PoolWatch, weights_bytes
 
 CPU = torch.device("cpu")
 GIB = 2**30
 HUGE_PAGE_BYTES = 2**21
-NEEDS: dict[str, Any] = {
-    "weights_bytes": 2 * GIB,
-    "activation_bytes": GIB,
-    "bytes_per_token": 2**19,  # 2048 tokens of it are a GiB
-    "context_tokens": 8192,
-}
+NEEDS = MemoryNeeds(
+    weights_bytes=2 * GIB,
+    activation_bytes=GIB,
+    bytes_per_token=2**19,  # 2048 tokens of it are a GiB
+    context_tokens=8192,
+)
 
 
 @pytest.fixture
@@ -43,7 +44,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_the_pool_is_half_of_what_is_left(host: dict[str, int]) -> None:
     """Of a share, what this process has taken and what computing needs go first; without one, what is free counts."""
     host |= {"total": 0, "private": 0}
-    plan, unlimited = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB), MemoryPlan(CPU, **NEEDS)
+    plan, unlimited = (
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB)),
+        MemoryPlan(CPU, NEEDS, EngineOptions()),
+    )
     plan.check()
     host |= {"total": 2 * GIB, "private": 2 * GIB, "available": 14 * GIB}
     assert plan.pool_bytes() == 5 * GIB // 2
@@ -52,7 +56,7 @@ def test_the_pool_is_half_of_what_is_left(host: dict[str, int]) -> None:
 
 def test_a_share_does_not_shrink_by_what_siblings_touched(host: dict[str, int]) -> None:
     """A worker that starts again beside one that has filled its pool gets the pool that it had."""
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB)
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB))
     first = plan.pool_bytes()
     host["available"] = 5 * GIB
     plan.check()
@@ -65,7 +69,7 @@ def test_a_start_that_maps_its_weights_gets_the_same_pool(host: dict[str, int], 
     pools = []
     for resident, written in ((3 * GIB, 2 * GIB), (GIB // 4, 0)):  # made from mapped files; mapped and little read
         host |= {"total": GIB // 2, "private": GIB // 4, "available": 16 * GIB}
-        plan = MemoryPlan(CPU, **NEEDS, share_bytes=share)
+        plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=share))
         host["total"] += resident
         host["private"] += written
         host["available"] -= resident
@@ -113,11 +117,11 @@ def test_float_weights_are_counted_as_they_are_held(monkeypatch: pytest.MonkeyPa
 
 def test_a_fixed_pool_is_taken_as_it_is(host: dict[str, int]) -> None:
     """workers.kv_cache_bytes decides, as long as it fits the share."""
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, kv_cache_bytes=3 * GIB)
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, kv_cache_bytes=3 * GIB))
     plan.check()
     assert plan.pool_bytes() == 3 * GIB
     with pytest.raises(SettingsError, match=r"KV cache 6\.00 GiB.* there are 8\.00 GiB; .*workers\.kv_cache_bytes"):
-        MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, kv_cache_bytes=6 * GIB).check()
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, kv_cache_bytes=6 * GIB)).check()
 
 
 @pytest.mark.parametrize(("share", "available"), [(3 * GIB, 16 * GIB), (8 * GIB, 3 * GIB)])
@@ -125,7 +129,7 @@ def test_too_little_memory_is_told_before_loading(host: dict[str, int], share: i
     """One line says what is needed, for what, what there is, and which settings to change."""
     host["available"] = available
     with pytest.raises(SettingsError) as caught:
-        MemoryPlan(CPU, **NEEDS, share_bytes=share).check()
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=share)).check()
     message = str(caught.value)
     assert "\n" not in message
     for part in ("4.00 GiB are needed", "weights 2.00 GiB", "at least 1.00 GiB", "there are 3.00 GiB", "model.dtype"):
@@ -135,7 +139,7 @@ def test_too_little_memory_is_told_before_loading(host: dict[str, int], share: i
 def test_too_little_memory_is_told_after_loading(host: dict[str, int]) -> None:
     """Weights that turned out larger than told leave no pool, and that is said."""
     host |= {"total": GIB // 2, "private": GIB // 2}
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB)
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB))
     host |= {"total": 7 * GIB, "private": 7 * GIB}
     with pytest.raises(SettingsError, match=r"0\.00 GiB are left.* 2\.00 GiB are needed; .*workers\.memory_bytes"):
         plan.pool_bytes()
@@ -144,25 +148,27 @@ def test_too_little_memory_is_told_after_loading(host: dict[str, int]) -> None:
 def test_a_host_pool_takes_its_part_of_the_share(host: dict[str, int]) -> None:
     """On a CPU the pool that KV is swapped to is what settings say, none without; the KV cache has the rest."""
     host |= {"total": 0, "private": 0}
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=2 * GIB)
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=2 * GIB))
     plan.check()
     assert (plan.pool_bytes(), plan.host_pool_bytes(GIB)) == (3 * GIB // 2, 2 * GIB)
-    assert MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB).host_pool_bytes(GIB) == 0
+    assert MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB)).host_pool_bytes(GIB) == 0
     with pytest.raises(SettingsError, match=r"9\.00 GiB are needed .*KV swapped 5\.00 GiB.*workers\.host_kv_bytes"):
-        MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=5 * GIB).check()
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=5 * GIB)).check()
 
 
 def test_a_gpu_swaps_to_as_much_as_the_host_has_to_spare(host: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's host pool is as large as its KV pool, within half of the worker's share; a fixed one must fit."""
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * GIB)
     cuda = torch.device("cuda")
-    plan = MemoryPlan(cuda, **NEEDS, share_bytes=8 * GIB)
+    plan = MemoryPlan(cuda, NEEDS, EngineOptions(memory_bytes=8 * GIB))
     plan.check()
     assert [plan.host_pool_bytes(size * GIB) for size in (3, 20)] == [3 * GIB, 4 * GIB]
-    assert MemoryPlan(cuda, **NEEDS, host_kv_bytes=0).pool_bytes() > plan.pool_bytes()  # no room for staging
-    assert MemoryPlan(cuda, **NEEDS, host_kv_bytes=7 * GIB).host_pool_bytes(GIB) == 7 * GIB
+    assert (
+        MemoryPlan(cuda, NEEDS, EngineOptions(host_kv_bytes=0)).pool_bytes() > plan.pool_bytes()
+    )  # no room for staging
+    assert MemoryPlan(cuda, NEEDS, EngineOptions(host_kv_bytes=7 * GIB)).host_pool_bytes(GIB) == 7 * GIB
     with pytest.raises(SettingsError, match=r"9\.00 GiB are asked for.* 8\.00 GiB for this.*workers\.host_kv_bytes"):
-        MemoryPlan(cuda, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=9 * GIB).check()
+        MemoryPlan(cuda, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=9 * GIB)).check()
 
 
 def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int]) -> None:

@@ -31,6 +31,7 @@ from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import PROFILE
 from workers.engine import Engine
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
 
@@ -330,10 +331,12 @@ def test_whatever_the_scheduler_does(make_model: Any, dtype: str) -> None:
     """A request's tokens and log-probabilities are its own, in any arrivals, chunks, preemptions, swaps and hits."""
     engine = TorchEngine(
         make_model(vocab_size=VOCAB_SIZE).description,
-        dtype=dtype,
-        tokens_per_block=TOKENS_PER_BLOCK,
-        kv_cache_bytes=4 * 2**20,
-        host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,  # a token's KV is so large in float32, half in others
+        EngineOptions(
+            dtype=dtype,
+            tokens_per_block=TOKENS_PER_BLOCK,
+            kv_cache_bytes=4 * 2**20,
+            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,  # a token's KV in float32; others need half of it
+        ),
     )
     alone: dict[RequestSpec, Answer] = {}
     seen: Counter[object] = Counter()

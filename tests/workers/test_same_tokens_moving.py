@@ -37,6 +37,7 @@ from tests.workers.test_same_tokens import (
     config,
 )
 from workers.engine import Engine
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
 
@@ -174,10 +175,12 @@ def two_engines(make_model: Any, folder: Path, dtype: str) -> Iterator[tuple[lis
     engines = [
         TorchEngine(
             description,
-            dtype=dtype,
-            tokens_per_block=TOKENS_PER_BLOCK,
-            kv_cache_bytes=4 * 2**20,
-            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,
+            EngineOptions(
+                dtype=dtype,
+                tokens_per_block=TOKENS_PER_BLOCK,
+                kv_cache_bytes=4 * 2**20,
+                host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,
+            ),
         )
         for _ in PEERS
     ]

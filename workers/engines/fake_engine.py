@@ -9,12 +9,14 @@ copied to the wrong place.
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
 from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 
-BYTES_PER_TOKEN = 8  # of KV, as it tells
+FAKE_MODEL = ModelInfo("fake", vocab_size=1000, max_tokens=4096)
+BYTES_PER_TOKEN = 8  # of KV
 
 
 def _mix(*values: int) -> int:
@@ -36,23 +38,23 @@ def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> l
 
 
 class FakeEngine:
-    """Implements ``workers.engine.Engine``. ``step_s`` and ``copy_s`` are how long an iteration and a copy of any size
-    take (0: as fast as they can).
+    """Implements ``workers.engine.Engine``.
+
+    ``model``: what it claims to serve; the pool bounds ``max_tokens``. ``step_s`` and ``copy_s``: how long an iteration
+    and a copy of any size take (0: no longer than they need).
     """
 
     def __init__(
         self,
-        vocab_size: int = 1000,
+        model: ModelInfo = FAKE_MODEL,
         num_blocks: int = 256,
         tokens_per_block: int = 16,
-        max_context_tokens: int = 4096,
-        step_s: float = 0.0,
-        name: str = "fake",
         num_host_blocks: int = 0,
+        step_s: float = 0.0,
         copy_s: float = 0.0,
     ) -> None:
-        self.model = ModelInfo(name, vocab_size, min(max_context_tokens, num_blocks * tokens_per_block))
-        self.kind = f"fake-{vocab_size}"
+        self.model = replace(model, max_tokens=min(model.max_tokens, num_blocks * tokens_per_block))
+        self.kind = f"fake-{model.vocab_size}"
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.bytes_per_block = BYTES_PER_TOKEN * tokens_per_block

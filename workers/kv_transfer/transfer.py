@@ -1,8 +1,6 @@
 """What a worker holds to read other workers' KV, and to have its own read: one way for each pair, chosen here."""
 
 import threading
-import time
-from collections.abc import Callable
 
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, Peer
@@ -14,7 +12,7 @@ from workers.kv_transfer.data_server import DataServer
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Link, this_host
 from workers.kv_transfer.mapped import MappedPool
-from workers.kv_transfer.pacing import TokenBucket
+from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
 from workers.kv_transfer.rdma import NixlAgent, NixlLink
 
 PATIENCE_S = 5.0  # with a source that says nothing
@@ -37,16 +35,14 @@ class _Held:
 
 
 class KVTransfer:
-    """Reads other workers' blocks into ``pools``, and serves ours at ``bind`` to who shows a ticket made with
-    ``ticket_key``. ``bind`` is ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Others reach
-    a TCP bind by ``announced_host``, which is needed where the bind has no host's name or number.
+    """Reads other workers' blocks into ``pools``, and serves its own blocks at ``bind`` to readers with a ticket made
+    with ``ticket_key``.
 
-    ``bytes_per_s`` bounds what is read from each source (None: nothing does), but for urgent fetches.
-    ``use_nixl`` has RDMA used between those that both have it.
-    ``clock`` and ``sleep``, in seconds, are of the bound alone.
+    ``bind``: ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Other workers reach a TCP bind
+    by ``announced_host``, which is required if the bind names no host. ``rate`` bounds what is read from each source,
+    except by urgent fetches. ``use_nixl``: RDMA between workers that both have it.
 
-    Raises: ActorserveError where ``bind`` cannot be bound or reached; SettingsError where NIXL is wanted and cannot be
-    had.
+    Raises: ActorserveError if ``bind`` cannot be bound or reached; SettingsError if NIXL is wanted and unavailable.
     """
 
     def __init__(
@@ -56,16 +52,13 @@ class KVTransfer:
         ticket_key: bytes,
         *,
         announced_host: str = "",
-        bytes_per_s: float | None = None,
+        rate: Rate = UNBOUNDED,
         use_nixl: bool = False,
         patience_s: float = PATIENCE_S,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._pools = pools
-        self._bytes_per_s = bytes_per_s
+        self._rate = rate
         self._patience_s = patience_s
-        self._clock, self._sleep = clock, sleep
         self._lock = threading.Lock()  # of those that follow
         self._closed = False
         self._held: dict[_LinkKey, _Held] = {}
@@ -112,7 +105,7 @@ class KVTransfer:
             if self._closed:
                 raise TransferError("this worker ends")
             held = self._held.setdefault(key, _Held())
-            bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._bytes_per_s, self._clock, self._sleep))
+            bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._rate))
             earlier = [old for old in self._held if old[0].name == key[0].name and old[0] != key[0]]
             self._drop(earlier)
         with held.lock:

@@ -25,6 +25,7 @@ from tests.workers.kv_source import (
     ticket_for,
 )
 from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
 
 SOURCE = Peer("source", 7)
@@ -54,11 +55,9 @@ class Pair:
             self.pools,
             f"ipc://{self.folder}/destination.kv",
             b"another key",
-            bytes_per_s=bytes_per_s,
+            rate=Rate(bytes_per_s, clock=lambda: 0.0, sleep=sleep),
             use_nixl=self.kind == "nixl",
             patience_s=PATIENCE_S,
-            clock=lambda: 0.0,
-            sleep=sleep,
         )
 
     def fetch(

@@ -21,6 +21,7 @@ from tests.workers.small_models import (
     save_model,
     write_gguf,
 )
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 
 NOT_IN_GGUF = ("opt", "qwen3 experts, raw shares", "gemma3, scale of its own")
@@ -38,7 +39,7 @@ TOKENS = sequence(NUM_TOKENS)
 
 
 def engine_of(description: ModelDescription, dtype: str = "float32", **settings: Any) -> TorchEngine:
-    return TorchEngine(description, dtype=dtype, kv_cache_bytes=16 * 2**20, **settings)
+    return TorchEngine(description, EngineOptions(dtype=dtype, kv_cache_bytes=16 * 2**20, **settings))
 
 
 def last_logits(engine: TorchEngine, num_tokens: int = NUM_TOKENS) -> torch.Tensor:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from actorserve.core.messages import StepPlan
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.weights import prepared, sources
 from workers.weights.prepared import PreparedWeights, PreparedWriter, prepared_file
@@ -28,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def engine(model: Any, dtype: str = "int8") -> TorchEngine:
-    return TorchEngine(model.description, dtype=dtype, kv_cache_bytes=2**20)
+    return TorchEngine(model.description, EngineOptions(dtype=dtype, kv_cache_bytes=2**20))
 
 
 def kept(folder: Path) -> list[Path]:
