@@ -1,9 +1,9 @@
 """A deterministic engine without a model, for tests of everything around the engine.
 
-It keeps a real KV pool of one integer a slot, in shared memory as the real one: each token's entry is a hash chained
-through the entry before it, read back through the block table. A token sampled from it depends on every token before,
-so a block that was overwritten, freed too early or listed in the wrong order changes the answer; so does one that was
-copied to the wrong place.
+It keeps a KV pool of one integer a slot, in shared memory as the real engine does. Each token's entry is a hash of the
+token and of the entry before it, which is read back through the block table. So a sampled token depends on every token
+before it, and a block that was overwritten, freed too early, listed in the wrong order or copied to the wrong place
+changes the answer.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def _mix(*values: int) -> int:
 
 
 def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> list[int]:
-    """The tokens that a FakeEngine makes for ``request``, by definition: the reference that tests compare with."""
+    """The tokens that a FakeEngine must make for ``request``: the reference that tests compare with."""
     entry = 0
     tokens = [*request.prompt_token_ids, *request.output_token_ids]
     for position, token in enumerate(tokens):
@@ -74,7 +74,7 @@ class FakeEngine:
 
     @property
     def num_requests(self) -> int:
-        """Requests that were added and not dropped."""
+        """Requests that were added and not dropped yet."""
         return len(self._requests)
 
     @property
@@ -133,8 +133,8 @@ class FakeEngine:
         on_host: bool = False,
         into_host: bool = False,
     ) -> None:
-        """Copy another engine's blocks, of its host's pool where ``on_host``, into these of ours, of our host's where
-        ``into_host``, in order: what ``workers.kv_transfer`` does between processes.
+        """Copy another engine's ``source_blocks`` into our ``blocks``, in order, as ``workers.kv_transfer`` does between
+        processes. ``on_host`` and ``into_host`` choose the host's pool of the source and of this engine.
 
         Raises: ValueError as ``check_copy`` does.
         """
@@ -149,7 +149,7 @@ class FakeEngine:
             time.sleep(self._copy_s)
 
     def _feed(self, plan: StepPlan, row: int) -> int:
-        """Write a chunk's KV entries; returns the last one."""
+        """Write the KV entries of a chunk; return the last entry."""
         table = plan.block_tables[row]
 
         def slot(position: int) -> int:

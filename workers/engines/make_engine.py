@@ -10,14 +10,14 @@ from workers.engine import Engine
 from workers.engine_options import EngineOptions
 from workers.engines.fake_engine import BYTES_PER_TOKEN, FAKE_MODEL, FakeEngine
 
-_FAKE_STEP_S = 0.005  # long enough for tests to meet a request in the middle
-_FAKE_NUM_TOKENS = 4096  # of its KV, where settings do not say it
+_FAKE_STEP_S = 0.005  # long enough for tests to act in the middle of a request
+_FAKE_NUM_TOKENS = 4096  # of its KV, if the settings name no size
 
 
 def load_engine(child: Child) -> Engine:
-    """Load the model as ``child.settings`` say, reporting progress.
+    """Load the model that ``child.settings`` name, and report progress.
 
-    Raises: ModelError, for a model that cannot be served; SettingsError, for settings that do not fit.
+    Raises: ModelError if the model cannot be served; SettingsError if the settings do not fit it or this machine.
     """
     settings = child.settings
     workers = settings.workers

@@ -1,4 +1,4 @@
-"""The engine that computes: a decoder in torch, a paged KV pool, a sampler; on a CPU or a CUDA device."""
+"""The engine that serves models: a decoder in torch, a paged KV pool and a sampler, on a CPU or a CUDA device."""
 
 import logging
 import time
@@ -149,7 +149,7 @@ class TorchEngine:
         with torch.inference_mode():
             sampled = self._sampler(logits, request_ids, positions)
         if self._device.type == "cuda" and not request_ids:
-            # Nothing was fetched: a step has ended, and its time and its KV are there, once the device is done.
+            # No token was fetched, so wait for the device: the step's time and KV must be complete.
             torch.cuda.current_stream(self._device).synchronize()
         return StepDone(
             step_id=plan.step_id,
@@ -170,7 +170,7 @@ class TorchEngine:
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the plan without sampling: the sampling rows' logits, [rows, vocab_size] float32, in the plan's order.
 
-        Raises: ValueError if the plan is not consistent.
+        Raises: ValueError if a request of the plan has no token, or too few blocks.
         """
         if not plan.request_ids:
             return torch.empty((0, self._info.vocab_size), device=self._device)
@@ -184,7 +184,7 @@ class TorchEngine:
     def prompt_logits(self, token_ids: tuple[int, ...]) -> Tensor:
         """The logits after each token of one prompt, [len(token_ids), vocab_size] float32.
 
-        Its KV takes the pool's first blocks, whosever they are: for an engine that serves no requests.
+        Its KV overwrites the pool's first blocks, so the engine must not serve requests.
 
         Raises: ValueError if there is no token, or the pool is too small.
         """
@@ -204,7 +204,7 @@ class TorchEngine:
         return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
 
     def _use_threads(self) -> None:
-        """The number of threads decides bits, so it is part of the kind, and must not be left to other code."""
+        """Set the number of threads again if other code changed it, because it decides bits and is part of the kind."""
         if self._device.type == "cpu" and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
 

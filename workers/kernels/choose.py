@@ -1,4 +1,4 @@
-"""What an engine computes with on its device: chosen once, at start, and told in one line."""
+"""The kernels that an engine computes with on its device, chosen once at start."""
 
 import hashlib
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The implementations for one numeric mode on one device. ``native``: whether ours for CPUs are there to be used.
+    """The implementations for one numeric mode on one device. ``native``: whether our kernels for CPUs are used.
 
-    Integer layers have the same bits with and without the native kernels; attention and row operations have not, so
-    that is part of a worker's kind.
+    Integer layers give the same bits with and without the native kernels. Attention and row operations do not, so
+    ``native`` is part of a worker's kind.
     """
 
     numerics: Numerics
@@ -36,11 +36,11 @@ class Kernels:
 
     @property
     def rows_are_independent(self) -> bool:
-        """Whether every token-wise function has the same bits in any batch as it is, so that nobody needs tiles."""
+        """Whether every token-wise function gives a row the same bits in any batch, so that it needs no tiles."""
         return self.native and self.numerics.weight_bits is not None
 
     def facts(self) -> dict[str, object]:
-        """What decides bits, for the worker's kind."""
+        """The choices that decide bits, for the worker's kind."""
         facts: dict[str, object] = {"numerics": self.numerics, "row ops": self.row_ops.name, "code": _code_digest()}
         if self.numerics.weight_bits is None:
             facts["linear"] = self.float_linear.__name__
@@ -49,7 +49,7 @@ class Kernels:
         return facts
 
     def describe(self) -> str:
-        """For a person: the mode, and by which kernels it is computed."""
+        """One line for a person: the numeric mode and the kernels that compute it."""
         what = f"weights {self.numerics.name}, KV {str(self.numerics.kv).removeprefix('torch.')}"
         return f"{what}; {native.describe()}" if self.device.type == "cpu" else what
 
@@ -60,6 +60,6 @@ def choose_kernels(numerics: Numerics, device: torch.device) -> Kernels:
 
 @cache
 def _code_digest() -> str:
-    """Of all our Python: most of it decides bits, so workers of two versions are of two kinds."""
+    """Digest of all Python files of ``workers``. Most decide bits, so workers of two versions are of two kinds."""
     folder = Path(__file__).parents[1]
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))).hexdigest()

@@ -9,9 +9,9 @@ _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class StagedCopier:
-    """Copies between ``device`` and ``host``, both [num_blocks, pieces, bytes], through a buffer beside ``device``.
+    """Copies between ``device`` and ``host``, both [num_blocks, pieces, bytes], through a buffer on the device.
 
-    It only issues, on the current stream. The buffer takes ``staging_bytes`` at most, but one block at least.
+    It only issues copies, on the current stream. The buffer takes at most ``staging_bytes``, but at least one block.
     """
 
     def __init__(self, device: Tensor, host: Tensor, staging_bytes: int) -> None:
@@ -23,7 +23,7 @@ class StagedCopier:
 
     @torch.inference_mode()
     def copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int], *, out: bool) -> None:
-        """Issue the copy of ``device_blocks`` to ``host_blocks``, or with ``out`` False the way back."""
+        """Issue copies of ``device_blocks`` to ``host_blocks``; with ``out`` False, in the other direction."""
         most = max(1, len(self._staging))
         for first in range(0, len(device_blocks), most):
             index = torch.tensor(device_blocks[first : first + most], device=self._device.device)
@@ -41,7 +41,7 @@ class StagedCopier:
 
 
 def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours that one copy takes: (place in ``blocks``, block, how many) each."""
+    """Runs of neighbouring blocks, each for one copy: (index in ``blocks``, first block, number of blocks)."""
     at = 0
     for end in range(1, len(blocks) + 1):
         if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
