@@ -133,8 +133,9 @@ class FakeEngine:
         on_host: bool = False,
         into_host: bool = False,
     ) -> None:
-        """Copy another engine's ``source_blocks`` into our ``blocks``, in order, as ``workers.kv_transfer`` does between
-        processes. ``on_host`` and ``into_host`` choose the host's pool of the source and of this engine.
+        """Copy another engine's ``source_blocks`` into our ``blocks``, in order, as ``workers.kv_transfer`` does.
+
+        ``on_host`` and ``into_host`` choose the host's pool of the source and of this engine.
 
         Raises: ValueError as ``check_copy`` does.
         """

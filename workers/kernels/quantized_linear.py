@@ -34,8 +34,8 @@ _CLIPS = (1.1, 1.0, 0.9)  # of a group's largest weight: each gives a g to try
 class QuantizedWeight:
     """A linear layer's weights: plain contiguous tensors that can be written to a file and mapped from it.
 
-    Columns are the layer's outputs. ``packed`` holds them in panels of 16. Zeros pad the last panel, and the inputs to a
-    multiple of 4 (int8) or 16 (int4):
+    Columns are the layer's outputs. ``packed`` holds them in panels of 16. Zeros pad the last panel, and the inputs to
+    a multiple of 4 (int8) or 16 (int4):
 
     int8: [panels, in_features / 4, 16 columns, 4 inputs];
     int4: [panels, in_features / 8, 16 columns, 4 inputs], each byte the signed nibbles of inputs i (lower) and i + 4.

@@ -82,7 +82,7 @@ class HostPool:
 
 
 class _Copies(Protocol):
-    """Copies blocks between device and host, both in the shape of ``KVCache.blocks``. Calls return when they are done."""
+    """Copies blocks between device and host, both in the shape of ``KVCache.blocks``; returns after the copies."""
 
     def out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None: ...
 
@@ -107,8 +107,8 @@ class _PlainCopies:
 
 
 class _StreamCopies:
-    """Copies between a GPU and pinned memory, on a stream of their own. The GPU gathers and scatters blocks, so that few
-    long copies cross the bus.
+    """Copies between a GPU and pinned memory, on a stream of their own. The GPU gathers and scatters blocks, so that
+    few long copies cross the bus.
 
     Copies need not wait for the stream that computes: the core issues a copy after the end of the step that wrote its
     blocks, and a step ends when the device is done with it.

@@ -1,4 +1,4 @@
-"""What a worker holds to read other workers' KV, and to have its own read: one way for each pair, chosen here."""
+"""Reads other workers' KV and serves this worker's own. It chooses the way for each pair of workers."""
 
 import threading
 
@@ -15,20 +15,20 @@ from workers.kv_transfer.mapped import MappedPool
 from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
 from workers.kv_transfer.rdma import NixlAgent, NixlLink
 
-PATIENCE_S = 5.0  # with a source that says nothing
+PATIENCE_S = 5.0  # with a source that sends nothing
 _LinkKey = tuple[Peer, bool, bool, bool]
-"""Source, whether the pool on its host is read, whether ours on the host is written, whether for urgent fetches."""
+"""Source; whether its host's pool is read; whether our host's pool is written; whether for urgent fetches."""
 
 
 class _Held:
-    """A link, opened when it is first needed, and who uses it."""
+    """A link, opened when it is first needed, and the lock of the thread that uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.link: Link | None = None
 
     def close(self) -> None:
-        """Under the lock."""
+        """The caller holds the lock."""
         if self.link is not None:
             self.link.close()
             self.link = None
@@ -59,7 +59,7 @@ class KVTransfer:
         self._pools = pools
         self._rate = rate
         self._patience_s = patience_s
-        self._lock = threading.Lock()  # of those that follow
+        self._lock = threading.Lock()  # guards the following three fields
         self._closed = False
         self._held: dict[_LinkKey, _Held] = {}
         self._buckets: dict[Peer, TokenBucket] = {}
@@ -76,17 +76,17 @@ class KVTransfer:
             cuda_ipc=export_memory(pools.device.blocks) if isinstance(pools.device, CudaBlocks) else "",
             nixl="" if self._nixl is None else self._nixl.shown,
         )
-        """How others read ours: for ``Hello``."""
+        """How other workers read our KV, for ``Hello``."""
 
     @property
     def num_dropped(self) -> dict[str, int]:
-        """What came to our data socket and was not followed, by reason."""
+        """The number of requests at our data socket that were not served, by reason."""
         return dict(self._server.dropped)
 
     def fetch(self, fetch: Fetch) -> None:
-        """Copy what ``fetch`` says; returns when it is done. Urgent fetches may go on one thread, others on another.
+        """Copy the blocks of ``fetch``; return when they are complete. Urgent fetches may have a thread of their own.
 
-        Raises: TransferError; then nothing is written any more.
+        Raises: TransferError; after that nothing more is written.
         """
         num_wanted = len(fetch.ticket.blocks) - fetch.num_skipped
         if fetch.access.layout != self._pools.layout:
@@ -95,7 +95,7 @@ class KVTransfer:
             raise TransferError(f"a fetch of {num_wanted} blocks into {len(fetch.blocks)}")
         num_blocks = self._pools.pool(on_host=fetch.into_host).num_blocks
         if any(not 0 <= block < num_blocks for block in fetch.blocks):
-            raise TransferError("a fetch into blocks that are not there")
+            raise TransferError("a fetch into blocks beyond the pool")
         if not fetch.blocks:
             return
         if fetch.into_host:
@@ -122,7 +122,7 @@ class KVTransfer:
                     into_host=fetch.into_host,
                 )
             except TransferError:
-                held.close()  # the next one begins afresh
+                held.close()  # the next fetch opens a new link
                 raise
             finally:
                 with self._lock:
@@ -131,13 +131,13 @@ class KVTransfer:
                     held.close()
 
     def forget(self, source: Peer) -> None:
-        """Let go of what is held of a worker that is down: its memory goes with the last that maps it. Never waits."""
+        """Release the links to a worker that is down, because its memory stays until nothing maps it. Never waits."""
         with self._lock:
             self._buckets.pop(source, None)
             self._drop([key for key in self._held if key[0] == source])
 
     def close(self) -> None:
-        """Serve and fetch no more. A fetch under way is ended: it fails soon."""
+        """Stop serving and fetching. A fetch in flight fails soon."""
         with self._lock:
             self._closed = True
             links = [held.link for held in self._held.values()]
@@ -148,7 +148,7 @@ class KVTransfer:
         self._server.close()
 
     def _drop(self, keys: list[_LinkKey]) -> None:
-        """What is in use is closed by its user. Under the lock."""
+        """Forget these links. A link in use is closed by the thread that uses it. The caller holds ``self._lock``."""
         for key in keys:
             held = self._held.pop(key)
             if held.lock.acquire(blocking=False):

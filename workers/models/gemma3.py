@@ -1,7 +1,7 @@
-"""Gemma 3 (Gemma Team, 2025): norms on both sides of attention and MLP, GeGLU, and mostly layers with a window.
+"""Gemma 3 (Gemma Team, 2025): norms on both sides of attention and MLP, GeGLU, and a window in most layers.
 
-Layers with a window turn by another base than those that attend to everything. Gains are stored as their distance
-from one; the weights come with it added.
+Layers with a window use another RoPE base than layers that attend to everything. Files store gains minus one; the
+weights that are read here have the one added.
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
-"""A decoder's weights, by the names that its own file of code calls them: checked, fused, and in the engine's form.
+"""A decoder's weights by name: checked, fused, and in the engine's form.
 
-What the files must hold was checked against their headers when they were described (``actorserve.model_files``); what
-is read here is checked again, for a file may have changed since.
+``actorserve.model_files`` compared the tensors' names and shapes with the files' headers. Each tensor is checked again
+here when it is read, because the file may have changed since.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,14 +25,14 @@ ReadLinear = Callable[[], tuple[Tensor, Tensor | None]]
 """Reads a weight, [out_features, in_features], and a bias, [out_features], in the dtype between the layers."""
 
 Progress = Callable[[float], None]
-"""Told the share of the work that is done, 0 to 1."""
+"""Called with the share of the work that is done, 0 to 1."""
 
 
 class Weights:
-    """What a decoder is built from.
+    """The weights that a decoder is built from.
 
-    Every method raises ModelError, in one line that names the tensor, where one is missing, misshapen, or holds what is
-    not a finite float.
+    Every method raises ModelError, in one line that names the tensor, if a tensor is missing, has a wrong shape, or
+    holds a number that is not a finite float.
     """
 
     def __init__(
@@ -49,26 +49,26 @@ class Weights:
         self.row_ops = kernels.row_ops
         self.path = description.path
         self._specs = {spec.name: spec for spec in description.tensors}
-        self._open_source = cache(open_source)  # not at all, where an earlier start kept everything
+        self._open_source = cache(open_source)  # not opened if an earlier start kept all weights
         self._store = store
         self._kernels = kernels
         self._progress = progress
         self._num_read = 0
 
     def linear(self, *names: str) -> Linear:
-        """The linear layers of these names as one, their outputs one after another; with biases where there are."""
+        """The linear layers of these names as one layer, with their outputs one after another, and biases if there are."""
         return self._linear(names, self._kernels.numerics.weight_bits)
 
     def matrix(self, name: str) -> Tensor:
-        """A weight in float32, for those few layers that no numeric mode may touch."""
+        """A weight in float32 in every numeric mode."""
         return self._tensor(f"{name}.weight", torch.float32)
 
     def table(self, name: str) -> Tensor:
-        """Rows to be looked up."""
+        """A table of rows, such as the tokens' embeddings."""
         return self._tensor(f"{name}.weight", self._kernels.numerics.embedding)
 
     def embedding_and_output(self, embedding: str, output: str) -> tuple[Tensor, Linear]:
-        """The tokens' table, and the layer that makes logits; where they are tied, of the one table's numbers."""
+        """The tokens' table, and the layer that makes logits; the layer shares the table's numbers if they are tied."""
         table, bits = self.table(embedding), self._kernels.numerics.head_bits
         if not self.config.tie_word_embeddings:
             return table, self._linear((output,), bits)
@@ -91,7 +91,7 @@ class Weights:
         return self._make_linear("+".join(names), names, read, bits)
 
     def _make_linear(self, name: str, names: Sequence[str], read: ReadLinear, bits: int | None) -> Linear:
-        """The layer ``name``, of the weights ``names``."""
+        """The layer that is kept under ``name`` and made of the weights ``names``."""
         if bits is None:
             return self._kernels.float_linear(*read())
         try:
@@ -108,7 +108,7 @@ class Weights:
         tensor = self._open_source().read(spec)
         if not tensor.is_floating_point():
             raise ModelError(f"{self.path}: tensor {spec.stored_name} holds {tensor.dtype}, not floats")
-        # A sum is finite only if all its terms are, and takes a third of the time of looking at each.
+        # A finite sum proves that all terms are finite, in a third of the time of checking each term.
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
             raise ModelError(f"{self.path}: tensor {spec.stored_name} holds NaN or infinity")
         if spec.head_rows:

@@ -336,7 +336,7 @@ def test_an_address_that_is_none_is_told(tmp_path: Path, address: str) -> None:
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=0.2)
     fetch = Fetch(1, SOURCE, KVAccess(pools.layout, address), ticket_for((0,)), 0, (0,), is_urgent=False)
-    with pytest.raises(TransferError, match=r"^KV can not be read from [^\n]*$"):
+    with pytest.raises(TransferError, match=r"^KV cannot be read from [^\n]*$"):
         destination.fetch(fetch)
     destination.close()
 

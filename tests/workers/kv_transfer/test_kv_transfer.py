@@ -208,10 +208,10 @@ def test_another_layout_is_refused(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("source_blocks", "on_host", "blocks", "message"),
     [
-        ((NUM_BLOCKS,), False, (0,), "blocks that are not there"),
-        ((NUM_HOST_BLOCKS,), True, (0,), "blocks that are not there"),
-        ((0,), False, (NUM_BLOCKS,), "into blocks that are not there"),
-        ((0,), False, (-1,), "into blocks that are not there"),
+        ((NUM_BLOCKS,), False, (0,), "blocks beyond the pool"),
+        ((NUM_HOST_BLOCKS,), True, (0,), "blocks beyond the pool"),
+        ((0,), False, (NUM_BLOCKS,), "into blocks beyond the pool"),
+        ((0,), False, (-1,), "into blocks beyond the pool"),
         ((0, 1), False, (0,), "a fetch of 2 blocks into 1"),
     ],
 )
@@ -222,7 +222,7 @@ def test_blocks_that_are_not_there_are_refused(
     destination = pair.destination()
     with pytest.raises(TransferError, match=message):
         destination.fetch(pair.fetch(ticket_for(source_blocks, on_host=on_host), blocks))
-    with pytest.raises(TransferError, match="into blocks that are not there"):
+    with pytest.raises(TransferError, match="into blocks beyond the pool"):
         destination.fetch(pair.fetch(ticket_for((0,)), (NUM_HOST_BLOCKS,), into_host=True))
     destination.fetch(pair.fetch(ticket_for((1,)), (1,)))  # and the next one goes well
     destination.close()

@@ -91,7 +91,7 @@ def test_gemma3_has_two_tables(tmp_path: Path) -> None:
 
 def test_a_config_without_a_local_base_has_no_local_table(tmp_path: Path) -> None:
     """Asking a plain Llama for it is an error."""
-    with pytest.raises(ValueError, match="no base of its own"):
+    with pytest.raises(ValueError, match="no RoPE base of their own"):
         local_rotary(described(transformers.LlamaConfig(**SHAPE), tmp_path))
 
 
