@@ -157,7 +157,7 @@ BUSY = Workload(
 
 @dataclass
 class Copy:
-    """A copy that is issued and not told done yet."""
+    """A copy in flight: issued, with no CopyDone yet."""
 
     effect: SwapOut | SwapIn | Fetch
     pace: CopyPace
@@ -290,7 +290,7 @@ def config(engine: Engine, **changes: Any) -> InstanceConfig:
 
 
 def answer_alone(engine: Engine, spec: RequestSpec) -> Answer:
-    """What a request gets with nobody else there, its prompt fed at once, and nothing cached."""
+    """A request's answer alone, with its prompt in one chunk and no cached prefix."""
     instance = Instance(config(engine), engine)
     instance.tell(Start(1, spec))
     while spec.request_id not in instance.ended:

@@ -48,7 +48,7 @@ KEY = b"a key of tests"
 
 @dataclass(frozen=True)
 class Move:
-    """At this step worker ``source`` is told to move requests of so many blocks of KV to the other."""
+    """At this step worker ``source`` is told to migrate requests of so many blocks of KV to the other worker."""
 
     at_step: int
     source: int

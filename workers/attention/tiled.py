@@ -1,7 +1,7 @@
 """Attention in plain torch, on any device: fixed tiles of keys, fixed numbers of query rows, one order of summing.
 
-Every request's context is cut into tiles of 64 keys at multiples of 64, for any block size. A batched GEMM computes each
-tile's scores, in float32. The maximum over a query's tiles is exact in any order. Each tile's weights and weighted
+Every request's context is cut into tiles of 64 keys at multiples of 64, for any block size. A batched GEMM computes
+the tiles' scores, in float32. The maximum over a query's tiles is exact in any order. Each tile's weights and weighted
 values are sums of a fixed shape, and tiles are added from the first to the last. Keys after the query get weight 0, so
 trailing tiles add exactly nothing. Probing finds how many rows (queries x heads of a group) a GEMM may have without
 changing bits, as for row tiles (``workers.kernels.tiles``).

@@ -19,7 +19,7 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many rounds over all shapes to measure, after one to warm up: as many as fit into ``budget_s``, within bounds.
+    """How many rounds over all shapes to measure after a warm-up: as many as fit into ``budget_s``, within bounds.
 
     Once a shape took longer than ``slow_s``, shapes that are at least as large in every respect are left out.
     """

@@ -1,4 +1,4 @@
-"""Blocks go to the host's pool and come back as they were, and only those that were named."""
+"""The named blocks, and no others, go to the host's pool and come back unchanged."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ TOKENS_PER_BLOCK = 4
 
 
 def filled_cache(dtype: torch.dtype = torch.bfloat16, tokens_per_block: int = TOKENS_PER_BLOCK) -> KVCache:
-    """Every byte is random: also those of numbers that are not finite."""
+    """A pool of random bytes, including numbers that are not finite."""
     cache = KVCache(CONFIG, NUM_BLOCKS, tokens_per_block, dtype, CPU)
     generator = torch.Generator().manual_seed(0)
     cache.pool.view(torch.uint8).copy_(torch.randint(256, cache.pool.view(torch.uint8).shape, generator=generator))
@@ -28,7 +28,7 @@ def filled_cache(dtype: torch.dtype = torch.bfloat16, tokens_per_block: int = TO
 
 
 def test_blocks_are_whole_and_apart() -> None:
-    """A block's bytes are its tokens' keys and values in all layers, and nobody else's."""
+    """A block's bytes are its tokens' keys and values in all layers, and nothing else."""
     cache = filled_cache(torch.float32)
     _, num_pieces, piece_bytes = cache.blocks.shape
     assert num_pieces * piece_bytes == cache.pool.nbytes // NUM_BLOCKS

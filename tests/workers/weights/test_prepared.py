@@ -82,13 +82,13 @@ def test_the_second_start_maps_what_the_first_kept(
 
 
 def test_floats_and_dummies_are_not_kept(make_model: Any, folder: Path) -> None:
-    """Only what took long to make is worth its place on the disk."""
+    """Float weights are not kept, because they are read fast."""
     engine(make_model(), "float32")
     assert kept(folder) == []
 
 
 def test_another_mode_or_file_is_another_place(make_model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was changed, or is computed otherwise, is never served from what was kept before."""
+    """A changed model, or another way to compute it, never uses weights that were kept before."""
     model = make_model()
     description = model.description
     before = prepared_file(description, "int8")
@@ -150,7 +150,7 @@ def test_what_an_index_does_not_have_is_made(
 def test_a_damaged_file_is_prepared_anew(
     make_model: Any, folder: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept but cannot be used is told in one line, and replaced."""
+    """A kept file that cannot be used gives a warning of one line, and is replaced."""
     model = make_model()
     expected = engine(model).logits(PLAN)
     (file,) = kept(folder)
@@ -192,7 +192,7 @@ def test_a_full_disk_costs_the_next_start_only(
 def test_a_folder_that_cannot_be_made_costs_the_next_start_only(
     make_model: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cache that is no folder is told, and the engine starts."""
+    """If the cache is no folder, a warning says so and the engine starts."""
     folder.parent.write_text("a file")
     assert engine(make_model()).logits(PLAN).isfinite().all()
     assert "cannot be kept" in caplog.text
@@ -208,7 +208,7 @@ def test_one_process_writes_at_a_time(make_model: Any, folder: Path) -> None:
 
 
 def test_what_nobody_uses_is_removed(make_model: Any, folder: Path) -> None:
-    """Leftovers of a killed writer go, and so does what was last opened over a month ago; the rest stays."""
+    """Leftovers of a killed writer and files that were last used over a month ago are removed; others stay."""
     folder.mkdir(parents=True)
     (folder / "partial-x").write_text("")
     for name, days in (("old", 31), ("recent", 29)):

@@ -183,7 +183,7 @@ def test_dummy_weights_have_a_sane_scale() -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
 def test_a_truncated_gguf_file_is_refused(small: Any, tmp_path: Path, share: float) -> None:
-    """A GGUF file that ends early is one line with its name, wherever it ends."""
+    """A GGUF file that ends early, anywhere, gives an error of one line with its name."""
     path = tmp_path / "small.gguf"
     write_gguf(small.folder, path)
     data = path.read_bytes()
@@ -195,7 +195,7 @@ def test_a_truncated_gguf_file_is_refused(small: Any, tmp_path: Path, share: flo
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
 def test_a_truncated_safetensors_file_is_refused(small: Any, share: float) -> None:
-    """A safetensors file that ends early is one line with its name, also where it was whole when described."""
+    """A safetensors file that ends early gives an error of one line, even if it was whole when described."""
     description = describe(small.folder)
     file = small.folder / "model.safetensors"
     data = file.read_bytes()
