@@ -56,7 +56,7 @@ class Weights:
         self._num_read = 0
 
     def linear(self, *names: str) -> Linear:
-        """The linear layers of these names as one layer, with their outputs one after another, and biases if there are."""
+        """The linear layers of these names as one layer, their outputs one after another, with biases if there are."""
         return self._linear(names, self._kernels.numerics.weight_bits)
 
     def matrix(self, name: str) -> Tensor:

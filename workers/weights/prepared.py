@@ -2,8 +2,8 @@
 
 Quantizing a model takes longer than everything else at start, and gives the same bits each time. So the first start
 keeps the result, and later starts map the file; all workers of a host then share one copy in memory. The file's name is
-a digest of its origin: the weight files' paths, sizes and times, the numeric mode, the code that prepares, and the CPU's
-instruction set. Nothing depends on the file: if it cannot be kept or is damaged, weights are prepared again.
+a digest of its origin: the weight files' paths, sizes and times, the numeric mode, the code that prepares, and the
+CPU's instruction set. Nothing depends on the file: if it cannot be kept or is damaged, weights are prepared again.
 """
 
 import fcntl

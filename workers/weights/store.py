@@ -22,7 +22,7 @@ _NUMBERS = ("in_features", "out_features", "bits")
 
 
 class WeightStore(Protocol):
-    """Returns the result of ``make``, or an equal one that was kept under the name, which is the same at every start."""
+    """Returns the result of ``make``, or an equal one that an earlier start kept under the same name."""
 
     @property
     def digest(self) -> str:

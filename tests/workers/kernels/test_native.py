@@ -144,6 +144,19 @@ def test_changed_sources_are_not_kept_under_the_name_of_others(
     assert [left.name for left in tmp_path.iterdir()] == ["sources"]
 
 
+def test_avx2_can_be_forced() -> None:
+    """``ATEN_CPU_CAPABILITY=avx2`` chooses the kernels for AVX2 on any CPU."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from workers import native; print(native.isa())"],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "avx2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == "avx2"
+
+
 @pytest.mark.skipif(not native.load(), reason=native.describe())
 def test_it_says_what_it_found() -> None:
     """The description names the instruction set."""
