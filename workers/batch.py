@@ -1,4 +1,4 @@
-"""A step's plan as tensors: made once a step with numpy, read by every layer."""
+"""A step's plan as tensors, made once per step with numpy and read by every layer."""
 
 from dataclasses import dataclass
 from itertools import chain
@@ -15,13 +15,13 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """T tokens of R requests, request after request.
+    """T tokens of R requests, one request after another.
 
-    On the device: ``token_ids``, ``positions`` (absolute), ``slots`` (where a token's KV goes) are [T] int64;
-    ``query_starts`` [R + 1] and ``context_lens`` [R] (tokens up to and including this chunk) int32; ``block_tables``
-    [R, max_blocks] int32, zero padded; ``sample_rows`` int64, the tokens whose logits are wanted; ``fresh_blocks``
-    int64, the blocks whose first token is written now. The ``host_`` fields are numpy arrays:
-    what attention plans with.
+    On the device, int64: ``token_ids``, ``positions`` (absolute) and ``slots`` (where a token's KV is stored), [T];
+    ``sample_rows``, the tokens whose logits are sampled; ``fresh_blocks``, the blocks that get their first token in
+    this step. On the device, int32: ``query_starts`` [R + 1]; ``context_lens`` [R], tokens up to and including this
+    chunk; ``block_tables`` [R, max_blocks], padded with zeros. The ``host_`` fields are numpy arrays, which attention
+    plans with.
     """
 
     token_ids: Tensor
@@ -47,7 +47,7 @@ class Batch:
 
 
 def make_batch(plan: StepPlan, tokens_per_block: int, device: torch.device) -> Batch:
-    """Raises: ValueError if a request has no token in the plan, or fewer blocks than its tokens need."""
+    """Raises: ValueError if a request has no token in the plan, or too few blocks for its tokens."""
     starts = np.array(plan.starts, np.int64)
     query_lens = _lengths(plan.token_ids)
     num_blocks = _lengths(plan.block_tables)

@@ -1,6 +1,7 @@
-"""Which GPUs this machine lets us use, asked of the driver without loading torch: ``python -m workers.devices``.
+"""The GPUs that this machine lets us use, from the driver, without loading torch: ``python -m workers.devices``.
 
-A process of its own, so that the supervisor needs neither torch nor a driver. ``CUDA_VISIBLE_DEVICES`` is respected.
+It runs as a process of its own, so that the supervisor needs neither torch nor a driver. It respects
+``CUDA_VISIBLE_DEVICES``.
 """
 
 import json
@@ -26,7 +27,7 @@ def _text(value: str | bytes) -> str:
 
 
 def driver_devices() -> list[Device]:
-    """Every GPU that the driver knows, in its order; none where there is no driver.
+    """Every GPU that the driver knows, in its order; none if there is no driver.
 
     Selectors are UUIDs: the driver's order and CUDA's own order may differ.
     """
@@ -47,15 +48,15 @@ def driver_devices() -> list[Device]:
             )
         return devices
     except pynvml.NVMLError:
-        return []  # a driver that does not answer has no GPU that we could use
+        return []  # without a driver that answers no GPU can be used
     finally:
         pynvml.nvmlShutdown()
 
 
 def visible(devices: list[Device], cuda_visible_devices: str | None) -> list[Device]:
-    """The devices that CUDA would show. Like CUDA, stop at the first entry that names none.
+    """The devices that CUDA would show. Like CUDA, stop at the first entry that names no device.
 
-    Entries are indices, or (the beginning of) UUIDs.
+    Entries are indices, UUIDs or beginnings of UUIDs.
     """
     if cuda_visible_devices is None:
         return devices
@@ -63,7 +64,7 @@ def visible(devices: list[Device], cuda_visible_devices: str | None) -> list[Dev
     for entry in filter(None, (part.strip() for part in cuda_visible_devices.split(","))):
         if entry.isdecimal():
             matching = devices[int(entry) : int(entry) + 1]
-        elif entry.startswith("MIG-") and devices:  # a slice of one of them, which the driver's list does not show
+        elif entry.startswith("MIG-") and devices:  # a slice of a GPU, which the driver does not list
             matching = [Device(selector=entry, name="MIG slice", memory_bytes=0)]
         else:
             matching = [device for device in devices if device.selector.startswith(entry)]

@@ -1,17 +1,17 @@
 """The engine protocol: what computes tokens, as the worker process sees it.
 
-An engine is synchronous and runs on two threads: ``add``, ``drop`` and ``step`` on one, ``copy_out`` and ``copy_in`` on
-another, beside the steps. Further threads read and write blocks of ``kv``, for other workers. On each thread calls come
-in the order in which the instance's core issued them; a request is added before its first step and dropped after its
-last, and no step touches a block while it is copied. The engine holds the KV pool, and a pool on the host that KV is
-swapped to; which block belongs to whom is decided by the core and stated in every plan and copy.
+An engine is synchronous. One thread calls ``add``, ``drop`` and ``step``; another calls ``copy_out`` and ``copy_in``,
+concurrently with the steps. Further threads read and write blocks of ``kv`` for other workers. Each thread's calls come
+in the order in which the instance's core issued them. A request is added before its first step and dropped after its
+last, and no step touches a block while it is copied. The engine holds the KV pool and a pool on the host that KV is
+swapped out to. The core decides which request owns which block, and names the blocks in every plan and copy.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
-from workers.kv_transfer.blocks import KVPools
+from workers.kv.pools import KVPools
 
 
 class Engine(Protocol):
@@ -19,7 +19,7 @@ class Engine(Protocol):
 
     @property
     def model(self) -> ModelInfo:
-        """What is served; ``max_tokens`` is the model's context, bounded by the KV pool."""
+        """The served model; ``max_tokens`` is its context, bounded by the KV pool."""
         ...
 
     @property
@@ -42,23 +42,23 @@ class Engine(Protocol):
 
     @property
     def num_host_blocks(self) -> int:
-        """Blocks in the pool on the host; 0 where nothing is swapped."""
+        """Blocks in the pool on the host; 0 if KV is never swapped out."""
         ...
 
     @property
     def num_written_host_blocks(self) -> int:
-        """Of these, blocks that were ever written. May be asked on any thread."""
+        """Blocks of the host's pool that were ever written. Any thread may ask."""
         ...
 
     @property
     def kv(self) -> KVPools:
-        """Both pools as bytes, for copies from worker to worker (``workers.kv_transfer``). No step touches a block
-        while it is written there, and none writes one that is read.
+        """Both pools as bytes, for copies between workers (``workers.kv_transfer``). No step touches a block that a
+        transfer writes, and no step writes a block that a transfer reads.
         """
         ...
 
     def add(self, request: RequestSpec) -> None:
-        """Make ready for the request's steps (its sampling state)."""
+        """Create the request's sampling state, before its first step."""
         ...
 
     def drop(self, request_id: str) -> None:
@@ -68,31 +68,17 @@ class Engine(Protocol):
     def step(self, plan: StepPlan) -> StepDone:
         """Run one iteration and sample. Blocks until the tokens are on the host.
 
-        Raises: whatever the device raises; the worker process then ends, and its requests go on elsewhere.
+        Raises: whatever the device raises; then the worker process ends, and other workers continue its requests.
         """
         ...
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
-        """Copy blocks of the KV pool to the host, the first to the first and so on; returns once they are there.
+        """Copy ``device_blocks[i]`` of the KV pool to ``host_blocks[i]``; return when the copies are complete.
 
-        Raises: ValueError as ``check_copy`` does; whatever the device raises, as with ``step``.
+        Raises: ValueError as ``workers.kv.pools.check_copy`` does; whatever the device raises, as ``step`` does.
         """
         ...
 
     def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
-        """The way back; a step that begins after it has returned finds them. Raises: as ``copy_out``."""
+        """Copy back to the KV pool. A step that begins after the return reads the copies. Raises: as ``copy_out``."""
         ...
-
-
-def check_copy(device_blocks: Sequence[int], num_blocks: int, host_blocks: Sequence[int], num_host_blocks: int) -> None:
-    """Hold a copy against the pools' sizes.
-
-    Raises: ValueError where it names a block that is not there, or one twice, or more blocks here than there.
-    """
-    if len(device_blocks) != len(host_blocks):
-        raise ValueError(f"a copy of {len(device_blocks)} blocks on the device and {len(host_blocks)} on the host")
-    for where, blocks, count in (("device", device_blocks, num_blocks), ("host", host_blocks, num_host_blocks)):
-        if any(not 0 <= block < count for block in blocks):
-            raise ValueError(f"a copy of {where} blocks {sorted(blocks)}, and there are {count} blocks")
-        if len(set(blocks)) != len(blocks):
-            raise ValueError(f"a copy names a {where} block twice: {sorted(blocks)}")

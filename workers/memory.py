@@ -1,16 +1,16 @@
 """How much memory an engine may take: the KV pool's size at start, and how much of it may be used while it runs.
 
-On a CPU the pool is reserved whole but becomes resident only as blocks are first written (shared memory, which the
-kernel's figures of a host and of its groups count where it is resident, as they do any other). So what the host has
-available does not show what a sibling will take, and each worker is given its share of what was free before any of
-them started (``workers.memory_bytes``). A worker that starts again gets the same share.
+On a CPU the pool is reserved whole, but its pages become resident only when they are first written. (It is shared
+memory; the figures of the kernel and of its control groups count resident pages.) So the host's available memory does
+not show what another worker will take later. Each worker therefore gets a share of what was free before any worker
+started (``workers.memory_bytes``). A worker that starts again gets the same share.
 
-The pool that KV is swapped to lies in the host's memory always. For a GPU it is as large as the GPU's pool where the
-host has that to spare. On a CPU there is none unless the settings say so: the same memory does more as KV cache, from
-which nothing need be swapped.
+The pool that KV is swapped out to always lies in the host's memory. For a GPU it is as large as the GPU's pool if the
+host has the memory to spare. On a CPU there is none by default, because the same memory is worth more as KV cache.
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import pynvml
@@ -21,22 +21,23 @@ from actorserve.host import ROOT, available_memory_bytes, resident_memory
 from actorserve.model_files.description import DecoderConfig, ModelDescription
 from workers import native
 from workers.devices import usable_devices
+from workers.engine_options import EngineOptions
 from workers.kernels.choose import Kernels
-from workers.kernels.linear import PackedLinear, linear_class
+from workers.kernels.linear import PackedLinear
+from workers.kv.shared_memory import resident_shared_bytes
 from workers.kv.swap import STAGING_BYTES
-from workers.kv_transfer.shared import resident_shared_bytes
 
-_CPU_POOL_SHARE = 0.5  # of what is left beside weights and activations; the rest is for page cache and everybody else
+_CPU_POOL_SHARE = 0.5  # of the memory without weights and activations; the rest is for page cache and other programs
 _CUDA_POOL_SHARE = 0.9  # the rest is for the allocator's fragments and the kernels' own memory
 _HOST_POOL_SHARE = 0.5  # of a GPU worker's share of the host's memory, which loads weights too
-_MIN_POOL_TOKENS = 2048  # with less there is no serving; a model of shorter context needs no more than that
+_MIN_POOL_TOKENS = 2048  # fewer are too few to serve; a model of shorter context needs no more
 _MAX_RUNNING_RESERVE_BYTES = 512 * 2**20
 
 
 def weights_bytes(description: ModelDescription, kernels: Kernels) -> int:
-    """What the weights take at least in the kernels' form, known before any is read.
+    """The least memory of the weights in the kernels' form, known before any weight is read.
 
-    A table of tokens that makes logits as well is there twice: as rows to look up, and as a layer.
+    A token table that makes logits as well counts twice if the layer needs a form of its own.
     """
     mode = kernels.numerics
     total = 0.0
@@ -53,9 +54,9 @@ def weights_bytes(description: ModelDescription, kernels: Kernels) -> int:
 
 
 def activation_bytes(config: DecoderConfig, max_batch_tokens: int, max_batch_requests: int) -> int:
-    """What one iteration takes beside weights and KV, roughly: a layer's inputs, and the rows of logits.
+    """Roughly the memory of one iteration without weights and KV: a layer's inputs, and the rows of logits.
 
-    Counted in float32, with twice the width of each for temporaries, and six copies of the logits in the sampler.
+    It counts float32, twice the width of each input for temporaries, and six copies of the logits in the sampler.
     """
     attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     experts = config.experts_per_token * config.expert_intermediate_size
@@ -64,10 +65,10 @@ def activation_bytes(config: DecoderConfig, max_batch_tokens: int, max_batch_req
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of ``device`` that nobody has taken: NVML's figure for a GPU, the host's and its groups' for a CPU."""
+    """Free memory of ``device``: NVML's figure for a GPU, the host's and its control groups' for a CPU."""
     if device.type != "cuda":
         return available_memory_bytes()
-    torch.cuda.empty_cache()  # what loading the weights left with torch's allocator is ours to take again
+    torch.cuda.empty_cache()  # give back what torch's allocator kept after loading
     devices = usable_devices()
     try:
         pynvml.nvmlInit()
@@ -82,83 +83,81 @@ def free_bytes(device: torch.device) -> int:
         pynvml.nvmlShutdown()
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What one engine needs: weights, one iteration's activations, KV of a token, and the longest context in tokens."""
+
+    weights_bytes: int
+    activation_bytes: int
+    bytes_per_token: int
+    context_tokens: int
+
+    @property
+    def least_pool_bytes(self) -> int:
+        """The smallest KV pool that is worth serving with."""
+        return min(_MIN_POOL_TOKENS, self.context_tokens) * self.bytes_per_token
+
+
 class MemoryPlan:
-    """What one engine needs, held against what there is, and the sizes of its KV pools; to be made before loading.
+    """Compares an engine's needs with the memory that there is, and sizes its KV pools. Make it before loading."""
 
-    ``share_bytes`` is what this process may take in all of the host's memory (None: all that is available now);
-    ``kv_cache_bytes`` and ``host_kv_bytes`` fix the sizes of the pool and of the one that KV is swapped to.
-    ``bytes_per_token`` is of KV.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        weights_bytes: int,
-        activation_bytes: int,
-        bytes_per_token: int,
-        context_tokens: int,
-        share_bytes: int | None = None,
-        kv_cache_bytes: int | None = None,
-        host_kv_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, device: torch.device, needs: MemoryNeeds, options: EngineOptions) -> None:
+        """Of ``options`` the sizes in bytes are read."""
         self._device = device
-        self._weights_bytes = weights_bytes
-        self._activation_bytes = activation_bytes
-        self._least_pool_bytes = min(_MIN_POOL_TOKENS, context_tokens) * bytes_per_token
-        self._share_bytes = share_bytes
-        self._kv_cache_bytes = kv_cache_bytes
-        self._host_kv_bytes = host_kv_bytes
+        self._needs = needs
+        self._share_bytes = options.memory_bytes
+        self._kv_cache_bytes = options.kv_cache_bytes
+        self._host_kv_bytes = options.host_kv_bytes
         self._at_first = resident_memory()
 
     def check(self) -> None:
-        """To be asked before the weights are loaded.
+        """Call this before the weights are loaded.
 
-        Raises: SettingsError where weights, activations and a small pool, or the pools that settings fix, do not fit.
+        Raises: SettingsError if weights, activations and a small pool do not fit, or the pools of fixed size do not.
         """
         free = free_bytes(self._device)
         share = free if self._share_bytes is None or self._device.type == "cuda" else self._share_bytes
-        # What is free now counts for what is taken at once; a pool that settings fix may fill later, so it is held
-        # against the share alone: a worker that starts again while memory is short begins, and admits less.
+        # Memory that is taken at once must be free now. A pool of fixed size fills later, so it must fit the share:
+        # a worker that starts again while memory is short then starts, and admits fewer requests.
         fixed, swapped = self._kv_cache_bytes, 0
         if self._device.type == "cuda":
             self._check_host()
         else:
             swapped = self._host_kv_bytes or 0
-        least = min(self._least_pool_bytes, fixed or self._least_pool_bytes)
+        least = min(self._needs.least_pool_bytes, fixed or self._needs.least_pool_bytes)
         if fixed is not None or swapped:
             self._require(fixed or least, share, "" if fixed else "at least ", swapped)
         self._require(least, min(free, share), "at least ")
 
     def pool_bytes(self) -> int:
-        """The size of the KV pool; to be asked once the weights are loaded.
+        """The size of the KV pool. Call this after the weights are loaded.
 
-        Raises: SettingsError where no useful pool is left.
+        Raises: SettingsError if too little memory is left for a useful pool.
         """
         if self._kv_cache_bytes is not None:
             return self._kv_cache_bytes
         if self._device.type == "cuda":
             staging = 0 if self._host_kv_bytes == 0 else STAGING_BYTES
-            left, share = free_bytes(self._device) - self._activation_bytes - staging, _CUDA_POOL_SHARE
+            left, share = free_bytes(self._device) - self._needs.activation_bytes - staging, _CUDA_POOL_SHARE
         else:
             now = resident_memory()
-            # Mapped weights become resident only as they are read, and pages of the files that weights were made from
-            # go as they are not read any more: neither may change the pool from one start to the next.
+            # Mapped weights become resident only when they are read, and the kernel drops pages of weight files that
+            # are not read any more. Neither may change the pool from one start to the next.
             written = now.private_bytes - self._at_first.private_bytes
-            taken = self._at_first.total_bytes + max(written, self._weights_bytes)
+            taken = self._at_first.total_bytes + max(written, self._needs.weights_bytes)
             limit = free_bytes(self._device) + now.total_bytes if self._share_bytes is None else self._share_bytes
-            left = limit - taken - self._activation_bytes - (self._host_kv_bytes or 0)
+            left = limit - taken - self._needs.activation_bytes - (self._host_kv_bytes or 0)
             share = _CPU_POOL_SHARE
         pool = int(share * left)
-        if pool < self._least_pool_bytes:
+        if pool < self._needs.least_pool_bytes:
             raise SettingsError(
                 f"too little memory on {self._device} for a KV cache: {_gib(max(0, left))} are left beside the rest, "
-                f"and {_gib(int(self._least_pool_bytes / share))} are needed; {self._advice()}"
+                f"and {_gib(int(self._needs.least_pool_bytes / share))} are needed; {self._advice()}"
             )
         return pool
 
     def host_pool_bytes(self, pool_bytes: int) -> int:
-        """The size of the pool that KV is swapped to, beside a KV pool of so many bytes; 0 for none."""
+        """The size of the pool that KV is swapped out to, for a KV pool of ``pool_bytes``; 0 for no such pool."""
         if self._host_kv_bytes is not None:
             return self._host_kv_bytes
         if self._device.type != "cuda":
@@ -166,7 +165,7 @@ class MemoryPlan:
         return min(pool_bytes, int(_HOST_POOL_SHARE * self._host_share_bytes()))
 
     def _host_share_bytes(self) -> int:
-        """What a worker on a GPU may take of the host's memory now."""
+        """How much of the host's memory a worker on a GPU may take now."""
         available = available_memory_bytes()
         return available if self._share_bytes is None else min(available, self._share_bytes)
 
@@ -179,12 +178,13 @@ class MemoryPlan:
             )
 
     def _require(self, pool_bytes: int, available_bytes: int, least: str, swapped_bytes: int = 0) -> None:
-        needed = self._weights_bytes + self._activation_bytes + pool_bytes + swapped_bytes
+        weights, activations = self._needs.weights_bytes, self._needs.activation_bytes
+        needed = weights + activations + pool_bytes + swapped_bytes
         if needed > available_bytes:
             swapped = f"KV swapped {_gib(swapped_bytes)}, " if swapped_bytes else ""
             raise SettingsError(
-                f"too little memory on {self._device}: {_gib(needed)} are needed (weights {_gib(self._weights_bytes)}, "
-                f"KV cache {least}{_gib(pool_bytes)}, {swapped}activations {_gib(self._activation_bytes)}), and there "
+                f"too little memory on {self._device}: {_gib(needed)} are needed (weights {_gib(weights)}, "
+                f"KV cache {least}{_gib(pool_bytes)}, {swapped}activations {_gib(activations)}), and there "
                 f"are {_gib(available_bytes)}; {self._advice()}"
             )
 
@@ -202,12 +202,13 @@ class MemoryPlan:
 
 
 class PoolWatch:
-    """Measures how many blocks of a pool in host memory have room, while other processes take and give memory.
+    """Measures how many blocks of a pool in host memory can be used, while other processes take and free memory.
 
-    What was written of this process's shared memory is the pool's, and that of ``num_host_blocks`` more that KV is
-    swapped to; what it maps of other processes' is not. Of what is available beyond a reserve (an eighth of what there
-    was at first, 512 MiB at most) each of the host's workers counts on its part, so that all of them together can use
-    what each was told. That part goes first to the blocks that may yet be swapped to, whose number nobody limits later.
+    The resident pages of this process's shared memory belong to the pool and to ``num_host_blocks`` further blocks that
+    KV is swapped out to; mappings of other processes' memory do not count. The available memory beyond a reserve (an
+    eighth of what was available at first, at most 512 MiB) is divided by the number of workers on the host, so that
+    all of them can use their parts at once. A worker's part goes first to the swap blocks that were not written yet,
+    because their number is never limited later.
     """
 
     def __init__(
@@ -227,9 +228,9 @@ class PoolWatch:
         self._reserve_bytes = min(_MAX_RUNNING_RESERVE_BYTES, available_memory_bytes(root) // 8)
 
     def num_usable_blocks(self, num_written_host_blocks: int = 0) -> int:
-        """Blocks that are resident already or that memory has room for now, out of the whole pool.
+        """The number of the pool's blocks that are resident already, or for which there is memory now.
 
-        ``num_written_host_blocks``: of those that KV is swapped to, how many were ever written.
+        ``num_written_host_blocks``: how many swap blocks were ever written.
         """
         written = resident_shared_bytes() - num_written_host_blocks * self._bytes_per_block
         spare = max(0, available_memory_bytes(self._root) - self._reserve_bytes) // self._num_workers
@@ -239,19 +240,19 @@ class PoolWatch:
 
 
 def _copies_shared_table(kernels: Kernels) -> bool:
-    """Whether a layer that is made of the table's numbers has them in a form of its own."""
+    """Whether the output layer that shares the token table keeps its numbers in a form of its own."""
     mode = kernels.numerics
-    return mode.head_bits is not None or linear_class(kernels.device, mode.activations) is PackedLinear
+    return mode.head_bits is not None or kernels.float_linear is PackedLinear
 
 
 def _bytes_per_weight(bits: int | None, kernels: Kernels) -> float:
-    """``bits``: of a quantized layer's weights; None for floats as activations."""
+    """``bits``: the width of a quantized layer's weights; None for floats of the activations' dtype."""
     if bits is None:
         return kernels.numerics.activations.itemsize
     packed = 1.0 if bits == 8 else 0.5 + 1 / 16  # 16 weights of 4 bits share a byte
     if kernels.native:
         return packed
-    return packed + (1 if native.isa() == "avx512_vnni" else 4)  # torch's own product has them beside, unpacked
+    return packed + (1 if native.isa() == "avx512_vnni" else 4)  # torch's own product keeps an unpacked copy
 
 
 def _gib(num_bytes: int) -> str:

@@ -19,6 +19,7 @@ from actorserve.processes.signals import on_termination
 from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engines.make_engine import load_engine
+from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
 from workers.memory import PoolWatch
 from workers.profile.worker_profile import profile_of
@@ -56,7 +57,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
     recipe = instance_recipe(settings, sizes_of(engine, settings), profile, ticket_key)
     core = recipe.make()
     kv_address = f"ipc://{child.runtime_dir}/{child.name}.kv.sock"
-    transfer = KVTransfer(engine.kv, kv_address, ticket_key, bytes_per_s=recipe.config.migration.bytes_per_s)
+    transfer = KVTransfer(engine.kv, kv_address, ticket_key, rate=Rate(recipe.config.migration.bytes_per_s))
     hello = Hello(
         PROTOCOL_VERSION,
         Role.WORKER,

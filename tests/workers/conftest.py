@@ -28,7 +28,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep the weights that engines prepare here out of the user's cache."""
+    """Keep the weights that engines prepare in these tests out of the user's cache."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("workers.weights.prepared.cache_folder", lambda: folder)
@@ -90,8 +90,8 @@ class _Playing:
 class Schedule:
     """Plays requests in random mixtures of prefill chunks and decodes, with random blocks and preemptions.
 
-    ``run(plan)`` computes a plan and returns what each sampling row gave. With ``extend``, that is a token, by which
-    the request grows until it has ``num_tokens``; else every request's tokens are known from the start.
+    ``run(plan)`` computes a plan and returns a result for each sampling row. With ``num_tokens`` the result is a
+    token, and the request grows by it until it has so many tokens; otherwise all tokens are known from the start.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int, seed: int, preempts: bool = True) -> None:
@@ -109,7 +109,7 @@ class Schedule:
         num_tokens: dict[str, int] | None = None,
         chunks: Sequence[int] = (1, 3, 17, 80),
     ) -> dict[tuple[str, int], Any]:
-        """What ``run`` gave for each request and position; the last result where a position came again."""
+        """The result of ``run`` for each request and position; the last one if a position was computed again."""
         playing = {name: _Playing(list(tokens)) for name, tokens in requests.items()}
         results: dict[tuple[str, int], Any] = {}
         step_id = 0

@@ -17,9 +17,9 @@ import torch
 
 from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import KVAccess, KVTicket
-from workers.kv_transfer.blocks import BlockMemory, Bytes, HostBlocks, KVPools, layout_digest, view
+from workers.kv.pools import BlockMemory, Bytes, HostBlocks, KVPools, layout_digest, view
+from workers.kv.shared_memory import SharedMemory
 from workers.kv_transfer.cuda import CudaBlocks
-from workers.kv_transfer.shared import SharedMemory
 from workers.kv_transfer.transfer import KVTransfer
 
 ROOT = Path(__file__).resolve().parents[2]

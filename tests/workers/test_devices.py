@@ -36,7 +36,7 @@ def test_the_variable_is_read_as_cuda_reads_it(variable: str | None, expected: l
 
 
 def test_a_slice_is_chosen_by_its_name() -> None:
-    """A MIG slice that the variable names is used as it stands, where there is a driver."""
+    """A MIG slice that the variable names is used unchanged if there is a driver."""
     assert [device.selector for device in visible([A], "MIG-1234")] == ["MIG-1234"]
     assert visible([], "MIG-1234") == []
 

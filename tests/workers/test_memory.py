@@ -1,10 +1,10 @@
-"""Memory: what an engine needs is held against what there is, and the pool is sized by what is left."""
+"""An engine's needs are compared with the memory that there is, and the rest sizes the pool."""
 
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -13,26 +13,27 @@ from actorserve.errors import SettingsError
 from actorserve.host import ResidentMemory
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from workers import memory, native
+from workers.engine_options import EngineOptions
 from workers.kernels.choose import Kernels
 from workers.kernels.linear import PackedLinear, PlainLinear
 from workers.kernels.numerics import numerics
-from workers.kv_transfer.shared import SharedMemory, resident_shared_bytes
-from workers.memory import MemoryPlan, PoolWatch, weights_bytes
+from workers.kv.shared_memory import SharedMemory, resident_shared_bytes
+from workers.memory import MemoryNeeds, MemoryPlan, PoolWatch, weights_bytes
 
 CPU = torch.device("cpu")
 GIB = 2**30
 HUGE_PAGE_BYTES = 2**21
-NEEDS: dict[str, Any] = {
-    "weights_bytes": 2 * GIB,
-    "activation_bytes": GIB,
-    "bytes_per_token": 2**19,  # 2048 tokens of it are a GiB
-    "context_tokens": 8192,
-}
+NEEDS = MemoryNeeds(
+    weights_bytes=2 * GIB,
+    activation_bytes=GIB,
+    bytes_per_token=2**19,  # 2048 tokens of it are a GiB
+    context_tokens=8192,
+)
 
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What the host has available, and how much of it this process has: change it to change the host."""
+    """The host's available memory and this process's part of it, as figures that a test may change."""
     figures = {"available": 16 * GIB, "total": 2 * GIB, "private": 2 * GIB, "shared": 0}
     monkeypatch.setattr(memory, "available_memory_bytes", lambda *_: figures["available"])
     monkeypatch.setattr(memory, "resident_memory", lambda *_: ResidentMemory(figures["total"], figures["private"]))
@@ -41,9 +42,12 @@ def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def test_the_pool_is_half_of_what_is_left(host: dict[str, int]) -> None:
-    """Of a share, what this process has taken and what computing needs go first; without one, what is free counts."""
+    """The pool gets half of the share, or of the free memory, after this process's memory and activations."""
     host |= {"total": 0, "private": 0}
-    plan, unlimited = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB), MemoryPlan(CPU, **NEEDS)
+    plan, unlimited = (
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB)),
+        MemoryPlan(CPU, NEEDS, EngineOptions()),
+    )
     plan.check()
     host |= {"total": 2 * GIB, "private": 2 * GIB, "available": 14 * GIB}
     assert plan.pool_bytes() == 5 * GIB // 2
@@ -51,8 +55,8 @@ def test_the_pool_is_half_of_what_is_left(host: dict[str, int]) -> None:
 
 
 def test_a_share_does_not_shrink_by_what_siblings_touched(host: dict[str, int]) -> None:
-    """A worker that starts again beside one that has filled its pool gets the pool that it had."""
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB)
+    """A worker that starts again while another has filled its pool gets the same pool as before."""
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB))
     first = plan.pool_bytes()
     host["available"] = 5 * GIB
     plan.check()
@@ -61,11 +65,11 @@ def test_a_share_does_not_shrink_by_what_siblings_touched(host: dict[str, int]) 
 
 @pytest.mark.parametrize("share", [8 * GIB, None])
 def test_a_start_that_maps_its_weights_gets_the_same_pool(host: dict[str, int], share: int | None) -> None:
-    """Weights that are mapped and not read yet leave the pool no larger than weights that were made just now."""
+    """Mapped weights that were not read yet give the same pool as weights that were computed just now."""
     pools = []
     for resident, written in ((3 * GIB, 2 * GIB), (GIB // 4, 0)):  # made from mapped files; mapped and little read
         host |= {"total": GIB // 2, "private": GIB // 4, "available": 16 * GIB}
-        plan = MemoryPlan(CPU, **NEEDS, share_bytes=share)
+        plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=share))
         host["total"] += resident
         host["private"] += written
         host["available"] -= resident
@@ -97,35 +101,35 @@ def described(*, tied: bool) -> ModelDescription:
 def test_weights_are_counted_as_they_are_held(
     monkeypatch: pytest.MonkeyPatch, mode: str, has_native: bool, isa: str, expected_bytes: int, tied: bool
 ) -> None:
-    """The table counts in its own dtype, the output in its own bits also where tied, and unpacked copies as well."""
+    """The table counts in its dtype, the output layer in its bits even if tied, and unpacked copies count too."""
     monkeypatch.setattr(native, "isa", lambda: isa)
     kernels = Kernels(numerics(mode, CPU), CPU, native=has_native)
     assert weights_bytes(described(tied=tied), kernels) == expected_bytes
 
 
 def test_float_weights_are_counted_as_they_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tied table is there once where the layer takes it as it is, and twice where the layer packs it."""
+    """A tied table counts once if the layer uses it directly, and twice if the layer packs it."""
     kernels = Kernels(numerics("float32", CPU), CPU, native=True)
     for layer, copies in ((PackedLinear, 2), (PlainLinear, 1)):
-        monkeypatch.setattr(memory, "linear_class", lambda *_, layer=layer: layer)
+        monkeypatch.setattr("workers.kernels.choose.linear_class", lambda *_, layer=layer: layer)
         assert weights_bytes(described(tied=True), kernels) == 4 * (copies * 1000 + 160)
 
 
 def test_a_fixed_pool_is_taken_as_it_is(host: dict[str, int]) -> None:
     """workers.kv_cache_bytes decides, as long as it fits the share."""
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, kv_cache_bytes=3 * GIB)
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, kv_cache_bytes=3 * GIB))
     plan.check()
     assert plan.pool_bytes() == 3 * GIB
     with pytest.raises(SettingsError, match=r"KV cache 6\.00 GiB.* there are 8\.00 GiB; .*workers\.kv_cache_bytes"):
-        MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, kv_cache_bytes=6 * GIB).check()
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, kv_cache_bytes=6 * GIB)).check()
 
 
 @pytest.mark.parametrize(("share", "available"), [(3 * GIB, 16 * GIB), (8 * GIB, 3 * GIB)])
 def test_too_little_memory_is_told_before_loading(host: dict[str, int], share: int, available: int) -> None:
-    """One line says what is needed, for what, what there is, and which settings to change."""
+    """One line names the needed memory and its purposes, the available memory, and settings to change."""
     host["available"] = available
     with pytest.raises(SettingsError) as caught:
-        MemoryPlan(CPU, **NEEDS, share_bytes=share).check()
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=share)).check()
     message = str(caught.value)
     assert "\n" not in message
     for part in ("4.00 GiB are needed", "weights 2.00 GiB", "at least 1.00 GiB", "there are 3.00 GiB", "model.dtype"):
@@ -133,40 +137,42 @@ def test_too_little_memory_is_told_before_loading(host: dict[str, int], share: i
 
 
 def test_too_little_memory_is_told_after_loading(host: dict[str, int]) -> None:
-    """Weights that turned out larger than told leave no pool, and that is said."""
+    """If weights turn out larger than expected and leave no memory for a pool, the error says so."""
     host |= {"total": GIB // 2, "private": GIB // 2}
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB)
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB))
     host |= {"total": 7 * GIB, "private": 7 * GIB}
     with pytest.raises(SettingsError, match=r"0\.00 GiB are left.* 2\.00 GiB are needed; .*workers\.memory_bytes"):
         plan.pool_bytes()
 
 
 def test_a_host_pool_takes_its_part_of_the_share(host: dict[str, int]) -> None:
-    """On a CPU the pool that KV is swapped to is what settings say, none without; the KV cache has the rest."""
+    """On a CPU the swap pool has the size of the settings, or does not exist; the KV cache gets the rest."""
     host |= {"total": 0, "private": 0}
-    plan = MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=2 * GIB)
+    plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=2 * GIB))
     plan.check()
     assert (plan.pool_bytes(), plan.host_pool_bytes(GIB)) == (3 * GIB // 2, 2 * GIB)
-    assert MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB).host_pool_bytes(GIB) == 0
+    assert MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB)).host_pool_bytes(GIB) == 0
     with pytest.raises(SettingsError, match=r"9\.00 GiB are needed .*KV swapped 5\.00 GiB.*workers\.host_kv_bytes"):
-        MemoryPlan(CPU, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=5 * GIB).check()
+        MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=5 * GIB)).check()
 
 
 def test_a_gpu_swaps_to_as_much_as_the_host_has_to_spare(host: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's host pool is as large as its KV pool, within half of the worker's share; a fixed one must fit."""
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * GIB)
     cuda = torch.device("cuda")
-    plan = MemoryPlan(cuda, **NEEDS, share_bytes=8 * GIB)
+    plan = MemoryPlan(cuda, NEEDS, EngineOptions(memory_bytes=8 * GIB))
     plan.check()
     assert [plan.host_pool_bytes(size * GIB) for size in (3, 20)] == [3 * GIB, 4 * GIB]
-    assert MemoryPlan(cuda, **NEEDS, host_kv_bytes=0).pool_bytes() > plan.pool_bytes()  # no room for staging
-    assert MemoryPlan(cuda, **NEEDS, host_kv_bytes=7 * GIB).host_pool_bytes(GIB) == 7 * GIB
+    assert (
+        MemoryPlan(cuda, NEEDS, EngineOptions(host_kv_bytes=0)).pool_bytes() > plan.pool_bytes()
+    )  # no room for staging
+    assert MemoryPlan(cuda, NEEDS, EngineOptions(host_kv_bytes=7 * GIB)).host_pool_bytes(GIB) == 7 * GIB
     with pytest.raises(SettingsError, match=r"9\.00 GiB are asked for.* 8\.00 GiB for this.*workers\.host_kv_bytes"):
-        MemoryPlan(cuda, **NEEDS, share_bytes=8 * GIB, host_kv_bytes=9 * GIB).check()
+        MemoryPlan(cuda, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=9 * GIB)).check()
 
 
 def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int]) -> None:
-    """Usable is what was written already, and our part of what is available beyond the reserve."""
+    """Usable blocks are those already written, and this worker's part of the memory beyond the reserve."""
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=2)  # the reserve is 512 MiB
     assert watch.num_usable_blocks() == 100
     host["shared"] += 40 * 2**26
@@ -179,7 +185,7 @@ def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int])
 
 
 def test_room_is_left_for_what_may_be_swapped_out(host: dict[str, int]) -> None:
-    """Blocks that may yet be swapped to have room first, and what was written of them is not taken for KV cache."""
+    """Memory goes first to swap blocks that were not written yet, and written swap blocks do not count as KV cache."""
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=1, num_host_blocks=30)
     host["shared"] += 40 * 2**26
     host["available"] = GIB // 2 + 50 * 2**26
@@ -190,14 +196,14 @@ def test_room_is_left_for_what_may_be_swapped_out(host: dict[str, int]) -> None:
 
 
 def test_a_small_host_keeps_a_small_reserve(host: dict[str, int]) -> None:
-    """The reserve is an eighth of what there was at first where that is less."""
+    """The reserve is an eighth of the memory that was available at first if that is less than 512 MiB."""
     host["available"] = GIB
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**24, num_workers_on_host=1)
     assert watch.num_usable_blocks() == 7 * GIB // 8 // 2**24
 
 
 def test_pages_become_resident_as_they_are_written() -> None:
-    """A pool that is only reserved takes nothing; what was written of it counts, and what is mapped of others' not."""
+    """Only written pages of this process's own shared memory count, no reserved pages or mapped memory of others."""
     before = resident_shared_bytes()
     pool, other = SharedMemory(2**28), SharedMemory(2**24)
     assert resident_shared_bytes() == before
@@ -205,7 +211,7 @@ def test_pages_become_resident_as_they_are_written() -> None:
     assert 2**25 <= pool.resident_bytes <= 2**25 + HUGE_PAGE_BYTES
     assert resident_shared_bytes() - before == pool.resident_bytes
     program = (
-        "import sys; from workers.kv_transfer.shared import attach, resident_shared_bytes\n"
+        "import sys; from workers.kv.shared_memory import attach, resident_shared_bytes\n"
         "print(sum(attach(sys.argv[1], 2**28)[: 2**20]), resident_shared_bytes())"
     )
     done = subprocess.run([sys.executable, "-c", program, pool.shown], capture_output=True, text=True, check=True)
@@ -215,7 +221,7 @@ def test_pages_become_resident_as_they_are_written() -> None:
 
 
 def test_the_host_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A watch reads the tree that it is given."""
+    """A watch reads the memory figures under its ``root``."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1024 kB\n")
     monkeypatch.setattr(memory, "resident_shared_bytes", lambda: 2048)

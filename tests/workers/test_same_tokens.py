@@ -32,6 +32,7 @@ from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import PROFILE
 from workers.engine import Engine
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
 
@@ -157,7 +158,7 @@ BUSY = Workload(
 
 @dataclass
 class Copy:
-    """A copy that is issued and not told done yet."""
+    """A copy in flight: issued, with no CopyDone yet."""
 
     effect: SwapOut | SwapIn | Fetch
     pace: CopyPace
@@ -291,7 +292,7 @@ def config(engine: Engine, **changes: Any) -> InstanceConfig:
 
 
 def answer_alone(engine: Engine, spec: RequestSpec) -> Answer:
-    """What a request gets with nobody else there, its prompt fed at once, and nothing cached."""
+    """A request's answer alone, with its prompt in one chunk and no cached prefix."""
     instance = Instance(config(engine), engine)
     instance.tell(Start(1, spec))
     while spec.request_id not in instance.ended:
@@ -332,10 +333,12 @@ def test_whatever_the_scheduler_does(make_model: Any, dtype: str) -> None:
     """A request's tokens and log-probabilities are its own, in any arrivals, chunks, preemptions, swaps and hits."""
     engine = TorchEngine(
         make_model(vocab_size=VOCAB_SIZE).description,
-        dtype=dtype,
-        tokens_per_block=TOKENS_PER_BLOCK,
-        kv_cache_bytes=4 * 2**20,
-        host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,  # a token's KV is so large in float32, half in others
+        EngineOptions(
+            dtype=dtype,
+            tokens_per_block=TOKENS_PER_BLOCK,
+            kv_cache_bytes=4 * 2**20,
+            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,  # a token's KV in float32; others need half of it
+        ),
     )
     alone: dict[RequestSpec, Answer] = {}
     seen: Counter[object] = Counter()

@@ -39,6 +39,7 @@ from tests.workers.test_same_tokens import (
     config,
 )
 from workers.engine import Engine
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
 
@@ -49,7 +50,7 @@ KEY = b"a key of tests"
 
 @dataclass(frozen=True)
 class Move:
-    """At this step worker ``source`` is told to move requests of so many blocks of KV to the other."""
+    """At this step worker ``source`` is told to migrate requests of so many blocks of KV to the other worker."""
 
     at_step: int
     source: int
@@ -182,10 +183,12 @@ def two_engines(make_model: Any, folder: Path, dtype: str) -> Iterator[tuple[lis
     engines = [
         TorchEngine(
             description,
-            dtype=dtype,
-            tokens_per_block=TOKENS_PER_BLOCK,
-            kv_cache_bytes=4 * 2**20,
-            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,
+            EngineOptions(
+                dtype=dtype,
+                tokens_per_block=TOKENS_PER_BLOCK,
+                kv_cache_bytes=4 * 2**20,
+                host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,
+            ),
         )
         for _ in PEERS
     ]

@@ -22,6 +22,7 @@ from actorserve.model_files.locate import locate
 from tools.benchmarks.errors import BenchError
 from tools.benchmarks.machine import machine_line, this_machine
 from tools.benchmarks.report import write_json
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kernels.tiles import RowFunction, RowTiles
 
@@ -127,10 +128,9 @@ def run(arguments: argparse.Namespace) -> int:
         description = describe(locate(arguments.model))
         engine = TorchEngine(
             description,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            num_threads=num_threads,
-            kv_cache_bytes=2**30,
+            EngineOptions(
+                device=arguments.device, dtype=arguments.dtype, num_threads=num_threads, kv_cache_bytes=2**30
+            ),
         )
     except ActorserveError as error:
         raise BenchError(str(error)) from None

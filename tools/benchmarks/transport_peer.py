@@ -11,8 +11,8 @@ import torch
 import zmq
 from torch import distributed, multiprocessing
 
-from workers.kv_transfer.blocks import HostBlocks, KVPools, layout_digest, view
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.pools import HostBlocks, KVPools, layout_digest, view
+from workers.kv.shared_memory import SharedMemory
 from workers.kv_transfer.transfer import KVTransfer
 
 KEY = b"transport"

@@ -20,18 +20,18 @@ class Attention(Protocol):
 
     @property
     def reads_whole_blocks(self) -> bool:
-        """Whether numbers behind a request's last token are read, with weight 0: then they must be finite, and blocks
-        are to be cleared as they are taken."""
+        """Whether slots after a request's last token are read with weight 0. If so, they must hold finite numbers, and
+        blocks are cleared before their first use."""
         ...
 
     @property
     def keys_transposed(self) -> bool:
-        """How the pool is to hold keys: plainly, or as ``workers.kv.cache.transposed`` says."""
+        """Whether the pool must hold keys in the layout of ``workers.kv.cache.transposed``."""
         ...
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int | None = None) -> Tensor:
         """``query``: [T, num_heads, head_dim]; ``keys``, ``values``: [num_kv_heads, num_slots, head_dim], one layer's
-        pool, in which this step's tokens are written already (keys may be transposed). With a ``window`` (at least 1) a
-        token at position p sees the keys from p - window + 1 to p. Gives [T, num_heads, head_dim] of the query's dtype.
+        pool with this step's tokens already written (keys may be transposed). With a ``window`` (at least 1) a token at
+        position p sees the keys from p - window + 1 to p. Returns [T, num_heads, head_dim] in the query's dtype.
         """
         ...

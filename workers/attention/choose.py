@@ -13,9 +13,9 @@ from workers.attention.triton_paged import TritonPagedAttention
 
 
 def choose_attention(config: DecoderConfig, device: torch.device, native: bool) -> Attention:
-    """``native``: whether the native kernels are loaded and to be used on this CPU.
+    """``native``: whether the native kernels are loaded and used on this CPU.
 
-    Raises: ValueError if torch's own products depend on where in a tile a row stands, and no other backend is there.
+    Raises: ValueError if only torch's own products are available, and they depend on a row's place in a tile.
     """
     if device.type == "cuda":
         fits = config.head_dim % 16 == 0 and config.head_dim <= triton_paged.MAX_HEAD_DIM

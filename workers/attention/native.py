@@ -1,7 +1,7 @@
-"""Attention in C++ over the paged KV pool where it lies, on CPUs with AVX2 or AVX-512 (``workers/native/attention*``).
+"""Attention in C++ directly on the paged KV pool, on CPUs with AVX2 or AVX-512 (``workers/native/attention*``).
 
-Arithmetic is float32; the pool is float32 or bfloat16. How keys are cut and in which order they are summed depends on
-their positions alone, so a query has the same bits in decode and prefill, in any batch and on any number of threads.
+Arithmetic is float32; the pool is float32 or bfloat16. The partition of keys and the order of sums depend only on the
+keys' positions. So a query has the same bits in decode and prefill, in any batch and on any number of threads.
 """
 
 import torch
@@ -20,7 +20,7 @@ class NativePagedAttention:
     keys_transposed = True
 
     def __init__(self, scale: float) -> None:
-        """``scale``: what scores are multiplied with. `workers.native.load` must have been true."""
+        """``scale``: the factor of scores. `workers.native.load` must have returned True."""
         self._scale = scale
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int | None = None) -> Tensor:

@@ -1,13 +1,13 @@
 """Attention in plain torch, on any device: fixed tiles of keys, fixed numbers of query rows, one order of summing.
 
-Every request's context is cut into tiles of 64 keys at multiples of 64, whatever its block size. A batched GEMM gives
-each tile's scores, in float32; the maximum over a query's tiles is exact in any order; each tile's weights and weighted
-values are sums of a fixed shape, and are added from the first tile to the last. Keys beyond the query get weight 0, so
-trailing tiles add exactly nothing. How many rows (queries x heads of a group) a GEMM may have without changing bits is
-probed, as for row tiles (``workers.kernels.tiles``).
+Every request's context is cut into tiles of 64 keys at multiples of 64, for any block size. A batched GEMM computes
+the tiles' scores, in float32. The maximum over a query's tiles is exact in any order. Each tile's weights and weighted
+values are sums of a fixed shape, and tiles are added from the first to the last. Keys after the query get weight 0, so
+trailing tiles add exactly nothing. Probing finds how many rows (queries x heads of a group) a GEMM may have without
+changing bits, as for row tiles (``workers.kernels.tiles``).
 
-Work is cut into units of one request's neighbouring queries; units with the same number of rows are computed together,
-ragged: tile 0 of all units, then tile 1 of those that have one, and so on.
+Work is cut into units of neighbouring queries of one request. Units with the same number of rows are computed together:
+tile 0 of all units, then tile 1 of the units that have one, and so on.
 """
 
 import math
@@ -69,9 +69,9 @@ class TiledAttention:
     keys_transposed = False
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device, scale: float) -> None:
-        """``scale``: what scores are multiplied with.
+        """``scale``: the factor of scores.
 
-        Raises: ValueError if this machine's products depend on where in a tile a row stands.
+        Raises: ValueError if this machine's products depend on a row's place in a tile.
         """
         self._num_heads = num_heads
         self._num_kv_heads = num_kv_heads
@@ -98,7 +98,7 @@ class TiledAttention:
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int | None = None) -> Tensor:
         if keys.shape != values.shape:
-            raise ValueError(f"tiled attention takes keys as plain as values: {keys.shape}, {values.shape}")
+            raise ValueError(f"tiled attention takes keys in the values' layout: {keys.shape}, {values.shape}")
         if self._planned is None or self._planned[0] is not batch:
             self._planned = batch, {}
         groups = self._planned[1].get(window)
@@ -155,7 +155,7 @@ class TiledAttention:
     def _group(
         self, queries_per_unit: int, units: Sequence[_Unit], batch: Batch, num_slots: int, window: int | None
     ) -> _Group:
-        """``units``: longest first, so that those with a k-th tile are the first ones."""
+        """``units``: longest first, so that the units with a k-th tile come first."""
         num_tiles = np.array([unit.num_tiles for unit in units])
         counts = np.array([unit.num_queries for unit in units])
         first_tokens = np.array([unit.first_token for unit in units])
@@ -194,7 +194,8 @@ class TiledAttention:
     def _gathered(self, requests: IntArray, key_positions: IntArray, batch: Batch, num_slots: int) -> IntArray:
         """Where each tile's keys lie, in stretches of tokens that are neighbours in the pool for any block size.
 
-        Beyond its blocks a request's first block stands in: only its own numbers may meet its weights of 0.
+        Positions after the context read the request's first block instead, because weights of 0 may only meet the
+        request's own, finite numbers.
         """
         tokens_per_block = batch.tokens_per_block
         stretch = math.gcd(tokens_per_block, KEYS_PER_TILE)
@@ -245,9 +246,9 @@ def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _probe(candidates: Sequence[int], head_dim: int, device: torch.device) -> tuple[Matmul, tuple[int, ...]]:
-    """How to multiply, and the row counts that give the same bits for every number of tiles at once.
+    """The product to use, and the row counts that give the same bits for every number of tiles at once.
 
-    Where a batched GEMM depends on its batch for every row count, tiles are multiplied one by one.
+    Tiles are multiplied one by one if a batched GEMM depends on its batch for every row count.
     """
     generator = torch.Generator().manual_seed(0)
     num_tiles, num_rows = max(_PROBE_BATCHES), candidates[-1]

@@ -35,14 +35,14 @@ def _paged_attention(
     """One program: ``tile_queries`` query tokens of one request, times the ``group_heads`` heads of one key head.
 
     Row r of the tile is query token ``r // group_heads`` and head ``r % group_heads``; rows beyond are padding.
-    Keys come in tiles of ``tile_keys`` at absolute positions, in ascending order, into an online softmax (Milakov and
-    Gimelshein, 2018; Dao, "FlashAttention-2", 2023, algorithm 1). A tile in which a row sees no key leaves that row as
-    it was, bit for bit: its weights are exactly 0 and its old sums are scaled by exactly 1.
+    Tiles of ``tile_keys`` keys at absolute positions enter an online softmax in ascending order (Milakov and
+    Gimelshein, 2018; Dao, "FlashAttention-2", 2023, algorithm 1). A tile in which a row sees no key does not change
+    that row's bits: its weights are exactly 0 and its old sums are scaled by exactly 1.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
 
-    # Tiles of request r begin at number query_starts[r] // tile_queries + r: the host need not know the lengths.
+    # Tiles of request r begin at number query_starts[r] // tile_queries + r, so the host need not know the lengths.
     low = 0
     high = num_requests
     while low < high:
@@ -111,7 +111,7 @@ def _paged_attention(
         tl.store(out + out_at, (sums / total[:, None]).to(out.dtype.element_ty), mask=exists)
 
 
-# What changes from step to step is not specialised on, so that every batch and block size runs the same machine code.
+# No specialisation on arguments that change between steps: every batch and block size runs the same machine code.
 paged_attention = triton.jit(
     do_not_specialize=["num_requests", "tokens_per_block", "table_stride", "window"],
     do_not_specialize_on_alignment=["query_starts", "context_lens", "block_tables"],

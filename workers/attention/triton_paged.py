@@ -1,9 +1,9 @@
 """Paged attention on CUDA with one Triton kernel for prefill chunks and decode.
 
-One kernel in one configuration serves every step, so a query's result is the same bits whether it came alone, within a
-chunk, or beside other requests, and whatever the block size. The price: the keys of one request are never split over
-programs, so a long context in a small batch leaves most of a GPU idle. Splitting at fixed positions and combining in
-ascending order would keep the promise too, if prefill rounds in just the same places.
+One kernel in one configuration serves every step. So a query's result has the same bits alone, within a chunk or in a
+batch, and for any block size. The price: the keys of one request are never split over programs, so a long context in a
+small batch leaves most of a GPU idle. Splitting at fixed positions and combining in ascending order would keep the
+bits too, if prefill rounded in the same places.
 """
 
 import importlib
@@ -17,10 +17,10 @@ from torch import Tensor
 from actorserve.errors import SettingsError
 
 MAX_HEAD_DIM = 256
-_NO_WINDOW = 2**30  # more than any context has, and far from where int32 ends
+_NO_WINDOW = 2**30  # longer than any context, and far below int32's limit
 
-# (rows at least, keys, head_dim above which keys are halved). IEEE float32 goes without tensor cores, where larger
-# tiles would only spill registers.
+# (least rows, keys, head_dim above which keys are halved). IEEE float32 does not use tensor cores, and larger tiles
+# would only spill registers.
 _TILES = {torch.float32: (16, 32, 64), torch.bfloat16: (64, 64, 128)}
 
 
@@ -29,7 +29,7 @@ class PagedBatch(Protocol):
 
     @property
     def query_starts(self) -> Tensor:
-        """[R + 1]: where each request's tokens begin, and the end."""
+        """[R + 1]: the index of each request's first token, and the number of tokens."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class TritonPagedAttention:
     keys_transposed = False
 
     def __init__(self, scale: float) -> None:
-        """``scale``: what scores are multiplied with. Raises: SettingsError if Triton cannot be imported."""
+        """``scale``: the factor of scores. Raises: SettingsError if Triton cannot be imported."""
         self._scale = scale
         try:
             self._kernel: Any = importlib.import_module("workers.attention.triton_kernel").paged_attention
@@ -87,7 +87,7 @@ class TritonPagedAttention:
         num_requests = batch.context_lens.shape[0]
         if num_tokens == 0:
             return out
-        # An upper bound of the number of tiles that needs no look at the lengths, which lie on the device.
+        # An upper bound of the number of tiles, without reading the lengths, which lie on the device.
         num_tiles = num_tokens // tile_queries + num_requests
         self._kernel[(num_tiles, num_kv_heads)](
             query,

@@ -1,5 +1,6 @@
-"""The engine on threads of its own, for iterations, for copies, and for fetching from other workers: commands go in,
-results come back on the event loop.
+"""The engine on threads of its own: one for iterations, one for copies, two for reading other workers' KV.
+
+Effects go in, and results come back on the event loop.
 """
 
 import asyncio
@@ -29,18 +30,18 @@ class Fetcher(Protocol):
 
 
 class EngineThread:
-    """Performs the core's engine effects, and never on the event loop.
+    """Performs the core's engine effects outside the event loop.
 
-    Requests and steps go in the order in which they were issued, and so do copies, which go beside the steps: the core
-    alone keeps a copy from meeting a step that touches its blocks. Fetches go beside both, urgent ones beside the
-    others, so that one that a bandwidth budget holds back is in nobody's way.
+    Requests and steps keep the order in which the core issued them, and so do copies. Copies run concurrently with
+    steps; the core alone makes sure that no step touches blocks that a copy uses. Fetches run concurrently with both.
+    Urgent fetches have a thread of their own, so that they never wait for a fetch that a bandwidth budget holds back.
 
-    An exception of the engine ends its thread and comes out of ``failure``: the process then ends, and its requests go
-    on elsewhere. A fetch that fails is told as CopyFailed, and no more.
+    An exception of the engine ends its thread and becomes the result of ``failure``: then the process ends, and other
+    workers continue its requests. A fetch that fails only gives a CopyFailed.
     """
 
     def __init__(self, engine: Engine, fetcher: Fetcher | None = None) -> None:
-        """``fetcher``: None where nothing is ever fetched."""
+        """``fetcher``: None if the core issues no Fetch."""
         self._engine = engine
         self._fetcher = fetcher
         self._loop = asyncio.get_running_loop()
@@ -52,7 +53,7 @@ class EngineThread:
         self.failure: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, on_done: Callable[[Done], None]) -> None:
-        """Begin; ``on_done`` is called on the loop with each StepDone, CopyDone and CopyFailed."""
+        """Start the threads. They call ``on_done`` on the loop with each StepDone, CopyDone and CopyFailed."""
         self._on_done = on_done
         for name, effects in (
             ("engine", self._steps),
@@ -65,8 +66,8 @@ class EngineThread:
             self._threads.append(thread)
 
     def perform(self, effect: Effect) -> None:
-        """Queue an effect. Steps are bounded to one in flight by the core, copies and fetches by its blocks, and the
-        rest by its requests.
+        """Queue an effect. The queues need no bounds: the core keeps one step in flight, the number of blocks bounds
+        copies and fetches, and the number of requests bounds the rest.
         """
         match effect:
             case SwapOut() | SwapIn():
@@ -77,8 +78,10 @@ class EngineThread:
                 self._steps.put(effect)
 
     def stop(self, patience_s: float = 0.0) -> None:
-        """End after what is queued, and wait for that so long. Nobody is left to read a result; but a thread that comes
-        back from native code while the interpreter ends takes the process down with it.
+        """End the threads after the queued effects, and wait at most ``patience_s`` for that.
+
+        The results are not needed any more. But a thread that returns from native code while the interpreter ends
+        would crash the process.
         """
         for effects in (self._steps, self._copies, self._fetches, self._urgent_fetches):
             effects.put(None)
@@ -112,10 +115,10 @@ class EngineThread:
             case DropFromEngine(request_id=request_id):
                 self._engine.drop(request_id)
             case _:
-                raise TypeError(f"not for an engine: {effect}")
+                raise TypeError(f"not an effect for an engine: {effect}")
 
     def _tell(self, callback: Callable[..., None], what: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends, and nobody is left to hear
+        with contextlib.suppress(RuntimeError):  # the loop is closed, because the process ends
             self._loop.call_soon_threadsafe(callback, what)
 
     def _fail(self, error: Exception) -> None:
@@ -130,7 +133,7 @@ def _fetch(fetcher: Fetcher, fetch: Fetch) -> CopyDone | CopyFailed:
     except TransferError as error:
         _log.warning("KV of %s was not copied: %s", fetch.source.name, error)
         return CopyFailed(fetch.copy_id)
-    except Exception:  # noqa: BLE001 - whatever a source's bytes or a driver bring about: the requests here go on
+    except Exception:  # noqa: BLE001 - a source's bytes or a driver may raise anything; the requests here go on
         _log.exception("KV of %s was not copied", fetch.source.name)
         return CopyFailed(fetch.copy_id)
     return CopyDone(fetch.copy_id, time.perf_counter() - began)

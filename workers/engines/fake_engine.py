@@ -1,21 +1,22 @@
 """A deterministic engine without a model, for tests of everything around the engine.
 
-It keeps a real KV pool of one integer a slot, in shared memory as the real one: each token's entry is a hash chained
-through the entry before it, read back through the block table. A token sampled from it depends on every token before,
-so a block that was overwritten, freed too early or listed in the wrong order changes the answer; so does one that was
-copied to the wrong place.
+It keeps a KV pool of one integer a slot, in shared memory as the real engine does. Each token's entry is a hash of the
+token and of the entry before it, which is read back through the block table. So a sampled token depends on every token
+before it, and a block that was overwritten, freed too early, listed in the wrong order or copied to the wrong place
+changes the answer.
 """
 
 import hashlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
-from workers.engine import check_copy
-from workers.kv_transfer.blocks import HostBlocks, KVPools, layout_digest, view
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
+from workers.kv.shared_memory import SharedMemory
 
-BYTES_PER_TOKEN = 8  # of KV, as it tells
+FAKE_MODEL = ModelInfo("fake", vocab_size=1000, max_tokens=4096)
+BYTES_PER_TOKEN = 8  # of KV
 
 
 def _mix(*values: int) -> int:
@@ -24,7 +25,7 @@ def _mix(*values: int) -> int:
 
 
 def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> list[int]:
-    """The tokens that a FakeEngine makes for ``request``, by definition: the reference that tests compare with."""
+    """The tokens that a FakeEngine must make for ``request``: the reference that tests compare with."""
     entry = 0
     tokens = [*request.prompt_token_ids, *request.output_token_ids]
     for position, token in enumerate(tokens):
@@ -37,23 +38,23 @@ def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> l
 
 
 class FakeEngine:
-    """Implements ``workers.engine.Engine``. ``step_s`` and ``copy_s`` are how long an iteration and a copy of any size
-    take (0: as fast as they can).
+    """Implements ``workers.engine.Engine``.
+
+    ``model``: what it claims to serve; the pool bounds ``max_tokens``. ``step_s`` and ``copy_s``: how long an iteration
+    and a copy of any size take (0: no longer than they need).
     """
 
     def __init__(
         self,
-        vocab_size: int = 1000,
+        model: ModelInfo = FAKE_MODEL,
         num_blocks: int = 256,
         tokens_per_block: int = 16,
-        max_context_tokens: int = 4096,
-        step_s: float = 0.0,
-        name: str = "fake",
         num_host_blocks: int = 0,
+        step_s: float = 0.0,
         copy_s: float = 0.0,
     ) -> None:
-        self.model = ModelInfo(name, vocab_size, min(max_context_tokens, num_blocks * tokens_per_block))
-        self.kind = f"fake-{vocab_size}"
+        self.model = replace(model, max_tokens=min(model.max_tokens, num_blocks * tokens_per_block))
+        self.kind = f"fake-{model.vocab_size}"
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.bytes_per_block = BYTES_PER_TOKEN * tokens_per_block
@@ -73,7 +74,7 @@ class FakeEngine:
 
     @property
     def num_requests(self) -> int:
-        """Requests that were added and not dropped."""
+        """Requests that were added and not dropped yet."""
         return len(self._requests)
 
     @property
@@ -132,8 +133,9 @@ class FakeEngine:
         on_host: bool = False,
         into_host: bool = False,
     ) -> None:
-        """Copy another engine's blocks, of its host's pool where ``on_host``, into these of ours, of our host's where
-        ``into_host``, in order: what ``workers.kv_transfer`` does between processes.
+        """Copy another engine's ``source_blocks`` into our ``blocks``, in order, as ``workers.kv_transfer`` does.
+
+        ``on_host`` and ``into_host`` choose the host's pool of the source and of this engine.
 
         Raises: ValueError as ``check_copy`` does.
         """
@@ -148,7 +150,7 @@ class FakeEngine:
             time.sleep(self._copy_s)
 
     def _feed(self, plan: StepPlan, row: int) -> int:
-        """Write a chunk's KV entries; returns the last one."""
+        """Write the KV entries of a chunk; return the last entry."""
         table = plan.block_tables[row]
 
         def slot(position: int) -> int:

@@ -30,10 +30,10 @@ def kind_digest(facts: Mapping[str, object]) -> str:
 
 
 def platform_facts(device: torch.device) -> dict[str, object]:
-    """What of this machine and this build of torch may decide bits."""
+    """The properties of this machine and this build of torch that may decide bits."""
     facts: dict[str, object] = {
         "torch": torch.__version__,
-        "numpy": np.__version__,  # makes the rotary angles
+        "numpy": np.__version__,  # computes the rotary angles
         "machine": platform.machine(),
         "environment": sorted(item for item in os.environ.items() if item[0].startswith(_KERNEL_VARIABLES)),
     }
@@ -42,7 +42,7 @@ def platform_facts(device: torch.device) -> dict[str, object]:
         facts |= {
             "gpu": torch.cuda.get_device_name(device),
             "capability": torch.cuda.get_device_capability(device),
-            "processors": properties.multi_processor_count,  # kernels are chosen by it
+            "processors": properties.multi_processor_count,  # libraries choose kernels by it
             "cuda": torch.version.cuda,
         }
     else:
@@ -55,7 +55,7 @@ def platform_facts(device: torch.device) -> dict[str, object]:
 
 
 def _cpu_facts(cpuinfo: Path) -> object:
-    """What the first processor says of itself (Linux); its speed and number are left out."""
+    """Model and features of the first processor (Linux), without its number and its current speed."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0].splitlines()
     except OSError:

@@ -5,30 +5,30 @@ from pathlib import Path
 
 from actorserve.model_files.describe import describe
 from actorserve.processes.child import Child
+from actorserve.settings import Settings
 from workers.engine import Engine
-from workers.engines.fake_engine import BYTES_PER_TOKEN, FakeEngine
+from workers.engine_options import EngineOptions
+from workers.engines.fake_engine import BYTES_PER_TOKEN, FAKE_MODEL, FakeEngine
 
-_FAKE_STEP_S = 0.005  # long enough for tests to meet a request in the middle
-_FAKE_NUM_TOKENS = 4096  # of its KV, where settings do not say it
+_FAKE_STEP_S = 0.005  # long enough for tests to act in the middle of a request
+_FAKE_NUM_TOKENS = 4096  # of its KV, if the settings name no size
 
 
 def load_engine(child: Child) -> Engine:
-    """Load the model as ``child.settings`` say, reporting progress.
+    """Load the model that ``child.settings`` name, and report progress.
 
-    Raises: ModelError, for a model that cannot be served; SettingsError, for settings that do not fit.
+    Raises: ModelError if the model cannot be served; SettingsError if the settings do not fit it or this machine.
     """
     settings = child.settings
     workers = settings.workers
     description = describe(Path(settings.model.path), settings.model.load_format)
     description = replace(description, name=settings.model.name or description.name)
-    host_kv_bytes = workers.host_kv_bytes if workers.swap != "recompute" else 0
     if workers.engine == "fake":
         block_bytes = BYTES_PER_TOKEN * workers.tokens_per_block
         return FakeEngine(
-            name=description.name,
-            vocab_size=description.config.vocab_size,
+            replace(FAKE_MODEL, name=description.name, vocab_size=description.config.vocab_size),
             num_blocks=max(1, (workers.kv_cache_bytes or _FAKE_NUM_TOKENS * BYTES_PER_TOKEN) // block_bytes),
-            num_host_blocks=(host_kv_bytes or 0) // block_bytes,
+            num_host_blocks=(_host_kv_bytes(settings) or 0) // block_bytes,
             tokens_per_block=workers.tokens_per_block,
             step_s=_FAKE_STEP_S,
         )
@@ -40,16 +40,27 @@ def load_engine(child: Child) -> Engine:
         child.status.loading("finding the native kernels (the first start builds them)")
         native.load()
     return TorchEngine(
-        description,
+        description, engine_options(settings), lambda share: child.status.loading("loading weights", share)
+    )
+
+
+def engine_options(settings: Settings) -> EngineOptions:
+    """What resolved settings ask of an engine that computes."""
+    workers = settings.workers
+    return EngineOptions(
         device="cpu" if workers.device == "cpu" else "cuda",
         dtype=settings.model.dtype,
         num_threads=workers.threads or 1,
         tokens_per_block=workers.tokens_per_block,
-        kv_cache_bytes=workers.kv_cache_bytes,
-        host_kv_bytes=host_kv_bytes,
         max_context_tokens=workers.max_context_tokens,
         max_batch_requests=workers.max_batch_requests,
         max_batch_tokens=workers.max_batch_tokens,
         memory_bytes=workers.memory_bytes,
-        progress=lambda share: child.status.loading("loading weights", share),
+        kv_cache_bytes=workers.kv_cache_bytes,
+        host_kv_bytes=_host_kv_bytes(settings),
     )
+
+
+def _host_kv_bytes(settings: Settings) -> int | None:
+    """0 if KV is never swapped out."""
+    return 0 if settings.workers.swap == "recompute" else settings.workers.host_kv_bytes

@@ -1,4 +1,4 @@
-"""The engine that computes: a decoder in torch, a paged KV pool, a sampler; on a CPU or a CUDA device."""
+"""The engine that serves models: a decoder in torch, a paged KV pool and a sampler, on a CPU or a CUDA device."""
 
 import logging
 import time
@@ -9,20 +9,20 @@ from torch import Tensor
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
-from actorserve.model_files.description import DecoderConfig, ModelDescription
+from actorserve.model_files.description import ModelDescription
 from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
+from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
-from workers.kernels.choose import choose_kernels
+from workers.engines.pools import KVForm, make_pools
+from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
-from workers.kernels.tiles import AnyRows
-from workers.kv.cache import KVCache, bytes_per_token
-from workers.kv.swap import HostPool
-from workers.kv_transfer.blocks import HostBlocks, KVPools, layout_digest
-from workers.kv_transfer.cuda import CudaBlocks
-from workers.memory import MemoryPlan, activation_bytes, weights_bytes
+from workers.kernels.tiles import AnyRows, RowTiles
+from workers.kv.cache import bytes_per_token
+from workers.kv.pools import KVPools
+from workers.memory import MemoryNeeds, MemoryPlan, activation_bytes, weights_bytes
 from workers.models.build import load_model
-from workers.models.decoder import Tiles
+from workers.models.decoder import Decoder
 from workers.models.probing import probe_tiles
 from workers.models.rope import angles_follow_context, max_positions
 from workers.sampling.sampler import Sampler
@@ -40,92 +40,50 @@ class TorchEngine:
     """Implements ``workers.engine.Engine``."""
 
     def __init__(
-        self,
-        description: ModelDescription,
-        *,
-        device: str = "cpu",
-        dtype: str = "auto",
-        num_threads: int = 1,
-        tokens_per_block: int = 16,
-        kv_cache_bytes: int | None = None,
-        host_kv_bytes: int | None = None,
-        max_context_tokens: int | None = None,
-        max_batch_requests: int = 64,
-        max_batch_tokens: int = 512,
-        memory_bytes: int | None = None,
-        progress: Progress = _no_progress,
+        self, description: ModelDescription, options: EngineOptions, progress: Progress = _no_progress
     ) -> None:
-        """Load the weights, and find out which tile sizes keep every token's bits.
+        """Load the weights, find the tile sizes that keep every token's bits, and reserve the KV pools.
 
-        ``device``: ``cpu``, ``cuda`` or ``cuda:N``. ``dtype``: the numeric mode (``workers.kernels.numerics``).
-        ``num_threads``: of this whole process, on a CPU. ``kv_cache_bytes``, ``host_kv_bytes`` (of the pool that KV is
-        swapped to; 0 for none) and ``max_context_tokens`` default to what memory and model suggest.
-        ``max_batch_requests`` and ``max_batch_tokens`` say how large an iteration memory must have room for, and
-        ``memory_bytes`` what this process may take in all, on a CPU; None for what is available.
-        ``progress`` is told the share of loading that is done.
+        ``progress`` is called with the share of loading that is done, 0 to 1.
 
-        Raises: ModelError if the model cannot be read; SettingsError if the settings do not fit it or this machine.
+        Raises: ModelError if the model cannot be read; SettingsError if the options do not fit it or this machine.
         """
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise SettingsError(f"device {device} was asked for, but torch finds no CUDA device")
-        self._device = torch.device(device)
-        self._num_threads = num_threads
+        self._device = _device(options.device)
+        self._num_threads = options.num_threads
         self._use_threads()
-        kernels = choose_kernels(numerics(dtype, self._device), self._device)
-        mode = kernels.numerics
         torch.set_float32_matmul_precision("highest")  # no TF32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        kernels = choose_kernels(numerics(options.dtype, self._device), self._device)
 
         config = description.config
-        limit = max_positions(config)
-        if max_context_tokens is not None and max_context_tokens > limit:
-            raise SettingsError(f"max_context_tokens {max_context_tokens}: {description.name} has {limit} positions")
-        num_positions = max_context_tokens or config.max_position_embeddings
-        memory = MemoryPlan(
-            self._device,
-            weights_bytes=weights_bytes(description, kernels),
-            activation_bytes=activation_bytes(config, max_batch_tokens, max_batch_requests),
-            bytes_per_token=bytes_per_token(config, mode.kv),
-            context_tokens=num_positions,
-            share_bytes=memory_bytes,
-            kv_cache_bytes=kv_cache_bytes,
-            host_kv_bytes=host_kv_bytes,
-        )
+        num_positions = _num_positions(description, options)
+        memory = MemoryPlan(self._device, _memory_needs(description, kernels, options, num_positions), options)
         memory.check()
         with torch.inference_mode():
-            with open_store(description, mode, self._device) as store:
+            with open_store(description, kernels.numerics, self._device) as store:
                 self._model = load_model(description, num_positions, kernels, store, lambda done: progress(0.8 * done))
                 weights_digest = store.digest
             self._attention = choose_attention(config, self._device, kernels.native)
-            self.layer_tiles: Tiles
-            self.head_tiles: Tiles
-            if kernels.rows_are_independent:
-                self.layer_tiles = self.head_tiles = AnyRows()
-            else:
-                self.layer_tiles, self.head_tiles = probe_tiles(self._model, self._device.type)
-            self._bytes_per_block = bytes_per_token(config, mode.kv) * tokens_per_block
-            pool_bytes = memory.pool_bytes()
-            num_blocks = pool_bytes // self._bytes_per_block
-            if num_blocks < 1:
-                raise SettingsError(f"a KV cache of {pool_bytes} bytes holds no block of {self._bytes_per_block}")
-            self._cache = KVCache(
-                config, num_blocks, tokens_per_block, mode.kv, self._device, self._attention.keys_transposed
-            )
-            self._host_pool = HostPool(self._cache, memory.host_pool_bytes(pool_bytes) // self._bytes_per_block)
-            self._kv = self._pools(config)
+            self.layer_tiles: RowTiles | AnyRows
+            self.head_tiles: RowTiles | AnyRows
+            self.layer_tiles, self.head_tiles = _tiles(self._model, kernels)
+            form = KVForm(kernels.numerics.kv, options.tokens_per_block, self._attention.keys_transposed)
+            self._pools = make_pools(config, form, self._device, memory)
+        self._cache = self._pools.cache
+
+        num_tokens = self.num_blocks * self.tokens_per_block
         _log.info(
             "%s with %s; attention %s; %d threads; KV cache of %d tokens, and %d on the host",
             description.name,
             kernels.describe(),
             self._attention.name,
             torch.get_num_threads(),
-            num_blocks * tokens_per_block,
-            self.num_host_blocks * tokens_per_block,
+            num_tokens,
+            self.num_host_blocks * self.tokens_per_block,
         )
         self._sampler = Sampler(config.vocab_size, self._device)
         self._num_prompt_tokens: dict[str, int] = {}
-        max_tokens = min(num_positions, num_blocks * tokens_per_block)
-        self._info = ModelInfo(description.name, config.vocab_size, max_tokens)
+        self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._kind = kind_digest(
             platform_facts(self._device)
             | kernels.facts()
@@ -156,19 +114,19 @@ class TorchEngine:
 
     @property
     def bytes_per_block(self) -> int:
-        return self._bytes_per_block
+        return self._pools.bytes_per_block
 
     @property
     def num_host_blocks(self) -> int:
-        return self._host_pool.num_blocks
+        return self._pools.host.num_blocks
 
     @property
     def num_written_host_blocks(self) -> int:
-        return self._host_pool.num_written_blocks
+        return self._pools.host.num_written_blocks
 
     @property
     def kv(self) -> KVPools:
-        return self._kv
+        return self._pools.kv
 
     def add(self, request: RequestSpec) -> None:
         self._num_prompt_tokens[request.request_id] = len(request.prompt_token_ids)
@@ -191,7 +149,7 @@ class TorchEngine:
         with torch.inference_mode():
             sampled = self._sampler(logits, request_ids, positions)
         if self._device.type == "cuda" and not request_ids:
-            # Nothing was fetched: a step has ended, and its time and its KV are there, once the device is done.
+            # No token was fetched, so wait for the device: the step's time and KV must be complete.
             torch.cuda.current_stream(self._device).synchronize()
         return StepDone(
             step_id=plan.step_id,
@@ -203,16 +161,16 @@ class TorchEngine:
         )
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
-        self._host_pool.copy_out(device_blocks, host_blocks)
+        self._pools.host.copy_out(device_blocks, host_blocks)
 
     def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
-        self._host_pool.copy_in(host_blocks, device_blocks)
+        self._pools.host.copy_in(host_blocks, device_blocks)
 
     @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the plan without sampling: the sampling rows' logits, [rows, vocab_size] float32, in the plan's order.
 
-        Raises: ValueError if the plan is not consistent.
+        Raises: ValueError if a request of the plan has no token, or too few blocks.
         """
         if not plan.request_ids:
             return torch.empty((0, self._info.vocab_size), device=self._device)
@@ -226,7 +184,7 @@ class TorchEngine:
     def prompt_logits(self, token_ids: tuple[int, ...]) -> Tensor:
         """The logits after each token of one prompt, [len(token_ids), vocab_size] float32.
 
-        Its KV takes the pool's first blocks, whosever they are: for an engine that serves no requests.
+        Its KV overwrites the pool's first blocks, so the engine must not serve requests.
 
         Raises: ValueError if there is no token, or the pool is too small.
         """
@@ -245,28 +203,41 @@ class TorchEngine:
             self._cache.begin(batch)
         return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
 
-    def _pools(self, config: DecoderConfig) -> KVPools:
-        blocks = self._cache.blocks
-        layout = layout_digest(
-            pool_dtype=str(self._cache.pool.dtype),
-            tokens_per_block=self._cache.tokens_per_block,
-            keys_transposed=self._cache.keys_transposed,
-            block=(blocks.shape[1], blocks.shape[2]),
-            model=(config.architecture, config.num_layers, config.num_kv_heads, config.head_dim),
-        )
-        device = CudaBlocks(blocks) if blocks.is_cuda else HostBlocks(blocks.numpy())
-        host = HostBlocks(self._host_pool.blocks.numpy())
-        return KVPools(
-            layout,
-            (blocks.shape[1], blocks.shape[2]),
-            device,
-            host,
-            self._cache.memory,
-            self._host_pool.memory,
-            self._host_pool.written,
-        )
-
     def _use_threads(self) -> None:
-        """The number of threads decides bits, so it is part of the kind, and must not be left to other code."""
+        """Set the number of threads again if other code changed it, because it decides bits and is part of the kind."""
         if self._device.type == "cpu" and torch.get_num_threads() != self._num_threads:
             torch.set_num_threads(self._num_threads)
+
+
+def _device(name: str) -> torch.device:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SettingsError(f"device {name} was asked for, but torch finds no CUDA device")
+    return torch.device(name)
+
+
+def _num_positions(description: ModelDescription, options: EngineOptions) -> int:
+    """The longest context that is served, in tokens. Raises: SettingsError if the model has fewer positions."""
+    limit = max_positions(description.config)
+    wanted = options.max_context_tokens
+    if wanted is not None and wanted > limit:
+        raise SettingsError(f"max_context_tokens {wanted}: {description.name} has {limit} positions")
+    return wanted or description.config.max_position_embeddings
+
+
+def _memory_needs(
+    description: ModelDescription, kernels: Kernels, options: EngineOptions, num_positions: int
+) -> MemoryNeeds:
+    config = description.config
+    return MemoryNeeds(
+        weights_bytes=weights_bytes(description, kernels),
+        activation_bytes=activation_bytes(config, options.max_batch_tokens, options.max_batch_requests),
+        bytes_per_token=bytes_per_token(config, kernels.numerics.kv),
+        context_tokens=num_positions,
+    )
+
+
+def _tiles(model: Decoder, kernels: Kernels) -> tuple[RowTiles, RowTiles] | tuple[AnyRows, AnyRows]:
+    """The layers' and the head's tiles."""
+    if kernels.rows_are_independent:
+        return AnyRows(), AnyRows()
+    return probe_tiles(model, kernels.device.type)

@@ -1,9 +1,10 @@
-"""Linear layers in floats: ``x @ weight.T + bias``, by whichever kernel of torch is fast here.
+"""Linear layers in floats: ``x @ weight.T + bias``, by the kernel of torch that is fast on this machine.
 
-Also layers of the same shapes whose sums cancel, for finding out how many rows at once leave a row's bits alone
-(``workers.kernels.tiles.probe``). A kernel that sums in another order changes a float32 sum by some 2^-24 of its terms,
-and bfloat16 keeps 8 bits: on ordinary numbers the change shows in one result of 10,000 to 100,000, and to compare few
-finds nothing. Where the exact sum is zero, the result is nothing but what rounding left, and most of them differ.
+The module also makes layers of the same shapes whose sums cancel. With them ``workers.kernels.tiles.probe`` finds how
+many rows at once leave a row's bits unchanged. A kernel that sums in another order changes a float32 sum by about 2^-24
+of its terms, and bfloat16 keeps 8 bits: on ordinary numbers one result in 10,000 to 100,000 shows the change, and a
+comparison of few results finds nothing. If the exact sum is zero, the result is the rounding error alone, and most
+results differ.
 """
 
 import platform
@@ -41,10 +42,10 @@ class PlainLinear:
 
 
 class PackedLinear:
-    """oneDNN with weights packed once, as torch's own Inductor does it on CPUs.
+    """oneDNN with weights packed once, as torch's own Inductor does on CPUs.
 
-    Measured on one Zen 4 core, float32: for 1 to 16 rows it takes half of ``F.linear``'s time, and it gives equal bits
-    for nearly all numbers of rows, where the other one differs below four.
+    Measured on one Zen 4 core in float32: for 1 to 16 rows it takes half of ``F.linear``'s time. It gives equal bits
+    for nearly all numbers of rows, while ``F.linear`` differs below four rows.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -72,7 +73,7 @@ def linear_class(device: torch.device, dtype: torch.dtype) -> type[PackedLinear]
 
 @dataclass(frozen=True, slots=True)
 class LinearShape:
-    """What kernels are chosen by, beside the number of rows."""
+    """The properties by which torch chooses a kernel, in addition to the number of rows."""
 
     in_features: int
     out_features: int
@@ -81,7 +82,7 @@ class LinearShape:
 
 
 def linear_shapes(function: Callable[..., object], *inputs: Tensor) -> tuple[LinearShape, ...]:
-    """Of the layers that run while ``function`` is called with ``inputs``: each shape once, in order."""
+    """The shapes of the linear layers that ``function(*inputs)`` runs: each shape once, in order."""
     with _Watch() as watch:
         function(*inputs)
     return tuple(watch.shapes)
@@ -90,13 +91,13 @@ def linear_shapes(function: Callable[..., object], *inputs: Tensor) -> tuple[Lin
 def cancelling_linear(
     shape: LinearShape, device: torch.device
 ) -> tuple[RowFunction, Callable[[int], tuple[Tensor, ...]]]:
-    """A layer of that shape, and what makes so many rows for it of which each sum is exactly zero; always the same.
+    """A layer of that shape, and a function that makes rows for it whose exact sums are all zero; always the same.
 
-    Every product has its negative in another, random column, and a bias has one, too. Their sizes are spread widely,
-    so that adding few of them rounds: products of two bfloat16 have 16 bits, and float32 has 24.
+    Every product has its negative in another, random column, and so has the bias. Their sizes are spread widely, so
+    that adding a few of them rounds: products of two bfloat16 have 16 bits, and float32 has 24.
     """
     num_pairs = (shape.in_features - 1) // 2
-    num_single = shape.in_features - 2 * num_pairs  # the last one is the bias's
+    num_single = shape.in_features - 2 * num_pairs  # the last one cancels the bias
     num_distinct = min(shape.out_features, _MAX_DISTINCT_OUTPUTS)
     generator = torch.Generator().manual_seed(0)
     columns = torch.randperm(shape.in_features, generator=generator)
@@ -125,7 +126,7 @@ def _spread(generator: torch.Generator, *size: int) -> Tensor:
 
 
 class _Watch(TorchFunctionMode):
-    """Notes the linear layers that run while it is entered."""
+    """Records the shapes of the linear layers that run inside the context."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Numeric modes: what weights, activations and KV are held in, by the name that the setting ``model.dtype`` takes."""
+"""Numeric modes: the types of weights, activations and KV, by the names that the setting ``model.dtype`` takes."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,8 +10,8 @@ from actorserve.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """``weight_bits``: integers of that width a weight (``workers.kernels.quantized_linear``); None for floats as
-    activations. ``head_bits``: likewise, of the layer that makes logits, whose errors nothing evens out.
+    """``weight_bits``: the width of integer weights (``workers.kernels.quantized_linear``); None for floats of the
+    activations' dtype. ``head_bits``: the same for the layer that makes logits, whose errors no later layer corrects.
 
     ``activations`` is the dtype between layers, ``kv`` that of the KV pool, ``embedding`` that of the token table.
     """
@@ -38,7 +38,7 @@ _NUMERICS = {
 def numerics(name: str, device: torch.device) -> Numerics:
     """The mode called ``name``; ``auto`` is int8 on a CPU and bfloat16 on a GPU.
 
-    Raises: SettingsError, for an unknown name, or a mode that the device does not have.
+    Raises: SettingsError if the name is unknown, or the device does not have the mode.
     """
     if name == "auto":
         name = "int8" if device.type == "cpu" else "bfloat16"

@@ -1,11 +1,12 @@
-"""Linear layers of 8-bit inputs and 8- or 4-bit weights: int32 sums, so every kernel gives the same bits.
+"""Linear layers of 8-bit inputs and 8- or 4-bit weights. Sums are int32, so every kernel gives the same bits.
 
-Inputs and weights are first rotated by a block-Hadamard matrix, which spreads outliers over their block and leaves the
-product as it is (QuaRot, Ashkboos et al., 2024, section 4; theirs folds most rotations into the weights of the layer
-before, ours runs all of them, so that a linear layer knows nothing of its model). Then each row of inputs gets a scale
-of its own, as each row of weights has one (symmetric, 8 bits).
+Inputs and weights are first rotated by a block-Hadamard matrix, which spreads outliers over their block and does not
+change the product (QuaRot, Ashkboos et al., 2024, section 4). QuaRot folds most rotations into the weights of the layer
+before. We compute all of them, so that a linear layer needs no knowledge of its model. Then each row of inputs gets its
+own scale, as each row of weights has one (symmetric, 8 bits).
 
-4-bit weights are a way to store 8-bit ones: q8 = q4 * g, where 16 neighbouring inputs of a column share the integer g.
+4-bit weights are a compact form of 8-bit weights: q8 = q4 * g, where 16 neighbouring inputs of a column share the
+integer g.
 """
 
 from collections.abc import Callable
@@ -24,17 +25,17 @@ _PANEL_COLUMNS = 16
 _GROUP_INPUTS = 16
 _SMALLEST_AMAX = 2.0**-100  # below it a row counts as zeros: 127 / amax stays finite
 _INPUT_OFFSET = 128  # kernels take inputs as unsigned bytes
-_ELEMENTS_AT_A_TIME = 2**19  # of a weight that is being quantized: 2 MiB of floats
+_ELEMENTS_AT_A_TIME = 2**19  # while a weight is quantized: 2 MiB of floats
 _EXACT_INPUTS = 1024  # 127 * 127 * 1024 < 2**24: every partial sum is a whole number that a float32 can hold
-_CLIPS = (1.1, 1.0, 0.9)  # of a group's largest weight, that are tried for its g
+_CLIPS = (1.1, 1.0, 0.9)  # of a group's largest weight: each gives a g to try
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A linear layer's weights, of plain contiguous tensors that can be written to a file and mapped from it.
+    """A linear layer's weights: plain contiguous tensors that can be written to a file and mapped from it.
 
-    Columns are the layer's outputs. In ``packed`` they are in panels of 16, filled up with zeros, and so are the inputs
-    (int8: to a multiple of 4; int4: of 16):
+    Columns are the layer's outputs. ``packed`` holds them in panels of 16. Zeros pad the last panel, and the inputs to
+    a multiple of 4 (int8) or 16 (int4):
 
     int8: [panels, in_features / 4, 16 columns, 4 inputs];
     int4: [panels, in_features / 8, 16 columns, 4 inputs], each byte the signed nibbles of inputs i (lower) and i + 4.
@@ -53,9 +54,9 @@ class QuantizedWeight:
 def quantize(weight: Tensor, bias: Tensor | None, bits: int) -> QuantizedWeight:
     """``weight``: [out_features, in_features] of any float type, on the CPU; bias: [out_features].
 
-    Works on some rows at a time: beside the result it needs a few megabytes.
+    It works on some rows at a time, so it needs only a few megabytes in addition to the result.
 
-    Raises: ValueError if a weight is not finite, in_features are more than MAX_IN_FEATURES, or bits are not 8 or 4.
+    Raises: ValueError if a weight is not finite, in_features exceeds MAX_IN_FEATURES, or bits is neither 8 nor 4.
     """
     out_features, in_features = weight.shape
     if bits not in (8, 4):
@@ -102,9 +103,9 @@ def quantize(weight: Tensor, bias: Tensor | None, bits: int) -> QuantizedWeight:
 
 
 class QuantizedLinear:
-    """``x @ weight.T + bias``, by the native kernel, or by torch's own with equal bits.
+    """``x @ weight.T + bias``, by the native kernel, or by torch's own kernels with equal bits.
 
-    A row with an infinity or a NaN gives NaN, and leaves the others alone. One whose largest magnitude, rotated, is
+    A row with an infinity or a NaN gives NaN, without effect on other rows. A row whose largest rotated magnitude is
     below 2**-100 counts as zeros.
     """
 
@@ -148,12 +149,12 @@ class QuantizedLinear:
 
 
 class _ExactProduct:
-    """Products of 8-bit integers, exact in int32, by what torch has."""
+    """Products of 8-bit integers by torch's own kernels, exact in int32."""
 
     def __init__(self, weight: QuantizedWeight) -> None:
         expanded = expand(weight)
-        # Where the CPU multiplies bytes so does oneDNN (but it mistakes a matrix of one input for its transpose).
-        # Elsewhere torch has a naive loop for them, and good kernels for floats.
+        # oneDNN multiplies bytes on CPUs with VNNI (but it takes a matrix of one input for its transpose).
+        # On other CPUs torch multiplies bytes in a naive loop, and has good kernels for floats.
         use_integers = native.isa() == "avx512_vnni" and weight.in_features > 1
         self._integers = expanded.t() if use_integers else None
         chunks = () if self._integers is not None else torch.split(expanded.float(), _EXACT_INPUTS, dim=1)
@@ -182,7 +183,7 @@ def expand(weight: QuantizedWeight) -> Tensor:
 
 
 def _block(in_features: int) -> int:
-    """The rotation's: the largest power of two that divides ``in_features``, 512 at most."""
+    """The rotation's block: the largest power of two that divides ``in_features``, at most 512."""
     return min(in_features & -in_features, _MAX_BLOCK)
 
 
@@ -196,7 +197,7 @@ def _rotate(x: Tensor) -> Tensor:
 
 
 def _rotate_by_torch(x: Tensor, block: int) -> Tensor:
-    """The same sums and differences, in the same order."""
+    """The native kernel's sums and differences, in the same order."""
     y, stride = x, 1
     while stride < block:
         a, b = y.reshape(-1, 2, stride).unbind(1)
@@ -208,7 +209,7 @@ def _quantize_rows(rotated: Tensor) -> tuple[Tensor, Tensor]:
     """[R, in_features] -> int8 of that shape, and float32 scales [R]; see ``quantize_row`` in native/quantize.h."""
     amax = rotated.abs().amax(1)
     finite, used = amax.isfinite(), amax >= _SMALLEST_AMAX
-    # A tensor over a tensor: torch divides a number by a tensor in two roundings.
+    # Divide a tensor by a tensor, because torch divides a number by a tensor in two roundings.
     factors = torch.full_like(amax, 127.0) / torch.where(used, amax, 1.0)
     values = torch.where((finite & used)[:, None], rotated * factors[:, None], 0.0)
     scales = torch.where(used, amax / 127.0, 0.0).masked_fill(~finite, torch.nan)
@@ -226,7 +227,7 @@ def _quantize_groups(rotated: Tensor, padded: int) -> tuple[Tensor, Tensor, Tens
     # The largest group gets g = 15 at its full range: |-8 * 15| <= 127.
     scales = torch.where(used, largest / (8 * 15), 0.0)
     in_steps = groups * torch.where(used, 8 * 15 / largest, 0.0)[:, None, None]
-    sign = torch.where(highest > -lowest, -1.0, 1.0)  # the largest weight stands at -8, the side with one step more
+    sign = torch.where(highest > -lowest, -1.0, 1.0)  # the largest weight becomes -8, since that side has one step more
     amax = in_steps.abs().amax(2)
     best = torch.full_like(amax, torch.inf)
     best_g = torch.ones_like(amax)

@@ -1,8 +1,8 @@
 """Token-wise functions between the linear layers: norms, rotary embedding, gated activations, softmax.
 
-Plain sums, products and ReLU are torch's own in every model, for they round once and have the same bits everywhere.
-What is here has several roundings, and so a set of bits for each implementation; which one a worker uses is part of its
-kind.
+Every model leaves plain sums, products and ReLU to torch, because they round once and give the same bits everywhere.
+The functions here round several times, so each implementation gives bits of its own. A worker's kind names the
+implementation.
 """
 
 from typing import Literal, Protocol
@@ -47,7 +47,7 @@ class RowOps(Protocol):
 
 
 class TorchRowOps:
-    """Torch's own functions, on any device. Their bits may follow the number of rows: run them in tiles."""
+    """Torch's own functions, on any device. Their bits may depend on the number of rows, so run them in tiles."""
 
     name = "torch"
 

@@ -1,9 +1,9 @@
-"""Row tiles: token-wise work in a few fixed sizes whose rows have the same bits, so that no batch changes a token.
+"""Row tiles: token-wise work in a few fixed numbers of rows that give a row the same bits, whatever the batch.
 
-A float GEMM may sum in another order for another number of rows, and vector loops may round otherwise in their tails.
-So every token-wise function runs over tiles of fixed numbers of rows, and `probe` finds out, on the real functions and
-this very machine, which sizes agree bit for bit in every row. What rounding to bfloat16 would hide, it finds on the
-real kernels with sums that cancel (``workers.models.probing``).
+A float GEMM may sum in another order for another number of rows, and vector loops may round differently in their tails.
+So every token-wise function runs over tiles of fixed sizes. `probe` runs the real functions on this machine to find the
+sizes that agree bit for bit in every row. Rounding to bfloat16 would hide most differences, so linear layers are also
+probed with sums that cancel (``workers.models.probing``).
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 RowFunction = Callable[..., tuple[Tensor, ...]]
-"""Takes tensors of R rows (dimension 0) and gives tensors of R rows; each row is a function of its row alone."""
+"""Takes and returns tensors of R rows (dimension 0). Each row of the results depends on the same row alone."""
 
 _NUM_PROBE_ROWS = 16  # at least
 
@@ -22,9 +22,9 @@ class RowTiles:
     """Covers any number of rows with tiles of the given sizes."""
 
     def __init__(self, sizes: Sequence[int], overhead_rows: int) -> None:
-        """``sizes``: rows a tile may have. ``overhead_rows``: what starting a tile costs, in rows (weights are read).
+        """``sizes``: rows a tile may have. ``overhead_rows``: the cost of a tile's start (reading weights), in rows.
 
-        Raises: ValueError if there is no size, or one below 1, or the overhead is negative.
+        Raises: ValueError if there is no size, a size is below 1, or the overhead is negative.
         """
         if not sizes or min(sizes) < 1 or overhead_rows < 0:
             raise ValueError(f"no tiles of {tuple(sizes)} rows with an overhead of {overhead_rows}")
@@ -38,7 +38,7 @@ class RowTiles:
         self._firsts = firsts
 
     def cover(self, num_rows: int) -> tuple[int, ...]:
-        """Tile sizes, largest first, that sum to at least ``num_rows``; only the last may be partly filled."""
+        """Tile sizes, largest first, that sum to at least ``num_rows``; only the last tile may be partly filled."""
         largest = self.sizes[-1]
         num_largest, rest = divmod(num_rows, largest)
         tiles = []
@@ -48,7 +48,7 @@ class RowTiles:
         return (largest,) * num_largest + tuple(sorted(tiles, reverse=True))
 
     def run(self, function: RowFunction, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """``function`` over all rows, tile by tile; the last tile is filled up with zeros, which are cut off."""
+        """Run ``function`` over all rows, tile by tile. Zeros fill the last tile, and their results are cut off."""
         num_rows = inputs[0].shape[0]
         tiles = self.cover(num_rows)
         if len(tiles) == 1:
@@ -61,7 +61,7 @@ class RowTiles:
 
 
 class AnyRows:
-    """No tiles: for functions of which each row has the same bits whatever their number."""
+    """No tiles: for functions that give a row the same bits for any number of rows."""
 
     sizes: tuple[int, ...] = ()
 
@@ -85,14 +85,14 @@ def probe(
     candidates: Sequence[int],
     base: int,
 ) -> tuple[int, ...]:
-    """The sizes among ``candidates`` whose tiles give every row the bits that tiles of the base size give it.
+    """The sizes among ``candidates`` whose tiles give every row the same bits as tiles of the base size.
 
-    ``make_inputs(n)`` gives n rows of random inputs. The base is ``base``, or the next smaller candidate that does not
-    itself depend on where in a tile a row stands; one row alone never does. Each size is tried with the rows in
-    order and shuffled, and as neighbouring slices of one buffer, which is how tiles are cut.
+    ``make_inputs(n)`` gives n rows of random inputs. The base is ``base``, or the next smaller candidate whose bits do
+    not depend on a row's place in the tile; a tile of one row always qualifies. Each size is tried with the rows in
+    order and shuffled, as neighbouring slices of one buffer, because tiles are cut in the same way.
 
-    Few rows are compared, so the function must be one whose results show any difference in many of their numbers. Sums
-    that are rounded to bfloat16 do not (``workers.kernels.linear.cancelling_linear``).
+    The probe compares few rows, so any difference must show in many numbers of the results. Sums that are rounded to
+    bfloat16 do not show it (``workers.kernels.linear.cancelling_linear``).
     """
     num_rows = max(_NUM_PROBE_ROWS, *candidates)
     inputs = make_inputs(num_rows)

@@ -1,4 +1,4 @@
-"""The KV pool: one tensor of slots for all requests; who owns which block is the core's business."""
+"""The KV pool: one tensor of slots for all requests. The core decides which request owns which block."""
 
 import math
 
@@ -8,17 +8,17 @@ from torch import Tensor
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from workers.batch import Batch
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.shared_memory import SharedMemory
 
 
 class KVCache:
     """``pool``: [num_layers, 2, num_kv_heads, num_slots, head_dim]; slot = block * tokens_per_block + offset.
 
-    With ``keys_transposed`` a block's keys lie the other way round (see `transposed`), in the same bytes: there the
-    pool's last two dimensions say nothing of keys, and ``layers`` is what to read.
+    With ``keys_transposed`` a block's keys lie transposed (see `transposed`) in the same bytes. Then the last two
+    dimensions of ``pool`` are wrong for keys; read ``layers`` instead.
 
-    On a CPU the pool lies in ``memory``, which other workers on this host can map; pages of it become resident as they
-    are first written.
+    On a CPU the pool lies in ``memory``, which other workers on this host can map; a page becomes resident when it is
+    first written.
     """
 
     def __init__(
@@ -30,9 +30,9 @@ class KVCache:
         device: torch.device,
         keys_transposed: bool = False,
     ) -> None:
-        """``keys_transposed``: as the attention backend says. The native kernels then store, and must be loaded.
+        """``keys_transposed``: the attention backend's choice; it requires the native kernels, which then store KV.
 
-        Raises: SettingsError where so much memory cannot be had.
+        Raises: SettingsError if the memory cannot be allocated.
         """
         self.keys_transposed = keys_transposed
         self.num_blocks = num_blocks
@@ -54,18 +54,18 @@ class KVCache:
 
     @property
     def blocks(self) -> Tensor:
-        """The pool's bytes by block, [num_blocks, pieces, bytes of a piece]: a block lies in a piece for each layer,
-        keys or values, and head. Whole blocks are copied so, however keys lie in them.
+        """The pool's bytes by block, [num_blocks, pieces, bytes of a piece]. A block consists of one piece for each
+        layer, keys or values, and head. Copies of whole blocks work for both layouts of keys.
         """
         layers, both, kv_heads, _, head_dim = self.pool.shape
         pieces = self.pool.view(layers * both * kv_heads, self.num_blocks, self.tokens_per_block * head_dim)
         return pieces.view(torch.uint8).transpose(0, 1)
 
     def begin(self, batch: Batch) -> None:
-        """Clear the blocks that get their first token now: for attention that reads whole blocks.
+        """Clear the blocks that get their first token now, for attention that reads whole blocks.
 
-        It does so with weight 0 beyond a request's tokens; a former owner's infinity or NaN must not be there, for 0
-        times that is NaN.
+        Such attention reads slots beyond a request's tokens with weight 0. A former owner's infinity or NaN there would
+        give NaN.
         """
         if batch.fresh_blocks.numel():
             layers, both, kv_heads, _, head_dim = self.pool.shape
@@ -82,10 +82,10 @@ class KVCache:
 
 
 def transposed(keys: Tensor, tokens_per_block: int) -> Tensor:
-    """The memory of one layer's keys, [num_kv_heads, num_slots, head_dim], seen as the native kernels have it:
+    """One layer's keys, [num_kv_heads, num_slots, head_dim], viewed in the layout of the native kernels:
     [num_kv_heads, num_blocks, head_dim / n, tokens_per_block, n], where n numbers make 32 bits.
 
-    So a vector register is loaded with one dimension (or with two, of bfloat16) of as many keys.
+    A vector load then reads one dimension (two of bfloat16) of as many keys as the register has 32-bit lanes.
     """
     num_kv_heads, num_slots, head_dim = keys.shape
     per_word = 4 // keys.itemsize

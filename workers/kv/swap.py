@@ -1,33 +1,34 @@
-"""KV on the host: a pool of blocks, and the copies between it and the device's, which go beside the iterations.
+"""KV on the host: a pool of blocks, and copies between it and the device's pool, concurrent with the iterations.
 
-On the host a block is one piece of memory, with all layers; on the device it lies in many pieces (``KVCache.blocks``).
+On the host a block is one piece of memory with all layers. On the device it lies in many pieces (``KVCache.blocks``).
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from actorserve.errors import SettingsError
-from workers.engine import check_copy
 from workers.kv.cache import KVCache
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.pools import check_copy
+from workers.kv.shared_memory import SharedMemory
+from workers.kv.staged_copier import StagedCopier
 
-STAGING_BYTES = 64 * 2**20  # of a GPU's memory, through which copies go
-_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+STAGING_BYTES = 64 * 2**20  # of a GPU's memory, as a buffer for copies
 
 
 class HostPool:
-    """``num_blocks`` blocks of host memory for what is swapped out of ``cache``. One thread copies.
+    """``num_blocks`` blocks of host memory for KV that is swapped out of ``cache``. One thread copies.
 
-    It lies in ``memory``, which other workers on this host can map. For a cache on the CPU it becomes resident as
-    blocks are first written; for one on a GPU it is pinned at once, so that copies go by themselves.
+    The pool lies in ``memory``, which other workers on this host can map. For a cache on the CPU a page becomes
+    resident when it is first written. For a cache on a GPU the pool is pinned at once, so that the GPU copies without
+    the CPU.
     """
 
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
-        """Raises: SettingsError where so much memory cannot be had or pinned."""
+        """Raises: SettingsError if the memory cannot be allocated or pinned."""
         self.num_blocks = num_blocks
         self._num_device_blocks = cache.num_blocks
         _, num_pieces, piece_bytes = cache.blocks.shape
@@ -41,7 +42,7 @@ class HostPool:
             flat = torch.frombuffer(self.memory.buffer, dtype=torch.uint8)
             self.blocks = flat.view(num_blocks, num_pieces, piece_bytes)
         self.written: set[int] = set()
-        """Blocks that were ever written, by copies or by whoever else writes there."""
+        """Blocks that were ever written, by copies or by transfers from other workers."""
         self._copies: _Copies
         if cache.pool.is_cuda:
             if num_blocks:
@@ -67,7 +68,7 @@ class HostPool:
         self._copies.into(device_blocks, host_blocks)
 
     def _pin(self) -> None:
-        """Torch's own pinned memory would be rounded up to a power of two."""
+        """Pin through the driver, because torch would round its pinned memory up to a power of two."""
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         address, num_bytes = self.blocks.data_ptr(), self.blocks.nbytes
         error = int(runtime.cudaHostRegister(address, num_bytes, 0))
@@ -76,12 +77,12 @@ class HostPool:
                 f"the driver cannot pin {num_bytes / 2**30:.2f} GiB of the host's memory (CUDA error {error}); "
                 f"change workers.host_kv_bytes"
             )
-        # Before the memory goes; at the process's end the driver does it.
+        # Unpin before the memory is freed. At the process's end the driver does it.
         weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
 
 
 class _Copies(Protocol):
-    """Copies blocks between device and host, both in the shape of ``KVCache.blocks``; returns once they are done."""
+    """Copies blocks between device and host, both in the shape of ``KVCache.blocks``; returns after the copies."""
 
     def out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None: ...
 
@@ -89,8 +90,8 @@ class _Copies(Protocol):
 
 
 class _PlainCopies:
-    """Within the host's memory. By numpy, which takes no further threads for it, and lets go of the interpreter's lock:
-    torch's threads would fight for the cores with those that compute.
+    """Copies within the host's memory, by numpy: it starts no threads and releases the interpreter's lock. Torch's
+    threads would compete for cores with the threads that compute.
     """
 
     def __init__(self, device: Tensor, host: Tensor) -> None:
@@ -106,11 +107,11 @@ class _PlainCopies:
 
 
 class _StreamCopies:
-    """Between a GPU and pinned memory, on a stream of their own. Blocks are gathered on the GPU, or scattered there, so
-    that few long copies cross the bus.
+    """Copies between a GPU and pinned memory, on a stream of their own. The GPU gathers and scatters blocks, so that
+    few long copies cross the bus.
 
-    They need not wait for the stream that computes: a copy is asked for after the step that wrote its blocks has ended,
-    and a step ends when the device has done it.
+    Copies need not wait for the stream that computes: the core issues a copy after the end of the step that wrote its
+    blocks, and a step ends when the device is done with it.
     """
 
     def __init__(self, device: Tensor, host: Tensor) -> None:
@@ -126,48 +127,7 @@ class _StreamCopies:
     def _copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int], *, out: bool) -> None:
         with torch.cuda.stream(self._stream):
             self._copier.copy(device_blocks, host_blocks, out=out)
-            # Blocking: it sleeps, where others would keep a core busy.
+            # A blocking event sleeps; other events would keep a core busy.
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             copied.record()
         copied.synchronize()
-
-
-class StagedCopier:
-    """Copies between ``device`` and ``host``, both [num_blocks, pieces, bytes], through a buffer beside ``device``.
-
-    It only issues, on the current stream. The buffer takes ``staging_bytes`` at most, but one block at least.
-    """
-
-    def __init__(self, device: Tensor, host: Tensor, staging_bytes: int) -> None:
-        word = next(word for word in _WORDS if device.shape[2] % word.itemsize == 0)
-        self._device, self._host = device.view(word), host.view(word)
-        block_bytes = device.shape[1] * device.shape[2]
-        num_staged = min(len(host), max(1, staging_bytes // block_bytes))
-        self._staging = torch.empty((num_staged, *self._device.shape[1:]), dtype=word, device=device.device)
-
-    @torch.inference_mode()
-    def copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int], *, out: bool) -> None:
-        """Issue the copy of ``device_blocks`` to ``host_blocks``, or with ``out`` False the way back."""
-        most = max(1, len(self._staging))
-        for first in range(0, len(device_blocks), most):
-            index = torch.tensor(device_blocks[first : first + most], device=self._device.device)
-            staged = self._staging[: len(index)]
-            if out:
-                torch.index_select(self._device, 0, index, out=staged)
-            for at, host, count in runs(host_blocks[first : first + most]):
-                there, here = self._host[host : host + count], staged[at : at + count]
-                if out:
-                    there.copy_(here, non_blocking=True)
-                else:
-                    here.copy_(there, non_blocking=True)
-            if not out:
-                self._device.index_copy_(0, index, staged)
-
-
-def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours that one copy takes: (place in ``blocks``, block, how many) each."""
-    at = 0
-    for end in range(1, len(blocks) + 1):
-        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
-            yield at, blocks[at], end - at
-            at = end

@@ -1,11 +1,11 @@
-"""KV blocks from one worker's pools into another's: the destination reads, the source is only read from.
+"""KV blocks from one worker's pools into another's. The destination reads; the source never writes.
 
-``transfer.KVTransfer`` is what a worker holds. It chooses a way for each source and each ticket:
+Each worker has one ``transfer.KVTransfer``. It chooses a way for each source and each ticket:
 
-- both on one host, and the pool in memory that can be mapped: ``mapped`` copies from the one into the other, once;
+- both workers on one host, and the pool in memory that can be mapped: ``mapped`` copies once, from pool to pool;
 - both on GPUs of one host: ``cuda_ipc``;
-- both with NIXL, where that was asked for: ``nixl``;
-- else the source sends: ``data_server`` and ``data_client``, over stream sockets and threads of their own.
+- both with NIXL, if it was asked for: ``rdma``;
+- otherwise the source sends: ``data_server`` and ``data_client``, over stream sockets, on threads of their own.
 
-A reader cannot harm: it writes into its own pool alone, and a source that was taken for dead writes into nobody's.
+A reader writes only into its own pool, so a source that was wrongly taken for dead cannot overwrite KV elsewhere.
 """

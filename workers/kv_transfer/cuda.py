@@ -1,7 +1,7 @@
 """Blocks in a GPU's memory, and reading another process's on the same host by CUDA's inter-process handles.
 
-What is copied goes through staging buffers, on streams beside the engine's: gathered on the GPU, so that few long
-copies cross the bus. A copy needs not wait for the stream that computes: no step touches these blocks meanwhile.
+Copies go through staging buffers, on streams of their own. The GPU gathers blocks, so that few long copies cross the
+bus. A copy need not wait for the stream that computes, because no step touches these blocks meanwhile.
 """
 
 import base64
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.kv.swap import StagedCopier
-from workers.kv_transfer.blocks import Bytes
+from workers.kv.pools import Bytes
+from workers.kv.staged_copier import StagedCopier
 from workers.kv_transfer.errors import TransferError
 
 _STAGING_BYTES = 8 * 2**20
@@ -39,12 +39,12 @@ class CudaBlocks:
         self._writing.write(blocks, source, source_blocks)
 
     def write_from_device(self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int]) -> None:
-        """As ``write``, from memory that this GPU can read."""
+        """Like ``write``, from memory that this GPU can read."""
         self._writing.write_from_device(blocks, source, source_blocks)
 
 
 class _Staging:
-    """A buffer on the GPU, its pinned twin on the host, and a stream: for one copy at a time."""
+    """A buffer on the GPU, a pinned buffer on the host and a stream, for one copy at a time."""
 
     def __init__(self, blocks: Tensor) -> None:
         num_staged = max(1, min(len(blocks), _STAGING_BYTES // (blocks.shape[1] * blocks.shape[2])))
@@ -94,12 +94,12 @@ class _Staging:
 
 
 def export_memory(pool: Tensor) -> str:
-    """What ``open_memory`` takes in another process; ``pool`` is contiguous, and lives as long as this process.
+    """The name by which another process can ``open_memory``. ``pool`` is contiguous and lives as long as this process.
 
-    The handle is of the whole piece of memory that torch's allocator took from the driver, with the pool's place in it.
+    The handle is of the whole allocation that torch made at the driver, with the pool's place in it.
     """
     storage = pool.view(torch.uint8).untyped_storage()
-    # What torch.multiprocessing sends, too.
+    # The fields that torch.multiprocessing sends.
     fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
     shown = [base64.b64encode(each).decode() if isinstance(each, bytes) else each for each in fields[1:]]
     return json.dumps({"fields": shown, "offset": pool.storage_offset() * pool.itemsize})
@@ -108,7 +108,7 @@ def export_memory(pool: Tensor) -> str:
 def open_memory(shown: str, num_blocks: int, shape: tuple[int, int], device: torch.device) -> Tensor:
     """Another process's pool as [num_blocks, pieces, bytes of a piece], readable by ``device``.
 
-    Raises: TransferError where the GPU cannot reach it, or it is not of that size.
+    Raises: TransferError if the GPU cannot reach the memory, or its size differs.
     """
     pieces, piece_bytes = shape
     try:

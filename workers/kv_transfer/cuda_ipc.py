@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 
 from actorserve.core.messages import KVTicket
-from workers.kv_transfer.blocks import KVPools
+from workers.kv.pools import KVPools
 from workers.kv_transfer.cuda import CudaBlocks, open_memory
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
 
-_STRIDE_BYTES = 4 * 2**20  # copied between two looks at the pace
+_STRIDE_BYTES = 4 * 2**20  # copied between two calls of ``pace``
 
 
 class CudaPool:
-    """A ``Link`` to a pool on a GPU, ``shown`` by another process and opened as long as this object lives."""
+    """A ``Link`` to a pool on a GPU that another process exported as ``shown``; open while this object lives."""
 
     def __init__(self, shown: str, num_blocks: int, pools: KVPools, device: CudaBlocks) -> None:
-        """Raises: TransferError where it cannot be opened."""
+        """Raises: TransferError if the pool cannot be opened."""
         self._source = open_memory(shown, num_blocks, pools.shape, device.blocks.device)
         self._block_bytes = pools.block_bytes
         self._device = device
@@ -24,10 +24,10 @@ class CudaPool:
         self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
     ) -> None:
         if into_host:
-            raise ValueError("blocks come here from GPU to GPU alone")
+            raise ValueError("this link copies from GPU to GPU only")
         source_blocks = ticket.blocks[num_skipped:]
         if any(not 0 <= block < len(self._source) for block in source_blocks):
-            raise TransferError(f"the ticket names blocks that are not there: the pool has {len(self._source)}")
+            raise TransferError(f"the ticket names blocks beyond the pool's {len(self._source)}")
         stride = max(1, _STRIDE_BYTES // self._block_bytes)
         for first in range(0, len(blocks), stride):
             part = blocks[first : first + stride]

@@ -1,4 +1,4 @@
-"""The destination's side of sending KV between hosts: asks for blocks, and has them written as they come."""
+"""The destination's side of KV between hosts: asks for blocks, and writes them into the pool as they arrive."""
 
 import contextlib
 import socket
@@ -10,21 +10,21 @@ import numpy as np
 
 from actorserve.core.messages import KVTicket
 from actorserve.errors import ProtocolError
-from workers.kv_transfer.blocks import HostBlocks, KVPools
+from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.data_server import CHUNK_BYTES
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, decode_answer, encode_read
 from workers.kv_transfer.links import Pace
 from workers.kv_transfer.streams import connecting, move_in, regions, wait_at_most
 
-_LEAST_BYTES_PER_S = 2**22  # a source that sends less is no better than none
+_LEAST_BYTES_PER_S = 2**22  # a slower source is given up
 
 
 class DataClient:
-    """A ``Link`` to the ``DataServer`` at ``address``, by a connection for each reading.
+    """A ``Link`` to the ``DataServer`` at ``address``, with one connection for each read.
 
-    A source that says nothing for ``patience_s`` is taken for gone. ``with_checksum``: chunks are held against their
-    crc32 before they are written. To be used by one thread at a time, but for ``interrupt``.
+    A source that sends nothing for ``patience_s`` counts as gone. ``with_checksum``: the crc32 of each chunk is checked
+    before the chunk is written. One thread at a time may use it, except for ``interrupt``.
     """
 
     def __init__(self, address: str, pools: KVPools, patience_s: float, *, with_checksum: bool) -> None:
@@ -32,19 +32,19 @@ class DataClient:
         self._pools = pools
         self._patience_s = patience_s
         self._with_checksum = with_checksum
-        self._lock = threading.Lock()  # of these
+        self._lock = threading.Lock()  # guards the following two
         self._stream: socket.socket | None = None
         self._is_interrupted = False
 
     def close(self) -> None:
-        """Nothing is held between readings."""
+        """Nothing to release: no connection outlives a read."""
 
     def interrupt(self) -> None:
-        """Have a reading under way fail, and all that follow."""
+        """Make a read in flight fail, and all later reads."""
         with self._lock:
             self._is_interrupted = True
             if self._stream is not None:
-                with contextlib.suppress(OSError):  # not connected yet, or no more
+                with contextlib.suppress(OSError):  # not connected yet, or not any more
                     self._stream.shutdown(socket.SHUT_RDWR)
 
     def read(
@@ -58,7 +58,7 @@ class DataClient:
             if isinstance(error, TimeoutError):
                 raise TransferError(f"the source of the KV said nothing for {self._patience_s:g} s") from None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise TransferError(f"KV can not be read from {self._address[:80]!r}: {reason}") from None
+            raise TransferError(f"KV cannot be read from {self._address[:80]!r}: {reason}") from None
 
     def _read(self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, into_host: bool) -> None:
         per_chunk = max(1, CHUNK_BYTES // self._pools.block_bytes)
@@ -81,11 +81,11 @@ class DataClient:
                     self._stream = None
 
     def _within_s(self, num_bytes: int) -> float:
-        """How long a chunk may take in all."""
+        """The longest time that a chunk of ``num_bytes`` may take."""
         return self._patience_s + num_bytes / _LEAST_BYTES_PER_S
 
     def _granted(self, stream: socket.socket) -> bool:
-        """Whether chunks come by piece."""
+        """Read the source's answer. Returns whether chunks come piece by piece. Raises: TransferError for a refusal."""
         try:
             answer = decode_answer(_receive(stream, ANSWER_HEAD.size))
         except ProtocolError as error:

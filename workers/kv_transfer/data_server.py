@@ -1,12 +1,12 @@
-"""The source's side of sending KV between hosts: serves blocks to whoever shows a ticket for them.
+"""The source's side of KV between hosts: serves blocks to readers that show a ticket for them.
 
-Over stream sockets, and not by ZeroMQ as all else: the kernel takes the blocks from where they lie in the pool and puts
-them where they belong, where ZeroMQ needs each message in one piece, gathered here and scattered there. Over TCP within
-a host of two cores, 64 MiB in blocks of 180 pieces took 40 to 47 ms of all processors' time, and 57 to 69 ms by ZeroMQ
-(2.5 to 3.1 GB/s, and 1.9 to 2.2).
+It uses stream sockets, and not ZeroMQ as everything else: the kernel reads the blocks where they lie in the pool and
+writes them where they belong. ZeroMQ needs each message in one piece, which must be gathered here and scattered there.
+Over TCP within a host of two cores, 64 MiB in blocks of 180 pieces took 40 to 47 ms of CPU time (2.5 to 3.1 GB/s), and
+57 to 69 ms by ZeroMQ (1.9 to 2.2 GB/s).
 
-Each connection has a thread of its own, so that a reader that is slow, or stands, is in no other's way. Whatever comes
-in, the server answers or counts, and lives on.
+Each connection has a thread of its own, so a slow or stopped reader delays no other reader. The server answers or
+counts whatever arrives, and goes on.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import numpy as np
 
 from actorserve.core.kv.tickets import is_genuine
 from actorserve.errors import ActorserveError, ProtocolError
-from workers.kv_transfer.blocks import HostBlocks, KVPools
+from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.frames import (
     BLOCK_NUMBER_BYTES,
     CHECKSUM,
@@ -35,23 +35,23 @@ from workers.kv_transfer.frames import (
 )
 from workers.kv_transfer.streams import listen, move_out, path_of, regions, remove_path, wait_at_most
 
-CHUNK_BYTES = 2**22  # as many blocks as this holds are a chunk, but at least one
+CHUNK_BYTES = 2**22  # at most, of a chunk; but a chunk has at least one block
 _MAX_READERS = 64
-_MAX_USED_TICKETS = 100_000  # that are remembered
-_REQUEST_S = 5.0  # for a request to come in
-_SILENCE_S = 60.0  # after which a reader that takes nothing is given up
+_MAX_USED_TICKETS = 100_000  # remembered, so that none is used twice
+_REQUEST_S = 5.0  # for a request to arrive
+_SILENCE_S = 60.0  # after which a reader that takes nothing is dropped
 _FULL_PAUSE_S = 0.05
 
 _log = logging.getLogger(__name__)
 
 
 class DataServer:
-    """Serves blocks of ``pools`` at ``address`` until ``close``; ``address`` has ``announced_host`` for a TCP ``bind``,
-    where that is given.
+    """Serves blocks of ``pools`` at ``address`` until ``close``. For a TCP ``bind``, ``announced_host`` is the host in
+    ``address``.
 
-    ``dropped`` counts what came in and was not followed, by reason.
+    ``dropped`` counts requests that were not served, by reason.
 
-    Raises: ActorserveError where ``bind`` cannot be bound, or others could not reach it.
+    Raises: ActorserveError if ``bind`` cannot be bound, or names no address that others can reach.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class DataServer:
         self._max_request_bytes = REQUEST_BYTES + BLOCK_NUMBER_BYTES * max(
             pools.device.num_blocks, pools.host.num_blocks
         )
-        self._lock = threading.Lock()  # of what follows, and of ``dropped``
+        self._lock = threading.Lock()  # guards the following fields, and ``dropped``
         self._is_closed = False
         self._used: OrderedDict[tuple[int, int], None] = OrderedDict()  # (number, stage) of tickets
         self._readers: dict[socket.socket, threading.Thread] = {}
@@ -85,7 +85,7 @@ class DataServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving; returns when all of its threads have ended, which is soon."""
+        """Stop serving. Returns when all threads have ended, which is soon."""
         with self._lock:
             self._is_closed = True
             readers = list(self._readers.values())
@@ -106,7 +106,7 @@ class DataServer:
             except OSError:
                 if self._is_closed:
                     return
-                self._drop("no connection could be taken")  # too many files are open, or the reader is gone again
+                self._drop("no connection could be taken")  # too many open files, or the reader has hung up
                 time.sleep(_FULL_PAUSE_S)
                 continue
             thread = threading.Thread(target=self._serve, args=(stream,), name="kv reader", daemon=True)
@@ -131,7 +131,7 @@ class DataServer:
         except OSError:
             self._drop("a reader is gone")
         finally:
-            with self._lock:  # close() shuts no socket that is closed, whose number may be another's
+            with self._lock:  # so that close() shuts down no closed socket, whose number may be in use again
                 del self._readers[stream]
                 stream.close()
 
@@ -153,7 +153,7 @@ class DataServer:
             return "the ticket is not genuine"
         num_blocks = self._pools.pool(on_host=ticket.on_host).num_blocks
         if any(block >= num_blocks for block in ticket.blocks) or read.num_skipped > len(ticket.blocks):
-            return "the ticket names blocks that are not there"
+            return "the ticket names blocks beyond the pool"
         if read.per_chunk > max(1, CHUNK_BYTES // self._pools.block_bytes):
             return "a chunk of so many blocks is too large"
         with self._lock:
@@ -192,7 +192,7 @@ class DataServer:
 
 
 def _receive(stream: socket.socket, num_bytes: int, until: float) -> bytes:
-    """So many bytes, by ``until`` on the monotonic clock. Raises: OSError, ProtocolError where it hangs up before."""
+    """Receive ``num_bytes`` by ``until`` (monotonic clock). Raises: OSError; ProtocolError if the reader hangs up."""
     body = bytearray()
     while len(body) < num_bytes:
         stream.settimeout(max(0.001, until - time.monotonic()))
@@ -209,6 +209,6 @@ def _send_what_fits(stream: socket.socket, body: bytes) -> None:
 
 
 def _shut(stream: socket.socket) -> None:
-    """Whoever waits for it wakes up."""
-    with contextlib.suppress(OSError):  # it is not connected any more
+    """Shut the socket down, which wakes threads that wait for it."""
+    with contextlib.suppress(OSError):  # not connected any more
         stream.shutdown(socket.SHUT_RDWR)

@@ -1,13 +1,13 @@
-"""What the data sockets say. A connection is of one reading, and ends with it:
+"""The frames on the data sockets. A connection serves one read, and ends with it:
 
-    reader -> source   the sign, how many bytes follow (4 bytes); msgpack of (number, stage, on_host, blocks, secret,
-                       num_skipped, per_chunk, with_checksum)
-    source -> reader   either b"X", how many bytes follow (4 bytes); then why it is refused, as text
-                       or b"P" or b"B" and four zeros; then chunks of ``per_chunk`` blocks, the last one of what is left
+    reader -> source   a sign (8 bytes) and the number of bytes that follow (4 bytes); then msgpack of (number, stage,
+                       on_host, blocks, secret, num_skipped, per_chunk, with_checksum)
+    source -> reader   either b"X" and the number of bytes that follow (4 bytes); then the reason of a refusal
+                       or b"P" or b"B" and four zeros; then chunks of ``per_chunk`` blocks, the last one shorter
 
-In a chunk a piece of all its blocks comes after another (b"P"), or a block after another (b"B"): as they lie at the
-source. With checksums each chunk is behind its crc32 (4 bytes). How much is on its way is bounded by the sockets'
-buffers, and a reader that keeps to a rate lets them fill up.
+A chunk comes as its blocks lie at the source: piece by piece, each of all blocks (b"P"), or block by block (b"B").
+With checksums the crc32 of each chunk comes before it (4 bytes). The sockets' buffers bound the bytes in flight; they
+fill up when a reader keeps to a rate.
 """
 
 import struct
@@ -19,8 +19,8 @@ import msgpack
 from actorserve.core.messages import KVTicket
 from actorserve.errors import ProtocolError
 
-BLOCK_NUMBER_BYTES = 9  # of a block's number in msgpack, at most
-REQUEST_BYTES = 1024  # of a request beside its block numbers, at most
+BLOCK_NUMBER_BYTES = 9  # at most, of a block's number in msgpack
+REQUEST_BYTES = 1024  # at most, of a request without its block numbers
 
 REQUEST_HEAD = struct.Struct("!8sI")
 ANSWER_HEAD = struct.Struct("!sI")
@@ -34,7 +34,7 @@ _U64 = 2**64
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What the ticket names but its first ``num_skipped`` blocks, ``per_chunk`` blocks at a time."""
+    """Asks for the ticket's blocks except the first ``num_skipped``, in chunks of ``per_chunk`` blocks."""
 
     ticket: KVTicket
     num_skipped: int
@@ -72,7 +72,7 @@ def encode_refused(reason: str) -> bytes:
 
 
 def request_bytes(head: bytes, most: int) -> int:
-    """How long the request behind ``head`` is. Raises: ProtocolError."""
+    """The number of bytes of the request after ``head``. Raises: ProtocolError."""
     sign, length = REQUEST_HEAD.unpack(head)
     if sign != _SIGN:
         raise ProtocolError("not a request for KV")
@@ -92,7 +92,7 @@ def decode_answer(head: bytes) -> Granted | Refused:
 
 
 def decode_read(body: bytes) -> Read:
-    """What is behind a request's head. Raises: ProtocolError."""
+    """Decode a request without its head. Raises: ProtocolError."""
     try:
         fields = msgpack.unpackb(body, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:

@@ -1,4 +1,4 @@
-"""What every way of reading another worker's KV looks like."""
+"""The protocol of every way to read another worker's KV."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,28 +8,28 @@ from typing import Protocol
 from actorserve.core.messages import KVTicket
 
 Pace = Callable[[int], None]
-"""Called with a number of bytes before these are copied; returns when they may be."""
+"""Called with a number of bytes before they are copied; returns when they may be copied."""
 
 
 class Link(Protocol):
-    """Reads one worker's blocks into the pools here. Used by one thread at a time."""
+    """Reads one worker's blocks into this worker's pools. Used by one thread at a time."""
 
     def read(
         self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
     ) -> None:
-        """Copy the ticket's blocks but the first ``num_skipped`` into ``blocks``, in order: of the device's pool, or
-        of the host's.
+        """Copy the ticket's blocks, except the first ``num_skipped``, into ``blocks`` in order: blocks of the device's
+        pool, or with ``into_host`` of the host's.
 
-        Raises: TransferError; then nothing is written any more.
+        Raises: TransferError; after that nothing more is written.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the source's memory, or of the connection to it."""
+        """Release the source's memory, or the connection to it."""
         ...
 
 
 def this_host() -> str:
-    """A name for this boot of this machine, and for the processes in it that see each other under /proc."""
+    """A name for this boot of this machine and this pid namespace, in which processes see each other under /proc."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"

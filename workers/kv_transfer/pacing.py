@@ -1,35 +1,40 @@
-"""A token bucket: so many bytes a second through one link, with bursts."""
+"""A token bucket: bounds the bytes a second through one link, and allows bursts."""
 
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 _BURST_S = 0.02  # of the rate: what may go at once after a pause
-_DEBT_S = 1.0  # of the rate: what was urgent is waited off for no longer
+_DEBT_S = 1.0  # of the rate: urgent bytes make later callers wait no longer
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast one worker's KV may be read; None for no bound. ``clock`` and ``sleep`` are in seconds."""
+
+    bytes_per_s: float | None = None
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+UNBOUNDED = Rate()
 
 
 class TokenBucket:
-    """Holds back whoever would take more than ``bytes_per_s``; None holds nobody back. For any number of threads.
+    """Makes callers wait that together would exceed the rate. Any number of threads may call it."""
 
-    ``clock`` and ``sleep`` are in seconds.
-    """
-
-    def __init__(
-        self,
-        bytes_per_s: float | None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._sleep = sleep
+    def __init__(self, rate: Rate) -> None:
+        self._bytes_per_s, self._clock, self._sleep = rate.bytes_per_s, rate.clock, rate.sleep
         self._lock = threading.Lock()
-        self._burst_bytes = 0.0 if bytes_per_s is None else _BURST_S * bytes_per_s
+        self._burst_bytes = 0.0 if rate.bytes_per_s is None else _BURST_S * rate.bytes_per_s
         self._level_bytes = self._burst_bytes
-        self._at_s = clock()
+        self._at_s = rate.clock()
 
     def take(self, num_bytes: int, *, is_urgent: bool = False) -> None:
-        """Return when so many bytes may go. ``is_urgent``: at once, and later takers wait for it, a second at most."""
+        """Return when ``num_bytes`` may be copied. Urgent bytes go at once, and later callers pay by waiting, a
+        second at most.
+        """
         if self._bytes_per_s is None:
             return
         with self._lock:

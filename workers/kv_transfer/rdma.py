@@ -1,7 +1,7 @@
 """Reading another worker's KV by NIXL, NVIDIA's library for RDMA: an optional extra (``pip install actorserve[nixl]``).
 
-Blocks are read into a staging buffer, and from there written into the pool: a read that had to be given up may still
-write, and then does so into a buffer that nobody uses any more.
+Blocks are read into a staging buffer, and copied from there into the pool. A read that was given up may still write
+later, but only into a buffer that is not used any more.
 """
 
 import base64
@@ -20,7 +20,7 @@ import torch
 
 from actorserve.core.messages import KVAccess, KVTicket
 from actorserve.errors import SettingsError
-from workers.kv_transfer.blocks import BlockMemory, HostBlocks, KVPools
+from workers.kv.pools import BlockMemory, HostBlocks, KVPools
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
@@ -33,9 +33,9 @@ Region = tuple[int, int, int]
 
 
 class NixlAgent:
-    """This worker's NIXL agent, with its pools registered. ``shown`` lets others read them.
+    """This worker's NIXL agent, with its pools registered. Other workers read them by ``shown``.
 
-    Raises: SettingsError where NIXL is not installed, or has no way to transfer.
+    Raises: SettingsError if NIXL is not installed, or cannot transfer here.
     """
 
     def __init__(self, pools: KVPools) -> None:
@@ -55,13 +55,13 @@ class NixlAgent:
                     self.agent.register_memory([(address, num_bytes, gpu, "")], kind)
                 bases.append(f"{kind}:{address}:{gpu}")
             metadata = base64.b64encode(self.agent.get_agent_metadata()).decode()
-        except RuntimeError as error:  # the base of its exceptions
+        except RuntimeError as error:  # the base class of NIXL's exceptions
             raise SettingsError(f"NIXL cannot be used here: {error}") from None
         self.shown = " ".join([metadata, *bases])
 
 
 class NixlLink:
-    """A ``Link`` to another worker's agent. Raises: TransferError where it cannot be reached."""
+    """A ``Link`` to another worker's agent. Raises: TransferError if the agent cannot be reached."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class NixlLink:
         pools = self._here.pools
         source_blocks = ticket.blocks[num_skipped:]
         if any(not 0 <= block < self._num_blocks[ticket.on_host] for block in source_blocks):
-            raise TransferError("the ticket names blocks that are not there")
+            raise TransferError("the ticket names blocks beyond the pool")
         most = max(1, _STAGING_BYTES // pools.block_bytes)
         pool = pools.pool(on_host=into_host)
         staging = self._stage(min(most, len(blocks)), pool)
@@ -111,7 +111,7 @@ class NixlLink:
             self._here.agent.remove_remote_agent(self._name)
 
     def _stage(self, num_blocks: int, pool: BlockMemory) -> torch.Tensor:
-        """Where the pool lies. It is registered anew for each fetch: one that was given up is never reused."""
+        """A buffer in the pool's kind of memory, new for each fetch, because a late read may write into an old one."""
         where = pool.blocks.device if isinstance(pool, CudaBlocks) else torch.device("cpu")
         return torch.empty((num_blocks, *self._here.pools.shape), dtype=torch.uint8, device=where)
 
@@ -146,7 +146,7 @@ class NixlLink:
             raise TransferError(f"reading KV by NIXL {reason}")
 
 
-_abandoned: list[torch.Tensor] = []  # the network may still write there
+_abandoned: list[torch.Tensor] = []  # buffers that the network may still write into
 
 
 def _memory(pool: BlockMemory) -> tuple[str, Region]:
@@ -160,7 +160,7 @@ def _memory(pool: BlockMemory) -> tuple[str, Region]:
 def _regions(
     base: int, gpu: int, num_blocks: int, shape: tuple[int, int], blocks: Sequence[int], *, on_host: bool
 ) -> list[Region]:
-    """Where the pieces of ``blocks`` lie, block by block (``blocks.view`` says how)."""
+    """Where the pieces of ``blocks`` lie, block by block, in the layout of ``workers.kv.pools.view``."""
     pieces, piece_bytes = shape
     per_block, per_piece = (pieces * piece_bytes, piece_bytes) if on_host else (piece_bytes, num_blocks * piece_bytes)
     return [

@@ -1,7 +1,7 @@
-"""Stream sockets that carry KV: where they listen, and moving bytes between them and many pieces of memory at once.
+"""Stream sockets that carry KV: addresses, and moving bytes between a socket and many pieces of memory at once.
 
-The pieces of a block lie apart in the pool. The kernel gathers them from there and scatters them there by itself
-(writev, readv), so that this process copies nothing.
+The pieces of a block lie apart in the pool. The kernel gathers and scatters them (writev, readv), so that this process
+copies nothing.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.kv_transfer.blocks import Bytes
+from workers.kv.pools import Bytes
 
 Regions = NDArray[np.uint64]
-"""[any, 2]: address and number of bytes of each, as the kernel's ``struct iovec`` has them."""
+"""[any, 2]: address and number of bytes of each region, like the kernel's ``struct iovec``."""
 
-_MAX_REGIONS = 1024  # of one system call: IOV_MAX
+_MAX_REGIONS = 1024  # at most, in one system call: IOV_MAX
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\[\]:/]+):(\d{1,5}|\*)", re.ASCII)
 _BACKLOG = 128
 
@@ -35,7 +35,7 @@ for _call in (_libc.readv, _libc.writev):
 
 
 def tcp_place(address: str) -> tuple[str, int]:
-    """Host and port of ``tcp://host:port``; a port that is ``*`` is 0. Raises: ValueError."""
+    """Host and port of ``tcp://host:port``; port ``*`` gives 0. Raises: ValueError."""
     found = _TCP.fullmatch(address)
     if found is None:
         raise ValueError("expected ipc://path or tcp://host:port")
@@ -47,7 +47,7 @@ def tcp_place(address: str) -> tuple[str, int]:
 
 
 def path_of(address: str) -> str | None:
-    """The socket's path of ``ipc://path``, None of another. Raises: ValueError where it is empty."""
+    """The path in ``ipc://path``; None for other addresses. Raises: ValueError if the path is empty."""
     if not address.startswith("ipc://"):
         return None
     if address == "ipc://":
@@ -58,7 +58,7 @@ def path_of(address: str) -> str | None:
 def listen(bind: str, announced_host: str) -> tuple[socket.socket, str]:
     """A socket that listens at ``bind``, and the address at which others reach it.
 
-    Raises: OSError, and ValueError where ``bind`` is no address, or none by which others could reach it.
+    Raises: OSError; ValueError if ``bind`` is no address, or no address that others can reach.
     """
     path = path_of(bind)
     if path is not None:
@@ -77,7 +77,7 @@ def listen(bind: str, announced_host: str) -> tuple[socket.socket, str]:
 def _listen_at_path(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        remove_path(path)  # of an earlier process, that did not come to that
+        remove_path(path)  # left by an earlier process that was killed
         listener.bind(path)
         listener.listen(_BACKLOG)
     except OSError:
@@ -87,7 +87,7 @@ def _listen_at_path(path: str) -> socket.socket:
 
 
 def remove_path(path: str) -> None:
-    """Remove a socket's path; where there is none, or something else, it is left to whoever binds there."""
+    """Remove the path if it is a socket's. Otherwise do nothing; a later bind reports the problem."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
             os.unlink(path)
@@ -98,7 +98,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def connecting(address: str) -> tuple[socket.socket, Callable[[], None]]:
-    """A socket, and what connects it to ``address``, within the socket's timeout. Raises: OSError, ValueError."""
+    """A socket, and a function that connects it to ``address`` within its timeout. Raises: OSError, ValueError."""
     path = path_of(address)
     if path is not None:
         plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -111,7 +111,7 @@ def connecting(address: str) -> tuple[socket.socket, Callable[[], None]]:
 
 
 def wait_at_most(stream: socket.socket, seconds: float) -> None:
-    """From here on the kernel itself ends a wait for the peer after so long, for ``move_in`` and ``move_out``."""
+    """Let the kernel end each wait for the peer after ``seconds``, in ``move_in`` and ``move_out``."""
     stream.settimeout(None)
     whole = int(seconds)
     limit = struct.pack("@ll", whole, max(1, int((seconds - whole) * 1e6)))
@@ -120,10 +120,10 @@ def wait_at_most(stream: socket.socket, seconds: float) -> None:
 
 
 def regions(array: Bytes, blocks: Sequence[int], *, by_piece: bool) -> Regions:
-    """Where ``blocks`` lie in ``array``, [num_blocks, pieces, bytes of a piece]: a piece of all after another, or else
-    a block after another. Neighbours within a piece, or the pieces of a block, are one where they lie side by side.
+    """Where ``blocks`` lie in ``array``, [num_blocks, pieces, bytes of a piece]: piece by piece, or block by block.
+    Regions that lie side by side are joined.
 
-    The caller keeps ``blocks`` within the array, and the array alive.
+    The caller makes sure that ``blocks`` lie within the array, and keeps the array alive.
     """
     per_block, per_piece, per_byte = array.strides
     _, pieces, piece_bytes = array.shape
@@ -140,20 +140,20 @@ def regions(array: Bytes, blocks: Sequence[int], *, by_piece: bool) -> Regions:
 
 
 def move_in(stream: socket.socket, into: Regions, within_s: float = math.inf) -> None:
-    """Fill the regions, in order, with what comes, all of it ``within_s``.
+    """Fill the regions, in order, from the stream, all ``within_s`` seconds.
 
-    Raises: OSError; TimeoutError where a wait, or all of it, was too long.
+    Raises: OSError; TimeoutError if one wait or the whole took too long.
     """
     _move(_libc.readv, stream, into, within_s)
 
 
 def move_out(stream: socket.socket, out_of: Regions, within_s: float = math.inf) -> None:
-    """Send what is in the regions, in order. Raises: as ``move_in``."""
+    """Send the regions' bytes, in order. Raises: as ``move_in``."""
     _move(_libc.writev, stream, out_of, within_s)
 
 
 def _move(call: Callable[[int, int, int], int], stream: socket.socket, over: Regions, within_s: float) -> None:
-    """``over`` is used up."""
+    """Call ``readv`` or ``writev`` until all regions are done. Overwrites ``over``."""
     until_s = time.monotonic() + within_s
     ends = np.cumsum(over[:, 1], dtype=np.int64)
     total = int(ends[-1]) if len(ends) else 0
@@ -171,7 +171,7 @@ def _move(call: Callable[[int, int, int], int], stream: socket.socket, over: Reg
             raise OSError(number, os.strerror(number))
         num_moved += moved
         if num_moved < total and time.monotonic() > until_s:
-            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))  # it drips
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))  # data comes, but too slowly
         at = int(np.searchsorted(ends, num_moved, side="right"))
         if num_moved < total:
             left = int(ends[at]) - num_moved

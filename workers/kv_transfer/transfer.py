@@ -1,12 +1,10 @@
-"""What a worker holds to read other workers' KV, and to have its own read: one way for each pair, chosen here."""
+"""Reads other workers' KV and serves this worker's own. It chooses the way for each pair of workers."""
 
 import threading
-import time
-from collections.abc import Callable
 
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, Peer
-from workers.kv_transfer.blocks import KVPools
+from workers.kv.pools import KVPools
 from workers.kv_transfer.cuda import CudaBlocks, export_memory
 from workers.kv_transfer.cuda_ipc import CudaPool
 from workers.kv_transfer.data_client import DataClient
@@ -14,39 +12,37 @@ from workers.kv_transfer.data_server import DataServer
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Link, this_host
 from workers.kv_transfer.mapped import MappedPool
-from workers.kv_transfer.pacing import TokenBucket
+from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
 from workers.kv_transfer.rdma import NixlAgent, NixlLink
 
-PATIENCE_S = 5.0  # with a source that says nothing
+PATIENCE_S = 5.0  # with a source that sends nothing
 _LinkKey = tuple[Peer, bool, bool, bool]
-"""Source, whether the pool on its host is read, whether ours on the host is written, whether for urgent fetches."""
+"""Source; whether its host's pool is read; whether our host's pool is written; whether for urgent fetches."""
 
 
 class _Held:
-    """A link, opened when it is first needed, and who uses it."""
+    """A link, opened when it is first needed, and the lock of the thread that uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.link: Link | None = None
 
     def close(self) -> None:
-        """Under the lock."""
+        """The caller holds the lock."""
         if self.link is not None:
             self.link.close()
             self.link = None
 
 
 class KVTransfer:
-    """Reads other workers' blocks into ``pools``, and serves ours at ``bind`` to who shows a ticket made with
-    ``ticket_key``. ``bind`` is ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Others reach
-    a TCP bind by ``announced_host``, which is needed where the bind has no host's name or number.
+    """Reads other workers' blocks into ``pools``, and serves its own blocks at ``bind`` to readers with a ticket made
+    with ``ticket_key``.
 
-    ``bytes_per_s`` bounds what is read from each source (None: nothing does), but for urgent fetches.
-    ``use_nixl`` has RDMA used between those that both have it.
-    ``clock`` and ``sleep``, in seconds, are of the bound alone.
+    ``bind``: ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Other workers reach a TCP bind
+    by ``announced_host``, which is required if the bind names no host. ``rate`` bounds what is read from each source,
+    except by urgent fetches. ``use_nixl``: RDMA between workers that both have it.
 
-    Raises: ActorserveError where ``bind`` cannot be bound or reached; SettingsError where NIXL is wanted and cannot be
-    had.
+    Raises: ActorserveError if ``bind`` cannot be bound or reached; SettingsError if NIXL is wanted and unavailable.
     """
 
     def __init__(
@@ -56,17 +52,14 @@ class KVTransfer:
         ticket_key: bytes,
         *,
         announced_host: str = "",
-        bytes_per_s: float | None = None,
+        rate: Rate = UNBOUNDED,
         use_nixl: bool = False,
         patience_s: float = PATIENCE_S,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._pools = pools
-        self._bytes_per_s = bytes_per_s
+        self._rate = rate
         self._patience_s = patience_s
-        self._clock, self._sleep = clock, sleep
-        self._lock = threading.Lock()  # of those that follow
+        self._lock = threading.Lock()  # guards the following three fields
         self._closed = False
         self._held: dict[_LinkKey, _Held] = {}
         self._buckets: dict[Peer, TokenBucket] = {}
@@ -83,17 +76,17 @@ class KVTransfer:
             cuda_ipc=export_memory(pools.device.blocks) if isinstance(pools.device, CudaBlocks) else "",
             nixl="" if self._nixl is None else self._nixl.shown,
         )
-        """How others read ours: for ``Hello``."""
+        """How other workers read our KV, for ``Hello``."""
 
     @property
     def num_dropped(self) -> dict[str, int]:
-        """What came to our data socket and was not followed, by reason."""
+        """The number of requests at our data socket that were not served, by reason."""
         return dict(self._server.dropped)
 
     def fetch(self, fetch: Fetch) -> None:
-        """Copy what ``fetch`` says; returns when it is done. Urgent fetches may go on one thread, others on another.
+        """Copy the blocks of ``fetch``; return when they are complete. Urgent fetches may have a thread of their own.
 
-        Raises: TransferError; then nothing is written any more.
+        Raises: TransferError; after that nothing more is written.
         """
         num_wanted = len(fetch.ticket.blocks) - fetch.num_skipped
         if fetch.access.layout != self._pools.layout:
@@ -102,7 +95,7 @@ class KVTransfer:
             raise TransferError(f"a fetch of {num_wanted} blocks into {len(fetch.blocks)}")
         num_blocks = self._pools.pool(on_host=fetch.into_host).num_blocks
         if any(not 0 <= block < num_blocks for block in fetch.blocks):
-            raise TransferError("a fetch into blocks that are not there")
+            raise TransferError("a fetch into blocks beyond the pool")
         if not fetch.blocks:
             return
         if fetch.into_host:
@@ -112,7 +105,7 @@ class KVTransfer:
             if self._closed:
                 raise TransferError("this worker ends")
             held = self._held.setdefault(key, _Held())
-            bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._bytes_per_s, self._clock, self._sleep))
+            bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._rate))
             earlier = [old for old in self._held if old[0].name == key[0].name and old[0] != key[0]]
             self._drop(earlier)
         with held.lock:
@@ -129,7 +122,7 @@ class KVTransfer:
                     into_host=fetch.into_host,
                 )
             except TransferError:
-                held.close()  # the next one begins afresh
+                held.close()  # the next fetch opens a new link
                 raise
             finally:
                 with self._lock:
@@ -138,13 +131,13 @@ class KVTransfer:
                     held.close()
 
     def forget(self, source: Peer) -> None:
-        """Let go of what is held of a worker that is down: its memory goes with the last that maps it. Never waits."""
+        """Release the links to a worker that is down, because its memory stays until nothing maps it. Never waits."""
         with self._lock:
             self._buckets.pop(source, None)
             self._drop([key for key in self._held if key[0] == source])
 
     def close(self) -> None:
-        """Serve and fetch no more. A fetch under way is ended: it fails soon."""
+        """Stop serving and fetching. A fetch in flight fails soon."""
         with self._lock:
             self._closed = True
             links = [held.link for held in self._held.values()]
@@ -155,7 +148,7 @@ class KVTransfer:
         self._server.close()
 
     def _drop(self, keys: list[_LinkKey]) -> None:
-        """What is in use is closed by its user. Under the lock."""
+        """Forget these links. A link in use is closed by the thread that uses it. The caller holds ``self._lock``."""
         for key in keys:
             held = self._held.pop(key)
             if held.lock.acquire(blocking=False):

@@ -1,4 +1,4 @@
-"""Pieces that several decoders are made of. R rows are any tokens; everything here is token-wise."""
+"""Parts that several decoders share. R rows are any tokens; everything here is token-wise."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from workers.weights.decoder_weights import Weights
 
 
 class Heads:
-    """Query, keys and values by one linear layer."""
+    """Computes query, keys and values by one linear layer."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
         config = weights.config
@@ -27,7 +27,7 @@ class GatedMlp:
     """``down(activation(gate(x)) * up(x))`` (Shazeer, "GLU variants improve transformer", 2020)."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
-        """Raises: ModelError, also where the activation is none that gates."""
+        """Raises: ModelError, also if the activation cannot gate."""
         activation = weights.config.activation
         if activation == "relu":
             raise ModelError("an MLP gated by ReLU is not supported")
@@ -37,7 +37,7 @@ class GatedMlp:
         self._gated = weights.row_ops.gated
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """[R, hidden] -> [R, hidden], to which ``residual`` is added."""
+        """[R, hidden] -> [R, hidden], plus ``residual``."""
         return self._down(self._gated(self._gate_up(x), self._activation), residual)
 
     def rows(self, x: Tensor) -> tuple[Tensor]:

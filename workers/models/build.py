@@ -33,7 +33,7 @@ def load_model(
 ) -> Decoder:
     """Read the weights and build the decoder, for contexts of up to ``num_positions`` tokens.
 
-    Raises: ModelError, in one line that names the file or tensor at fault.
+    Raises: ModelError, in one line that names the file or tensor.
     """
     make_decoder = _DECODERS.get(description.config.architecture)
     if make_decoder is None:

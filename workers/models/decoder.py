@@ -1,4 +1,4 @@
-"""What all decoders have in common: tokens are looked up, pass layer after layer, and the last norm makes logits."""
+"""The frame of all decoders: embedding, layer after layer, final norm and output layer."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,17 +15,17 @@ from workers.weights.decoder_weights import Norm, Weights
 
 
 class Tiles(Protocol):
-    """Runs token-wise functions in such pieces that a row's bits do not follow the number of rows."""
+    """Runs token-wise functions in pieces of such sizes that a row's bits do not depend on the number of rows."""
 
     def run(self, function: RowFunction, *inputs: Tensor) -> tuple[Tensor, ...]: ...
 
 
 class Layer(Protocol):
-    """One layer. R rows are any tokens, T are all of a step."""
+    """One layer. R rows are any tokens, T rows are all tokens of a step."""
 
     @property
     def before_attention(self) -> RowFunction:
-        """[R, hidden] and the positions' cosines and sines, [R, 1, head_dim / 2] each (none where nothing turns)
+        """[R, hidden] and the positions' cosines and sines, [R, 1, head_dim / 2] each (none without RoPE)
         -> query [R, num_heads, head_dim], keys and values [R, num_kv_heads, head_dim].
         """
         ...
@@ -35,12 +35,12 @@ class Layer(Protocol):
         ...
 
     def row_functions(self, rows: RandomRows) -> list[RowProbe]:
-        """All that the layer runs in tiles."""
+        """The token-wise functions that the layer runs in tiles."""
         ...
 
 
 class Decoder:
-    """Embedding, layers, norm and output. The models say of what the layers are made."""
+    """Embedding, layers, norm and output. The models define the layers."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Decoder:
         rotary_of_layer: Sequence[RotaryTable],
         final_norm: Norm,
     ) -> None:
-        """``embedding``: its name. ``rotary_of_layer``: one for each layer, or none where nothing turns."""
+        """``embedding``: the name of its weight. ``rotary_of_layer``: one for each layer, or empty without RoPE."""
         self.config = weights.config
         self.layers = tuple(layers)
         self._dtype = weights.dtype
@@ -61,7 +61,7 @@ class Decoder:
         self._random_rows = RandomRows(self.config, weights.device, weights.dtype)
 
     def forward(self, batch: Batch, cache: KVCache, attention: Attention, tiles: Tiles) -> Tensor:
-        """Hidden states of the batch's tokens, [T, hidden]; their keys and values are left in the cache."""
+        """Hidden states of the batch's tokens, [T, hidden]; their keys and values are written to the cache."""
         x = self.embed(batch)
         angles = self._angles(batch.positions)
         for number, (layer, window) in enumerate(zip(self.layers, self._windows, strict=True)):
@@ -72,15 +72,15 @@ class Decoder:
         return x
 
     def embed(self, batch: Batch) -> Tensor:
-        """What goes into the first layer, [T, hidden]."""
+        """The input of the first layer, [T, hidden]."""
         return self._embedding.index_select(0, batch.token_ids).to(self._dtype)
 
     def logits(self, x: Tensor) -> tuple[Tensor]:
-        """[R, hidden] -> [R, vocab_size] float32; a token-wise function, too."""
+        """[R, hidden] -> [R, vocab_size] float32; also a token-wise function."""
         return (self._output(self._final_norm(x)).float(),)
 
     def row_functions(self) -> list[RowProbe]:
-        """All that ``forward`` runs in tiles. All layers have the same shapes, so the first one speaks for all."""
+        """The functions that ``forward`` runs in tiles: the first layer's, because all layers have the same shapes."""
         return self.layers[0].row_functions(self._random_rows)
 
     def head_function(self) -> RowProbe:

@@ -1,7 +1,7 @@
 """A mixture of experts (Shazeer et al., 2017; Fedus et al., "Switch Transformers", 2022): a few MLPs for each token.
 
-Rows go to their experts sorted, so that each expert computes all of its rows at once; the results come back to each
-row in the order of its experts' rank, whatever else is in the batch.
+Rows are sorted by expert, so that each expert computes all of its rows at once. Each row adds up its experts' results
+in the order of their rank, whatever else is in the batch.
 """
 
 from torch import Tensor
@@ -33,7 +33,7 @@ class Experts:
         self._router_tiles = RowTiles(sizes, _ROUTER_OVERHEAD_ROWS)
 
     def __call__(self, x: Tensor, residual: Tensor, tiles: Tiles) -> Tensor:
-        """[T, hidden] and [T, hidden], to which the experts' results are added -> [T, hidden]."""
+        """[T, hidden] and ``residual`` [T, hidden] -> ``residual`` plus the experts' results."""
         shares, experts = self._router_tiles.run(self._choose, x)
         by_expert = experts.flatten().argsort(stable=True)  # places: row * experts_per_token + rank
         counts = experts.flatten().bincount(minlength=self._num_experts).tolist()
@@ -54,8 +54,9 @@ class Experts:
         return [(self._mlps[0].rows, rows.hidden)]
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[R, hidden] -> each row's best experts, best first and the lower of equals first: their shares of the result
-        (float32) and their numbers, [R, experts_per_token].
+        """[R, hidden] -> each row's best experts, [R, experts_per_token]: shares of the result (float32) and numbers.
+
+        The best expert comes first, among equals the lower number.
         """
         shares, experts = self._softmax(F.linear(x.float(), self._router)).sort(dim=-1, descending=True, stable=True)
         shares, experts = shares[:, : self._experts_per_token], experts[:, : self._experts_per_token]

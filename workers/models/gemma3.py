@@ -1,7 +1,7 @@
-"""Gemma 3 (Gemma Team, 2025): norms on both sides of attention and MLP, GeGLU, and mostly layers with a window.
+"""Gemma 3 (Gemma Team, 2025): norms on both sides of attention and MLP, GeGLU, and a window in most layers.
 
-Layers with a window turn by another base than those that attend to everything. Gains are stored as their distance
-from one; the weights come with it added.
+Layers with a window use another RoPE base than layers that attend to everything. Files store gains minus one; the
+weights that are read here have the one added.
 """
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from workers.models.blocks import GatedMlp
 from workers.models.decoder import Decoder, Tiles
 from workers.models.qwen3 import Qwen3Attention
 from workers.models.random_rows import RandomRows, RowProbe
+from workers.models.rope import rotary_table
 from workers.weights.decoder_weights import Weights
 
 
@@ -45,8 +46,8 @@ class Gemma3Layer:
 class Gemma3(Decoder):
     def __init__(self, weights: Weights, num_positions: int) -> None:
         config = weights.config
-        everywhere = weights.rotary(num_positions)
-        nearby = weights.rotary(num_positions, local=True)
+        everywhere = rotary_table(weights, num_positions)
+        nearby = rotary_table(weights, num_positions, local=True)
         super().__init__(
             weights,
             embedding="model.embed_tokens",

@@ -1,6 +1,6 @@
 """The Llama family (Touvron et al., 2023): RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 
-Mistral and SmolLM2 differ from it in numbers alone, Qwen2 in having biases, Phi-3 in what its files fuse.
+Mistral and SmolLM2 differ only in their sizes, Qwen2 has biases, and Phi-3's files fuse some tensors.
 """
 
 from torch import Tensor
@@ -8,11 +8,12 @@ from torch import Tensor
 from workers.models.blocks import GatedMlp, Heads
 from workers.models.decoder import Decoder, Layer, Tiles
 from workers.models.random_rows import RandomRows, RowProbe
+from workers.models.rope import rotary_table
 from workers.weights.decoder_weights import Weights
 
 
 class LlamaAttention:
-    """What becomes of tokens before and after they attend."""
+    """The token-wise parts of attention: before and after tokens attend."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
         self._norm = weights.rms_norm(f"{prefix}input_layernorm")
@@ -29,7 +30,7 @@ class LlamaAttention:
 
 
 class LlamaLayer:
-    """Attention, then the MLP, each added to what came in."""
+    """Attention, then the MLP, each added to its input."""
 
     def __init__(self, weights: Weights, prefix: str, attention: LlamaAttention) -> None:
         self._attention = attention
@@ -49,7 +50,7 @@ class LlamaLayer:
 
 
 class Llama(Decoder):
-    """The decoder; others that differ in their layers alone are made of it."""
+    """The decoder, and the base of decoders that differ only in their layers."""
 
     def __init__(self, weights: Weights, num_positions: int) -> None:
         num_layers = weights.config.num_layers
@@ -57,7 +58,7 @@ class Llama(Decoder):
             weights,
             embedding="model.embed_tokens",
             layers=[self.make_layer(weights, f"model.layers.{number}.") for number in range(num_layers)],
-            rotary_of_layer=[weights.rotary(num_positions)] * num_layers,
+            rotary_of_layer=[rotary_table(weights, num_positions)] * num_layers,
             final_norm=weights.rms_norm("model.norm"),
         )
 

@@ -10,7 +10,7 @@ from workers.weights.decoder_weights import Weights
 
 
 class ExpertLayer:
-    """Attention, then the experts, each added to what came in."""
+    """Attention, then the experts, each added to its input."""
 
     def __init__(self, weights: Weights, prefix: str, attention: LlamaAttention) -> None:
         self._attention = attention

@@ -8,7 +8,7 @@ from workers.models.decoder import Decoder, Tiles
 from workers.models.random_rows import RandomRows, RowProbe
 from workers.weights.decoder_weights import Weights
 
-_FIRST_POSITION = 2  # the table's rows before it belong to no position
+_FIRST_POSITION = 2  # the table's first rows belong to no position
 
 
 class OptLayer:

@@ -1,4 +1,4 @@
-"""Finds out in tiles of which sizes a decoder's rows keep their bits, on this very machine."""
+"""Finds the tile sizes in which a decoder's rows keep their bits on this machine."""
 
 import torch
 
@@ -7,15 +7,15 @@ from workers.kernels.tiles import RowTiles, probe
 from workers.models.decoder import Decoder
 from workers.models.random_rows import RowProbe
 
-# One row is for machines where nothing else agrees; two take longer than four (oneDNN on Zen 4).
+# One row is for machines on which no other size agrees. Two rows take longer than four (oneDNN on Zen 4).
 _LAYER_TILES = (1, *range(4, 32, 4), *range(32, 64, 8), *range(64, 128, 32), *range(128, 513, 128))
 _HEAD_TILES = (1, *range(4, 32, 4), *range(32, 65, 8))  # logits are wide, and few rows want them
 _BASE_ROWS = {"cpu": 16, "cuda": 64}
-_OVERHEAD_ROWS = {"cpu": 8, "cuda": 128}  # rows whose computing takes as long as reading the weights
+_OVERHEAD_ROWS = {"cpu": 8, "cuda": 128}  # rows that take as long to compute as the weights to read
 
 
 def probe_tiles(model: Decoder, device_type: str) -> tuple[RowTiles, RowTiles]:
-    """The layers' and the head's tiles. Raises: ValueError, where not even single rows have equal bits."""
+    """The layers' and the head's tiles. Raises: ValueError if not even single rows give equal bits."""
     base, overhead = _BASE_ROWS[device_type], _OVERHEAD_ROWS[device_type]
     layer = _agreeing(model.row_functions(), _LAYER_TILES, base)
     head = _agreeing([model.head_function()], _HEAD_TILES, base)
@@ -23,10 +23,10 @@ def probe_tiles(model: Decoder, device_type: str) -> tuple[RowTiles, RowTiles]:
 
 
 def _agreeing(row_probes: list[RowProbe], candidates: tuple[int, ...], base: int) -> tuple[int, ...]:
-    """The sizes that suit all the functions, and each linear layer in them where its sums cancel.
+    """The sizes that agree for all functions, and for each of their linear layers with sums that cancel.
 
-    In float32 the functions' own results show everything; rounded to fewer bits they hide nearly all that linear layers
-    do in another order.
+    In float32 the functions' results show every difference. Rounded to fewer bits they hide nearly all differences in
+    the order in which linear layers sum.
     """
     kept = candidates
     tried: set[LinearShape] = set()

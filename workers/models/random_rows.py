@@ -1,4 +1,4 @@
-"""Random inputs for a decoder's token-wise functions, to find out with which numbers of rows they agree."""
+"""Random inputs for a decoder's token-wise functions, for probing tile sizes."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from actorserve.model_files.description import DecoderConfig
 from workers.kernels.tiles import RowFunction
 
 RowProbe = tuple[RowFunction, Callable[[int], tuple[Tensor, ...]]]
-"""A token-wise function, and what makes inputs of so many rows for it."""
+"""A token-wise function, and a function that makes its inputs for a number of rows."""
 
 
 class RandomRows:
@@ -26,14 +26,14 @@ class RandomRows:
         return (self._normal(num_rows, self._config.hidden_size),)
 
     def before_attention(self, num_rows: int) -> tuple[Tensor, ...]:
-        """Hidden states and, where heads turn, cosines and sines, [num_rows, 1, head_dim / 2] float32."""
+        """Hidden states and, with RoPE, cosines and sines, [num_rows, 1, head_dim / 2] float32."""
         if not self._config.rotary_dim:
             return self.hidden(num_rows)
         angles = torch.rand((num_rows, 1, self._config.head_dim // 2), generator=self._generator) * 6.3
         return (*self.hidden(num_rows), angles.cos().to(self._device), angles.sin().to(self._device))
 
     def after_attention(self, num_rows: int) -> tuple[Tensor, ...]:
-        """Hidden states and what was attended to, [num_rows, num_heads, head_dim]."""
+        """Hidden states and attention's results, [num_rows, num_heads, head_dim]."""
         return *self.hidden(num_rows), self._normal(num_rows, self._config.num_heads, self._config.head_dim)
 
     def _normal(self, *shape: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Rotary position embedding (Su et al., "RoFormer", 2021, section 3.4) and its ways beyond the trained context.
+"""Rotary position embedding (Su et al., "RoFormer", 2021, section 3.4) and its scalings beyond the trained context.
 
-Angles are made on the host once, in numpy, so that they depend on nothing but the position.
+Numpy computes the angles once on the host, so that they depend only on the position.
 """
 
 import math
@@ -11,22 +11,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from actorserve.errors import ModelError
 from actorserve.model_files.description import DecoderConfig
+from workers.weights.decoder_weights import Weights
 
 Floats = npt.NDArray[np.float32]
 
-_POSITIONS_AT_A_TIME = 4096  # of a table that is being made: a few megabytes in float64
+_POSITIONS_AT_A_TIME = 4096  # while a table is computed: a few megabytes in float64
 
 
 class RotaryTable:
     """Cosines and sines of every position, [num_positions, 1, head_dim / 2] float32.
 
-    Where the config's ``rotary_dim`` is less than its ``head_dim``, the pairs from ``rotary_dim / 2`` on do not turn:
+    If the config's ``rotary_dim`` is less than its ``head_dim``, the pairs from ``rotary_dim / 2`` on are not rotated:
     their cosines are one and their sines zero.
     """
 
     def __init__(self, config: DecoderConfig, num_positions: int, device: torch.device) -> None:
-        """Raises: ValueError or ArithmeticError, where the scaling's numbers make no angles."""
+        """Raises: ValueError or ArithmeticError if the scaling's numbers give no angles."""
         frequencies, scale = rotary_frequencies(config, num_positions)
         if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
             raise ValueError("its angles are not finite")
@@ -44,8 +46,20 @@ class RotaryTable:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
 
+def rotary_table(weights: Weights, num_positions: int, *, local: bool = False) -> RotaryTable:
+    """The angles of the model's layers, or with ``local`` those of its layers with a window, if they have their own.
+
+    Raises: ModelError if the model's settings give no angles.
+    """
+    try:
+        config = local_rotary(weights.config) if local else weights.config
+        return RotaryTable(config, num_positions, weights.device)
+    except (ArithmeticError, ValueError) as error:
+        raise ModelError(f"{weights.path}: RoPE cannot be computed: {error}") from None
+
+
 def max_positions(config: DecoderConfig) -> int:
-    """How many positions the model can be served with: its own, but ``dynamic`` scaling is there to go beyond."""
+    """The most positions that the model can be served with; ``dynamic`` scaling allows more than the model's own."""
     scaling = config.rope_scaling
     if scaling is not None and scaling["rope_type"] == "dynamic":
         return int(config.max_position_embeddings * max(1.0, _number(scaling, "factor")))
@@ -53,24 +67,24 @@ def max_positions(config: DecoderConfig) -> int:
 
 
 def local_rotary(config: DecoderConfig) -> DecoderConfig:
-    """``config`` as RotaryTable wants it for the layers that turn by ``local_rope_theta``: no scaling holds for them.
+    """``config`` for the RotaryTable of layers that use ``local_rope_theta``, to which no scaling applies.
 
-    Raises: ValueError, where it has none.
+    Raises: ValueError if it has no ``local_rope_theta``.
     """
     if config.local_rope_theta is None:
-        raise ValueError("there is no base of its own for layers with a window")
+        raise ValueError("layers with a window have no RoPE base of their own")
     return replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
 
 
 def angles_follow_context(config: DecoderConfig) -> bool:
-    """Whether a token's angles depend on ``num_positions``, the longest context that is served, so that workers with
-    another one are of another kind.
+    """Whether a token's angles depend on ``num_positions``, the longest context that is served. If so, workers with
+    different limits are of different kinds.
     """
     return config.rope_scaling is not None and config.rope_scaling["rope_type"] in ("dynamic", "longrope")
 
 
 def rotary_frequencies(config: DecoderConfig, num_positions: int) -> tuple[Floats, float]:
-    """Angle per position of each of the rotary_dim / 2 pairs, and what cosines and sines are multiplied with."""
+    """The angle per position of each of the rotary_dim / 2 pairs, and the factor of cosines and sines."""
     scaling = config.rope_scaling or {"rope_type": "none"}
     match scaling["rope_type"]:
         case "none":
@@ -110,8 +124,8 @@ def _frequencies(theta: float, head_dim: int) -> Floats:
 def _dynamic(config: DecoderConfig, scaling: dict[str, object], num_positions: int) -> Floats:
     """Dynamic NTK: a larger base for a longer context.
 
-    The usual implementation takes the length so far, so a token's key depends on when it was computed. Ours takes the
-    longest context that is served, once: within the trained context, both are plain RoPE.
+    The usual implementation uses the length so far, so a token's key depends on when it was computed. Ours always uses
+    the longest context that is served. If that is within the trained context, both are plain RoPE.
     """
     factor, trained = _number(scaling, "factor"), config.max_position_embeddings
     stretched = factor * max(num_positions, trained) / trained - (factor - 1)
@@ -121,10 +135,10 @@ def _dynamic(config: DecoderConfig, scaling: dict[str, object], num_positions: i
 
 
 def _longrope(config: DecoderConfig, scaling: dict[str, object], num_positions: int) -> tuple[Floats, float]:
-    """LongRoPE (Ding et al., 2024, section 3.3): factors that were searched for, one set for long contexts.
+    """LongRoPE (Ding et al., 2024, section 3.3): factors found by search, one set for short and one for long contexts.
 
-    The usual implementation takes the long ones once a text has outgrown the trained context, with keys in the cache
-    that were turned by the short ones. Ours takes those of the longest context that is served, for every text.
+    The usual implementation changes to the long factors once a text exceeds the trained context, while the cache holds
+    keys that were rotated by the short factors. Ours uses one set for all texts, by the longest served context.
     """
     trained = _number(scaling, "original_max_position_embeddings")
     factors = np.array(scaling["long_factor" if num_positions > trained else "short_factor"], np.float32)
@@ -132,7 +146,7 @@ def _longrope(config: DecoderConfig, scaling: dict[str, object], num_positions: 
 
 
 def _llama3(config: DecoderConfig, scaling: dict[str, object]) -> Floats:
-    """Llama 3.1: divide long wavelengths by ``factor``, leave short ones, and blend between them."""
+    """Llama 3.1: divide the frequencies of long wavelengths by ``factor``, keep those of short ones, blend between."""
     frequencies = _frequencies(config.rope_theta, config.rotary_dim)
     factor, trained = _number(scaling, "factor"), _number(scaling, "original_max_position_embeddings")
     low, high = _number(scaling, "low_freq_factor"), _number(scaling, "high_freq_factor")
@@ -149,7 +163,7 @@ def _yarn(config: DecoderConfig, scaling: dict[str, object]) -> tuple[Floats, fl
     factor = _number(scaling, "factor", config.max_position_embeddings / trained)
 
     def pair_of(turns: float) -> float:
-        """The (fractional) pair that turns that often within the trained context."""
+        """The (fractional) pair that makes so many turns within the trained context."""
         return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair_of(_number(scaling, "beta_fast", 32.0)), pair_of(_number(scaling, "beta_slow", 1.0))

@@ -1,7 +1,11 @@
 """Native kernels for CPUs: a small C++ extension, built once per machine and kept in the user's cache folder.
 
-It is optional. Without a compiler, or on another CPU than x86-64 with AVX2, everything works on torch's own kernels,
-slower. `load` finds the built library or builds it; then ``torch.ops.actorserve`` holds its operators.
+It is optional. Without a compiler, or on a CPU other than x86-64 with AVX2, torch's own kernels do the work, slower.
+`load` finds the built library or builds it; then ``torch.ops.actorserve`` holds its operators.
+
+``ATEN_CPU_CAPABILITY=avx2`` chooses the kernels for AVX2 on any CPU, of this library and of torch itself; it must be
+set before torch is loaded. To run everything as on a CPU with AVX2 alone, set ``ONEDNN_MAX_CPU_ISA=AVX2`` and
+``MKL_ENABLE_INSTRUCTIONS=AVX2`` too.
 """
 
 import fcntl
@@ -23,6 +27,7 @@ from actorserve.model_files.default_model import cache_folder
 _FOLDER = Path(__file__).parent
 _BUILD_TIMEOUT_S = 600.0
 _MAX_REASON_CHARS = 300
+_ELF_HEADER_BYTES = 64
 _UNUSED_DAYS = 30
 _COMMON_FLAGS = ("-O3", "-std=c++20", "-fopenmp", "-ffp-contract=off")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
@@ -37,12 +42,12 @@ class NativeUnavailableError(Exception):
 
 
 def load() -> bool:
-    """Whether the native kernels can be used; builds them first where this machine has not done so (a minute, once)."""
+    """Whether the native kernels can be used. Builds them if this machine has not done so yet (a minute, once)."""
     return _load() == ""
 
 
 def describe() -> str:
-    """What `load` found, in one line for a person."""
+    """The result of `load`, in one line for a person."""
     reason = _load()
     if reason:
         return f"torch's own kernels, which are slower: {reason}"
@@ -50,10 +55,7 @@ def describe() -> str:
 
 
 def isa() -> str:
-    """``avx512_vnni``, ``avx2``, or "" for CPUs that the kernels are not made for.
-
-    ``ATEN_CPU_CAPABILITY`` lowers it, as it does torch's own.
-    """
+    """``avx512_vnni``, ``avx2``, or "" for CPUs without kernels; bounded by ``ATEN_CPU_CAPABILITY``."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ""
     match torch.backends.cpu.get_cpu_capability():
@@ -67,12 +69,12 @@ def isa() -> str:
 
 @cache
 def digest() -> str:
-    """Of everything that the library is made from: names its file, and is part of a worker's kind."""
+    """Digest of everything that the library is made from. It names the file, and is part of a worker's kind."""
     return digest_now()
 
 
 def digest_now() -> str:
-    """The same of what lies on the disk now, which somebody may have changed since this process started."""
+    """The same digest of the sources on the disk now, which may have changed since this process started."""
     hashed = hashlib.sha256(f"{torch.__version__} {isa()} {flags()}".encode())
     for file in sources(".cpp", ".h"):
         hashed.update(file.name.encode() + file.read_bytes())
@@ -80,7 +82,7 @@ def digest_now() -> str:
 
 
 def flags() -> tuple[str, ...]:
-    """The compiler's, for this machine's `isa`."""
+    """The compiler's flags for this machine's `isa`."""
     return _COMMON_FLAGS + _FLAGS[isa()]
 
 
@@ -113,7 +115,7 @@ def _library() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "build.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # workers start at once; one builds
+            fcntl.flock(lock, fcntl.LOCK_EX)  # several workers start at once, and one of them builds
             if not _is_whole(file):
                 file.unlink(missing_ok=True)
                 _remove_unused(folder)
@@ -124,19 +126,24 @@ def _library() -> Path:
 
 
 def _is_whole(file: Path) -> bool:
-    """Whether it is there and goes on to the section headers, at an ELF file's end: loading a shorter one is SIGBUS."""
+    """Whether the file exists and reaches to the end of its ELF section headers, which come last.
+
+    Loading a shorter file ends the process with SIGBUS.
+    """
     try:
         with file.open("rb") as opened:
-            header = opened.read(64).ljust(64, b"\0")
+            header = opened.read(_ELF_HEADER_BYTES)
         size = file.stat().st_size
     except OSError:
+        return False
+    if len(header) < _ELF_HEADER_BYTES:
         return False
     headers_place, bytes_per_header, num_headers = struct.unpack_from("<40xQ10xHH", header)
     return header.startswith(b"\x7fELF") and headers_place + bytes_per_header * num_headers <= size
 
 
 def _remove_unused(folder: Path) -> None:
-    """What a killed build left, and libraries of other versions that were built over a month ago."""
+    """Remove leftovers of killed builds, and libraries of other versions that are older than a month."""
     for left_over in folder.glob("build-*/"):
         shutil.rmtree(left_over, ignore_errors=True)
     oldest = time.time() - _UNUSED_DAYS * 24 * 3600
@@ -146,10 +153,10 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _build(file: Path) -> None:
-    """In a process of its own: the build tools load much, and would load the unfinished library."""
+    """Build in a process of its own, because the build tools load much, and would load the unfinished library."""
     safe_path = ("-P",) if sys.flags.safe_path else ()
     command = [sys.executable, *safe_path, "-m", "workers.native.build", str(file)]
-    # The build tool lies beside our Python, which need not be on the path.
+    # The build tool lies in our Python's folder, which need not be on the path.
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     environment = {**os.environ, "PATH": path}
     try:
@@ -165,7 +172,7 @@ def _build(file: Path) -> None:
 
 
 def _cpu_flags() -> frozenset[str]:
-    """As Linux tells them; nothing elsewhere."""
+    """The CPU's features on Linux; empty on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:

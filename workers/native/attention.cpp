@@ -1,4 +1,4 @@
-// Causal attention over the paged KV pool where it lies (workers/attention/native.py), for CPUs.
+// Causal attention directly on the paged KV pool (workers/attention/native.py), for CPUs.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -18,14 +18,14 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kMaxRows = 96;                 // of a unit: its scores and sums stay in the core's own cache
-constexpr int64_t kSerialNumbers = 1 << 16;      // KV numbers that are read sooner than a second thread wakes
+constexpr int64_t kSerialNumbers = 1 << 16;      // KV numbers; fewer are read before a second thread wakes
 constexpr int64_t kMaxPartialNumbers = 4 << 20;  // of partitions computed apart
 constexpr int64_t kNoWindow = int64_t{1} << 40;
 
-// A unit and a KV head; all partitions, or one.
+// A unit and a KV head, with all partitions or with one.
 struct Item {
   int64_t unit, kv_head, partition;
-  int64_t partial;  // where a single partition's result goes
+  int64_t partial;  // the place of a single partition's result
 
   bool follows(const Item& first) const { return unit == first.unit && kv_head == first.kv_head; }
 };
@@ -63,7 +63,7 @@ std::vector<Unit> units_of(const Tensor& query_starts, const Tensor& context_len
   return units;
 }
 
-// Partitions are computed apart where there are too few units for the threads. The bits are the same.
+// Partitions are computed separately if there are too few units for the threads. The bits are the same.
 template <typename T>
 Plan plan_of(std::vector<Unit> units, const Call<T>& call, int64_t num_kv_heads) {
   Plan plan;
@@ -92,7 +92,7 @@ Plan plan_of(std::vector<Unit> units, const Call<T>& call, int64_t num_kv_heads)
   return plan;
 }
 
-// Each thread takes the next item as it gets free; the last ones first, for they are the longest of a prompt.
+// Each free thread takes the next item. The last items come first, because they are the longest of a prompt.
 template <typename Function>
 void for_items(const Plan& plan, const Function& function) {
   const int64_t count = static_cast<int64_t>(plan.items.size());
@@ -106,7 +106,7 @@ void for_items(const Plan& plan, const Function& function) {
   });
 }
 
-// Where a thread keeps its tiles from one call to the next.
+// A thread's memory for tiles, kept between calls.
 std::vector<float>& memory_of_this_thread() {
   thread_local std::vector<float> memory;
   return memory;
@@ -130,7 +130,7 @@ void attend(const Plan& plan, const Call<T>& call) {
     UnitWork<T>(call, plan.units[static_cast<size_t>(item.unit)], item.kv_head, memory_of_this_thread())
         .attend(item.partition, partial_of(item));
   });
-  // Into the first of a unit's partitions the others are merged.
+  // Merges the other partitions of a unit into its first one.
   for (size_t next = 0; next < plan.items.size();) {
     const Item& first = plan.items[next++];
     UnitWork<T> work(call, plan.units[static_cast<size_t>(first.unit)], first.kv_head, memory_of_this_thread());

@@ -1,9 +1,9 @@
-// The two products that attention is made of, a few rows at a time, with keys and values taken from the pool as they
-// lie there, float32 or bfloat16.
+// The two products of attention, a few rows at a time. Keys and values are read directly from the pool, float32 or
+// bfloat16.
 //
-// Both know numbers by 32 bit words: a float, or two bfloat16 of neighbouring dimensions, which a shift and a mask make
-// floats. Keys lie with a block's tokens side by side for each word (`KVCache`), so a vector has one dimension of as
-// many keys, and a step over the dimensions serves them all. Values lie token by token.
+// Both products read 32-bit words: a float, or two bfloat16 of neighbouring dimensions, which a shift and a mask turn
+// into floats. For each word the keys of a block's tokens lie side by side (`KVCache`), so a vector holds one dimension
+// of as many keys, and a loop over the dimensions serves them all. Values lie token by token.
 
 #pragma once
 
@@ -18,19 +18,19 @@ namespace actorserve::attention {
 constexpr int64_t kTileVectors = 4;
 constexpr int64_t kTileKeys = kTileVectors * kLanes;
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kBlockRows = kLanes == 16 ? 8 : 6;  // as many as the registers hold the sums of
+constexpr int64_t kBlockRows = kLanes == 16 ? 8 : 6;  // whose sums fit into the registers
 
-// bfloat16 is taken as uint16_t: its bits.
+// uint16_t stands for bfloat16: its bits.
 template <typename T>
 constexpr int64_t kNumbersPerWord = sizeof(uint32_t) / sizeof(T);
 
-// How many vectors beside each other: enough independent sums to hide the latency of adding to one.
+// How many vectors to compute together: enough independent sums to hide the latency of an addition.
 template <int Rows>
 constexpr int kVectors = Rows <= (kLanes == 16 ? 5 : 2) ? 4 : 2;
 
-// A tile's keys: where each vector of them has its first word, and how many numbers further the next word is. And where
-// the next tile's are: blocks lie anywhere in memory, so the processor cannot guess what to fetch, and is told a line
-// with each word. (Asking for a whole tile at once stalls, for only so many requests can be under way.)
+// A tile's keys: where each vector's first word lies, and the distance to its next word in numbers. Also where the next
+// tile's keys lie: blocks lie anywhere in memory, so the processor cannot predict them, and each word prefetches one
+// line. (Prefetching a whole tile at once stalls, because few memory requests can be in flight.)
 template <typename T>
 struct TileKeys {
   std::array<const T*, kTileVectors> vectors, next_vectors;
@@ -95,8 +95,8 @@ inline void score_tile(const float* query, int64_t head_dim, const TileKeys<T>& 
   }
 }
 
-// Weighted values are summed two vectors a pair, whose numbers lie as a pair of vectors is had from words: of
-// bfloat16, first the even dimensions, then the odd ones.
+// Weighted values are summed in pairs of vectors. A pair holds its numbers as words give them: of bfloat16, first the
+// even dimensions, then the odd ones.
 inline void load_pair(const float* from, Floats& first, Floats& second) {
   first = load(from);
   second = load(from + kLanes);
@@ -107,7 +107,7 @@ inline void load_pair(const uint16_t* from, Floats& first, Floats& second) {
   second = high_half(words);
 }
 
-// Where the sum of a dimension is.
+// The index of a dimension's sum.
 template <typename T>
 inline int64_t place_of(int64_t d) {
   constexpr int64_t per_word = kNumbersPerWord<T>;

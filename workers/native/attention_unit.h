@@ -1,6 +1,6 @@
 // A unit of work: neighbouring queries of one request, with the heads that share one KV head, over that head's keys.
 //
-// A row (one query, one head) depends on itself and its own keys alone. Keys are cut into partitions of 256 at absolute
+// A row (one query, one head) depends only on itself and its own keys. Keys are cut into partitions of 256 at absolute
 // positions. Within a partition a key's score is one chain over the dimensions; the maximum is exact; the weights'
 // sum has a lane per position modulo the vector's width; a weighted value is one chain over the keys. Keys that a row
 // does not see never enter. Partitions are merged from the first to the last, as in "FlashDecoding" (Dao et al., 2023).
@@ -22,7 +22,7 @@ constexpr int64_t kPartitionKeys = 256;
 constexpr int64_t kLineBytes = 64;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// What all units of a call have in common. Strides count numbers.
+// The values that all units of a call share. Strides are in numbers.
 template <typename T>
 struct Call {
   const float* query;
@@ -38,7 +38,7 @@ struct Call {
   int64_t padded_dim() const { return (head_dim + 2 * kLanes - 1) / (2 * kLanes) * (2 * kLanes); }
 };
 
-// Floats of as many whole lines of memory: vectors that lie in two are slower.
+// Floats aligned to lines of memory, because loading a vector from two lines is slower.
 constexpr int64_t kLineFloats = kLineBytes / static_cast<int64_t>(sizeof(float));
 inline int64_t lines(int64_t num_floats) { return (num_floats + kLineFloats - 1) / kLineFloats * kLineFloats; }
 
@@ -95,7 +95,7 @@ class UnitWork {
     }
   }
 
-  // All of the unit's keys, into the call's output.
+  // Attends to all of the unit's keys, and writes the call's output.
   void run() {
     const Partial merged(merged_, num_rows_, padded_dim_);
     std::fill_n(merged.highest, num_rows_, kMinusInfinity);
@@ -107,7 +107,7 @@ class UnitWork {
     write(merged);
   }
 
-  // One partition, into memory of Partial::size.
+  // Attends to one partition, and writes to memory of Partial::size.
   void attend(int64_t partition, const Partial& out) {
     const int64_t origin = partition * kPartitionKeys;
     const Range seen = {std::max(origin, unit_.begin(call_.window)), std::min(origin + kPartitionKeys, unit_.end())};
@@ -118,7 +118,7 @@ class UnitWork {
     for (int64_t tile = first; tile < seen.end; tile += kTileKeys) gather(tile, origin, seen, out);
   }
 
-  // `partial` of `partition` into `merged`, row by row; rows that see none of its keys stay as they are.
+  // Merges `partial` of `partition` into `merged`, row by row. Rows that see none of its keys do not change.
   void merge(int64_t partition, const Partial& partial, const Partial& merged) {
     const int64_t origin = partition * kPartitionKeys;
     for (int64_t row = 0; row < num_rows_; ++row) {
@@ -177,11 +177,11 @@ class UnitWork {
     return (position / call_.tokens_per_block + 1) * call_.tokens_per_block;
   }
 
-  // A tile's keys up to before `end`. Those in its vectors that are not the request's may be any numbers.
+  // A tile's keys before `end`. Its vectors may also hold keys of other requests, which may be any numbers.
   TileKeys<T> keys_of(int64_t tile, int64_t end) {
     TileKeys<T> keys;
     keys.stride = call_.tokens_per_block * kNumbersPerWord<T>;
-    if (call_.tokens_per_block % kLanes != 0) {  // vectors would go over the ends of blocks
+    if (call_.tokens_per_block % kLanes != 0) {  // vectors would cross the ends of blocks
       keys.vectors = keys.next_vectors = copied_keys(tile, end);
       keys.stride = kTileKeys * kNumbersPerWord<T>;
       return keys;
@@ -223,7 +223,7 @@ class UnitWork {
     }
   }
 
-  // A row's scores become weights.
+  // Turns a row's scores into weights.
   void weigh(int64_t row, int64_t origin, const Partial& out) {
     const Range range = seen_by(row);
     const int64_t begin = std::max<int64_t>(0, range.begin - origin);
@@ -247,7 +247,7 @@ class UnitWork {
     out.total[row] = sum_of_lanes(total);
   }
 
-  // The tile's values times the rows' weights, added to their sums.
+  // Adds the tile's values times the rows' weights to their sums.
   void gather(int64_t tile, int64_t origin, const Range& seen, const Partial& out) {
     const Range present = {std::max(tile, seen.begin), std::min(tile + kTileKeys, seen.end)};
     std::array<const T*, kTileKeys> values;  // from the first present one
@@ -283,7 +283,7 @@ class UnitWork {
     }
   }
 
-  // A value whose numbers are no whole pairs of vectors, copied to where they are.
+  // Copies a value whose numbers do not fill whole pairs of vectors to memory where they do.
   const T* padded(const T* value, int64_t number) {
     if (call_.head_dim == padded_dim_) return value;
     T* to = reinterpret_cast<T*>(tile_) + number * padded_dim_;

@@ -1,4 +1,4 @@
-"""Builds the native kernels into the file that is named: ``python -m workers.native.build FILE``."""
+"""Builds the native kernels into a file: ``python -m workers.native.build FILE``."""
 
 import os
 import sys
@@ -13,16 +13,16 @@ _NAME = "actorserve_native"
 
 
 def build(file: Path) -> None:
-    """Compile, load once to see that it loads, and put the library into place whole.
+    """Compile, check that the library loads, and move it into place whole.
 
-    ``file`` is named by the digest of what the library is made from, as whoever asks for it knows them. Sources that
-    are others, or that change meanwhile, are never kept under that name.
+    ``file`` is named by the digest that the calling process has of the sources. If the sources differ, or change
+    meanwhile, no library is kept under that name.
 
-    Raises: RuntimeError with the compiler's words, or for changed sources; OSError for a full or unwritable folder.
+    Raises: RuntimeError with the compiler's message, or for changed sources; OSError for a full or unwritable folder.
     """
     _check_sources(file)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="build-") as folder:
-        # The OpenMP runtime is torch's own, found when the library is loaded: a second one would fight it for cores.
+        # The library uses torch's OpenMP runtime, because a second one would compete for cores.
         load(
             name=_NAME,
             sources=[str(source) for source in sources(".cpp")],
@@ -33,7 +33,7 @@ def build(file: Path) -> None:
         _check_sources(file)
         built = Path(folder) / f"{_NAME}.so"
         with built.open("rb") as opened:
-            os.fsync(opened.fileno())  # else a power cut may leave the name without the bytes
+            os.fsync(opened.fileno())  # otherwise a power cut may leave the name without the bytes
         os.replace(built, file)
 
 

@@ -32,14 +32,14 @@ struct Int8Kernel {
   }
 
  private:
-  // Some quads of four columns; each column's sum is in two lanes until the end.
+  // Computes some quads of four columns; each column's sum is in two lanes until the end.
   template <int kRows, int kQuads>
   static void run_quads(const Input* tile, const uint8_t* weights, int64_t num_steps, int32_t* sums) {
     __m256i totals[kRows][kQuads] = {};
     for (int64_t left = num_steps; left > 0; left -= kSliceInputs / 4, tile += kRows * kSliceInputs) {
       const Input* const end = tile + std::min<int64_t>(4 * left, kSliceInputs);
       for (const Input* x = tile; x < end; x += 4, weights += kStepBytes) {
-        if constexpr (kQuads == 2) prefetch_weights<kRows>(weights);  // whole panels are foreseen by the CPU
+        if constexpr (kQuads == 2) prefetch_weights<kRows>(weights);  // the CPU predicts whole panels itself
         __m256i columns[kQuads];
 #pragma GCC unroll 4
         for (int quad = 0; quad < kQuads; ++quad) {

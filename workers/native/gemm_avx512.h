@@ -25,7 +25,7 @@ struct Int8Kernel {
   // sums[row][column] of a tile of rows and the panel.
   template <int kRows>
   static void run(const Input* tile, const Panel& panel, int32_t* sums) {
-    // A few sums would wait for each other, so there are several of each, for every second or fourth step.
+    // Few sums would wait for their last addition, so each is split into several, for every second or fourth step.
     constexpr int kChains = kRows >= 8 ? 1 : kRows >= 4 ? 2 : 4;
     __m512i totals[kChains][kRows] = {};
     const uint8_t* weights = panel.weights;
@@ -61,7 +61,7 @@ struct Int4Kernel {
   using Input = uint8_t;
   static constexpr int kMaxRows = 12;
 
-  // A nibble stands in the upper half of its byte, so it counts 16 times until its group's sum is shifted back.
+  // A nibble lies in the upper half of its byte, so it counts 16 times until its group's sum is shifted back.
   template <int kRows>
   static void run(const Input* tile, const Panel& panel, int32_t* sums) {
     const __m512i upper = _mm512_set1_epi8(static_cast<char>(0xF0));

@@ -1,4 +1,4 @@
-// A step's keys and values into their slots of the KV pool (workers/kv/cache.py).
+// Stores a step's keys and values in their slots of the KV pool (workers/kv/cache.py).
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kSerialNumbers = 16384;  // fewer are stored sooner than a second thread wakes
+constexpr int64_t kSerialNumbers = 16384;  // fewer are stored before a second thread wakes
 
-// To the nearest, halves to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 uint16_t to_bfloat16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -31,7 +31,7 @@ void convert(const From* from, int64_t count, To* to) {
   else for (int64_t i = 0; i < count; ++i) to[i] = to_bfloat16(from[i]);
 }
 
-// function(token, head) for all, on all threads.
+// Calls function(token, head) for all, on all threads.
 template <typename Function>
 void for_rows(const Tensor& rows, const Function& function) {
   const int64_t num_heads = rows.size(1);
@@ -43,7 +43,7 @@ void for_rows(const Tensor& rows, const Function& function) {
   });
 }
 
-// Words of 32 bits, apart from each other as many as a block has tokens.
+// Words of 32 bits; the distance between two is the number of tokens in a block.
 template <typename From, typename To>
 void store_keys(const Tensor& pool, const int64_t* slots, const Tensor& rows) {
   constexpr int64_t per_word = sizeof(uint32_t) / sizeof(To);

@@ -1,4 +1,4 @@
-// How quantized weights lie in memory; the same for every instruction set. workers/kernels/quantized_linear.py packs them.
+// The layout of quantized weights, the same for every instruction set. workers/kernels/quantized_linear.py packs them.
 #pragma once
 
 #include <immintrin.h>
@@ -21,8 +21,8 @@ constexpr int64_t input_offset(int64_t num_rows, int64_t input) {
   return input / kSliceInputs * num_rows * kSliceInputs + input % kSliceInputs;
 }
 
-// Panels follow one another in memory. Where few rows pass by, as fast as weights arrive, the next ones go to the first
-// cache. Where many do, to the second: in the first they would wait for long, in the rows' way.
+// Panels follow one another in memory. With few rows the next panels are prefetched into the first cache, because they
+// are needed soon. With many rows they go into the second cache, so that they do not evict the rows from the first.
 template <int kRows>
 void prefetch_weights(const uint8_t* in_use) {
   constexpr int64_t kBytesAhead = 8192;

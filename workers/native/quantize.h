@@ -1,5 +1,5 @@
-// One row's block-Hadamard rotation and its symmetric quantization to 8 bits. workers/kernels/quantized_linear.py does the same
-// in torch, operation by operation, and both give equal bits.
+// One row's block-Hadamard rotation and its symmetric quantization to 8 bits. workers/kernels/quantized_linear.py does
+// the same in torch, operation by operation, and both give equal bits.
 #pragma once
 
 #include <algorithm>
@@ -57,7 +57,7 @@ inline Floats first_stages(Floats values, int64_t block) {
 }
 
 // The fast Walsh-Hadamard transform of each block, not normalised: strides 1, 2, 4, ... block / 2, in this order.
-// `to` has room for round_up(size, kRowMultiple) floats; what is beyond `size` becomes zeros.
+// `to` has room for round_up(size, kRowMultiple) floats; the floats beyond `size` become zeros.
 inline void rotate_row(const float* from, int64_t size, int64_t block, float* to) {
   constexpr int64_t kFour = 4 * kLanes;
   int64_t stride = kLanes;  // a larger block divides `size`, so the stages meet whole blocks only

@@ -25,8 +25,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kMinProducts = 1 << 16;  // of a thread: fewer are done sooner than a second one wakes
-constexpr int64_t kMinFloats = 1 << 13;    // of a thread, to rotate and quantize
+constexpr int64_t kMinProducts = 1 << 16;  // for a thread: fewer are done before a second thread wakes
+constexpr int64_t kMinFloats = 1 << 13;    // for a thread, to rotate and quantize
 
 struct Epilogue {
   const int32_t* column_sums;  // 128 times the weights' sum: what the inputs' offset adds to a dot product
@@ -37,7 +37,7 @@ struct Epilogue {
   float* y;
   int64_t out_features;
 
-  // Has the caches make room for what `write` will write, while the products are computed.
+  // Prefetches the memory that `write` will write, while the products are computed.
   void expect(int64_t first_row, int64_t num_rows, int64_t first_column) const {
     for (int64_t row = first_row; row < first_row + num_rows; ++row) {
       __builtin_prefetch(y + row * out_features + first_column, 1);
@@ -63,7 +63,7 @@ struct Epilogue {
     const float row_scale = row_scales[row];
     float out[kPanelColumns];
     for (int64_t column = 0; column < num_columns; ++column) {
-      // Unsigned: a sum beyond 32 bits wraps, and wraps back as the offset's part is taken out.
+      // Unsigned: a sum beyond 32 bits wraps, and wraps back when the offset's part is subtracted.
       const auto sum = static_cast<int32_t>(static_cast<uint32_t>(sums[column]) -
                                             static_cast<uint32_t>(column_sums[first_column + column]));
       out[column] = (static_cast<float>(sum) * row_scale) * column_scales[first_column + column];
@@ -119,7 +119,7 @@ void multiply(const float* x, int64_t num_rows, int64_t in_features, int64_t blo
     }
   });
 
-  // Weights are read from memory once: a panel stays in the core's own cache while all rows pass by.
+  // Weights are read from memory once: a panel stays in the core's own cache for all rows.
   const int64_t num_panels = (epilogue.out_features + kPanelColumns - 1) / kPanelColumns;
   const int64_t products = std::max<int64_t>(1, num_rows * padded * kPanelColumns);
   at::parallel_for(0, num_panels, std::max<int64_t>(1, kMinProducts / products), [&](int64_t begin, int64_t end) {

@@ -1,5 +1,5 @@
-// Token-wise functions (workers/kernels/row_ops.py has their contracts). Each row is computed by itself, in whole vectors and
-// in one order of summing, so its bits follow neither the number of rows nor the number of threads.
+// Token-wise functions (workers/kernels/row_ops.py has their contracts). Each row is computed separately, in whole
+// vectors and in one order of summing, so its bits depend neither on the number of rows nor on that of threads.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kEight = kLanesOf<Eight>;
-constexpr int64_t kSerialElements = 16384;  // fewer are done sooner than a second thread wakes
+constexpr int64_t kSerialElements = 16384;  // fewer are done before a second thread wakes
 
 template <typename Function>
 void for_rows(int64_t num_rows, int64_t row_elements, const Function& function) {
@@ -31,7 +31,7 @@ void check_floats(const Tensor& tensor, const char* name) {
   TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.device().is_cpu(), name, " must be float32 on the CPU");
 }
 
-// The matrix [rows, last dimension] that x is, and room for as much.
+// x as a matrix [rows, last dimension], and a result of the same shape.
 struct Rows {
   explicit Rows(const Tensor& x) : in(x.contiguous()) {
     check_floats(x, "x");

@@ -1,8 +1,8 @@
 // Vectors of floats, and what the kernels do with them, for AVX-512 and AVX2.
 //
-// They are the compiler's own vector types: + - * / and comparisons go lane by lane. An `Eight` is a register that both
-// instruction sets have, so what is made of it has the same bits on both. `Floats` is the widest that there is. Lanes
-// are always summed in the same order.
+// They are the compiler's own vector types: + - * / and comparisons work lane by lane. An `Eight` is a register that
+// both instruction sets have, so results computed with it have the same bits on both. `Floats` is the widest register.
+// Lanes are always summed in the same order.
 #pragma once
 
 #include <immintrin.h>
@@ -68,8 +68,8 @@ inline void store(float* to, Eight x, int64_t count) {
   std::memcpy(to, &x, static_cast<size_t>(count) * sizeof(float));
 }
 
-// Ask for a line of memory, to lie in the second level cache when it is needed. (GCC takes a function that does nothing
-// but prefetch with its builtin for one without effect, and drops the calls.)
+// Prefetches a line of memory into the second level cache. (GCC would drop calls of a function that only calls the
+// prefetch builtin, because it takes it for a function without effect.)
 inline void fetch_line(const void* at) { asm volatile("prefetcht1 (%0)" : : "r"(at)); }
 
 // --- arithmetic ------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ inline void store_rounded(Floats values, int32_t offset, uint8_t* to) {
 
 // --- over the lanes --------------------------------------------------------------------------------------------------
 
-// Halves with halves, until one lane is left.
+// Combines the two halves, until one lane is left.
 template <class Vector, class Join>
 inline float join_lanes(Vector x, const Join& join) {
   constexpr int64_t count = kLanesOf<Vector>;
@@ -233,7 +233,7 @@ inline Vector exp_polynomial(Vector r) {
   return multiply_add(p, r, all<Vector>(5.0000001201e-1f));
 }
 
-// Of any x; 0 below -87, infinity above 88; NaN stays.
+// e^x for any x; 0 below -87, infinity above 88; NaN stays NaN.
 inline Eight exp(Eight x) {
   // 1.5 * 2^23: the low bits are round(n)
   const Eight shifted = multiply_add(x, all<Eight>(kOneByLn2), all<Eight>(12582912.0f));
@@ -247,7 +247,7 @@ inline Eight exp(Eight x) {
   return x < -87.0f ? Eight{} : scaled;
 }
 
-// Of x <= 0, in fewer operations: attention takes it of every score. 0 below -87 (minus infinity too); NaN stays.
+// e^x for x <= 0, in fewer operations, for attention's scores. 0 below -87 (minus infinity too); NaN stays NaN.
 inline Floats exp_of_negative(Floats x) {
   const Floats n = round(x * kOneByLn2);
   const Floats r = rest_of_exponent(x, n);

@@ -1,7 +1,7 @@
-"""Times single iterations and copies of an engine that serves nobody.
+"""Times single iterations and copies of an engine that serves no requests.
 
-Contexts are read from blocks that hold real KV, and each request of a batch reads others, as far as the pool goes: so
-caches help no more than they do in serving.
+Contexts are read from blocks with real KV, and each request of a batch reads different blocks as far as the pool
+suffices. So caches help no more than they do in serving.
 """
 
 import socket
@@ -17,8 +17,8 @@ from actorserve.core.timing.profile import Link
 from workers.engine import Engine
 
 _FIRST_TOKEN = 100  # any ordinary ones will do
-_RING_BYTES = 128 * 2**20  # of KV that contexts are spread over: more than caches hold
-_COMPUTED_RING_TOKENS = 512  # of these, computed; the rest are copies of them
+_RING_BYTES = 128 * 2**20  # of KV over which contexts are spread: more than caches hold
+_COMPUTED_RING_TOKENS = 512  # that are computed; the rest of the ring are copies
 _COPY_BYTES = 32 * 2**20  # of a long copy
 _NUM_COPIES = 5
 
@@ -35,18 +35,18 @@ class Shape(NamedTuple):
 
     @property
     def num_all_context_tokens(self) -> int:
-        """That the decodes attend to, together."""
+        """The number of tokens that all decodes attend to."""
         return self.num_requests * self.num_context_tokens
 
 
 class EngineTimer:
-    """Runs iterations and copies. A context manager: in the end the engine forgets its requests.
+    """Runs iterations and copies. A context manager: at its end the engine drops the requests.
 
-    A pool that is too small for a shape is used several times over, which no iteration notices.
+    If the pool is too small for a shape, requests share blocks, which does not change the time of an iteration.
     """
 
     def __init__(self, engine: Engine, shapes: Sequence[Shape]) -> None:
-        """Make ready for these shapes. The pool's content is lost."""
+        """Prepare requests and contexts for these shapes. This overwrites the pool."""
         self._engine = engine
         self._num_steps = 0
         max_requests = max(1, *(shape.num_requests for shape in shapes))
@@ -71,7 +71,7 @@ class EngineTimer:
             self._ring_blocks = computed
 
     def iteration_s(self, shape: Shape) -> float:
-        """The seconds of one iteration."""
+        """Run one iteration; return its seconds."""
         rows = [self._decode(number, shape.num_context_tokens) for number in range(shape.num_requests)]
         if shape.num_tokens:
             rows.append(self._chunk(shape.num_tokens, shape.num_before))
@@ -165,7 +165,7 @@ def memory_link() -> Link:
 
 
 def loopback_link() -> Link:
-    """Bytes through a local socket and back: what moving KV to another worker of this host takes, each way."""
+    """Bytes through a local socket: the cost of moving KV to another worker of this host."""
     data = bytearray(_COPY_BYTES)
     received = memoryview(bytearray(_COPY_BYTES))
     here, there = socket.socketpair()
@@ -200,7 +200,7 @@ def _link(copy_s: Callable[[int], float], least: int, most: int, bytes_per_unit:
     """The line through the times of a short copy and a long one."""
     times = {}
     for amount in {least, most}:
-        copy_s(amount)  # warms up: memory becomes resident
+        copy_s(amount)  # warm up: memory becomes resident
         times[amount] = statistics.median(copy_s(amount) for _ in range(_NUM_COPIES))
     long_s = max(times[most], 1e-9)
     short_s = min(times[least], long_s)

@@ -1,4 +1,4 @@
-"""Measures what an engine takes, and makes a profile of it."""
+"""Measures an engine's times, and fits a profile to them."""
 
 import itertools
 import math
@@ -14,14 +14,14 @@ from workers.profile.engine_timer import EngineTimer, Shape, loopback_link, memo
 _NUM_FITS = 30
 
 Progress = Callable[[float, str], None]
-"""Told the share of the work that is done, and what is being done."""
+"""Called with the share of the work that is done, and a description of the current work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many rounds over all shapes: as many as take ``budget_s``, within bounds; one more warms up.
+    """How many rounds over all shapes to measure after a warm-up: as many as fit into ``budget_s``, within bounds.
 
-    A shape that is in nothing smaller than one that took longer than ``slow_s`` is left out.
+    Once a shape took longer than ``slow_s``, shapes that are at least as large in every respect are left out.
     """
 
     least_rounds: int
@@ -97,7 +97,7 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a profile is of, beside the model. ``threads`` is 0 on a GPU."""
+    """What a profile depends on in addition to the model. ``threads`` is 0 on a GPU."""
 
     dtype: str
     hardware: str
@@ -105,9 +105,9 @@ class Facts:
 
 
 def measure(engine: Engine, plan: Plan, effort: Effort, progress: Progress) -> Measurements:
-    """Run the shapes on an engine that serves nobody. Its KV pool's content is lost.
+    """Run the shapes on an engine that serves no requests. This overwrites its KV pool.
 
-    It goes over all shapes again and again, so that what disturbs the machine for a while disturbs all of them alike.
+    Each round runs all shapes, so that a temporary disturbance of the machine affects all of them alike.
     """
     shapes = list(dict.fromkeys((*plan.fitted, *plan.compared)))
     with EngineTimer(engine, shapes) as timer:
@@ -176,7 +176,7 @@ def make_profile(name: str, model: str, facts: Facts, kv_bytes_per_token: int, f
 
 
 def profile_s(profile: Profile, shape: Shape) -> float:
-    """What a profile says of a shape."""
+    """The seconds that a profile predicts for a shape."""
     return profile.step_s([(shape.num_tokens, shape.num_before)], shape.num_requests, shape.num_all_context_tokens)
 
 
@@ -191,9 +191,9 @@ def _curve(points: Sequence[tuple[int, float]]) -> Curve:
 def _decode_curves(points: Sequence[tuple[int, int, float]]) -> tuple[Curve, Curve]:
     """Curves by requests and by tokens of context in all, whose sum fits points (requests, tokens, seconds).
 
-    Each in turn is what the other leaves, over and over. What a token of context costs depends on how many
-    there are, so that is a curve as well, with a knot for each factor of four. By relative errors: what is right at
-    128,000 tokens must not be wrong by as many milliseconds at 500.
+    Each curve in turn is fitted to the remainder of the other, again and again. The cost of a token of context depends
+    on their number, so it is a curve as well, with a knot for each factor of four. The fit minimises relative errors,
+    because milliseconds that do not matter at 128,000 tokens matter at 500.
     """
     by_batch: dict[int, list[tuple[int, float]]] = {}
     by_knot: dict[int, list[tuple[int, int, float]]] = {}
@@ -201,7 +201,7 @@ def _decode_curves(points: Sequence[tuple[int, int, float]]) -> tuple[Curve, Cur
         by_batch.setdefault(batch, []).append((num_tokens, seconds))
         by_knot.setdefault(num_tokens.bit_length() // 2, []).append((batch, num_tokens, seconds))
     knots = [statistics.fmean(n for _, n, _ in its) for _, its in sorted(by_knot.items())]
-    # What a token costs at the first knot: less is not measured, and one curve's constant may as well be the other's.
+    # The cost of a token at the first knot. Fewer tokens are not measured, and a constant may belong to either curve.
     shortest = [sorted(its)[:2] for its in by_batch.values() if len(its) > 1]
     steps = [(n - n0, t - t0, t) for (n0, t0), (n, t) in shortest]
     slope_s = _slope([(n / t, more_s / t) for n, more_s, t in steps])
@@ -219,13 +219,13 @@ def _decode_curves(points: Sequence[tuple[int, int, float]]) -> tuple[Curve, Cur
 
 
 def _weighted_mean(pairs: Sequence[tuple[float, float]]) -> float:
-    """Of values, each with the duration that it is a part of: its error counts as a share of that."""
+    """The mean of (value, duration) pairs, where a value's error counts relative to its duration."""
     weights = [1.0 / duration_s**2 for _, duration_s in pairs]
     return sum(value * weight for (value, _), weight in zip(pairs, weights, strict=True)) / sum(weights)
 
 
 def _slope(pairs: Sequence[tuple[float, float]]) -> float:
-    """Of the line through the origin that fits best, but never falling."""
+    """The slope of the line through the origin that fits best; at least 0."""
     squares = sum(x * x for x, _ in pairs)
     return max(0.0, sum(x * y for x, y in pairs) / squares) if squares else 0.0
 

@@ -1,8 +1,9 @@
 """The worker's profile: the file that settings name, else one that was measured for this engine before, else a quick
 measurement at the first start, kept in the cache for later ones.
 
-A measured one is found by the model, the numeric mode, the threads, the CPU or GPU, and the engine's kind. One process
-of a host measures at a time, since two would measure each other; those that wait load what the first one wrote.
+A measured profile is found by the model, the numeric mode, the threads, the CPU or GPU, and the engine's kind. One
+process of a host measures at a time, because two would disturb each other. Waiting processes then load the profile that
+the first one wrote.
 """
 
 import fcntl
@@ -30,9 +31,9 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def profile_of(engine: Engine, settings: Settings, status: Reporter) -> Profile:
-    """What ``engine`` takes; ``settings`` are resolved. To be called before it serves: its KV pool's content is lost.
+    """The engine's profile; ``settings`` are resolved. Call this before the engine serves: it overwrites its KV pool.
 
-    Raises: ProfileError, for a profile that settings name and that is not there, is wrong, or is another model's.
+    Raises: ProfileError if the settings name a profile that does not exist, is invalid, or is another model's.
     """
     given = settings.workers.profile
     if given is not None:
@@ -46,7 +47,7 @@ def profile_of(engine: Engine, settings: Settings, status: Reporter) -> Profile:
     if (kept := _kept(file, engine)) is not None:
         return kept
     with _alone(file.parent, status):
-        # Somebody else may have measured meanwhile.
+        # Another process may have measured meanwhile.
         return _kept(file, engine) or _measure(engine, facts, settings, file, status)
 
 
@@ -74,7 +75,7 @@ def kv_bytes_per_token(engine: Engine) -> int:
 
 
 def facts_of(settings: Settings) -> Facts:
-    """What the engine of these resolved settings runs on, and in which numeric mode."""
+    """The hardware and the numeric mode of the engine that these resolved settings describe."""
     import torch
 
     from workers.kernels.numerics import numerics
@@ -89,7 +90,7 @@ def facts_of(settings: Settings) -> Facts:
 
 
 def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
-    """What the CPU calls itself; its architecture where it does not say (as on Arm)."""
+    """The CPU's own name, or its architecture if it gives none (as on Arm)."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -131,7 +132,7 @@ def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, statu
     profile = make_profile(describe_profile(engine, facts), engine.model.name, facts, kv_bytes_per_token(engine), found)
     try:
         save_profile(profile, file, "Measured quickly at the first start; tools/profile measures thoroughly.")
-        _log.info("measured a profile, and keep it in %s", file)
+        _log.info("measured a profile, kept in %s", file)
     except OSError as error:
         _log.warning("the profile cannot be kept in %s: %s", file, error)
     return profile
@@ -139,7 +140,7 @@ def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, statu
 
 @contextmanager
 def _alone(folder: Path, status: Reporter) -> Iterator[None]:
-    """Measure while no other process of this host does, as far as the cache can be written to."""
+    """Measure while no other process of this host does, if the cache can be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "measuring.lock").open("w")
@@ -154,5 +155,5 @@ def _alone(folder: Path, status: Reporter) -> Iterator[None]:
             status.loading("waiting for another worker to measure the engine's speed")
             fcntl.flock(lock, fcntl.LOCK_EX)
         for partial in folder.glob("partial-*"):
-            partial.unlink(missing_ok=True)  # of a process that was killed
+            partial.unlink(missing_ok=True)  # left by a killed process
         yield

@@ -1,7 +1,7 @@
-"""What requests change in their logits before a token is chosen: logit_bias, min_tokens and penalties.
+"""Edits of a request's logits before a token is chosen: logit_bias, min_tokens and penalties.
 
-All of it touches few tokens of few rows, so the touched entries of the whole batch are gathered, changed and put back
-at once; other rows and tokens cost nothing. Every step is one IEEE operation per entry, whatever the batch.
+Edits touch few tokens of few rows. So the touched entries of the whole batch are gathered, changed and written back at
+once, and other rows and tokens cost nothing. Every step is one IEEE operation per entry, whatever the batch.
 """
 
 from collections.abc import Sequence
@@ -31,20 +31,20 @@ class LogitEdits:
         self.penalties = PenaltyTable(request, vocab_size) if penalised else None
 
     def masked_ids(self, position: int) -> NDArray[np.int64]:
-        """Tokens that may not be chosen at this output position: stop tokens, before ``min_tokens`` are made."""
+        """Tokens that may not be chosen at this output position: stop tokens, until there are ``min_tokens`` tokens."""
         return self._stop_ids[: len(self._stop_ids) if position < self._min_tokens else 0]
 
     def touches(self, position: int) -> bool:
-        """Whether anything changes at this output position."""
+        """Whether an edit applies at this output position."""
         return self.penalties is not None or len(self.bias_ids) > 0 or len(self.masked_ids(position)) > 0
 
 
 def apply_edits(logits: Tensor, rows: Sequence[int], edits: Sequence[LogitEdits], positions: Sequence[int]) -> None:
     """Change ``rows`` of ``logits`` [B, vocab] (contiguous float32) in place; ``positions`` are output positions.
 
-    In vLLM's order: bias, mask, repetition penalty, then frequency and presence penalties.
+    The order is vLLM's: bias, mask, repetition penalty, then frequency and presence penalties.
 
-    Raises: ValueError if a penalised request is asked for a position whose earlier tokens are unknown.
+    Raises: ValueError if a request has penalties and its tokens before the position are unknown.
     """
     flat = logits.view(-1)
     offsets = [row * logits.shape[1] for row in rows]

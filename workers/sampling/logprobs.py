@@ -1,7 +1,7 @@
 """Log-probabilities of chosen and best tokens, from the model's raw logits.
 
-As in ``workers.sampling.token_choice`` the normalising sum is one of integers, so that a row's numbers are the same
-bits in any batch; its logarithm is taken on the host.
+As in ``workers.sampling.token_choice`` the normalising sum is a sum of integers, so a row's log-probabilities have the
+same bits in any batch. Its logarithm is taken on the host.
 """
 
 import math
@@ -17,9 +17,9 @@ LEAST_LOGPROB = -9999.0  # as OpenAI's API says of very unlikely tokens; JSON ha
 
 
 def read_logprobs(logits: Tensor, chosen: Sequence[int], num_best: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-softmax of each row of ``logits`` [B, vocab] float32 at the ``chosen`` token and its ``num_best`` best ones.
+    """Log-softmax of each row of ``logits`` [B, vocab] float32 at its ``chosen`` and its ``num_best`` best tokens.
 
-    Best first, the lower id among equals. Nothing is below ``LEAST_LOGPROB``, which also stands for NaN.
+    The best token comes first, among equals the lower id. No value is below ``LEAST_LOGPROB``, which also replaces NaN.
     """
     result: list[TokenLogprobs] = []
     for rows, part in passes(logits, range(logits.shape[0])):
@@ -38,7 +38,7 @@ def read_logprobs(logits: Tensor, chosen: Sequence[int], num_best: Sequence[int]
 def _logprobs(
     best: float, total: float, logits: Sequence[float], top_tokens: Sequence[float], num_best: int
 ) -> TokenLogprobs:
-    """``logits`` holds the chosen token's and then the best ones'; ``total`` is the sum of integer weights."""
+    """``logits``: the chosen token's, then those of the best tokens; ``total``: the sum of the integer weights."""
     norm = best + math.log(total * 2.0**-WEIGHT_BITS) if math.isfinite(best) else math.nan
     values = [value - norm for value in logits[: num_best + 1]]
     finite = [value if value >= LEAST_LOGPROB else LEAST_LOGPROB for value in values]
@@ -48,8 +48,8 @@ def _logprobs(
 def _best_tokens(logits: Tensor, count: int) -> Tensor:
     """The ``count`` best tokens of each row [R, count], ties by token id.
 
-    ``topk`` promises nothing about equal elements. So the few that it finds are put in order, which is enough unless
-    the last one has equals that it left out.
+    ``topk`` promises no order of equal elements. So the found tokens are sorted here, which is enough unless ``topk``
+    left out equals of the last one.
     """
     found, tokens = logits.topk(count, dim=-1)
     last = found[:, -1:]
@@ -61,7 +61,8 @@ def _best_tokens(logits: Tensor, count: int) -> Tensor:
 def _ranks(logits: Tensor, tokens: Tensor | None) -> Tensor:
     """Unique int64 ranks, of the shape of ``logits``: higher for a greater logit, then for a lower token id.
 
-    The float's bits, so ordered that integers compare like the floats, above the complement of the id.
+    The upper half is the float's bits, mapped so that integers compare like the floats; the lower half is the
+    complement of the id.
     """
     bits = (logits + 0.0).view(torch.int32)  # adding 0 turns -0.0 into 0.0, which it equals
     ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)

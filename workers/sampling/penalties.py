@@ -1,5 +1,4 @@
-"""Which tokens a request's penalties touch, and how much: kept up to date token by token, without a vocabulary-wide
-table per request."""
+"""A request's penalised tokens, updated with each token, without a table of the whole vocabulary."""
 
 from collections.abc import Iterable
 
@@ -10,10 +9,10 @@ from actorserve.core.messages import RequestSpec
 
 
 class PenaltyTable:
-    """The distinct tokens of one request that are penalised, as growing columns.
+    """The distinct penalised tokens of one request, as columns that grow.
 
-    Repetition looks at prompt and output, presence and frequency at the output alone; tokens that an earlier owner
-    of the request made are output.
+    The repetition penalty applies to tokens of prompt and output; presence and frequency penalties apply to the output
+    alone. Tokens that another worker produced for the request count as output.
     """
 
     def __init__(self, request: RequestSpec, vocab_size: int) -> None:
@@ -48,17 +47,17 @@ class PenaltyTable:
         self._counts[index] += 1
 
     def rewind(self, position: int) -> None:
-        """Forget output tokens from ``position`` on, since that position is asked (again).
+        """Forget output tokens from ``position`` on, because that position is sampled (again).
 
         Raises: ValueError if tokens before ``position`` are unknown.
         """
         if position > len(self._output):
-            raise ValueError(f"output position {position} is asked, but only {len(self._output)} tokens are known")
+            raise ValueError(f"output position {position} is sampled, but only {len(self._output)} tokens are known")
         while len(self._output) > position:
             self._uncount(self._output.pop())
 
     def columns(self) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
-        """(token ids, what a positive logit is divided by and a negative multiplied, what is then subtracted)."""
+        """(token ids, factors that divide positive logits and multiply negative ones, amounts to subtract then)."""
         counts = self._counts[: self._size]
         factors = np.full(self._size, self._repetition, np.float32)
         amounts = counts * self._frequency + (counts > 0) * self._presence

@@ -1,7 +1,7 @@
 """The sampler: from a batch's logits to each request's next token.
 
-A request's token depends on its own logits, parameters, earlier tokens and output position, and on nothing else: not
-on batch-mates, their number, the worker or the time (``actorserve.core.rng``, ``workers.sampling.token_choice``).
+A request's token depends only on its own logits, parameters, earlier tokens and output position. It does not depend on
+the rest of the batch, the worker or the time (``actorserve.core.rng``, ``workers.sampling.token_choice``).
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from workers.sampling.token_choice import Rule, choose_greedy, choose_sampled
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token a row, and log-probabilities where the request wants them. Columns are as long as the batch."""
+    """One token for each row, and log-probabilities if the request wants them. Columns are as long as the batch."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
@@ -32,7 +32,7 @@ class _State:
 
 
 class Sampler:
-    """Samples for the requests that were added. Keeps on the host what penalties need of earlier tokens."""
+    """Samples for the requests that were added. It keeps their earlier tokens on the host if penalties need them."""
 
     def __init__(self, vocab_size: int, device: torch.device | str) -> None:
         """Raises: ValueError if the vocabulary is empty, or so large that integer weights could overflow (2**20)."""
@@ -43,7 +43,7 @@ class Sampler:
         self._states: dict[str, _State] = {}
 
     def add(self, request: RequestSpec) -> None:
-        """Take up a request, new or with earlier output; a known id is replaced."""
+        """Add a request, new or with earlier output; it replaces a request with the same id."""
         self._states[request.request_id] = _State(request.sampling, LogitEdits(request, self._vocab_size))
 
     def drop(self, request_id: str) -> None:
@@ -53,12 +53,12 @@ class Sampler:
     def __call__(self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int]) -> Sampled:
         """Choose each row's token, and count it for the penalties. Blocks until the tokens are on the host.
 
-        ``logits``: [B, vocab_size] float32 on the sampler's device, one row a request; used up (edited in place).
-        ``positions``: output positions (0 is the first generated token). One that was sampled before may be asked
-        again, and gives the same token for the same logits; what came after it is forgotten.
+        ``logits``: [B, vocab_size] float32 on the sampler's device, one row for each request; edited in place.
+        ``positions``: output positions (0 is the first generated token). A position may be sampled again, and gives
+        the same token for the same logits; tokens after it are forgotten.
 
-        Raises: KeyError for a request that was not added; ValueError for wrong shapes, or for a position whose
-        earlier tokens a penalised request does not know.
+        Raises: KeyError if a request was not added; ValueError for wrong shapes, or if a request has penalties and its
+        tokens before the position are unknown.
         """
         if tuple(logits.shape) != (len(request_ids), self._vocab_size) or len(positions) != len(request_ids):
             raise ValueError(

@@ -1,11 +1,11 @@
-"""Choosing tokens by inverse CDF, so that a row's token depends on that row's logits and its uniform alone.
+"""Choosing tokens by inverse CDF, so that a row's token depends only on that row's logits and its uniform number.
 
-Float sums depend on the order of their terms, and a library's order on the shape of the whole batch. So probabilities
-are kept as integers: ``floor(exp((x - max) / temperature) * 2**42)``, exact to sum in any order, and every number of
-candidates, batch or thread gives the same total. The exponential is elementwise; on a CPU its vector kernels may treat
-the last few elements of a thread's share differently, so rows run there one at a time, always laid out alike.
+Float sums depend on the order of their terms, and a library's order depends on the shape of the whole batch. So
+probabilities are integers: ``floor(exp((x - max) / temperature) * 2**42)``. Their sums are exact in any order, and the
+same for any number of candidates, rows or threads. The exponential is elementwise. On a CPU its vector kernels may
+treat the last elements of a thread's share differently, so there rows run one at a time, always in the same layout.
 
-Which tokens are kept is decided by thresholds on logits: *tokens of equal logits are kept or dropped together*.
+Thresholds on logits decide which tokens are kept, so tokens of equal logits are kept or dropped together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,11 @@ from torch import Tensor
 
 WEIGHT_BITS = 42  # the best token's weight is 2**42, so sums over 2**20 tokens stay below 2**63
 _MAX_ROWS_PER_PASS = 32  # bounds scratch memory on a GPU: 32 rows x 128k tokens x 8 bytes is 34 MB per temporary
-_FIRST_CANDIDATES = 128  # nearly always enough for a language model's top_p; eight times as many when not
+_FIRST_CANDIDATES = 128  # nearly always enough for a language model's top_p; otherwise eight times as many are tried
 
 
 class Rule(NamedTuple):
-    """How one row is to be sampled; the fields are those of ``SamplingParams``, and ``temperature`` > 0."""
+    """How to sample one row: fields of ``SamplingParams``, with ``temperature`` > 0, and the uniform number."""
 
     temperature: float
     top_p: float
@@ -30,14 +30,14 @@ class Rule(NamedTuple):
 
     @property
     def cuts_tail(self) -> bool:
-        """Whether tokens must be ranked, which costs more than a pass over them."""
+        """Whether tokens must be ranked, which costs more than one pass over them."""
         return self.top_k > 0 or self.top_p < 1.0
 
 
 def passes(logits: Tensor, rows: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
     """Split ``rows`` of ``logits`` [B, vocab] into passes: (positions within ``rows``, those rows' logits [R, vocab]).
 
-    One row a pass on a CPU, by which a row's bits are independent of the others, and its temporaries stay in cache.
+    On a CPU a pass has one row, so that its bits do not depend on other rows and its temporaries stay in the cache.
     """
     if logits.device.type == "cpu":
         for position, row in enumerate(rows):
@@ -100,9 +100,9 @@ def _sample(logits: Tensor, rules: Sequence[Rule]) -> Tensor:
 
 
 def _tail_thresholds(logits: Tensor, weights: Tensor, rules: Sequence[Rule]) -> Tensor:
-    """The least logit that top_k and top_p keep, [R, 1]; ``weights`` are those that min_p left.
+    """The least logit that top_k and top_p keep, [R, 1]; ``weights``: zero for tokens that min_p dropped.
 
-    Ranks only as many candidates as prove enough; as the sums are exact, their number does not show in the result.
+    It ranks only as many candidates as it needs. Sums are exact, so their number does not change the result.
     """
     vocab_size = logits.shape[1]
     top_k = [min(rule.top_k, vocab_size) for rule in rules]
@@ -120,7 +120,7 @@ def _tail_thresholds(logits: Tensor, weights: Tensor, rules: Sequence[Rule]) -> 
     total = allowed.sum(-1, keepdim=True)
     wanted = (top_p * total).ceil_().to(torch.int64).minimum(total).clamp_(min=1)
     while True:
-        # Candidates beyond top_k may count here: a threshold among them lies below ``by_rank``, which then decides.
+        # Candidates beyond top_k may count here, because ``by_rank`` decides if the threshold lies among them.
         num_short = (weights.gather(-1, order).cumsum_(-1) < wanted).sum(-1, keepdim=True)
         found = num_short < num_candidates
         if num_candidates == vocab_size or not bool((~found & unlimited & (top_p < 1.0)).any()):
@@ -133,7 +133,7 @@ def _tail_thresholds(logits: Tensor, weights: Tensor, rules: Sequence[Rule]) -> 
 
 
 def _rank(logits: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
-    """The ``num_candidates`` best logits in falling order, and their tokens; equals in any order."""
+    """The ``num_candidates`` best logits in falling order, and their tokens; equal logits in any order."""
     if num_candidates * 4 > logits.shape[1]:
         ranked, order = logits.sort(-1, descending=True)
         return ranked[:, :num_candidates], order[:, :num_candidates]

@@ -1,7 +1,7 @@
-"""A decoder's weights, by the names that its own file of code calls them: checked, fused, and in the engine's form.
+"""A decoder's weights by name: checked, fused, and in the engine's form.
 
-What the files must hold was checked against their headers when they were described (``actorserve.model_files``); what
-is read here is checked again, for a file may have changed since.
+``actorserve.model_files`` compared the tensors' names and shapes with the files' headers. Each tensor is checked again
+here when it is read, because the file may have changed since.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,24 +12,27 @@ from torch import Tensor
 
 from actorserve.errors import ModelError
 from actorserve.model_files.description import ModelDescription
-from workers.kernels.choose import Kernels, ReadLinear
+from workers.kernels.choose import Kernels
 from workers.kernels.linear import Linear
-from workers.models.rope import RotaryTable, local_rotary
+from workers.kernels.quantized_linear import QuantizedLinear, quantize
 from workers.weights.sources import WeightSource
 from workers.weights.store import WeightStore
 
 Norm = Callable[[Tensor], Tensor]
 """[..., D] -> [..., D]."""
 
+ReadLinear = Callable[[], tuple[Tensor, Tensor | None]]
+"""Reads a weight, [out_features, in_features], and a bias, [out_features], in the dtype between the layers."""
+
 Progress = Callable[[float], None]
-"""Told the share of the work that is done, 0 to 1."""
+"""Called with the share of the work that is done, 0 to 1."""
 
 
 class Weights:
-    """What a decoder is built from.
+    """The weights that a decoder is built from.
 
-    Every method raises ModelError, in one line that names the tensor, where one is missing, misshapen, or holds what is
-    not a finite float.
+    Every method raises ModelError, in one line that names the tensor, if a tensor is missing, has a wrong shape, or
+    holds a number that is not a finite float.
     """
 
     def __init__(
@@ -44,28 +47,28 @@ class Weights:
         self.dtype = kernels.numerics.activations
         self.device = kernels.device
         self.row_ops = kernels.row_ops
-        self._path = description.path
+        self.path = description.path
         self._specs = {spec.name: spec for spec in description.tensors}
-        self._open_source = cache(open_source)  # not at all, where an earlier start kept everything
+        self._open_source = cache(open_source)  # not opened if an earlier start kept all weights
         self._store = store
         self._kernels = kernels
         self._progress = progress
         self._num_read = 0
 
     def linear(self, *names: str) -> Linear:
-        """The linear layers of these names as one, their outputs one after another; with biases where there are."""
+        """The linear layers of these names as one layer, their outputs one after another, with biases if there are."""
         return self._linear(names, self._kernels.numerics.weight_bits)
 
     def matrix(self, name: str) -> Tensor:
-        """A weight in float32, for those few layers that no numeric mode may touch."""
+        """A weight in float32 in every numeric mode."""
         return self._tensor(f"{name}.weight", torch.float32)
 
     def table(self, name: str) -> Tensor:
-        """Rows to be looked up."""
+        """A table of rows, such as the tokens' embeddings."""
         return self._tensor(f"{name}.weight", self._kernels.numerics.embedding)
 
     def embedding_and_output(self, embedding: str, output: str) -> tuple[Tensor, Linear]:
-        """The tokens' table, and the layer that makes logits; where they are tied, of the one table's numbers."""
+        """The tokens' table, and the layer that makes logits; the layer shares the table's numbers if they are tied."""
         table, bits = self.table(embedding), self._kernels.numerics.head_bits
         if not self.config.tie_word_embeddings:
             return table, self._linear((output,), bits)
@@ -79,13 +82,6 @@ class Weights:
         weight, bias = (self._tensor(f"{name}.{part}", self.dtype) for part in ("weight", "bias"))
         return partial(self.row_ops.layer_norm, weight=weight, bias=bias, eps=self.config.norm_eps)
 
-    def rotary(self, num_positions: int, *, local: bool = False) -> RotaryTable:
-        """The angles of the model's layers; ``local``: of those with a window, where the config tells them apart."""
-        try:
-            return RotaryTable(local_rotary(self.config) if local else self.config, num_positions, self.device)
-        except (ArithmeticError, ValueError) as error:
-            raise ModelError(f"{self._path}: RoPE cannot be computed: {error}") from None
-
     def _linear(self, names: tuple[str, ...], bits: int | None) -> Linear:
         def read() -> tuple[Tensor, Tensor | None]:
             weights = [self._read(f"{name}.weight", self.dtype) for name in names]
@@ -95,12 +91,14 @@ class Weights:
         return self._make_linear("+".join(names), names, read, bits)
 
     def _make_linear(self, name: str, names: Sequence[str], read: ReadLinear, bits: int | None) -> Linear:
-        """The layer ``name``, of the weights ``names``."""
+        """The layer that is kept under ``name`` and made of the weights ``names``."""
+        if bits is None:
+            return self._kernels.float_linear(*read())
         try:
-            return self._kernels.make_linear(self._store, name, read, bits)
+            return QuantizedLinear(self._store.quantized(name, lambda: quantize(*read(), bits)))
         except ValueError as error:
             stored = ", ".join(self._specs[f"{name}.weight"].stored_name for name in names)
-            raise ModelError(f"{self._path}: tensor {stored} cannot be held in {bits} bits: {error}") from None
+            raise ModelError(f"{self.path}: tensor {stored} cannot be held in {bits} bits: {error}") from None
 
     def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._store.tensor(name, lambda: self._read(name, dtype))
@@ -109,10 +107,10 @@ class Weights:
         spec = self._specs[name]
         tensor = self._open_source().read(spec)
         if not tensor.is_floating_point():
-            raise ModelError(f"{self._path}: tensor {spec.stored_name} holds {tensor.dtype}, not floats")
-        # A sum is finite only if all its terms are, and takes a third of the time of looking at each.
+            raise ModelError(f"{self.path}: tensor {spec.stored_name} holds {tensor.dtype}, not floats")
+        # A finite sum proves that all terms are finite, in a third of the time of checking each term.
         if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
-            raise ModelError(f"{self._path}: tensor {spec.stored_name} holds NaN or infinity")
+            raise ModelError(f"{self.path}: tensor {spec.stored_name} holds NaN or infinity")
         if spec.head_rows:
             heads = tensor.view(-1, len(spec.head_rows), *tensor.shape[1:])
             tensor = heads[:, list(spec.head_rows)].view(tensor.shape)

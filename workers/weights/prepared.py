@@ -1,10 +1,9 @@
-"""Weights in the form that the engine computes with, kept in a file: the next start maps it and computes nothing.
+"""Weights in the form that the engine computes with, kept in a file that the next start maps without computing.
 
-Quantizing a model takes longer than everything else at start, and gives the same bits each time. The first start keeps
-what it made; later ones map the file, which also lets all workers of a host share one copy in memory. A file is found
-by what it was made from: the weight files' places, sizes and times, the numeric mode, the code that prepares, and the
-CPU's instruction set. Nothing depends on it: where it cannot be kept or is damaged, weights are prepared as at the
-first start.
+Quantizing a model takes longer than everything else at start, and gives the same bits each time. So the first start
+keeps the result, and later starts map the file; all workers of a host then share one copy in memory. The file's name is
+a digest of its origin: the weight files' paths, sizes and times, the numeric mode, the code that prepares, and the
+CPU's instruction set. Nothing depends on the file: if it cannot be kept or is damaged, weights are prepared again.
 """
 
 import fcntl
@@ -29,7 +28,7 @@ from actorserve.model_files.description import ModelDescription
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"actorserve weights 1\n"
-_FOOTER_BYTES = 16  # the index's place and length
+_FOOTER_BYTES = 16  # the index's offset and length
 _ALIGNMENT = 64
 _UNUSED_DAYS = 30
 _CODE = ("weights/*.py", "kernels/numerics.py", "kernels/quantized_linear.py", "models/*.py")
@@ -39,9 +38,9 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.
 def prepared_file(description: ModelDescription, mode: str) -> Path:
     """Where the prepared weights of this model and numeric mode are kept.
 
-    Raises: OSError, if a weight file cannot be looked at.
+    Raises: OSError if a weight file cannot be found.
     """
-    # int4 chooses each group's scale by sums of errors, which torch adds up in an order of each instruction set.
+    # int4 chooses each group's scale by sums of errors, whose order in torch depends on the instruction set.
     code = (torch.__version__, torch.backends.cpu.get_cpu_capability())
     made_of = (mode, description.config, description.format, description.tensors, code)
     hashed = hashlib.sha256(repr(made_of).encode())
@@ -55,10 +54,10 @@ def prepared_file(description: ModelDescription, mode: str) -> Path:
 
 
 class PreparedWeights:
-    """A file of tensors, mapped; ``facts`` is what its writer said of them."""
+    """A mapped file of tensors; ``facts`` is the value that its writer stored with them."""
 
     def __init__(self, file: Path) -> None:
-        """Raises: OSError if there is no such file; ValueError if it is damaged."""
+        """Raises: OSError if the file cannot be read; ValueError if it is damaged."""
         size = file.stat().st_size
         with file.open("rb") as opened:
             if opened.read(len(_MAGIC)) != _MAGIC or size < len(_MAGIC) + _FOOTER_BYTES:
@@ -77,11 +76,11 @@ class PreparedWeights:
             raise ValueError(f"{error} is missing") from None
         except RuntimeError as error:
             raise ValueError(f"it cannot be mapped: {error}") from None
-        with suppress(OSError):  # as in a cache that is only to be read
-            os.utime(file)  # unused ones are removed by their age
+        with suppress(OSError):  # as in a read-only cache
+            os.utime(file)  # the time of last use, by which old files are removed
 
     def get(self, name: str) -> Tensor | None:
-        """The tensor of that name, which is not to be written to."""
+        """The tensor called ``name``, or None. It must not be written to."""
         if name not in self._entries:
             return None
         start, dtype, shape = self._entries[name]
@@ -90,7 +89,7 @@ class PreparedWeights:
 
 
 class PreparedWriter:
-    """Writes tensors one by one; the file appears whole when `finish` is called, or not at all."""
+    """Writes tensors one by one. The file appears whole when `finish` is called, or not at all."""
 
     def __init__(self, file: Path) -> None:
         """Raises: OSError."""
@@ -101,7 +100,7 @@ class PreparedWriter:
         self._entries: dict[str, list[Any]] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Raises: OSError, as for a full disk."""
+        """Raises: OSError, for example if the disk is full."""
         self._opened.write(bytes(-self._opened.tell() % _ALIGNMENT))
         self._entries[name] = [self._opened.tell(), str(tensor.dtype), list(tensor.shape)]
         self._opened.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -121,7 +120,7 @@ class PreparedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # what could not be written is not wanted any more
+        with suppress(OSError):  # an incomplete file is removed anyway
             self._opened.close()
         with suppress(FileNotFoundError):
             os.unlink(self._partial)
@@ -129,9 +128,9 @@ class PreparedWriter:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[bool]:
-    """Whether no other process is preparing weights just now.
+    """Whether no other process is preparing weights now; if so, none can begin within the context.
 
-    Raises: OSError, if the folder cannot be made or written to.
+    Raises: OSError if the folder cannot be created or written to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "writing.lock").open("w") as lock:
@@ -145,7 +144,7 @@ def exclusive(folder: Path) -> Iterator[bool]:
 
 
 def _remove_unused(folder: Path) -> None:
-    """What a killed process left half-written, and what nobody has opened for a month."""
+    """Remove files that a killed process left half-written, and files that no start used for a month."""
     oldest = time.time() - _UNUSED_DAYS * 24 * 3600
     for file in folder.iterdir():
         if file.name.startswith("partial-") or (file.suffix == ".weights" and file.stat().st_mtime < oldest):

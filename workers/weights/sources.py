@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files, a GGUF file, or nowhere (random numbers of a sane size)."""
+"""Where weights come from: safetensors files, a GGUF file, or a random generator."""
 
 import hashlib
 import math
@@ -26,16 +26,15 @@ _FLOATS = {
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_DEQUANTIZED_BYTES = 2**16  # at a time: what is made on the way stays in the cache
+_DEQUANTIZED_BYTES = 2**16  # at a time, so that temporaries stay in the cache
 _RANDOM_NUMBERS = 2**20 + 1  # an odd number, so that the rows of a weight are not all alike
 
 
 class WeightSource(Protocol):
     def read(self, spec: TensorSpec) -> Tensor:
-        """The part of a stored tensor that ``spec`` tells, on the CPU, in whatever type the file has (floats, where it
-        is quantized); as stored, but for its place: ``head_rows`` and ``addend`` are still to be done.
+        """The part of a stored tensor that ``spec`` names, on the CPU, in the file's type (dequantized to floats).
 
-        Raises: ModelError, in one line that names the file and the tensor.
+        The caller applies ``head_rows`` and ``addend``. Raises: ModelError, in one line that names file and tensor.
         """
         ...
 
@@ -90,7 +89,7 @@ class GgufSource:
         return torch.from_numpy(self._dequantized(raw, entry.type)).view(spec.shape)
 
     def _bytes(self, entry: GgufTensor, spec: TensorSpec) -> np.ndarray:
-        """The wanted rows' bytes; a row is a whole number of blocks."""
+        """The bytes of the rows of ``spec``; a row is a whole number of blocks."""
         num_rows = math.prod(entry.shape[:-1]) if len(entry.shape) > 1 else entry.shape[0]
         bytes_per_row = entry.num_bytes // num_rows
         rows_per_expert = num_rows if spec.expert is None else num_rows // entry.shape[0]
@@ -107,8 +106,8 @@ class GgufSource:
     def _dequantized(self, raw: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
         """A tensor's blocks as float32 numbers, in order.
 
-        Blocks do not know of rows, so the package gets as many at a time as are fast. It computes in numpy, which
-        leaves other threads alone.
+        Blocks are independent of rows, so the package gets as many at a time as is fast. It computes in numpy, which
+        starts no threads.
         """
         numbers_per_block, bytes_per_block = GGML_QUANT_SIZES[kind]
         step = max(1, _DEQUANTIZED_BYTES // bytes_per_block)
@@ -117,7 +116,7 @@ class GgufSource:
 
         def fill(start: int) -> None:
             part = blocks[start : start + step].reshape(-1)
-            with np.errstate(invalid="ignore", over="ignore"):  # a damaged scale is found in the numbers
+            with np.errstate(invalid="ignore", over="ignore"):  # the caller finds damaged scales by their results
                 numbers[start : start + step] = dequantize(part, kind).reshape(-1, numbers_per_block)
 
         for _ in self._threads.map(fill, range(0, len(blocks), step)):
@@ -126,9 +125,9 @@ class GgufSource:
 
 
 class DummySource:
-    """Random weights for a model of any shape, the same every time: to measure with, where no file is at hand.
+    """Random weights for a model of any shape, the same every time, for measurements without a model's file.
 
-    Gains are near one, biases near zero, and a linear layer keeps its input's size.
+    Gains are near one, biases near zero, and a linear layer keeps the magnitude of its input.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where ready weights come from: made from the model's files, or mapped from what an earlier start kept."""
+"""Where ready weights come from: made from the model's files, or mapped from the file that an earlier start kept."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -22,11 +22,11 @@ _NUMBERS = ("in_features", "out_features", "bits")
 
 
 class WeightStore(Protocol):
-    """Gives what ``make`` would make, under a name that is the same at every start."""
+    """Returns the result of ``make``, or an equal one that an earlier start kept under the same name."""
 
     @property
     def digest(self) -> str:
-        """Of the model's weight files, for the worker's kind. Raises: ModelError if one cannot be read."""
+        """Digest of the model's weight files, for the worker's kind. Raises: ModelError if one cannot be read."""
         ...
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor: ...
@@ -35,7 +35,7 @@ class WeightStore(Protocol):
 
 
 class FromFiles:
-    """Makes everything, and keeps nothing."""
+    """Makes every weight, and keeps none."""
 
     def __init__(self, description: ModelDescription) -> None:
         self.digest = weights_digest(description)
@@ -48,7 +48,7 @@ class FromFiles:
 
 
 class Recording(FromFiles):
-    """Makes everything, and writes it down as far as that succeeds."""
+    """Makes every weight, and writes it to a file; after a failed write it keeps nothing."""
 
     def __init__(self, description: ModelDescription, writer: PreparedWriter) -> None:
         super().__init__(description)
@@ -85,14 +85,14 @@ class Recording(FromFiles):
 
     def _give_up(self, error: OSError) -> None:
         self._writer = None
-        _log.warning("the next start prepares the weights again, for they cannot be kept: %s", error.strerror)
+        _log.warning("the next start prepares the weights again, because they cannot be kept: %s", error.strerror)
 
 
 class Kept:
-    """Maps what an earlier start wrote down."""
+    """Maps the weights that an earlier start kept."""
 
     def __init__(self, prepared: PreparedWeights) -> None:
-        """Raises: ValueError if something else is in there."""
+        """Raises: ValueError if the file does not hold weights of this form."""
         self._prepared = prepared
         try:
             self.digest = str(prepared.facts["digest"])
@@ -113,9 +113,9 @@ class Kept:
 
 @contextmanager
 def open_store(description: ModelDescription, numerics: Numerics, device: torch.device) -> Iterator[WeightStore]:
-    """Only integer weights are worth keeping: floats are soon read, and are packed by torch in its own way.
+    """The store for a model. Only integer weights are kept, because floats are read fast and packed by torch itself.
 
-    Raises: ModelError, if a weight file cannot be read.
+    Raises: ModelError if a weight file cannot be read.
     """
     if numerics.weight_bits is None or not description.weight_files:
         yield FromFiles(description)
@@ -129,7 +129,7 @@ def open_store(description: ModelDescription, numerics: Numerics, device: torch.
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        _log.warning("preparing the weights again, for what was kept in %s cannot be used: %s", file, error)
+        _log.warning("preparing the weights again, because %s cannot be used: %s", file, error)
     else:
         yield kept
         return
@@ -138,7 +138,7 @@ def open_store(description: ModelDescription, numerics: Numerics, device: torch.
             mine = stack.enter_context(exclusive(file.parent))
             writer = stack.enter_context(PreparedWriter(file)) if mine else None
         except OSError as error:
-            _log.warning("the next start prepares the weights again, for they cannot be kept: %s", error)
+            _log.warning("the next start prepares the weights again, because they cannot be kept: %s", error)
             writer = None
         if writer is None:
             yield FromFiles(description)

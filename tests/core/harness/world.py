@@ -6,6 +6,7 @@ test says so; an engine takes its commands in the order in which they were issue
 """
 
 from collections import Counter
+from dataclasses import replace
 from math import inf
 
 from actorserve.core.cluster.config import ClusterConfig
@@ -61,7 +62,7 @@ from tests.core.harness.world_parts import (
     Process as Process,
     Scheduling as Scheduling,
 )
-from workers.engines.fake_engine import FakeEngine, expected_tokens
+from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_tokens
 
 COORDINATOR = "coordinator"
 RETRY_S = 1.0
@@ -151,7 +152,10 @@ class World:
             return Process(peer, Role.GATEWAY, GatewayState(GatewayConfig(RETRY_S, 1e9, 1e9)))
         scheduling = self.scheduling
         engine = FakeEngine(
-            vocab_size=50, num_blocks=self.num_blocks, tokens_per_block=4, num_host_blocks=scheduling.num_host_blocks
+            replace(FAKE_MODEL, vocab_size=50),
+            num_blocks=self.num_blocks,
+            tokens_per_block=4,
+            num_host_blocks=scheduling.num_host_blocks,
         )
         config = InstanceConfig(
             num_blocks=engine.num_blocks,

@@ -1,11 +1,7 @@
-"""The Triton kernel, in Triton's interpreter (in a process of its own: it is chosen before the import) and on CUDA."""
+"""The Triton kernel compiles for CUDA, and computes there what it promises, bit for bit."""
 
-import importlib.metadata
-import importlib.util
-import os
+import importlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,15 +11,11 @@ from torch import Tensor
 from actorserve.core.messages import StepPlan
 from actorserve.errors import SettingsError
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
+from tests.workers.triton import HAS_TRITON, INTERPRETED
 from workers.attention.triton_paged import TritonPagedAttention
 from workers.batch import make_batch
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if HAS_TRITON else (0, 0)
-
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed")
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernel_in_the_interpreter")
 
 
 def on_cuda(function: object) -> object:
@@ -38,70 +30,6 @@ def test_without_triton_the_backend_says_what_is_missing() -> None:
     """Where triton is missing, the module is importable and making the backend names the package."""
     with pytest.raises(SettingsError, match="triton"):
         TritonPagedAttention(1.0)
-
-
-@needs_triton
-@pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
-def test_kernel_in_the_interpreter() -> None:
-    """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("num_kv_heads", "group_heads", "head_dim", "tokens_per_block"),
-    [(1, 1, 16, 1), (3, 3, 64, 16), (2, 4, 48, 5), (1, 17, 32, 64), (2, 2, 80, 7), (1, 8, 256, 16)],
-)
-def test_interpreted_equals_dense(num_kv_heads: int, group_heads: int, head_dim: int, tokens_per_block: int) -> None:
-    """A mixed step of prefill chunks and decode tokens gives what dense float64 attention gives."""
-    lengths = (1, 40, 33, 70)
-    requests = [make_request(n, num_kv_heads, group_heads, head_dim, seed=n) for n in lengths]
-    chunks = [(0, 1), (7, 40), (32, 33), (0, 70)]
-    out = attend(TritonPagedAttention(head_dim**-0.5), requests, chunks, tokens_per_block, seed=1)
-    wanted = torch.cat([dense(r)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
-    torch.testing.assert_close(out.double(), wanted, rtol=0, atol=5e-6)
-
-
-@interpreted
-@pytest.mark.parametrize(("num_kv_heads", "group_heads", "head_dim"), [(3, 3, 64), (1, 5, 48)])
-def test_interpreted_bits_do_not_depend_on_chunks_or_blocks(num_kv_heads: int, group_heads: int, head_dim: int) -> None:
-    """Prefill at once, random chunks and token-by-token decode, at any block size, give equal bits."""
-    request = make_request(67, num_kv_heads, group_heads, head_dim, seed=5)
-    backend = TritonPagedAttention(head_dim**-0.5)
-    whole = in_chunks(backend, request, forever(67), 16)
-    assert torch.equal(in_chunks(backend, request, forever(1), 16), whole)
-    assert torch.equal(in_chunks(backend, request, forever(1), 3), whole)
-    assert torch.equal(in_chunks(backend, request, at_random(1), 64), whole)
-    assert torch.equal(in_chunks(backend, request, at_random(2), 1), whole)
-
-
-@interpreted
-@pytest.mark.parametrize("window", [1, 20, 64])
-def test_interpreted_window(window: int) -> None:
-    """With a window, a token sees that many keys and no more, and its bits do not depend on chunks."""
-    request = make_request(90, 2, 3, 32, seed=7)
-    backend = TritonPagedAttention(0.3)
-    whole = in_chunks(backend, request, forever(90), 16, window)
-    torch.testing.assert_close(whole.double(), dense(request, window, scale=0.3), rtol=0, atol=5e-6)
-    assert torch.equal(in_chunks(backend, request, forever(1), 16, window), whole)
-    assert torch.equal(in_chunks(backend, request, at_random(1), 3, window), whole)
-
-
-@interpreted
-def test_interpreted_bits_do_not_depend_on_batch_mates() -> None:
-    """A chunk's result is equal bits alone and at any place in a batch."""
-    requests = [make_request(n, 2, 3, 64, seed=n) for n in (50, 1, 64, 31)]
-    chunks = [(20, 50), (0, 1), (63, 64), (0, 31)]
-    backend = TritonPagedAttention(64**-0.5)
-    alone = [attend(backend, [r], [chunk], 16, seed=3) for r, chunk in zip(requests, chunks, strict=True)]
-    for order in ((0, 1, 2, 3), (3, 1, 0, 2), (2, 0), (1, 3)):
-        out = attend(backend, [requests[i] for i in order], [chunks[i] for i in order], 16, seed=4)
-        assert torch.equal(out, torch.cat([alone[i] for i in order]))
 
 
 @needs_triton

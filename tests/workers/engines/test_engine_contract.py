@@ -12,7 +12,8 @@ from actorserve.core.effects import Fetch
 from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import Peer, RequestSpec, SamplingParams, StepPlan
 from workers.engine import Engine
-from workers.engines.fake_engine import FakeEngine
+from workers.engine_options import EngineOptions
+from workers.engines.fake_engine import FAKE_MODEL, FakeEngine
 from workers.engines.torch_engine import TorchEngine
 from workers.kv_transfer.transfer import KVTransfer
 
@@ -35,9 +36,8 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 def make_engine(request: pytest.FixtureRequest, make_model: Any) -> MakeEngine:
     """Makes engines with a few blocks on the host."""
     if request.param == "fake":
-        return lambda: FakeEngine(
-            num_blocks=20, tokens_per_block=TOKENS_PER_BLOCK, num_host_blocks=NUM_HOST_BLOCKS, vocab_size=211
-        )
+        model = replace(FAKE_MODEL, vocab_size=211)
+        return lambda: FakeEngine(model, 20, TOKENS_PER_BLOCK, num_host_blocks=NUM_HOST_BLOCKS)
     device, _, dtype = request.param.partition("-")
     # Heads as wide as the GPU's attention kernel takes them.
     description = make_model(hidden_size=96, head_dim=16, vocab_size=211).description
@@ -46,11 +46,13 @@ def make_engine(request: pytest.FixtureRequest, make_model: Any) -> MakeEngine:
     def make() -> Engine:
         return TorchEngine(
             description,
-            device=device,
-            dtype=dtype,
-            tokens_per_block=TOKENS_PER_BLOCK,
-            kv_cache_bytes=20 * TOKENS_PER_BLOCK * kv_token_bytes,
-            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * kv_token_bytes,
+            EngineOptions(
+                device=device,
+                dtype=dtype,
+                tokens_per_block=TOKENS_PER_BLOCK,
+                kv_cache_bytes=20 * TOKENS_PER_BLOCK * kv_token_bytes,
+                host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * kv_token_bytes,
+            ),
         )
 
     return make

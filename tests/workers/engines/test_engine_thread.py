@@ -109,7 +109,7 @@ async def test_a_failure_of_the_engine_comes_out(effect: RunStep | SwapOut | Swa
 
 
 async def test_what_is_not_for_an_engine_is_a_bug() -> None:
-    """An effect for somebody else comes out as TypeError."""
+    """An effect that is not for an engine ends the thread with a TypeError."""
     thread = EngineThread(FakeEngine())
     thread.start(lambda done: None)
     thread.perform(Deliver("r", (1,)))
@@ -136,7 +136,7 @@ def test_a_step_that_outlives_the_loop_ends_in_silence() -> None:
 
 
 class GatedFetcher:
-    """Fetches that are not urgent wait for the gate; those of no blocks fail with ``failure``."""
+    """Fetches that are not urgent wait for the gate; fetches of no blocks fail with ``failure``."""
 
     def __init__(self, failure: Exception) -> None:
         self.failure = failure

@@ -1,4 +1,4 @@
-"""The engine and the instance are those that the settings ask for."""
+"""Engine and instance follow the settings."""
 
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def test_the_instance_schedules_as_settings_say() -> None:
 
 
 def test_the_policy_is_the_one_that_settings_say() -> None:
-    """First come first served, whoever comes later stands behind."""
+    """With first come, first served, a later request stands behind an earlier one."""
     settings = load_settings(None, {"workers": {"policy": "fcfs"}})
     core = instance_recipe(settings, sizes_of(FakeEngine(), settings), PROFILE).make()
     for name, num_prompt in (("long", 90), ("short", 2)):

@@ -9,6 +9,7 @@ import torch
 
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import SettingsError
+from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.torch_engine import TorchEngine
 from workers.kernels import choose as kernels
@@ -54,7 +55,7 @@ def sequence(length: int, vocab_size: int, seed: int = 0) -> tuple[int, ...]:
 def test_logits_are_the_references(make_model: Any, make_schedule: Any, changes: dict[str, Any]) -> None:
     """Logits of prefill and of step-by-step decode lie within 1e-3 of transformers', for every variant of the model."""
     model = make_model(**changes)
-    engine = TorchEngine(model.description, dtype="float32", kv_cache_bytes=KV_BYTES)
+    engine = TorchEngine(model.description, EngineOptions(dtype="float32", kv_cache_bytes=KV_BYTES))
     tokens = sequence(150, 211)
     with torch.no_grad():
         expected = model.reference(torch.tensor([tokens])).logits[0]
@@ -74,7 +75,7 @@ def test_bfloat16_is_near_float32(make_model: Any) -> None:
     model = make_model(initializer_range=0.1)
     plan = StepPlan(0, ("a",), (0,), (sequence(100, 211),), (tuple(range(7)),), (True,))
     exact, rounded = (
-        TorchEngine(model.description, dtype=dtype, kv_cache_bytes=KV_BYTES).logits(plan)
+        TorchEngine(model.description, EngineOptions(dtype=dtype, kv_cache_bytes=KV_BYTES)).logits(plan)
         for dtype in ("float32", "bfloat16")
     )
     assert not torch.equal(exact, rounded)
@@ -105,10 +106,9 @@ def test_logits_have_the_same_bits_in_any_company(
     def engine(tokens_per_block: int) -> TorchEngine:
         return TorchEngine(
             description,
-            dtype=dtype,
-            num_threads=threads,
-            tokens_per_block=tokens_per_block,
-            kv_cache_bytes=16 * KV_BYTES,
+            EngineOptions(
+                dtype=dtype, num_threads=threads, tokens_per_block=tokens_per_block, kv_cache_bytes=16 * KV_BYTES
+            ),
         )
 
     first = engine(16)
@@ -132,7 +132,7 @@ def test_logits_have_the_same_bits_in_any_company(
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_broken_neighbour_does_no_harm(make_model: Any, dtype: str) -> None:
     """NaN left in the pool by a former owner of blocks does not reach the next owner."""
-    engine = TorchEngine(make_model().description, dtype=dtype, kv_cache_bytes=KV_BYTES)
+    engine = TorchEngine(make_model().description, EngineOptions(dtype=dtype, kv_cache_bytes=KV_BYTES))
     plan = StepPlan(0, ("a",), (0,), (sequence(70, 211),), ((3, 1, 4, 5, 9),), (True,))
     clean = engine.logits(plan)
     with torch.inference_mode():
@@ -143,7 +143,7 @@ def test_a_broken_neighbour_does_no_harm(make_model: Any, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_logits_of_a_prompt_are_those_of_its_tokens(make_model: Any, dtype: str) -> None:
     """A prompt's logits are at each token the very bits that feeding it one token at a time gives."""
-    engine = TorchEngine(make_model().description, dtype=dtype, kv_cache_bytes=KV_BYTES)
+    engine = TorchEngine(make_model().description, EngineOptions(dtype=dtype, kv_cache_bytes=KV_BYTES))
     tokens, table = sequence(40, 211), (4, 0, 7)
     found = engine.prompt_logits(tokens)
     expected = [
@@ -154,7 +154,7 @@ def test_logits_of_a_prompt_are_those_of_its_tokens(make_model: Any, dtype: str)
 
 def test_a_prompt_beyond_the_pool_has_no_logits(make_model: Any) -> None:
     """A prompt that the pool does not hold, and one without a token, are ValueErrors."""
-    engine = TorchEngine(make_model().description, kv_cache_bytes=KV_BYTES // 64)
+    engine = TorchEngine(make_model().description, EngineOptions(kv_cache_bytes=KV_BYTES // 64))
     most = engine.num_blocks * engine.tokens_per_block
     with pytest.raises(ValueError, match=f"{most + 1} tokens do not fit"):
         engine.prompt_logits((1,) * (most + 1))
@@ -164,7 +164,7 @@ def test_a_prompt_beyond_the_pool_has_no_logits(make_model: Any) -> None:
 
 def test_a_step_samples_where_the_plan_says_so(make_model: Any) -> None:
     """A step reports the sampling rows alone, at their output positions; others leave no trace in it."""
-    engine = TorchEngine(make_model().description, kv_cache_bytes=KV_BYTES)
+    engine = TorchEngine(make_model().description, EngineOptions(kv_cache_bytes=KV_BYTES))
     for name in ("a", "b"):
         engine.add(RequestSpec(name, (1, 2, 3, 4), SamplingParams(seed=1, max_tokens=9, temperature=0.0)))
     done = engine.step(StepPlan(7, ("a", "b"), (0, 0), ((1, 2), (1, 2, 3, 4)), ((0,), (1,)), (False, True)))
@@ -180,7 +180,7 @@ def test_a_step_samples_where_the_plan_says_so(make_model: Any) -> None:
 
 def test_a_plan_with_too_few_blocks_is_refused(make_model: Any) -> None:
     """A plan whose blocks cannot hold its tokens raises, and does not write into a stranger's block."""
-    engine = TorchEngine(make_model().description, kv_cache_bytes=KV_BYTES)
+    engine = TorchEngine(make_model().description, EngineOptions(kv_cache_bytes=KV_BYTES))
     with pytest.raises(ValueError, match="too few blocks"):
         engine.logits(StepPlan(0, ("a",), (10,), ((1,) * 7,), ((0,),), (True,)))
 
@@ -189,10 +189,10 @@ def test_the_kind_tells_what_decides_bits(make_model: Any) -> None:
     """Engines that make the same bits are of one kind; other weights, types or threads are another kind."""
     model = make_model()
     one, same, other_type = (
-        TorchEngine(model.description, dtype=dtype, tokens_per_block=block, kv_cache_bytes=KV_BYTES)
+        TorchEngine(model.description, EngineOptions(dtype=dtype, tokens_per_block=block, kv_cache_bytes=KV_BYTES))
         for dtype, block in (("float32", 16), ("float32", 8), ("bfloat16", 16))
     )
-    other_weights = TorchEngine(make_model(vocab_size=212).description, kv_cache_bytes=KV_BYTES)
+    other_weights = TorchEngine(make_model(vocab_size=212).description, EngineOptions(kv_cache_bytes=KV_BYTES))
     assert one.kind == same.kind
     assert len({one.kind, other_type.kind, other_weights.kind}) == 3
 
@@ -209,14 +209,21 @@ def test_the_platform_tells_threads_and_cpu() -> None:
 def test_sizes_follow_the_settings(make_model: Any) -> None:
     """The pool has as many whole blocks as its bytes hold, and a request may have what pool and model allow."""
     description = make_model().description
-    engine = TorchEngine(description, dtype="float32", kv_cache_bytes=1_000_000, tokens_per_block=16)
+    engine = TorchEngine(description, EngineOptions(dtype="float32", kv_cache_bytes=1_000_000, tokens_per_block=16))
     bytes_per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head_dim, float32
     assert engine.bytes_per_block == 16 * bytes_per_token
     assert engine.num_blocks == 1_000_000 // (16 * bytes_per_token)
     assert engine.model.max_tokens == 512
     assert engine.model.vocab_size == 211
-    assert TorchEngine(description, dtype="float32", kv_cache_bytes=engine.bytes_per_block * 3).model.max_tokens == 48
-    assert TorchEngine(description, kv_cache_bytes=KV_BYTES, max_context_tokens=100).model.max_tokens == 100
+    assert (
+        TorchEngine(
+            description, EngineOptions(dtype="float32", kv_cache_bytes=engine.bytes_per_block * 3)
+        ).model.max_tokens
+        == 48
+    )
+    assert (
+        TorchEngine(description, EngineOptions(kv_cache_bytes=KV_BYTES, max_context_tokens=100)).model.max_tokens == 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,14 +237,15 @@ def test_sizes_follow_the_settings(make_model: Any) -> None:
 def test_settings_that_do_not_fit_are_refused(make_model: Any, settings: dict[str, Any], message: str) -> None:
     """A setting that model or machine cannot meet is one line that says so."""
     with pytest.raises(SettingsError, match=message):
-        TorchEngine(make_model().description, **settings)
+        TorchEngine(make_model().description, EngineOptions(**settings))
 
 
 def test_dynamic_scaling_reaches_beyond_the_trained_context(make_model: Any) -> None:
     """A model with dynamic scaling may be served with a longer context, as a kind of its own."""
     description = make_model(**VARIANTS["dynamic"]).description
     usual, longer = (
-        TorchEngine(description, kv_cache_bytes=KV_BYTES, max_context_tokens=limit) for limit in (None, 1000)
+        TorchEngine(description, EngineOptions(kv_cache_bytes=KV_BYTES, max_context_tokens=limit))
+        for limit in (None, 1000)
     )
     assert (usual.model.max_tokens, longer.model.max_tokens) == (512, 1000)
     assert usual.kind != longer.kind
@@ -251,7 +259,10 @@ def test_a_gpu_keeps_the_promise_too(make_model: Any, make_schedule: Any, dtype:
     model = make_model(hidden_size=96, head_dim=16)
     requests = {f"r{n}": sequence(20 + 25 * n, 211, seed=n) for n in range(16)}
     engines = [
-        TorchEngine(model.description, device="cuda", dtype=dtype, tokens_per_block=block, kv_cache_bytes=32 * KV_BYTES)
+        TorchEngine(
+            model.description,
+            EngineOptions(device="cuda", dtype=dtype, tokens_per_block=block, kv_cache_bytes=32 * KV_BYTES),
+        )
         for block in (16, 24)
     ]
     alone: dict[tuple[str, int], torch.Tensor] = {}

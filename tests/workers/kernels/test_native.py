@@ -17,7 +17,7 @@ SAY = "from workers import native; print(native.load(), native.describe())"
 
 
 def say(cache: Path, **environment: str) -> str:
-    """What a fresh process finds."""
+    """What ``native.load`` and ``native.describe`` give in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-c", SAY],
         env={**os.environ, "ACTORSERVE_CACHE": str(cache), **environment},
@@ -30,14 +30,15 @@ def say(cache: Path, **environment: str) -> str:
 
 
 def test_without_a_compiler_there_is_a_reason(tmp_path: Path) -> None:
-    """A machine without a C++ compiler is told which program is missing."""
+    """On a machine without a C++ compiler the reason names the missing program."""
     assert native.isa(), "the tests' machines have AVX2"
-    assert say(tmp_path, CXX="no-such-compiler").startswith("False")
-    assert "no C++ compiler no-such-compiler" in say(tmp_path, CXX="no-such-compiler")
+    said = say(tmp_path, CXX="no-such-compiler")
+    assert said.startswith("False")
+    assert "no C++ compiler no-such-compiler" in said
 
 
 def test_a_failing_compiler_is_quoted_and_leaves_nothing(tmp_path: Path) -> None:
-    """What the compiler says is told in one line, and no unfinished library stays behind."""
+    """The compiler's error becomes the reason, in one line, and no unfinished library stays behind."""
     compiler = tmp_path / "c++"
     compiler.write_text(
         '#!/bin/sh\ncase "$1" in -*version) exec g++ "$1";; esac\n'
@@ -49,25 +50,32 @@ def test_a_failing_compiler_is_quoted_and_leaves_nothing(tmp_path: Path) -> None
 
 
 def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
-    """Where nothing can be kept, the folder at fault is named."""
+    """If the cache cannot be written to, the reason names its folder."""
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file" / "native") in say(tmp_path / "file")
 
 
 def test_a_cpu_without_avx2_uses_torch(tmp_path: Path) -> None:
-    """On a CPU that the kernels are not made for, nothing is built."""
+    """On a CPU without AVX2 nothing is built."""
     assert "AVX2" in say(tmp_path, ATEN_CPU_CAPABILITY="default")
     assert not (tmp_path / "native").exists()
 
 
 @pytest.mark.skipif(not native.load(), reason=native.describe())
-@pytest.mark.parametrize("share", [0.0, 0.0001, 0.01, 0.6, 0.999])
-def test_a_damaged_library_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """A library that ends early, which would kill who loads it, is replaced; left-overs and old ones go as well."""
+@pytest.mark.parametrize("num_bytes", [0, 1, 39, 63, 64, 0.01, 0.6, 0.999])
+def test_a_damaged_library_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int | float
+) -> None:
+    """A library that ends early is replaced, because loading it would kill the process; leftovers and old ones go.
+
+    ``num_bytes``: how much of the library is left, also as a share.
+    """
     whole = (cache_folder() / "native" / f"{native.digest()}.so").read_bytes()
     folder = tmp_path / "native"
     (folder / "build-killed").mkdir(parents=True)
-    (folder / f"{native.digest()}.so").write_bytes(whole[: int(len(whole) * share)])
+    (folder / f"{native.digest()}.so").write_bytes(
+        whole[: num_bytes if isinstance(num_bytes, int) else int(len(whole) * num_bytes)]
+    )
     for name, days in (("old", 31), ("recent", 29)):
         (folder / f"{name}.so").write_text("")
         then = time.time() - days * 24 * 3600
@@ -82,16 +90,17 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_library_that_cannot_be_loaded_is_a_reason(tmp_path: Path) -> None:
-    """A library that looks whole and is none is told, and the worker goes on without it."""
+    """A file that looks whole but is no library gives a reason, and the worker goes on without it."""
     folder = tmp_path / "native"
     folder.mkdir()
     (folder / f"{native.digest()}.so").write_bytes(b"\x7fELF".ljust(64, b"\0"))
-    assert say(tmp_path).startswith("False")
-    assert "cannot be loaded" in say(tmp_path)
+    said = say(tmp_path)
+    assert said.startswith("False")
+    assert "cannot be loaded" in said
 
 
 def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut leaves no library without its bytes."""
+    """The library is synced to the disk before it gets its name, so a power cut leaves no name without the bytes."""
     done: list[str] = []
 
     def compile_nothing(*, name: str, build_directory: str, **_: object) -> None:
@@ -108,7 +117,7 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
 def test_changed_sources_are_not_kept_under_the_name_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """A source that is edited before the compiler starts, or while it runs, leaves no library of the old name."""
+    """If a source is edited before or while the compiler runs, no library of the old name appears."""
     folder = tmp_path / "sources"
     folder.mkdir()
     for source in native.sources(".cpp", ".h"):
@@ -133,6 +142,19 @@ def test_changed_sources_are_not_kept_under_the_name_of_others(
         build.build(file)
     assert bool(compiled) == (when == "while")
     assert [left.name for left in tmp_path.iterdir()] == ["sources"]
+
+
+def test_avx2_can_be_forced() -> None:
+    """``ATEN_CPU_CAPABILITY=avx2`` chooses the kernels for AVX2 on any CPU."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from workers import native; print(native.isa())"],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "avx2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
+    )
+    assert done.stdout.strip() == "avx2"
 
 
 @pytest.mark.skipif(not native.load(), reason=native.describe())

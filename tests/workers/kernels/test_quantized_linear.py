@@ -63,7 +63,7 @@ def make_row(kind: str, width: int, seed: int) -> Tensor:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Equal but for a NaN's sign and payload, which IEEE 754 leaves open."""
+    """Equal except for a NaN's sign and payload, which IEEE 754 leaves open."""
     return torch.equal(
         a.nan_to_num(nan=0.5).view(torch.int32), b.nan_to_num(nan=0.5).view(torch.int32)
     ) and torch.equal(a.isnan(), b.isnan())
@@ -112,7 +112,7 @@ def test_native_and_torch_give_equal_bits(
 @kernels
 @both_widths
 def test_largest_sums_are_exact(kernel: str, bits: int) -> None:
-    """Where every product of 30,000 has the largest magnitude and one sign, not one bit of the sum is lost."""
+    """If all of 30,000 products have the largest magnitude and the same sign, no bit of the sum is lost."""
     in_features = 29_999  # odd: no rotation, so inputs and weights stay at the ends of their range
     signs = normal(in_features).sign()
     quantized, layer = make_layer(kernel, torch.stack((signs, -signs)), None, bits)
@@ -158,7 +158,7 @@ def test_outputs_are_close_to_float_ones(kernel: str, bits: int, error: float) -
 @kernels
 @both_widths
 def test_a_row_that_is_not_finite_harms_no_other(kernel: str, bits: int) -> None:
-    """A NaN or an infinity makes its own row NaN; a row of zeros gives the bias."""
+    """A NaN or an infinity affects only its own row, which becomes NaN; a row of zeros gives the bias."""
     bias = normal(40)
     _, layer = make_layer(kernel, normal(40, 64), bias, bits)
     x = normal(4, 64, seed=1)
@@ -207,7 +207,7 @@ def test_other_float_types_are_read(bits: int) -> None:
 
 @both_widths
 def test_bad_weights_are_refused(bits: int) -> None:
-    """NaN, infinity, more inputs than int32 can sum, and widths that there are not, are named."""
+    """NaN, infinity, more inputs than int32 can sum, and unknown widths are refused by name."""
     for value in (torch.nan, torch.inf):
         weight = normal(20, 64)
         weight[3, 4] = value

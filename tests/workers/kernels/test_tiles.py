@@ -1,4 +1,4 @@
-"""Row tiles cover what they must, and the probe keeps the sizes that agree and no other."""
+"""Row tiles cover all rows, and the probe keeps exactly the sizes that agree."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ sizes_strategy = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 
 @given(sizes_strategy, st.integers(0, 64), st.integers(0, 300))
 def test_a_cover_holds_all_rows_in_known_sizes(sizes: list[int], overhead_rows: int, num_rows: int) -> None:
-    """Tiles are of the given sizes, the largest first, and hold all rows; none of them is empty."""
+    """Tiles have the given sizes, the largest first, and hold all rows; no tile is empty."""
     tiles = RowTiles(sizes, overhead_rows).cover(num_rows)
     assert set(tiles) <= set(sizes)
     assert list(tiles) == sorted(tiles, reverse=True)
@@ -31,7 +31,7 @@ def test_a_cover_is_no_dearer_than_any_single_size(sizes: list[int], overhead_ro
 
 @given(sizes_strategy, st.integers(1, 100))
 def test_running_in_tiles_changes_nothing_but_the_shape_of_calls(sizes: list[int], num_rows: int) -> None:
-    """A function of rows gives the same in tiles as at once, and sees no number of rows but the given sizes."""
+    """A function of rows gives the same in tiles as at once, and is only called with the given numbers of rows."""
     seen = []
 
     def double(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ def test_the_probe_drops_sizes_with_other_bits() -> None:
 
 
 def test_the_probe_drops_sizes_whose_last_row_differs() -> None:
-    """Where a tile's last row is rounded in another way than the others, that size is dropped, base or not."""
+    """A size whose last row is rounded differently from the other rows is dropped, base or not."""
 
     def function(x: Tensor) -> tuple[Tensor]:
         if len(x) >= 8:
@@ -78,7 +78,7 @@ def test_the_probe_drops_sizes_whose_last_row_differs() -> None:
 
 
 def test_the_probe_always_finds_a_size() -> None:
-    """One row alone cannot depend on its place: it remains where every other size does."""
+    """A tile of one row cannot depend on a row's place, so it remains if every other size depends on it."""
 
     def function(x: Tensor) -> tuple[Tensor]:
         return (x + torch.arange(len(x))[:, None],)

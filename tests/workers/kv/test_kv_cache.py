@@ -42,7 +42,7 @@ def batch_of(num_tokens: int, tokens_per_block: int = 4) -> Batch:
 def written(
     keys_transposed: bool, dtype: torch.dtype, batch: Batch, keys: Tensor, values: Tensor, tokens_per_block: int = 4
 ) -> Tensor:
-    """[num_layers, 2, num_kv_heads, num_slots, head_dim], put right where keys are transposed."""
+    """[num_layers, 2, num_kv_heads, num_slots, head_dim], with transposed keys put back in order."""
     cache = KVCache(CONFIG, 800 // tokens_per_block, tokens_per_block, dtype, CPU, keys_transposed)
     cache.pool.zero_()
     cache.write(1, batch, keys, values)
@@ -76,7 +76,7 @@ def test_write_rounds_into_the_slots(activations: torch.dtype, kv: torch.dtype) 
 def test_transposed_store_is_the_same(
     activations: torch.dtype, kv: torch.dtype, num_tokens: int, tokens_per_block: int
 ) -> None:
-    """With keys transposed the very same bits are stored as without, but for their places, and NaN as NaN."""
+    """Transposed keys are stored with the same bits in other places, and NaN as NaN."""
     batch, keys = batch_of(num_tokens, tokens_per_block), numbers(num_tokens, activations)
     plain = written(False, kv, batch, keys, -keys, tokens_per_block)
     assert torch.equal(written(True, kv, batch, keys, -keys, tokens_per_block), plain)
@@ -93,7 +93,7 @@ def test_native_store_refuses_a_slot_outside_the_pool() -> None:
 
 
 def test_begin_clears_fresh_blocks_alone() -> None:
-    """Blocks that get their first token are cleared in every layer, and those that have tokens are not."""
+    """Blocks that get their first token are cleared in every layer; blocks with tokens are not."""
     cache = KVCache(CONFIG, 4, 4, torch.float32, CPU)
     cache.pool.fill_(torch.nan)
     cache.begin(make_batch(StepPlan(0, ("a",), (3,), ((1,) * 3,), ((2, 1),), (False,)), 4, CPU))

@@ -1,4 +1,4 @@
-"""Blocks go to the host's pool and come back as they were, and only those that were named."""
+"""The named blocks, and no others, go to the host's pool and come back unchanged."""
 
 import subprocess
 import sys
@@ -12,14 +12,15 @@ from actorserve.core.messages import StepPlan
 from tests.workers.kv.test_kv_cache import CONFIG, CPU, needs_native
 from workers.batch import make_batch
 from workers.kv.cache import KVCache
-from workers.kv.swap import HostPool, StagedCopier, runs
+from workers.kv.staged_copier import StagedCopier, runs
+from workers.kv.swap import HostPool
 
 NUM_BLOCKS = 6
 TOKENS_PER_BLOCK = 4
 
 
 def filled_cache(dtype: torch.dtype = torch.bfloat16, tokens_per_block: int = TOKENS_PER_BLOCK) -> KVCache:
-    """Every byte is random: also those of numbers that are not finite."""
+    """A pool of random bytes, including numbers that are not finite."""
     cache = KVCache(CONFIG, NUM_BLOCKS, tokens_per_block, dtype, CPU)
     generator = torch.Generator().manual_seed(0)
     cache.pool.view(torch.uint8).copy_(torch.randint(256, cache.pool.view(torch.uint8).shape, generator=generator))
@@ -27,7 +28,7 @@ def filled_cache(dtype: torch.dtype = torch.bfloat16, tokens_per_block: int = TO
 
 
 def test_blocks_are_whole_and_apart() -> None:
-    """A block's bytes are its tokens' keys and values in all layers, and nobody else's."""
+    """A block's bytes are its tokens' keys and values in all layers, and nothing else."""
     cache = filled_cache(torch.float32)
     _, num_pieces, piece_bytes = cache.blocks.shape
     assert num_pieces * piece_bytes == cache.pool.nbytes // NUM_BLOCKS
@@ -118,7 +119,7 @@ def test_no_pool_takes_nothing() -> None:
 def test_host_memory_is_taken_as_it_is_written() -> None:
     """A pool is reserved without being touched; copying out makes as much resident as was copied."""
     program = (
-        "import torch; from workers.kv_transfer.shared import resident_shared_bytes\n"
+        "import torch; from workers.kv.shared_memory import resident_shared_bytes\n"
         "from tests.workers.kv.test_kv_cache import CONFIG; from workers.kv.cache import KVCache\n"
         "from workers.kv.swap import HostPool\n"
         "cache = KVCache(CONFIG, 2000, 16, torch.float32, torch.device('cpu')); cache.pool.zero_()\n"

@@ -1,4 +1,4 @@
-"""The data sockets, as somebody meets them who does not keep to what they say."""
+"""The data sockets against peers that break the protocol."""
 
 import os
 import socket
@@ -139,7 +139,7 @@ GARBAGE = [
 
 
 def test_garbage_is_counted_and_harms_nobody(server: DataServer) -> None:
-    """After whatever bytes the server hangs up, counts it, and serves on."""
+    """After any bytes that are no request the server hangs up, counts them, and goes on serving."""
     for said in GARBAGE:
         with reader(server) as stream:
             with suppress(BrokenPipeError, ConnectionResetError):  # it may hang up before it has all
@@ -151,7 +151,7 @@ def test_garbage_is_counted_and_harms_nobody(server: DataServer) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"A", encode_read(ALL)[:-1]])
 def test_a_request_that_breaks_off_is_counted(server: DataServer, said: bytes) -> None:
-    """Who hangs up before all is said is no reader."""
+    """A reader that hangs up before its request is complete is counted."""
     with reader(server, said) as stream:
         stream.shutdown(socket.SHUT_WR)
         assert received(stream) == b""
@@ -160,8 +160,8 @@ def test_a_request_that_breaks_off_is_counted(server: DataServer, said: bytes) -
 
 
 def test_reads_are_bounded(tmp_path: Path) -> None:
-    """There are 64 connections at once and no more; those that ask for nothing make room in time."""
-    with serving(f"ipc://{tmp_path}/kv", request_s=0.5) as server:
+    """At most 64 connections are served at once; connections without a request end in time for others."""
+    with serving(f"ipc://{tmp_path}/kv", request_s=2.0) as server:
         silent = [reader(server) for _ in range(64)]
         for each in silent:
             each.__enter__()
@@ -196,7 +196,7 @@ def test_chunks_that_are_too_large_are_refused(server: DataServer) -> None:
     ],
 )
 def test_an_address_that_cannot_be_served_is_told(bind: str, message: str) -> None:
-    """One line says where KV could not be served, and why."""
+    """An address that cannot be bound gives one line with the address and the reason."""
     with pytest.raises(ActorserveError, match="cannot serve KV at ") as caught:
         DataServer(make_pools(), bind, KEY)
     assert caught.match(message)
@@ -304,7 +304,7 @@ def checked(body: bytes) -> bytes:
     ],
 )
 def test_a_source_that_lies_is_given_up(tmp_path: Path, answer: bytes, hangs_up: bool, message: str) -> None:
-    """Whatever a source sends in place of what was asked for, the fetch fails by one line, and writes nothing."""
+    """Whatever a source sends instead of the requested blocks, the fetch fails with one line, and writes nothing."""
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=0.5)
     access = KVAccess(pools.layout, f"ipc://{tmp_path}/liar")
@@ -336,13 +336,13 @@ def test_an_address_that_is_none_is_told(tmp_path: Path, address: str) -> None:
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=0.2)
     fetch = Fetch(1, SOURCE, KVAccess(pools.layout, address), ticket_for((0,)), 0, (0,), is_urgent=False)
-    with pytest.raises(TransferError, match=r"^KV can not be read from [^\n]*$"):
+    with pytest.raises(TransferError, match=r"^KV cannot be read from [^\n]*$"):
         destination.fetch(fetch)
     destination.close()
 
 
 def test_who_ends_fetches_no_more(tmp_path: Path) -> None:
-    """Closing ends a fetch that waits for its source, and refuses those that come after."""
+    """Closing ends a fetch that waits for its source, and refuses later fetches."""
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=3600.0)
     access = KVAccess(pools.layout, f"ipc://{tmp_path}/silent")

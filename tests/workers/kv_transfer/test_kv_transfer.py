@@ -25,6 +25,7 @@ from tests.workers.kv_source import (
     ticket_for,
 )
 from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
 
 SOURCE = Peer("source", 7)
@@ -54,11 +55,9 @@ class Pair:
             self.pools,
             f"ipc://{self.folder}/destination.kv",
             b"another key",
-            bytes_per_s=bytes_per_s,
+            rate=Rate(bytes_per_s, clock=lambda: 0.0, sleep=sleep),
             use_nixl=self.kind == "nixl",
             patience_s=PATIENCE_S,
-            clock=lambda: 0.0,
-            sleep=sleep,
         )
 
     def fetch(
@@ -115,7 +114,7 @@ def mortal_pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair
 
 @pytest.mark.parametrize("lasting_source", SENT, indirect=True)
 def test_a_pair_is_what_it_is_called(pair: Pair) -> None:
-    """Pairs that send have nothing that could be mapped, and those on other hosts check what arrives."""
+    """Pairs that send have no memory to map, and pairs on different hosts check what arrives."""
     assert not pair.access.shared
     assert pair.access.address.startswith("tcp://" if pair.kind.startswith("tcp") else "ipc://")
 
@@ -129,7 +128,7 @@ def expect(pair: Pair, blocks: Sequence[int], arrived: np.ndarray) -> None:
 
 @pytest.mark.parametrize("is_urgent", [False, True])
 def test_blocks_arrive_as_they_are(pair: Pair, is_urgent: bool) -> None:
-    """Runs of neighbours and single blocks, of many messages, come in order to where they belong, and nowhere else."""
+    """Runs of neighbours and single blocks, in many chunks, arrive in order in their blocks, and nowhere else."""
     generator = np.random.default_rng(3)
     source_blocks = [*range(100, 230), *generator.permutation(100).tolist(), 399]
     blocks = [*range(17, 147), *(150 + generator.permutation(101)).tolist()]
@@ -140,7 +139,7 @@ def test_blocks_arrive_as_they_are(pair: Pair, is_urgent: bool) -> None:
 
 
 def test_what_is_cached_is_skipped(pair: Pair) -> None:
-    """The ticket's first blocks are not copied where the destination has them; where it has all, nothing is."""
+    """The ticket's first blocks are skipped if the destination has them; if it has all, nothing is copied."""
     destination = pair.destination()
     destination.fetch(pair.fetch(ticket_for(range(50, 100)), range(10), num_skipped=40))
     destination.fetch(pair.fetch(ticket_for(range(50)), (), num_skipped=50))
@@ -161,7 +160,7 @@ def test_the_pool_on_the_host_is_read(pair: Pair) -> None:
 
 @pytest.mark.parametrize("on_host", [False, True])
 def test_the_own_pool_on_the_host_is_written(pair: Pair, on_host: bool) -> None:
-    """Blocks of either pool there go into the pool on the host here, where that is asked for, and nowhere else."""
+    """Blocks of either pool of the source go into the host's pool here if the fetch says so, and nowhere else."""
     destination = pair.destination()
     source_blocks = [*range(10, 30), 7, 3]
     blocks = [*range(25, 45), 2, 9]
@@ -209,21 +208,21 @@ def test_another_layout_is_refused(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("source_blocks", "on_host", "blocks", "message"),
     [
-        ((NUM_BLOCKS,), False, (0,), "blocks that are not there"),
-        ((NUM_HOST_BLOCKS,), True, (0,), "blocks that are not there"),
-        ((0,), False, (NUM_BLOCKS,), "into blocks that are not there"),
-        ((0,), False, (-1,), "into blocks that are not there"),
+        ((NUM_BLOCKS,), False, (0,), "blocks beyond the pool"),
+        ((NUM_HOST_BLOCKS,), True, (0,), "blocks beyond the pool"),
+        ((0,), False, (NUM_BLOCKS,), "into blocks beyond the pool"),
+        ((0,), False, (-1,), "into blocks beyond the pool"),
         ((0, 1), False, (0,), "a fetch of 2 blocks into 1"),
     ],
 )
 def test_blocks_that_are_not_there_are_refused(
     pair: Pair, source_blocks: tuple[int, ...], on_host: bool, blocks: tuple[int, ...], message: str
 ) -> None:
-    """A block beyond either pool is told in one line, and nothing is copied."""
+    """A block beyond either pool gives an error of one line, and nothing is copied."""
     destination = pair.destination()
     with pytest.raises(TransferError, match=message):
         destination.fetch(pair.fetch(ticket_for(source_blocks, on_host=on_host), blocks))
-    with pytest.raises(TransferError, match="into blocks that are not there"):
+    with pytest.raises(TransferError, match="into blocks beyond the pool"):
         destination.fetch(pair.fetch(ticket_for((0,)), (NUM_HOST_BLOCKS,), into_host=True))
     destination.fetch(pair.fetch(ticket_for((1,)), (1,)))  # and the next one goes well
     destination.close()
@@ -231,7 +230,7 @@ def test_blocks_that_are_not_there_are_refused(
 
 
 def test_a_source_killed_in_the_middle_is_noticed(mortal_pair: Pair) -> None:
-    """After a kill -9 amid a fetch it ends: with all of the bytes where the memory is mapped, else with one line."""
+    """After a kill -9 of the source a fetch ends: complete if the memory is mapped, otherwise with one line."""
     pauses = 0
 
     def sleep(_: float) -> None:
@@ -254,7 +253,7 @@ def test_a_source_killed_in_the_middle_is_noticed(mortal_pair: Pair) -> None:
 
 
 def test_a_source_that_is_gone_is_told(mortal_pair: Pair) -> None:
-    """Of a source that has ended nothing can be read, which is told in bounded time."""
+    """A fetch from a source that has ended fails in bounded time."""
     mortal_pair.process.kill()
     mortal_pair.process.wait()
     destination = mortal_pair.destination()
@@ -266,7 +265,7 @@ def test_a_source_that_is_gone_is_told(mortal_pair: Pair) -> None:
 
 
 def test_a_stopped_source_is_given_up(mortal_pair: Pair) -> None:
-    """A source that hangs holds nobody up for longer than the patience; its memory can be read all the same."""
+    """A source that hangs delays a fetch no longer than the patience; mapped memory can still be read."""
     mortal_pair.process.send_signal(signal.SIGSTOP)
     destination = mortal_pair.destination()
     fetch = mortal_pair.fetch(ticket_for((5,)), (0,))
@@ -328,7 +327,7 @@ def test_a_source_is_mapped_once_and_let_go(pair: Pair) -> None:
 
 @pytest.mark.parametrize("lasting_source", ["shared"], indirect=True)
 def test_memory_that_is_not_what_it_is_said_to_be_is_not_mapped(pair: Pair) -> None:
-    """A name of something else, or a size that is not the memory's, is told; it would be a crash when it is read."""
+    """A wrong name or a wrong size of the memory is an error; reading such memory would crash."""
     pid, number, mark = pair.access.shared.split(":")
     destination = pair.destination()
     wrong = {

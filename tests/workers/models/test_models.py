@@ -21,6 +21,7 @@ from tests.workers.small_models import (
     save_model,
     write_gguf,
 )
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 
 NOT_IN_GGUF = ("opt", "qwen3 experts, raw shares", "gemma3, scale of its own")
@@ -38,7 +39,7 @@ TOKENS = sequence(NUM_TOKENS)
 
 
 def engine_of(description: ModelDescription, dtype: str = "float32", **settings: Any) -> TorchEngine:
-    return TorchEngine(description, dtype=dtype, kv_cache_bytes=16 * 2**20, **settings)
+    return TorchEngine(description, EngineOptions(dtype=dtype, kv_cache_bytes=16 * 2**20, **settings))
 
 
 def last_logits(engine: TorchEngine, num_tokens: int = NUM_TOKENS) -> torch.Tensor:
@@ -66,7 +67,7 @@ def test_logits_are_the_references(tmp_path: Path, architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", IN_GGUF)
 def test_gguf_and_folder_are_one_model(tmp_path: Path, architecture: str) -> None:
-    """A GGUF file, where heads, norms and fused tensors lie otherwise, gives the logits that its folder gives."""
+    """A GGUF file, with another layout of heads, norms and fused tensors, gives the logits of its folder."""
     save_model(tmp_path, architecture)
     factors = LONG_ROPE_FACTORS if "longrope" in architecture else {}
     path = write_gguf(tmp_path, tmp_path / "small.gguf", factors=factors)
@@ -76,7 +77,7 @@ def test_gguf_and_folder_are_one_model(tmp_path: Path, architecture: str) -> Non
 
 @pytest.mark.parametrize(("architecture", "kind"), [("llama", "Q8_0"), ("phi3", "Q4_0"), ("qwen3 experts", "Q4_1")])
 def test_quantized_gguf_files_hold_the_same_model(tmp_path: Path, architecture: str, kind: str) -> None:
-    """Weights that a quantized type can tell give the same logits from a file of that type and from a folder."""
+    """Weights that a quantized type can represent give the same logits from a file of that type and from a folder."""
     quantized = GGMLQuantizationType[kind]
     save_model(tmp_path, architecture, rounded_to=quantized)
     path = write_gguf(tmp_path, tmp_path / "small.gguf", quantized)
@@ -86,7 +87,7 @@ def test_quantized_gguf_files_hold_the_same_model(tmp_path: Path, architecture: 
 
 @pytest.mark.parametrize("architecture", ["mistral", "phi3", "gemma3"])
 def test_windows_are_used(tmp_path: Path, architecture: str) -> None:
-    """A layer with a window sees no further: without windows the logits are others, but for contexts within one."""
+    """A layer with a window sees no further: without windows only contexts within a window give the same logits."""
     save_model(tmp_path, architecture)
     description = describe(tmp_path)
     config = description.config
@@ -99,7 +100,7 @@ def test_windows_are_used(tmp_path: Path, architecture: str) -> None:
 
 
 def test_long_factors_are_for_long_contexts(tmp_path: Path) -> None:
-    """LongRoPE's short factors hold where no context can be longer than the model was first trained with."""
+    """LongRoPE's short factors apply if no context can exceed the length that the model was first trained with."""
     model = save_model(tmp_path, "phi3 longrope", max_position_embeddings=256)
     engine = engine_of(describe(tmp_path), max_context_tokens=64)
     found, expected = last_logits(engine, 60), expected_logits(model, 60)
@@ -111,7 +112,7 @@ def test_long_factors_are_for_long_contexts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen3 experts", "mixtral"])
 def test_of_equal_experts_the_first_are_taken(tmp_path: Path, architecture: str) -> None:
-    """Where the router cannot tell experts apart, the lower numbers are taken, and the others do not matter."""
+    """If the router gives all experts the same share, the lower numbers are taken, and others do not matter."""
     model = save_model(tmp_path, architecture)
     logits = []
     for changed in (0.0, 1.0):

@@ -76,7 +76,7 @@ def test_a_long_table_is_made_in_pieces(tmp_path: Path) -> None:
 
 
 def test_gemma3_has_two_tables(tmp_path: Path) -> None:
-    """Layers with full attention turn by the scaled global base, those with a window by their own."""
+    """Layers with full attention use the scaled global base, layers with a window their own base."""
     ropes = {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -90,8 +90,8 @@ def test_gemma3_has_two_tables(tmp_path: Path) -> None:
 
 
 def test_a_config_without_a_local_base_has_no_local_table(tmp_path: Path) -> None:
-    """Asking a plain Llama for it is an error."""
-    with pytest.raises(ValueError, match="no base of its own"):
+    """A plain Llama has no such base: an error."""
+    with pytest.raises(ValueError, match="no RoPE base of their own"):
         local_rotary(described(transformers.LlamaConfig(**SHAPE), tmp_path))
 
 
@@ -105,7 +105,7 @@ def test_a_config_without_a_local_base_has_no_local_table(tmp_path: Path) -> Non
     ],
 )
 def test_angles_that_follow_the_context_are_known(tmp_path: Path, rope: dict[str, object], follows: bool) -> None:
-    """Only where the served context changes the angles are they told to, and tables of two contexts show it."""
+    """``angles_follow_context`` holds exactly if the tables of two served contexts differ."""
     config = described(transformers.LlamaConfig(**SHAPE, rope_parameters=rope), tmp_path)
     assert angles_follow_context(config) == follows
     short, long = (RotaryTable(config, num_positions, CPU)(torch.arange(32)) for num_positions in (32, 128))

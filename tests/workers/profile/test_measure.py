@@ -7,8 +7,9 @@ import pytest
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from actorserve.profile_files import parse_profile, profile_text
-from workers.engine import Engine, check_copy
+from workers.engine import Engine
 from workers.engines.fake_engine import FakeEngine
+from workers.kv.pools import check_copy
 from workers.profile.engine_timer import EngineTimer, Shape, loopback_link, memory_link
 from workers.profile.measure import (
     QUICK,
@@ -80,7 +81,7 @@ class CostEngine:
 
 
 def silent(share: float, what: str) -> None:
-    """Progress that nobody watches."""
+    """Ignore the progress."""
 
 
 @pytest.mark.parametrize("make_plan", [quick_plan, thorough_plan])
@@ -115,7 +116,7 @@ def test_outliers_do_not_count() -> None:
 
 
 def test_what_takes_too_long_is_left_out() -> None:
-    """On a slow machine long prompts are measured once, at the most, and the profile goes on along its last piece."""
+    """On a slow machine long prompts are measured at most once, and the profile extends its last piece."""
     engine = CostEngine()
     plan = thorough_plan(engine, 2048, 64)
     found = measure(engine, plan, replace(ROUNDS, slow_s=0.2), silent)
@@ -150,7 +151,7 @@ def test_requests_read_different_contexts() -> None:
 
 
 def test_progress_grows_to_the_end() -> None:
-    """What is told goes from 0 to 1 and never back far, and says what is done."""
+    """Progress goes from 0 to 1, never far back, and names the current work."""
     shares: list[float] = []
     engine = CostEngine()
     measure(engine, quick_plan(engine, 512, 16), ROUNDS, lambda share, what: shares.append(share) if what else None)

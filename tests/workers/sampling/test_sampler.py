@@ -1,4 +1,4 @@
-"""The sampler against a plain reference, and its promise that a row's token is its own affair."""
+"""The sampler equals a plain reference, and a row's token does not depend on other rows."""
 
 import math
 from collections.abc import Iterator
@@ -362,7 +362,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
 
 
 def test_equal_logprobs_come_in_order_of_ids() -> None:
-    """Among equals the lower ids come, and come first, also where zeros differ in sign."""
+    """Among equal logits the lower ids are listed, and listed first, even if zeros differ in sign."""
     logits = torch.zeros(1, 500)
     logits[0, 300:], logits[0, 0] = 1.0, -0.0
     for k in (3, 200, 203):

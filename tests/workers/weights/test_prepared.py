@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from actorserve.core.messages import StepPlan
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
-from workers.weights import sources
+from workers.weights import prepared, sources
 from workers.weights.prepared import PreparedWeights, PreparedWriter, prepared_file
 
 PLAN = StepPlan(0, ("a",), (0,), (tuple(range(20)),), ((0, 1),), (True,))
@@ -27,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def engine(model: Any, dtype: str = "int8") -> TorchEngine:
-    return TorchEngine(model.description, dtype=dtype, kv_cache_bytes=2**20)
+    return TorchEngine(model.description, EngineOptions(dtype=dtype, kv_cache_bytes=2**20))
 
 
 def kept(folder: Path) -> list[Path]:
@@ -80,13 +82,13 @@ def test_the_second_start_maps_what_the_first_kept(
 
 
 def test_floats_and_dummies_are_not_kept(make_model: Any, folder: Path) -> None:
-    """Only what took long to make is worth its place on the disk."""
+    """Float weights are not kept, because they are read fast."""
     engine(make_model(), "float32")
     assert kept(folder) == []
 
 
 def test_another_mode_or_file_is_another_place(make_model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that was changed, or is computed otherwise, is never served from what was kept before."""
+    """A changed model, or another way to compute it, never uses weights that were kept before."""
     model = make_model()
     description = model.description
     before = prepared_file(description, "int8")
@@ -100,6 +102,27 @@ def test_another_mode_or_file_is_another_place(make_model: Any, folder: Path, mo
         assert prepared_file(description, "int8") != before
     os.utime(description.weight_files[0], ns=(1, 1))
     assert prepared_file(description, "int8") != before
+
+
+def test_another_version_of_the_preparing_code_is_another_place(
+    make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that another version of any of the files that prepare them has kept are not used."""
+    root = Path(prepared.__file__).parents[1]
+    copy = tmp_path / "workers"
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(prepared, "__file__", str(copy / "weights" / "prepared.py"))
+    description = make_model().description
+    before = prepared_file(description, "int8")
+    for name in ("weights/decoder_weights.py", "kernels/numerics.py", "kernels/quantized_linear.py", "models/llama.py"):
+        with (copy / name).open("a") as file:
+            file.write("# another version\n")
+        after = prepared_file(description, "int8")
+        assert after != before, name
+        before = after
+    with (copy / "memory.py").open("a") as file:
+        file.write("# another version\n")
+    assert prepared_file(description, "int8") == before
 
 
 def cannot_map(*_: object, **__: object) -> None:
@@ -127,7 +150,7 @@ def test_what_an_index_does_not_have_is_made(
 def test_a_damaged_file_is_prepared_anew(
     make_model: Any, folder: Path, damage: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept but cannot be used is told in one line, and replaced."""
+    """A kept file that cannot be used gives a warning of one line, and is replaced."""
     model = make_model()
     expected = engine(model).logits(PLAN)
     (file,) = kept(folder)
@@ -169,7 +192,7 @@ def test_a_full_disk_costs_the_next_start_only(
 def test_a_folder_that_cannot_be_made_costs_the_next_start_only(
     make_model: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A cache that is no folder is told, and the engine starts."""
+    """If the cache is no folder, a warning says so and the engine starts."""
     folder.parent.write_text("a file")
     assert engine(make_model()).logits(PLAN).isfinite().all()
     assert "cannot be kept" in caplog.text
@@ -185,7 +208,7 @@ def test_one_process_writes_at_a_time(make_model: Any, folder: Path) -> None:
 
 
 def test_what_nobody_uses_is_removed(make_model: Any, folder: Path) -> None:
-    """Leftovers of a killed writer go, and so does what was last opened over a month ago; the rest stays."""
+    """Leftovers of a killed writer and files that were last used over a month ago are removed; others stay."""
     folder.mkdir(parents=True)
     (folder / "partial-x").write_text("")
     for name, days in (("old", 31), ("recent", 29)):

@@ -22,6 +22,7 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from actorserve.model_files.gguf_reader import read_gguf
 from tests.workers.small_models import ARCHITECTURES, save_model, write_gguf
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
@@ -42,7 +43,7 @@ LLAMA3 = {
 
 
 def logits_of(path: Path) -> torch.Tensor:
-    return TorchEngine(describe(path), dtype="float32", kv_cache_bytes=2**20).logits(PLAN)
+    return TorchEngine(describe(path), EngineOptions(dtype="float32", kv_cache_bytes=2**20)).logits(PLAN)
 
 
 def load_described(description: ModelDescription) -> None:
@@ -151,7 +152,7 @@ def test_numbers_too_large_to_be_rotated_are_named(small: Any, name: str) -> Non
     tensors[f"{name}.weight"][0].fill_(3e38)
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ModelError, match=re.escape(f"tensor {name}.weight cannot be held in 8 bits")) as caught:
-        TorchEngine(describe(small.folder), dtype="int8", kv_cache_bytes=2**20)
+        TorchEngine(describe(small.folder), EngineOptions(dtype="int8", kv_cache_bytes=2**20))
     assert "\n" not in str(caught.value)
 
 
@@ -161,7 +162,8 @@ def test_dummy_weights_make_any_model(tmp_path: Path, architecture: str) -> None
     save_model(tmp_path, architecture)
     (tmp_path / "model.safetensors").unlink()
     first, again = (
-        TorchEngine(describe(tmp_path, "dummy"), dtype="float32", kv_cache_bytes=2**21).logits(PLAN) for _ in range(2)
+        TorchEngine(describe(tmp_path, "dummy"), EngineOptions(dtype="float32", kv_cache_bytes=2**21)).logits(PLAN)
+        for _ in range(2)
     )
     assert torch.equal(first, again)
     assert 0.1 < first.std() < 10
@@ -181,7 +183,7 @@ def test_dummy_weights_have_a_sane_scale() -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
 def test_a_truncated_gguf_file_is_refused(small: Any, tmp_path: Path, share: float) -> None:
-    """A GGUF file that ends early is one line with its name, wherever it ends."""
+    """A GGUF file that ends early, anywhere, gives an error of one line with its name."""
     path = tmp_path / "small.gguf"
     write_gguf(small.folder, path)
     data = path.read_bytes()
@@ -193,7 +195,7 @@ def test_a_truncated_gguf_file_is_refused(small: Any, tmp_path: Path, share: flo
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
 def test_a_truncated_safetensors_file_is_refused(small: Any, share: float) -> None:
-    """A safetensors file that ends early is one line with its name, also where it was whole when described."""
+    """A safetensors file that ends early gives an error of one line, even if it was whole when described."""
     description = describe(small.folder)
     file = small.folder / "model.safetensors"
     data = file.read_bytes()
@@ -264,7 +266,7 @@ def test_pickles_are_never_read(small: Any, tmp_path: Path) -> None:
 def test_progress_is_told(small: Any) -> None:
     """Loading tells its progress, growing, up to the end."""
     told: list[float] = []
-    TorchEngine(describe(small.folder), kv_cache_bytes=2**20, progress=told.append)
+    TorchEngine(describe(small.folder), EngineOptions(kv_cache_bytes=2**20), progress=told.append)
     assert told == sorted(told)
     assert told[-1] == 1.0
     assert len(told) > 2

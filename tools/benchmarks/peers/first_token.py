@@ -9,6 +9,7 @@ from pathlib import Path
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import ActorserveError
 from actorserve.model_files.describe import describe
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 
 _PROMPT = tuple(range(100, 116))
@@ -17,7 +18,9 @@ _PROMPT = tuple(range(100, 116))
 def main() -> int:
     model, dtype, num_threads = sys.argv[1:]
     try:
-        engine = TorchEngine(describe(Path(model)), device="cpu", dtype=dtype, num_threads=int(num_threads))
+        engine = TorchEngine(
+            describe(Path(model)), EngineOptions(device="cpu", dtype=dtype, num_threads=int(num_threads))
+        )
     except ActorserveError as error:
         print(error, file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ from actorserve.errors import ActorserveError
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
 from tools.benchmarks.peers.protocol import CHUNK_TOKENS, BlockBudget, serve
+from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kv.cache import bytes_per_token
 
@@ -32,11 +33,13 @@ class OurPeer:
         num_tokens = (self._prompt_start + _blocks(room.max_prompt_tokens)) * _TOKENS_PER_BLOCK
         self.engine = TorchEngine(
             description,
-            device="cpu",
-            dtype=dtype,
-            num_threads=room.num_threads,
-            tokens_per_block=_TOKENS_PER_BLOCK,
-            kv_cache_bytes=bytes_per_token(description.config, torch.float32) * num_tokens,
+            EngineOptions(
+                device="cpu",
+                dtype=dtype,
+                num_threads=room.num_threads,
+                tokens_per_block=_TOKENS_PER_BLOCK,
+                kv_cache_bytes=bytes_per_token(description.config, torch.float32) * num_tokens,
+            ),
         )
         for number in range(room.max_batch):
             self._add(f"r{number}", room.context_tokens)

@@ -1,4 +1,4 @@
-"""A worker's KV pools as bytes, which is all that a transfer knows of them."""
+"""A worker's KV pools as bytes. Transfers know nothing else of them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.kv_transfer.shared import SharedMemory
+from workers.kv.shared_memory import SharedMemory
 
 Bytes = NDArray[np.uint8]
 
 
 class BlockMemory(Protocol):
-    """Blocks of bytes, wherever they lie. Called on threads beside the engine's, any number of them."""
+    """Blocks of bytes in any memory. Any number of threads may call it concurrently with the engine."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -31,7 +31,7 @@ class BlockMemory(Protocol):
 class HostBlocks:
     """Blocks in the host's memory: ``array`` is [num_blocks, pieces, bytes of a piece], of any strides.
 
-    Copied by numpy, which lets go of the interpreter's lock and takes no further threads.
+    Numpy copies them: it releases the interpreter's lock and starts no threads.
     """
 
     def __init__(self, array: Bytes) -> None:
@@ -49,9 +49,9 @@ class HostBlocks:
 
 
 def copy_blocks(target: Bytes, target_blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
-    """Copy block by block, in order; neighbours here that are neighbours there go together.
+    """Copy block by block, in order. Blocks that are neighbours in source and target are copied together.
 
-    In a device's pool neighbours lie side by side within a piece: so fewer and longer pieces are copied.
+    In a device's pool neighbouring blocks lie side by side within a piece, so this makes fewer and longer copies.
     """
     first = 0
     for end in range(1, len(target_blocks) + 1):
@@ -68,11 +68,11 @@ def copy_blocks(target: Bytes, target_blocks: Sequence[int], source: Bytes, sour
 
 @dataclass(frozen=True, slots=True)
 class KVPools:
-    """What an engine shows of its KV for transfers.
+    """An engine's KV as transfers see it.
 
-    Blocks may be copied between engines of one ``layout``. ``shape`` is (pieces, bytes of a piece) of a block in either
-    pool. ``device_memory`` and ``host_memory`` are the pools' memory where others can map it, laid out as `view` says:
-    in the device's pool a piece of all blocks comes after another, on the host a block after another.
+    Blocks may be copied between engines of the same ``layout``. ``shape`` is (pieces, bytes of a piece) of a block in
+    either pool. ``device_memory`` and ``host_memory`` are the pools' memory if other processes can map it, laid out as
+    `view` says: the device's pool piece by piece with all blocks in each, the host's pool block by block.
     """
 
     layout: str
@@ -92,7 +92,7 @@ class KVPools:
 
 
 def view(buffer: Any, num_blocks: int, shape: tuple[int, int], *, on_host: bool) -> Bytes:
-    """A pool's memory as [num_blocks, pieces, bytes of a piece]."""
+    """A pool's memory, ``buffer``, as [num_blocks, pieces, bytes of a piece]."""
     pieces, piece_bytes = shape
     flat: Bytes = np.frombuffer(buffer, dtype=np.uint8, count=num_blocks * pieces * piece_bytes)
     if on_host:
@@ -101,5 +101,19 @@ def view(buffer: Any, num_blocks: int, shape: tuple[int, int], *, on_host: bool)
 
 
 def layout_digest(**facts: object) -> str:
-    """A name for how blocks are made up: equal for equal facts alone."""
+    """A name for the layout of blocks: equal only for equal facts."""
     return hashlib.sha256(repr(sorted(facts.items())).encode()).hexdigest()[:32]
+
+
+def check_copy(device_blocks: Sequence[int], num_blocks: int, host_blocks: Sequence[int], num_host_blocks: int) -> None:
+    """Check a copy between the device's pool and the host's against their sizes.
+
+    Raises: ValueError if it names a block that does not exist, a block twice, or more blocks on one side.
+    """
+    if len(device_blocks) != len(host_blocks):
+        raise ValueError(f"a copy of {len(device_blocks)} blocks on the device and {len(host_blocks)} on the host")
+    for where, blocks, count in (("device", device_blocks, num_blocks), ("host", host_blocks, num_host_blocks)):
+        if any(not 0 <= block < count for block in blocks):
+            raise ValueError(f"a copy of {where} blocks {sorted(blocks)}, and there are {count} blocks")
+        if len(set(blocks)) != len(blocks):
+            raise ValueError(f"a copy names a {where} block twice: {sorted(blocks)}")

@@ -1,0 +1,28 @@
+"""What an engine is asked for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine computes, and how much memory it may take.
+
+    ``device``: ``cpu``, ``cuda`` or ``cuda:N``. ``dtype``: the numeric mode (``workers.kernels.numerics``).
+    ``num_threads``: threads of the whole process, on a CPU. ``max_context_tokens``: None for the model's own.
+    ``max_batch_requests`` and ``max_batch_tokens``: the largest iteration, for which memory is kept free.
+
+    ``memory_bytes``: what the process may take of the host's memory; None for what is available.
+    ``kv_cache_bytes``: the KV pool's size; None for what memory suggests. ``host_kv_bytes``: the size of the pool that
+    KV is swapped out to; 0 for no such pool, None for what device and memory suggest.
+    """
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    num_threads: int = 1
+    tokens_per_block: int = 16
+    max_context_tokens: int | None = None
+    max_batch_requests: int = 64
+    max_batch_tokens: int = 512
+    memory_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    host_kv_bytes: int | None = None

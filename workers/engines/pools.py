@@ -1,0 +1,62 @@
+"""An engine's KV pools: on its device, on the host, and both as bytes for transfers."""
+
+from dataclasses import dataclass
+
+import torch
+
+from actorserve.errors import SettingsError
+from actorserve.model_files.description import DecoderConfig
+from workers.kv.cache import KVCache, bytes_per_token
+from workers.kv.pools import HostBlocks, KVPools, layout_digest
+from workers.kv.swap import HostPool
+from workers.kv_transfer.cuda import CudaBlocks
+from workers.memory import MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePools:
+    """``cache`` is the device's pool, ``host`` the one that KV is swapped out to, ``kv`` both as transfers see them."""
+
+    cache: KVCache
+    host: HostPool
+    kv: KVPools
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class KVForm:
+    """How KV lies in the pools."""
+
+    dtype: torch.dtype
+    tokens_per_block: int
+    keys_transposed: bool
+
+
+def make_pools(config: DecoderConfig, form: KVForm, device: torch.device, memory: MemoryPlan) -> EnginePools:
+    """Reserve the pools in the sizes that ``memory`` allows; the weights must be loaded already.
+
+    Raises: SettingsError if the memory does not hold one block, or cannot be had.
+    """
+    bytes_per_block = bytes_per_token(config, form.dtype) * form.tokens_per_block
+    pool_bytes = memory.pool_bytes()
+    num_blocks = pool_bytes // bytes_per_block
+    if num_blocks < 1:
+        raise SettingsError(f"a KV cache of {pool_bytes} bytes holds no block of {bytes_per_block}")
+    cache = KVCache(config, num_blocks, form.tokens_per_block, form.dtype, device, form.keys_transposed)
+    host = HostPool(cache, memory.host_pool_bytes(pool_bytes) // bytes_per_block)
+    return EnginePools(cache, host, _as_bytes(config, cache, host), bytes_per_block)
+
+
+def _as_bytes(config: DecoderConfig, cache: KVCache, host: HostPool) -> KVPools:
+    blocks = cache.blocks
+    shape = (blocks.shape[1], blocks.shape[2])
+    layout = layout_digest(
+        pool_dtype=str(cache.pool.dtype),
+        tokens_per_block=cache.tokens_per_block,
+        keys_transposed=cache.keys_transposed,
+        block=shape,
+        model=(config.architecture, config.num_layers, config.num_kv_heads, config.head_dim),
+    )
+    device_blocks = CudaBlocks(blocks) if blocks.is_cuda else HostBlocks(blocks.numpy())
+    host_blocks = HostBlocks(host.blocks.numpy())
+    return KVPools(layout, shape, device_blocks, host_blocks, cache.memory, host.memory, host.written)
