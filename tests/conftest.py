@@ -10,11 +10,28 @@ from actorserve.model_files.locate import locate
 # Read when torch is loaded. Threads that spin while they wait take ten times as long where the cores are busy.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+SERIAL = (
+    "tests/e2e/",
+    "tests/processes/",
+    "tests/tools/",
+    "tests/workers/",
+    "tests/test_cli.py",
+    "tests/http/test_server.py",
+)
+"""Paths of tests that start processes, or compute on all cores."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-rounds", type=int, default=1, help="how many times in a row the kill tests run")
     parser.addoption("--fault-examples", type=int, default=150, help="how many misfortunes the core's clusters suffer")
     parser.addoption("--migration-faults", type=int, default=15, help="how many faults real migrations suffer")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what must run with nothing beside it (``tools/test``)."""
+    for item in items:
+        if item.path.relative_to(config.rootpath).as_posix().startswith(SERIAL):
+            item.add_marker(pytest.mark.serial)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = "runtime"
 TEST = "test"
+MAX_TEST_PROCESSES = 8
 COMMANDS = {"serve": RUNTIME, "test": TEST, "check": TEST, "bench": TEST, "simulate": TEST, "profile": RUNTIME}
 
 
@@ -172,7 +173,7 @@ def run_checks(python: str, arguments: Sequence[str]) -> int:
         "ruff format": ["-m", "ruff", "format", "--check", "."],
         "ruff check": ["-m", "ruff", "check", "."],
         "mypy --strict": ["-m", "mypy", "--strict"],
-        "layers": ["-m", "pytest", "tests/test_layers.py"],
+        "layers": ["-m", "pytest", "tests/test_layers.py", "tests/test_rooms.py"],
     }
     failed = []
     for name, command in checks.items():
@@ -182,6 +183,27 @@ def run_checks(python: str, arguments: Sequence[str]) -> int:
     if failed:
         say(f"check: failed: {', '.join(failed)}")
     return 1 if failed else 0
+
+
+def run_tests(python: str, arguments: Sequence[str]) -> int:
+    """Run pytest with ``arguments``; without any, run all tests. Returns an exit status.
+
+    All tests run in two parts, because tests that start processes measure time: what is pure first, on all cores, then
+    the rest, one test after the other.
+    """
+    pytest = [python, "-P", "-m", "pytest"]
+    if arguments:
+        os.execv(python, [*pytest, *arguments])
+    num_processes = min(len(os.sched_getaffinity(0)), MAX_TEST_PROCESSES)
+    parts = {
+        f"tests that start no processes, on {num_processes} cores": ["-m", "not serial", "-n", str(num_processes)],
+        "tests that start processes, one after the other": ["-m", "serial"],
+    }
+    failed = 0
+    for name, options in parts.items():
+        say(f"test: {name}")
+        failed = subprocess.run([*pytest, *options], check=False).returncode or failed
+    return failed
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -198,12 +220,12 @@ def main(arguments: Sequence[str]) -> int:
             os.execv(python, [python, "-P", "-m", "tools.profiling", *rest])
         if name == "simulate":
             os.execv(python, [python, "-P", "-m", "tools.simulation", *rest])
-        if name == "test":
-            rest = absolute_paths(rest, ROOT)
-        os.chdir(ROOT)
         if name == "check":
+            os.chdir(ROOT)
             return run_checks(python, rest)
-        os.execv(python, [python, "-P", "-m", "pytest", *rest])
+        rest = absolute_paths(rest, ROOT)
+        os.chdir(ROOT)
+        return run_tests(python, rest)
     except SetupError as error:
         say(str(error))
         return 1

@@ -22,10 +22,10 @@ INSTALLING = "installing dependencies"
 
 
 def make_wheel(folder: Path, name: str, version: str) -> None:
-    """A package that holds one module, which holds its version."""
+    """A package that holds one module, which holds its version, and prints its arguments when it is run."""
     info = f"{name}-{version}.dist-info"
     files = {
-        f"{name}.py": f"VERSION = {version!r}\n",
+        f"{name}.py": f"import sys\nVERSION = {version!r}\nif __name__ == '__main__': print(*sys.argv[1:])\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -138,6 +138,15 @@ def test_the_test_set_is_installed_for_tests_alone(installed: Repository) -> Non
     installed.run("test")
     assert (site_packages / "pytest.py").exists()
     assert installed.run("serve") == (0, "1.0 serve", "")
+
+
+def test_all_tests_run_in_two_parts(installed: Repository) -> None:
+    """Without arguments tools/test runs pure tests on all cores, then the rest; given arguments go to pytest alone."""
+    code, out, _ = installed.run("test")
+    parallel, serial = out.splitlines()
+    assert (code, serial) == (0, "-m serial")
+    assert re.fullmatch(r"-m not serial -n \d+", parallel)
+    assert installed.run("test", "-k", "x") == (0, "-k x", "")
 
 
 def test_a_failed_installation_is_told(installed: Repository) -> None:

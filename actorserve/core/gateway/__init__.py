@@ -1,0 +1,1 @@
+"""The state machine of a gateway: its clients' sessions, which own each request's epochs."""
