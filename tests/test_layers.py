@@ -22,10 +22,11 @@ BASE = (
     "actorserve.processes.child",
     "actorserve.processes.signals",
 )
-CORE_WORDS = ("messages", "effects", "request", "rng")  # what every room of the core is told in
+CORE_WORDS = ("messages", "effects", "request", "rng", "defaults")  # what every room of the core is told in
 CORE_ROOMS: dict[str, tuple[str, ...]] = {
     "messages": (),
     "rng": (),
+    "defaults": (),
     "effects": ("messages",),
     "request": ("messages",),
     "timing": CORE_WORDS,
