@@ -1,1 +1,1 @@
-"""Measuring a running server from outside, as its clients see it."""
+"""``tools/bench``: measurements of a server, of its parts, and of other systems beside them."""

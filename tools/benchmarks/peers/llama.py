@@ -83,21 +83,21 @@ class _Context:
 class LlamaPeer:
     """Implements ``protocol.Scorer``."""
 
-    def __init__(self, model_file: str, flash_attention: bool, room: BlockBudget) -> None:
+    def __init__(self, model_file: str, flash_attention: bool, budget: BlockBudget) -> None:
         llama_cpp.llama_log_set(_no_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(model_file.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise LlamaError(f"llama.cpp cannot read {model_file}")
-        self._room = room
+        self._budget = budget
         self._flash_attention = flash_attention
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._prompts = self._context(1, max(room.max_prompt_tokens, 1))
-        self._requests = self._context(room.max_batch, room.context_tokens + room.max_steps)
-        for start in range(0, room.context_tokens, CHUNK_TOKENS):
-            end = min(start + CHUNK_TOKENS, room.context_tokens)
+        self._prompts = self._context(1, max(budget.max_prompt_tokens, 1))
+        self._requests = self._context(budget.max_batch, budget.context_tokens + budget.max_steps)
+        for start in range(0, budget.context_tokens, CHUNK_TOKENS):
+            end = min(start + CHUNK_TOKENS, budget.context_tokens)
             self._requests.decode([(_FIRST_TOKEN + at, at, 0, at == end - 1) for at in range(start, end)])
-        for request in range(1, room.max_batch):
+        for request in range(1, budget.max_batch):
             self._requests.copy_to(request)
 
     def prefill(self, num_tokens: int) -> float:
@@ -107,7 +107,7 @@ class LlamaPeer:
         return time.perf_counter() - began
 
     def decode(self, batch: int, steps: int) -> float:
-        context = self._room.context_tokens
+        context = self._budget.context_tokens
         began = time.perf_counter()
         for step in range(steps):
             self._requests.decode([(_FIRST_TOKEN + each, context + step, each, True) for each in range(batch)])
@@ -130,11 +130,11 @@ class LlamaPeer:
         return nats
 
     def _context(self, num_requests: int, num_tokens: int) -> _Context:
-        return _Context(self._model, num_requests, num_tokens, self._room.num_threads, self._flash_attention)
+        return _Context(self._model, num_requests, num_tokens, self._budget.num_threads, self._flash_attention)
 
 
-def _make(options: dict[str, Any], room: BlockBudget) -> LlamaPeer:
-    return LlamaPeer(options["model"], options["flash_attention"], room)
+def _make(options: dict[str, Any], budget: BlockBudget) -> LlamaPeer:
+    return LlamaPeer(options["model"], options["flash_attention"], budget)
 
 
 if __name__ == "__main__":

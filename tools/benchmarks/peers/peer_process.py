@@ -11,10 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tools.benchmarks.peers.answers import ask, read_answer
+from tools.benchmarks.common.answers import ask, read_answer
+from tools.benchmarks.common.paths import ROOT
 from tools.benchmarks.peers.protocol import BlockBudget, Shape
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +35,11 @@ class Entry:
 class PeerProcess:
     """One peer's process; ends with its ``with`` block."""
 
-    def __init__(self, entry: Entry, room: BlockBudget) -> None:
+    def __init__(self, entry: Entry, budget: BlockBudget) -> None:
         """Start it; ``wait_ready`` tells when it can be asked."""
         self.entry = entry
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the process
-        told = json.dumps({"options": dict(entry.options), "room": asdict(room)})
+        told = json.dumps({"options": dict(entry.options), "budget": asdict(budget)})
         self._process = subprocess.Popen(
             [str(entry.python), "-P", "-m", entry.module, told],
             stdin=subprocess.PIPE,
@@ -50,7 +49,7 @@ class PeerProcess:
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": str(room.num_threads),
+                "OMP_NUM_THREADS": str(budget.num_threads),
                 "HF_HUB_OFFLINE": "1",
                 **entry.environment,
             },

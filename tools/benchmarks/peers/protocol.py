@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class BlockBudget:
-    """What a peer must have room for. ``context_tokens`` are before each decoding request's first step."""
+    """What a peer must have memory for. ``context_tokens`` come before each decoding request's first step."""
 
     num_threads: int
     context_tokens: int
@@ -94,7 +94,7 @@ def answer(peer: Peer, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def serve(make: Callable[[dict[str, Any], BlockBudget], Peer], expected: tuple[type[Exception], ...]) -> int:
-    """Be a peer's process: ``argv[1]`` has its options and its room, as JSON.
+    """Be a peer's process: ``argv[1]`` has its options and its budget, as JSON.
 
     ``expected`` are what making it may raise: their text is told to the parent in one line.
     """
@@ -107,7 +107,7 @@ def serve(make: Callable[[dict[str, Any], BlockBudget], Peer], expected: tuple[t
 
     options = json.loads(sys.argv[1])
     try:
-        peer = make(options["options"], BlockBudget(**options["room"]))
+        peer = make(options["options"], BlockBudget(**options["budget"]))
     except expected as error:
         tell({"error": " ".join(str(error).split())[:300]})
         return 1

@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from actorserve.model_files.default_model import cache_folder
-from tools.benchmarks.errors import BenchError
-from tools.benchmarks.peers.build import CONSTRAINTS
+from tools.benchmarks.common.errors import BenchError
+from tools.benchmarks.peers.llama_build import CONSTRAINTS
 
 VERSION = "2.60.0"
 ADVICE = "tools/bench peers ray installs it"
