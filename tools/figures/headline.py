@@ -8,16 +8,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from tools.figures.figure import Column, Figure, FigureError, FigureFile
 from tools.figures.files import figure_file, read_figures
-from tools.figures.markdown import cell
+from tools.figures.markdown import cell, number
 
 CHOICE = Path(__file__).with_name("headline.toml")
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """``text`` says what the figure is; the rest says where it stands. ``over``: another row, which it is divided by.
+    """``text`` says what the figure is; the rest says where it stands.
 
-    ``is_inverse``: the other row is divided by this one, because less is better.
+    ``over_row`` or ``over_column`` name a figure to compare with. ``less_is_better`` turns the ratio round.
     """
 
     text: str
@@ -25,8 +25,9 @@ class Headline:
     table: str
     row: str
     column: str
-    over: str | None = None
-    is_inverse: bool = False
+    over_row: str | None = None
+    over_column: str | None = None
+    less_is_better: bool = False
 
 
 def read_headlines(file: Path = CHOICE) -> list[Headline]:
@@ -44,7 +45,7 @@ def may_be_shown(file: FigureFile) -> bool:
 
 def headline_lines(headlines: list[Headline]) -> list[str]:
     """Raises: FigureError."""
-    lines = ["| what | figure | measured on |", "|---|--:|---|"]
+    lines = ["| what | figure | measured on |", "|---|---|---|"]
     for headline in headlines:
         file = read_figures(figure_file(headline.file))
         if may_be_shown(file):
@@ -54,21 +55,21 @@ def headline_lines(headlines: list[Headline]) -> list[str]:
 
 
 def shown_figure(headline: Headline, file: FigureFile) -> str:
-    """The figure with its unit, and how many times the other row's it is. Raises: FigureError."""
-    figure, column, unit = _find(headline, file, headline.row)
-    unit = unit or column.unit
-    text = cell(figure, Column(column.name, decimals=column.decimals), unit)
-    if headline.over is None:
-        return text
-    other, _, _ = _find(headline, file, headline.over)
-    above, below = (other, figure) if headline.is_inverse else (figure, other)
-    return f"{text} ({above.median / below.median:.1f}x)"
+    """The figure with its unit, beside the one to compare with and how many times better it is. Raises: FigureError."""
+    figure, text = _find(headline, file, headline.row, headline.column)
+    if headline.over_row is None and headline.over_column is None:
+        return f"**{text}**"
+    other, other_text = _find(
+        headline, file, headline.over_row or headline.row, headline.over_column or headline.column
+    )
+    above, below = (other, figure) if headline.less_is_better else (figure, other)
+    return f"**{text}** against {other_text}: {number(above.median / below.median)}x"
 
 
-def _find(headline: Headline, file: FigureFile, row_name: str) -> tuple[Figure, Column, str]:
+def _find(headline: Headline, file: FigureFile, row_name: str, column_name: str) -> tuple[Figure, str]:
     table = file.table(headline.table)
     for row in table.rows:
         for column, figure in zip(table.columns, row.cells, strict=True):
-            if (row.name, column.name) == (row_name, headline.column) and figure is not None:
-                return figure, column, row.unit
-    raise FigureError(f"{headline.file}.json: {table.title!r} has no figure at {row_name!r}, {headline.column!r}")
+            if (row.name, column.name) == (row_name, column_name) and figure is not None:
+                return figure, cell(figure, Column(column.name, decimals=column.decimals), row.unit or column.unit)
+    raise FigureError(f"{headline.file}.json: {table.title!r} has no figure at {row_name!r}, {column_name!r}")

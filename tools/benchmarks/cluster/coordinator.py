@@ -331,9 +331,9 @@ def show(points: list[Point], console: Console) -> None:
 
 
 def table_of(points: list[Point]) -> FigureTable:
-    """A row for each rate that was held, as the figures of an overloaded coordinator say little."""
+    """A row for each rate that was held, because the figures of an overloaded coordinator say little."""
     columns = (
-        Column("answered", "requests/s", 0),
+        Column("asked", "requests/s", 0),
         Column("P50", "ms", 1),
         Column("P99", "ms", 1),
         Column("CPU", "%", 0),
@@ -347,7 +347,7 @@ def table_of(points: list[Point]) -> FigureTable:
             f"{point.num_workers:,} workers"
             + (", the most that was held" if point.asked == best[point.num_workers] else ""),
             (
-                Figure(point.answered, rounds=1),
+                Figure(point.asked, rounds=1),
                 None if point.p50_s is None else Figure(1e3 * point.p50_s, rounds=1),
                 None if point.p99_s is None else Figure(1e3 * point.p99_s, rounds=1),
                 Figure(100 * point.coordinator_cpu, rounds=1),

@@ -146,8 +146,13 @@ def table_of(result: Load, rounds: int) -> FigureTable:
     for name, (title, _) in _COUNTERS.items():
         counted = (Figure(counts[name], rounds=rounds) for counts in result.counts.values())
         rows.append(Row(title, (*counted, *(None for _ in result.ratios))))
-    load = f"{100 * result.load:.0f} % of saturation, {result.output_tokens_per_s:.0f} output tokens/s"
-    return FigureTable(load, "", columns, tuple(rows))
+    offered = Figure(result.output_tokens_per_s, rounds=rounds)
+    rows.append(Row("offered output tokens/s", (*(offered for _ in result.latency), *(None for _ in result.ratios))))
+    return FigureTable(load_title(result.load), "", columns, tuple(rows))
+
+
+def load_title(load: float) -> str:
+    return f"Scheduling policies at {100 * load:.0f} % of saturation"
 
 
 def run(arguments: argparse.Namespace) -> int:
