@@ -71,9 +71,7 @@ def _latency_label(name: str) -> Label | None:
     match name.split("."):
         case ["latency", latency, statistic] if latency in _LATENCIES:
             kind = _LATENCIES[latency]
-            return Label(
-                f"{'Mean' if statistic == 'mean' else statistic.upper()} {label.text}", label.unit, label.scale
-            )
+            return Label(f"{'Mean' if statistic == 'mean' else statistic.upper()} {kind.text}", kind.unit, kind.scale)
         case ["classes", priority, *rest] if (label := _latency_label(".".join(rest))) is not None:
             which = _CLASSES.get(priority, f"priority {priority}")
             return Label(f"{label.text}, {which}", label.unit, label.scale)

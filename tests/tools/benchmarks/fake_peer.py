@@ -1,4 +1,4 @@
-"""A peer whose times are told to it, and which may misbehave. Run as a process by the tests."""
+"""A peer whose times are options, and which may misbehave. Tests run it as a process."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from tools.benchmarks.peers.protocol import BlockBudget, serve
 
 
 class FakePeer:
-    """Has ``prefill_s``, ``decode_s``, ``log`` (a file for what was asked); ``chatter``, ``refuses``, ``crashes``."""
+    """Options: ``prefill_s``, ``decode_s``, ``log`` (a file for commands), ``chatter``, ``refuses``, ``crashes``."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         if "refuses" in options:
@@ -37,7 +37,7 @@ class FakePeer:
 
 
 class FakeScorer(FakePeer):
-    """What the process is, unless its options have ``cannot_score``."""
+    """The peer that the process runs, unless its options have ``cannot_score``."""
 
     def score(self, token_ids: Sequence[int]) -> float:
         return float(len(token_ids))

@@ -1,4 +1,4 @@
-"""tools/bench coordinator: a simulated cluster meets a real coordinator, is placed, and leaves nothing behind."""
+"""tools/bench coordinator: a simulated cluster meets a real coordinator, gets places, and leaves no file behind."""
 
 import argparse
 import os
@@ -36,7 +36,7 @@ MEASURED = Measured(
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """A folder in whose folders sockets have room for their names."""
+    """A temporary folder with a path that is short enough for sockets in its folders."""
     with tempfile.TemporaryDirectory(prefix="t") as folder:
         yield Path(folder)
 
@@ -46,7 +46,7 @@ def command(*options: str) -> list[str]:
 
 
 def test_the_coordinator_alone_places_everybody() -> None:
-    """On a virtual clock all processes meet, every request gets a place, and time is taken for it."""
+    """On a virtual clock all processes meet, every request gets a place, and the coordinator's CPU time is counted."""
     alone = CoordinatorAlone(8, 2, ClusterSettings())
     assert alone.joining_cpu_s > 0.0
     assert alone.cpu_share(200.0, 0.5) > 0.0
@@ -54,7 +54,7 @@ def test_the_coordinator_alone_places_everybody() -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_real_coordinator_places_everybody(tmp_path: Path, short_folder: Path, shards: int) -> None:
-    """With one coordinator or two, all requests are answered, and neither sockets nor folders are left."""
+    """With one coordinator or two, all requests are answered, and neither sockets nor folders remain."""
     file = tmp_path / "figures.json"
     options = ["--workers", "4", "--rates", "50", "--seconds", "0.5", "--no-search", "--json", str(file)]
     done = subprocess.run(
@@ -75,7 +75,7 @@ def test_the_real_coordinator_places_everybody(tmp_path: Path, short_folder: Pat
 
 
 def test_in_process_figures_are_written(tmp_path: Path) -> None:
-    """The CPU time of each rate, and of the one that fills a core."""
+    """The figures hold the CPU time of each rate, and of the rate that fills a core."""
     file = tmp_path / "figures.json"
     options = ["--in-process", "--workers", "4", "--rates", "100,1000", "--seconds", "0.5", "--json", str(file)]
     done = subprocess.run(command(*options), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
@@ -87,7 +87,7 @@ def test_in_process_figures_are_written(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_ends_everything(short_folder: Path) -> None:
-    """Ctrl-C in a long measurement is told in one line, ends both processes, and removes their folder."""
+    """Ctrl-C in a long measurement prints one line, ends both processes, and removes their folder."""
     with subprocess.Popen(
         command("--workers", "4", "--rates", "50", "--seconds", "100"),
         cwd=ROOT,
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_everything(short_folder: Path) -> None:
 
 
 def test_a_rate_is_held_where_answers_come_in_time() -> None:
-    """Too few answers, or a slow last percent, is not held; shards add up, and the worst of them counts."""
+    """Too few answers or a slow last percent is not held; shards' rates add up, and the worst latency counts."""
     whole = join(4, [MEASURED, MEASURED])
     assert (whole.asked, whole.answered, whole.coordinator_cpu) == (200.0, 198.0, 0.2)
     assert whole.is_held
@@ -121,7 +121,7 @@ def test_a_rate_is_held_where_answers_come_in_time() -> None:
 
 
 def test_the_limit_is_searched_upward_and_then_between() -> None:
-    """Given rates first, then doubled ones, then halves of what is left; 0 where the first is too much."""
+    """The search tries the given rates, then doubled ones, then bisects; it finds 0 if the first rate is too high."""
     asked: list[float] = []
 
     def is_held(rate: float) -> bool:
@@ -134,7 +134,7 @@ def test_the_limit_is_searched_upward_and_then_between() -> None:
 
 
 def test_a_core_is_full_along_a_line() -> None:
-    """Two rates tell what a request costs and what everything else does."""
+    """Two rates give the cost of a request and the cost of everything else."""
     assert whole_core([AlonePoint(1, 100.0, 0.2), AlonePoint(1, 200.0, 0.3)]) == pytest.approx(900.0)
     with pytest.raises(BenchError, match="two different --rates"):
         whole_core([AlonePoint(1, 100.0, 0.2)])
@@ -142,7 +142,7 @@ def test_a_core_is_full_along_a_line() -> None:
 
 @pytest.mark.parametrize("options", [["--workers", "5000"], ["--workers", "1", "--shards", "2"], ["--seconds", "0"]])
 def test_numbers_that_cannot_be_are_refused(options: list[str]) -> None:
-    """Each is told what was expected before anything starts."""
+    """The error says what was expected, before any process starts."""
     parser = argparse.ArgumentParser()
     coordinator.add_arguments(parser)
     with pytest.raises(BenchError, match="must be"):

@@ -1,4 +1,4 @@
-"""tools/bench engine and perplexity: turns, medians, ratios, and how a measurement talks with its peers."""
+"""tools/bench engine and perplexity: turns, medians, ratios, and how a measurement talks to its peers."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def fake(name: str, setting: str = "", **options: Any) -> Entry:
 
 
 def test_a_peer_answers_what_it_is_asked() -> None:
-    """Times, scores and the peak of memory come back from the peer's process."""
+    """Times, scores and the peak memory come back from the peer's process."""
     with PeerProcess(fake("a", prefill_s=2.0, decode_s=0.5), BUDGET) as peer:
         peer.wait_ready()
         assert peer.measure(Shape("prefill", 8)) == 2.0
@@ -35,7 +35,7 @@ def test_a_peer_answers_what_it_is_asked() -> None:
 
 
 def test_what_a_peer_prints_does_not_disturb() -> None:
-    """A library's chatter on stdout is not taken for an answer."""
+    """What a library prints to stdout is not taken for an answer."""
     with PeerProcess(fake("a", chatter="hello"), BUDGET) as peer:
         peer.wait_ready()
         assert peer.measure(Shape("prefill", 8)) == 1.0
@@ -50,8 +50,8 @@ def test_a_peer_that_cannot_be_made_says_why() -> None:
         peer.wait_ready()
 
 
-def test_a_peer_that_crashes_is_named_with_its_last_words() -> None:
-    """A process that ends is an error with its status and the last line that it wrote."""
+def test_a_peer_that_crashes_is_named_with_its_last_line() -> None:
+    """A process that ends is an error with its status and the last line of its output."""
     with PeerProcess(fake("a", "fast", crashes=True), BUDGET) as peer:
         peer.wait_ready()
         with pytest.raises(BenchError, match="a, fast: its process ended with status 1: RuntimeError: too much"):
@@ -59,7 +59,7 @@ def test_a_peer_that_crashes_is_named_with_its_last_words() -> None:
 
 
 def test_a_peer_that_cannot_score_says_so() -> None:
-    """Asked how likely a text is, an engine that cannot tell is one line with its name, and can be asked more."""
+    """An engine that cannot score a text answers with an error that names it, and takes further commands."""
     with PeerProcess(fake("a", cannot_score=True), BUDGET) as peer:
         peer.wait_ready()
         with pytest.raises(BenchError, match=r"^a: it cannot say how likely a text is$"):
@@ -67,12 +67,12 @@ def test_a_peer_that_cannot_score_says_so() -> None:
         assert peer.measure(Shape("prefill", 8)) == 1.0
 
 
-def test_an_unknown_question_is_refused() -> None:
-    """The protocol answers what it does not know with an error."""
+def test_an_unknown_command_is_refused() -> None:
+    """The protocol answers an unknown command with an error."""
     assert "error" in answer(FakePeer({}), {"phase": "sleep"})
 
 
-def test_everyone_takes_turns_and_another_begins_each_round(tmp_path: Path) -> None:
+def test_peers_take_turns_and_another_peer_begins_each_round(tmp_path: Path) -> None:
     """After warming up, peers alternate within each shape, rotated by one a round."""
     log = tmp_path / "log"
     with PeerProcess(fake("a", log=str(log)), BUDGET) as a, PeerProcess(fake("b", log=str(log)), BUDGET) as b:
@@ -116,13 +116,13 @@ def test_decodes_take_more_steps_for_smaller_batches() -> None:
     assert Shape("decode", 8).num_tokens == 32
 
 
-def test_peak_memory_is_zero_where_nobody_tells(tmp_path: Path) -> None:
-    """Without /proc there is no figure, and no error."""
+def test_peak_memory_is_zero_without_proc(tmp_path: Path) -> None:
+    """Without /proc the peak is zero, and there is no error."""
     assert peak_memory_bytes(tmp_path / "status") == 0
 
 
 def test_windows_are_whole_and_without_overlap() -> None:
-    """What is left of a text's end is not scored."""
+    """The rest of a text that fills no window is not scored."""
     assert perplexity.windows(list(range(10)), 9, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(BenchError, match="no window of 4"):
         perplexity.windows([1, 2, 3], 9, 4)
@@ -147,7 +147,7 @@ def test_perplexity_scores_float32_first_and_each_format_once() -> None:
 def test_peers_that_are_not_built_are_left_out_with_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without llama.cpp ours are measured all the same, and the command that builds it is named."""
+    """Without llama.cpp our engine is still measured, and a line names the command that builds llama.cpp."""
     model = tmp_path / "model.gguf"
     model.touch()
     monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))

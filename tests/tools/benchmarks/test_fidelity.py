@@ -1,4 +1,4 @@
-"""tools/bench fidelity: what journals tell, the simulated twin of a server, and the ratios of both."""
+"""tools/bench fidelity: records from journals, the simulated twin of a server, and the ratios of both."""
 
 import argparse
 import subprocess
@@ -98,7 +98,7 @@ def tokens(*rows: tuple[str, int]) -> Tokens:
 
 
 def small_run(*options: str, load_tokens_per_s: float = 400.0) -> RunConfig:
-    """A simulated worker whose pool is too small for what comes."""
+    """A simulated worker whose pool is too small for its requests."""
     arguments = parsed(
         "--requests", "60", "--prompt-tokens", "uniform:20:90", "--output-tokens", "uniform:5:90", *options
     )
@@ -107,7 +107,7 @@ def small_run(*options: str, load_tokens_per_s: float = 400.0) -> RunConfig:
 
 
 def test_a_request_is_measured_at_the_gateways_core() -> None:
-    """From its opening to its first token and to its end; those of another salt are not looked at."""
+    """A record runs from a request's Open to its first token and its end; requests with another salt have no record."""
     entries = told(
         (1.0, opened("warm", "")),
         (2.0, opened("a", "x")),
@@ -124,14 +124,14 @@ def test_a_request_is_measured_at_the_gateways_core() -> None:
 
 @pytest.mark.parametrize("last", [tokens(("a", 1)), Finished("a", 1, FinishReason.ABORT, 1)])
 def test_a_request_without_its_whole_answer_is_no_measurement(last: Message) -> None:
-    """One that is still running, or ended otherwise, is told."""
+    """A request that is still running, or ended otherwise, is an error."""
     entries = told((2.0, opened("a", "x")), (3.0, tokens(("a", 0))), (4.0, last))
     with pytest.raises(BenchError, match="1 of 1 requests have no end"):
         records_of(entries, "x")
 
 
 def test_a_message_takes_half_of_a_placement() -> None:
-    """Placing is a message there and one back; what comes a second time, after a failover, is not counted."""
+    """Placing takes one message each way; a second placement, after a failover, does not count."""
     placed = Placed("a", 1, WORKER)
     entries = told(
         (1.0, opened("a", "x")), (1.25, placed), (2.0, opened("w", "")), (4.0, Placed("w", 1, WORKER)), (9.0, placed)
@@ -142,7 +142,7 @@ def test_a_message_takes_half_of_a_placement() -> None:
 
 
 def test_pauses_of_a_worker_do_not_count_between_iterations() -> None:
-    """The usual gap is what the next iteration's time leaves of the time between two ends."""
+    """The gap is the time between the ends of two iterations without the second iteration's duration."""
     ends = [2.0 + 0.5 * number for number in range(20)]
     ends += [ends[-1] + 100.0]  # nothing to do for a while
     entries = told(*((at_s, StepDone(number, 0.375, (), (), ())) for number, at_s in enumerate(ends)))
@@ -160,7 +160,7 @@ def test_pools_are_the_workers_own_figures() -> None:
 
 
 def test_all_lives_of_a_process_are_read(tmp_path: Path) -> None:
-    """One journal after the other; a process without any is named."""
+    """The journals follow each other; a process without a journal is an error that names it."""
     for incarnation in (1, 2):
         with (tmp_path / f"gateway-0-{incarnation}.journal").open("wb") as file:
             write_entry(file, Entry(float(incarnation), WORKER, REPORT))
@@ -170,7 +170,7 @@ def test_all_lives_of_a_process_are_read(tmp_path: Path) -> None:
 
 
 def test_the_simulated_cluster_is_the_measured_one() -> None:
-    """Pools and overheads are as measured, everything else as the settings have it."""
+    """Pools and overheads are as measured; everything else is as in the settings."""
     cluster = small_run("--policy", "fcfs", "--max-tokens", "128").cluster
     assert (cluster.num_blocks, cluster.num_host_blocks, cluster.max_tokens) == (24, 64, 128)
     assert (cluster.network_s, cluster.step_overhead_s) == (0.0005, 0.0002)
@@ -182,7 +182,7 @@ def test_the_simulated_cluster_is_the_measured_one() -> None:
 
 
 def test_both_sides_get_the_same_arrivals() -> None:
-    """A load sets the rate and nothing else: what is sent to the server is what the simulator draws."""
+    """A load sets the rate alone: the server gets the same requests that the simulator draws."""
     slow, fast = (list(arrivals(small_run(load_tokens_per_s=rate), ())) for rate in (100.0, 400.0))
     assert [replace(each, at_s=0.0) for each in slow] == [replace(each, at_s=0.0) for each in fast]
     mean = fmean(each.output_tokens for each in slow)
@@ -195,7 +195,7 @@ def test_both_sides_get_the_same_arrivals() -> None:
 
 
 def test_a_simulator_that_is_right_has_ratios_of_one() -> None:
-    """What it simulated, taken for measured, compares as equal, with preemptions and prefix hits on both sides."""
+    """A simulation that is compared with itself is equal, with preemptions and prefix hits on both sides."""
     config = small_run()
     results = Simulation(config, FLAT).run()
     compared = compare(config, FLAT, 0.9, simulated_records(results), REPORT)

@@ -138,7 +138,7 @@ def test_the_peers_version_is_pinned() -> None:
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without tools to build with, the error names them, and nothing is left behind that looks complete."""
+    """Without build tools the error names them, and no build is left behind that looks complete."""
     monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BenchError, match=r"takes cmake and g\+\+; apt install cmake g\+\+"):

@@ -1,4 +1,4 @@
-"""tools/bench policies: loads as shares of saturation, the same requests for everyone, and what is compared."""
+"""tools/bench policies: loads as shares of saturation, the same requests for every policy, and the comparison."""
 
 import argparse
 import subprocess
@@ -32,24 +32,24 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 def outcome(sent_s: float, *chunks_s: float) -> Outcome:
-    """One token a chunk, and the answer's end with the last."""
+    """An outcome with one token a chunk, which ends with the last chunk."""
     return Outcome(sent_s, list(chunks_s), chunks_s[-1], prompt_tokens=1, output_tokens=len(chunks_s))
 
 
 def test_saturation_counts_what_was_made_until_the_last_request_was_sent() -> None:
-    """Later tokens, of a server that has less and less to do, are left out; so is nobody's first part."""
+    """Tokens after the last request was sent do not count, because the server runs dry; all earlier tokens do."""
     outcomes = [outcome(0.0, 1.0, 2.0, 3.0, 20.0), outcome(0.0, 1.0, 2.0), outcome(4.0, 30.0, 40.0)]
     assert under_load.saturated_tokens_per_s(outcomes) == 5 / 4.0
 
 
 def test_saturation_takes_more_requests_than_run_at_once() -> None:
-    """Where all were sent at once, there was no time at which the server was full for sure."""
+    """If all requests were sent at once, the server was at no time surely full."""
     with pytest.raises(BenchError, match="--requests must be more than --concurrency"):
         under_load.saturated_tokens_per_s([outcome(0.0, 1.0), outcome(0.0, 1.0)])
 
 
 def test_a_load_is_of_the_tokens_that_were_drawn() -> None:
-    """Whatever lengths a seed gives, answers come at the wanted tokens per second; and no load changes a length."""
+    """Whatever lengths a seed gives, answers sum up to the wanted tokens per second, and no load changes a length."""
     pairs = under_load.length_pairs(parsed("--max-tokens", "200"))
     slow, fast = (under_load.poisson_arrivals(pairs, 2000, rate, 7) for rate in (100.0, 300.0))
     for arrivals, rate in ((slow, 100.0), (fast, 300.0)):
@@ -59,7 +59,7 @@ def test_a_load_is_of_the_tokens_that_were_drawn() -> None:
 
 
 def test_everybody_gets_the_same_requests_and_nobody_the_same_prompt_twice() -> None:
-    """A seed gives the same prompts of the arrivals' lengths; another seed, and each number, gives others."""
+    """A seed gives the same prompts of the arrivals' lengths; another seed or another number gives others."""
     arrivals = [Arrival(0.0, 30, 4), Arrival(1.5, 30, 9)]
     jobs = under_load.make_jobs(arrivals, "a")
     assert jobs == under_load.make_jobs(arrivals, "a")
@@ -70,7 +70,7 @@ def test_everybody_gets_the_same_requests_and_nobody_the_same_prompt_twice() -> 
 
 
 def test_prompts_of_one_prefix_begin_alike() -> None:
-    """So many tokens are the same for all of a prefix, or all of a shorter prompt; the rest is each one's own."""
+    """Requests of one prefix share its tokens, or all of a shorter prompt; the other tokens are their own."""
     arrivals = [
         Arrival(0.0, length, 1, prefix=prefix, prefix_tokens=20)
         for length, prefix in ((30, 1), (40, 1), (8, 1), (30, 2))
@@ -83,14 +83,14 @@ def test_prompts_of_one_prefix_begin_alike() -> None:
 
 
 def test_a_metric_is_summed_over_instances() -> None:
-    """Another metric whose name begins alike is not taken for it; one that is not there is named."""
+    """A metric whose name begins alike does not count; a missing metric is an error that names it."""
     assert under_load.sum_of(PAGE, "made_total") == 5.5
     with pytest.raises(BenchError, match="no metric lost_total"):
         under_load.sum_of(PAGE, "lost_total")
 
 
 def test_a_server_gets_the_settings_as_a_file(tmp_path: Path) -> None:
-    """What is asked for comes back from the file that the server is started with."""
+    """The settings come back from the file that the server is started with."""
     values = under_load.overrides(parsed("--kv-mib", "1.5", "--host-kv-mib", "0", "--threads", "3"), "fcfs", "reactive")
     spec = under_load.server_spec("fcfs:reactive", values, tmp_path)
     settings = load_settings(Path(spec.command[spec.command.index("--config") + 1]))
@@ -100,7 +100,7 @@ def test_a_server_gets_the_settings_as_a_file(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_policy_is_one_line_before_anything_starts() -> None:
-    """The setting at fault is named, and what it may be."""
+    """The error names the setting and its possible values."""
     with pytest.raises(SettingsError, match=r"workers.policy: .*skip_join_mlfq"):
         under_load.overrides(parsed(), "fifo", "proactive")
 
@@ -109,14 +109,14 @@ def test_a_misspelt_policy_is_one_line_before_anything_starts() -> None:
     ("option", "value"), [("--policies", "fcfs,fcfs"), ("--policies", "fcfs,"), ("--loads", "0.5,-1")]
 )
 def test_odd_options_are_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A policy that is named twice or not at all, and a load below zero, are no measurement."""
+    """A policy that is named twice, an empty name, and a load below zero are refused."""
     with pytest.raises(SystemExit):
         parsed(option, value)
     assert option in capsys.readouterr().err
 
 
 def test_counts_are_what_a_server_counted_meanwhile() -> None:
-    """Over several rounds, each with the count that it began with."""
+    """Counters grow over several rounds, each from the value at its beginning."""
     measured, metric = Measured(), "vllm:num_preemptions_total"
     before = dict.fromkeys((metric for _, metric in policies._COUNTERS.values()), 10.0)
     for after in (13.0, 14.0):
@@ -126,7 +126,7 @@ def test_counts_are_what_a_server_counted_meanwhile() -> None:
 
 
 def test_the_first_policy_is_compared_with_each_other_one() -> None:
-    """A ratio below one means that the first is the faster one."""
+    """A ratio below one means that the first policy is faster."""
     met = {"a": [outcome(0.0, 1.0, 2.0)], "b": [outcome(0.0, 2.0, 8.0)], "c": [outcome(0.0, 1.0, 1.0)]}
     result = compare(0.5, 12.0, {arm: Measured(outcomes, {}) for arm, outcomes in met.items()})
     assert set(result.ratios) == {"a / b", "a / c"}
@@ -141,7 +141,7 @@ def test_the_first_policy_is_compared_with_each_other_one() -> None:
 @pytest.mark.e2e
 @pytest.mark.model
 def test_real_servers_are_measured(tmp_path: Path, default_model_path: Path) -> None:
-    """With the fake engine and too small a pool everyone is measured at each load, and preemptions are told."""
+    """With the fake engine and too small a pool every policy is measured at each load, and preemptions are counted."""
     figures = tmp_path / "figures.json"
     options = (
         *(

@@ -1,4 +1,4 @@
-"""tools/bench serve against a small server in the test: what it sends, what it measures, what it says of failures."""
+"""tools/bench serve against a small server in the test: its requests, its figures, and how it reports failures."""
 
 import asyncio
 import json
@@ -152,7 +152,7 @@ async def test_prompts_can_be_token_ids() -> None:
         ("garbles", "malformed event"),
     ],
 )
-async def test_failures_are_told_by_kind(misbehaviour: str, kind: str) -> None:
+async def test_failures_are_reported_by_kind(misbehaviour: str, kind: str) -> None:
     """A request that fails is an outcome with its kind, and raises nothing."""
     async with Server(misbehaviour).listening() as server, httpx.AsyncClient(base_url=server.url) as client:
         outcome = await measure(client, "/v1/completions", {"max_tokens": 2})
@@ -169,7 +169,7 @@ async def test_a_server_that_is_gone_is_an_outcome() -> None:
 
 
 async def test_an_open_loop_does_not_wait() -> None:
-    """Requests are sent at their times though none of the earlier ones has ended."""
+    """Requests are sent at their times, although no earlier request has ended."""
     server = Server("hangs")
     async with server.listening(), httpx.AsyncClient(base_url=server.url, timeout=DEADLINE_S) as client:
         drive = Drive(client, "/v1/completions")
@@ -182,8 +182,8 @@ async def test_an_open_loop_does_not_wait() -> None:
     assert [outcome.error for outcome in drive.outcomes] == [None] * 5
 
 
-async def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
-    """Interrupted, it still reports what was measured, says so, and exits as an interrupted command does."""
+async def test_ctrl_c_prints_the_outcomes_so_far(tmp_path: Path) -> None:
+    """An interrupted measurement still reports its outcomes, says so, and exits like an interrupted command."""
     report = tmp_path / "report.json"
     async with asyncio.timeout(DEADLINE_S), Server("hangs").listening() as server:
         process = await asyncio.create_subprocess_exec(
@@ -220,7 +220,7 @@ def test_what_cannot_be_measured_is_one_line(
 
 
 async def test_events_are_read_as_the_standard_says() -> None:
-    """Data lines of one event are joined; comments and other fields are left out."""
+    """Data lines of one event are joined, without comments and other fields."""
 
     async def lines() -> AsyncIterator[str]:
         for line in (": keep-alive", "", "event: x", "data: a", "data:b", "", "data: [DONE]", ""):

@@ -1,4 +1,4 @@
-"""How a measurement's figures are worked out."""
+"""How a measurement's figures are computed."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_percentiles_are_numpys(values: list[float], percent: float) -> None:
 
 
 def test_figures_of_one_request() -> None:
-    """TTFT, TPOT, ITL and E2E are what their definitions say; TPOT divides by the tokens after the first."""
+    """TTFT, TPOT, ITL and E2E follow their definitions; TPOT divides by the tokens after the first."""
     outcome = Outcome(10.0, [10.5, 10.6, 10.9], ended_s=11.0, prompt_tokens=7, output_tokens=5)
     assert outcome.ttft_s == pytest.approx(0.5)
     assert outcome.tpot_s == pytest.approx(0.1)
@@ -28,7 +28,7 @@ def test_figures_of_one_request() -> None:
 
 
 def test_a_report_counts_what_happened() -> None:
-    """Failed and unfinished requests are counted apart, and only completed ones make figures."""
+    """Failed and unfinished requests are counted apart, and only completed requests have latencies."""
     outcomes = [
         Outcome(0.0, [1.0, 2.0], 2.0, 10, 2),
         Outcome(1.0, [2.0, 4.0], 4.0, 10, 2),

@@ -1,7 +1,7 @@
-"""The coordinator without sockets, on a virtual clock: what its decisions cost on one core, whoever loads it.
+"""The coordinator without sockets, on a virtual clock: the CPU time of its decisions, without that of its load.
 
-The real actor, membership, core, envelopes and codec take a simulated cluster's frames and make their own; only ZeroMQ
-and the event loop are missing. Only what the actor does is timed.
+The real actor, membership, core, envelopes and codec read a simulated cluster's frames and write their own; only ZeroMQ
+and the event loop are missing. Only the actor's work is timed.
 """
 
 import time
@@ -19,14 +19,14 @@ from actorserve.wire.transport import Framing, TransportLimits
 from tools.benchmarks.cluster.simulated_cluster import Shape, SimulatedCluster, Window
 from tools.benchmarks.common.errors import BenchError
 
-_TURN_S: Final = 0.001  # of virtual time: what comes meanwhile is taken at once
+_TURN_S: Final = 0.001  # of virtual time; frames that arrive within a turn are handled together
 _MAX_QUEUE: Final = 2**20
 _INCARNATION: Final = 1
 _ADDRESS: Final = "memory"
 
 
 class _Transport:
-    """Implements ``Transport`` between an actor and the bench that feeds it frames."""
+    """Implements ``Transport`` between an actor and a caller that feeds it frames."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.sent: list[bytes] = []
@@ -68,17 +68,17 @@ class _Transport:
         return [unpacked for frame in frames if (unpacked := self._framing.unpack(frame)) is not None]
 
     def on_arrival(self, callback: Callable[[], None]) -> None:
-        """Nobody waits: what arrives is taken by steps of a virtual clock."""
+        """Nothing waits, because the node takes frames at the steps of a virtual clock."""
 
     def close(self) -> None:
         self._frames.clear()
 
 
 class CoordinatorAlone:
-    """A coordinator and its cluster, which have met. No worker's queue is ever full: that would bound the requests
-    between two load reports, and it is the decisions that are measured.
+    """A coordinator and its cluster, which have met.
 
-    Raises: BenchError where they do not meet.
+    No worker's queue is ever full, because a full queue would limit the requests between two load reports, and the
+    decisions are what is measured. Raises: BenchError, if they do not meet.
     """
 
     def __init__(self, num_workers: int, num_gateways: int, settings: ClusterSettings) -> None:
@@ -100,10 +100,10 @@ class CoordinatorAlone:
         if self._cluster.num_met < self._cluster.num_processes:
             raise BenchError(f"only {self._cluster.num_met} of {self._cluster.num_processes} met the coordinator")
         self.joining_cpu_s = self._cpu_s
-        self._run_until(2.0)  # everybody reports
+        self._run_until(2.0)  # until every worker has reported
 
     def cpu_share(self, rate: float, seconds: float) -> float:
-        """CPU seconds that a second takes with so many requests in it. Raises: BenchError where some get no place."""
+        """The CPU seconds that a second with ``rate`` requests takes. Raises: BenchError, if one gets no place."""
         window = Window(rate, self._now + 0.5, self._now + 0.5 + seconds)
         self._cluster.load(window, self._now)
         self._run_until(window.begin_s)
@@ -112,7 +112,7 @@ class CoordinatorAlone:
         share = (self._cpu_s - before_s) / seconds
         self._run_until(window.end_s + 0.5)
         if not window.is_answered or window.num_refused:
-            raise BenchError(f"at {rate:.0f} requests/s some found no place; there are too few workers for them")
+            raise BenchError(f"at {rate:.0f} requests/s some got no place, because there are too few workers")
         return share
 
     def _run_until(self, until_s: float) -> None:

@@ -1,7 +1,7 @@
 """The process that stands for many workers and some gateways around a coordinator. Run by ``tools/bench coordinator``.
 
-``argv[1]`` has its ``Options`` as JSON. It takes a line of JSON for each measurement on stdin, answers with one, and
-ends with stdin; in between everybody it stands for goes on reporting and beating.
+``argv[1]`` holds its ``Options`` as JSON. For each measurement it reads a line of JSON from stdin and answers with one;
+it ends with stdin. Between measurements its workers and gateways continue to send reports and heartbeats.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from tools.benchmarks.common.processes import cpu_s
 
 _STDIN: Final = 0
 _READ_BATCH: Final = 1000
-_POLL_MS: Final = 1  # what is due goes out so late at most
+_POLL_MS: Final = 1  # a frame is sent at most so late
 _GRACE_S: Final = 1.0  # for answers after the window
 _LINGER_MS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``coordinator_address`` and its process's id, and whom to stand for."""
+    """The coordinator's address and process id, and the workers and gateways to simulate."""
 
     coordinator_address: str
     coordinator_id: int
@@ -42,7 +42,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One measurement, after some time at the same rate."""
+    """One measurement of ``seconds``, after ``settle_s`` at the same rate."""
 
     rate: float
     settle_s: float
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Rates are requests per second; CPU shares are of one core. Latencies are None where nothing was answered."""
+    """Rates are requests per second; CPU shares are those of one core. Latencies are None if nothing was answered."""
 
     asked: float
     answered: float
@@ -65,7 +65,7 @@ class Measured:
 
 
 class Generator:
-    """See the module."""
+    """Sends the simulated cluster's frames, and measures the answers."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -90,7 +90,7 @@ class Generator:
         self._poller.register(_STDIN, zmq.POLLIN)
 
     def run(self) -> None:
-        """Until stdin ends."""
+        """Run until stdin ends."""
         try:
             while self._cluster.num_met < self._cluster.num_processes:
                 if self._turn() == "":
@@ -103,7 +103,7 @@ class Generator:
             self._context.destroy(linger=_LINGER_MS)
 
     def _measure(self, load: Load) -> bool:
-        """False where stdin ended meanwhile."""
+        """Returns False if stdin ended meanwhile."""
         now = time.monotonic()
         window = Window(load.rate, now + load.settle_s, now + load.settle_s + load.seconds)
         self._cluster.load(window, now)
@@ -142,7 +142,10 @@ class Generator:
         return time.monotonic(), cpu_s(self._options.coordinator_id), time.process_time()
 
     def _turn(self) -> str | None:
-        """Send what is due, and take what has come. Returns a line of stdin, None without one, "" at its end."""
+        """Send the frames that are due, and read those that have arrived.
+
+        Returns a line of stdin, None without one, and "" at its end.
+        """
         for link, frame in self._cluster.due(time.monotonic()):
             try:
                 self._dealers[link].send(frame, zmq.NOBLOCK)

@@ -1,8 +1,8 @@
 """Many workers and some gateways as their coordinator sees them: real frames, no processes. Time is an argument.
 
-Workers report their loads and accept what gateways were told to place there; requests run for ``RUNNING_S``. Everybody
-says hello, and sends heartbeats once it is answered. Reports and heartbeats are spread evenly over their periods, and
-requests come at random (Poisson). Whoever uses this moves the frames.
+Workers report their loads, and accept the requests that the coordinator places on them; a request runs for
+``RUNNING_S``. Every process says hello, and sends heartbeats once the coordinator has answered. Reports and heartbeats
+are spread evenly over their periods, and requests arrive at random (Poisson). The caller moves the frames.
 """
 
 import random
@@ -32,13 +32,15 @@ from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_head
 
 RUNNING_S: Final = 1.0
 _ASK_AGAIN_S: Final = 2.0
-_ASKING_AT_ONCE: Final = 32  # processes start one after another
+_ASKING_AT_ONCE: Final = 32  # processes that say hello at once; the others wait
 _MODEL: Final = ModelInfo("model", 32_000, 8192)
 _SPEED: Final = Speed((64, 2048), (0.01, 0.3), 0.02)
 _BYTES_PER_BLOCK: Final = 2 * 2**20
 _TOKENS_PER_BLOCK: Final = 16
 _BLOCKS_PER_REQUEST: Final = 64
-_NUM_BLOCKS: Final = 2**16 * _BLOCKS_PER_REQUEST  # room enough: what is measured is the coordinator
+_NUM_BLOCKS: Final = (
+    2**16 * _BLOCKS_PER_REQUEST
+)  # more than any request needs, because the coordinator is what is measured
 _MIN_TOKENS, _MAX_TOKENS = 64, 1024
 _TAGS: Final = {cls: tag for tag, cls in WIRE_TAGS.items()}
 _PLACED, _REFUSED, _HELLO = (_TAGS[cls] for cls in (Placed, Refused, Hello))
@@ -50,7 +52,7 @@ Outgoing = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Who there is. ``addresses`` are where the links lead; several processes share one where there are fewer."""
+    """The numbers of processes. ``addresses`` are those of the links; processes share them if there are fewer."""
 
     num_workers: int
     num_gateways: int
@@ -61,15 +63,15 @@ class Shape:
 
 @dataclass(slots=True)
 class _Process:
-    """One that the coordinator knows. Of a worker: how many requests run, and what it accepted since its report."""
+    """A simulated process. A worker has running requests, and requests accepted since its last report."""
 
     peer: Peer
     role: Role
     link: int
-    asks: bytes  # its Hello, to whoever is there
+    asks: bytes  # its Hello, to any incarnation
     heartbeat: bytes = b""  # empty until the coordinator has answered
     head: bytes = b""
-    heard_s: float = 0.0  # when the coordinator last sent it anything
+    heard_s: float = 0.0  # when the coordinator last sent it a frame
     num_running: int = 0
     num_reports: int = 0
     accepted: list[str] = field(default_factory=list)
@@ -77,7 +79,7 @@ class _Process:
 
 @dataclass(slots=True)
 class Window:
-    """What is measured: requests due from ``begin_s`` until ``end_s``, and their latencies since they were due."""
+    """The measured requests: those due from ``begin_s`` until ``end_s``, with their latencies since they were due."""
 
     rate: float
     begin_s: float
@@ -92,7 +94,7 @@ class Window:
 
 
 class _Beat:
-    """An event for each of ``num`` in turn, all of them once a period."""
+    """One event for each of ``num`` processes in every period, evenly spread."""
 
     def __init__(self, num: int, period_s: float) -> None:
         self._num, self._step_s = num, period_s / num
@@ -112,7 +114,7 @@ class _Beat:
 
 
 class SimulatedCluster:
-    """See the module."""
+    """The workers and gateways of one coordinator."""
 
     def __init__(self, shape: Shape, incarnation: int, now: float, seed: int = 0) -> None:
         self.num_met = 0
@@ -130,8 +132,8 @@ class SimulatedCluster:
         self._heartbeats = _Beat(len(self._processes), shape.heartbeat_s)
         for beat in (self._reports, self._heartbeats):
             beat.start(now)
-        self._strangers = deque(self._processes)
-        self._asked_s: dict[str, float] = {}  # when those last said hello whom the coordinator has not answered
+        self._waiting_to_meet = deque(self._processes)
+        self._asked_s: dict[str, float] = {}  # when each unanswered process last said hello
         self._window: Window | None = None
         self._num_requests = 0
         self._next_request_s = 0.0
@@ -143,17 +145,20 @@ class SimulatedCluster:
         return len(self._processes)
 
     def num_lost(self, now: float, after_s: float) -> int:
-        """How many have not heard anything for so long: the coordinator holds them for dead. Nobody comes back anew."""
+        """How many processes have heard nothing for so long, because the coordinator has declared them dead.
+
+        A process that was declared dead does not come back.
+        """
         return sum(now - process.heard_s > after_s for process in self._processes)
 
     def load(self, window: Window, now: float) -> None:
-        """Let requests come from now until the window's end, at its rate."""
+        """Send requests from now until the window's end, at its rate."""
         self._window = window
         self._due_s.clear()
         self._next_request_s = now + self._random.expovariate(window.rate)
 
     def due(self, now: float) -> list[Outgoing]:
-        """All frames that are to be sent by now."""
+        """All frames that are due by now."""
         frames: list[Outgoing] = []
         if self.num_met < self.num_processes:
             frames += self._hellos(now)
@@ -180,7 +185,7 @@ class SimulatedCluster:
         return due_s
 
     def take(self, frame: bytes, now: float) -> None:
-        """What the coordinator sent. Nothing but the few messages that matter is read whole."""
+        """Handle a frame from the coordinator. Only the few kinds of messages that matter are decoded."""
         sender, target, body_at = self._reader.read(frame)
         self._by_name[target.name].heard_s = now
         tag = frame[body_at + 1] if frame[body_at] in _FIXARRAY else 0
@@ -195,12 +200,12 @@ class SimulatedCluster:
             self._on_hello(sender, target, decode(frame[body_at:]))
 
     def _hellos(self, now: float) -> list[Outgoing]:
-        while self._strangers and len(self._asked_s) < _ASKING_AT_ONCE:
-            self._asked_s[self._strangers.popleft().peer.name] = -_ASK_AGAIN_S
-        late = [name for name, asked_s in self._asked_s.items() if now >= asked_s + _ASK_AGAIN_S]
-        for name in late:
+        while self._waiting_to_meet and len(self._asked_s) < _ASKING_AT_ONCE:
+            self._asked_s[self._waiting_to_meet.popleft().peer.name] = -_ASK_AGAIN_S
+        unanswered = [name for name, asked_s in self._asked_s.items() if now >= asked_s + _ASK_AGAIN_S]
+        for name in unanswered:
             self._asked_s[name] = now
-        return [(process.link, process.asks) for process in map(self._by_name.__getitem__, late)]
+        return [(process.link, process.asks) for process in map(self._by_name.__getitem__, unanswered)]
 
     def _process(self, peer: Peer, role: Role, link: int) -> _Process:
         is_worker = role is Role.WORKER

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and what their texts are parsed by."""
+"""Arguments that several commands share, and parsers of their texts."""
 
 import argparse
 from pathlib import Path
@@ -19,7 +19,7 @@ def count(text: str) -> int:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    values = tuple(int(each) for each in text.split(","))
+    values = tuple(int(part) for part in text.split(","))
     if min(values) < 1:
         raise argparse.ArgumentTypeError("must be numbers of at least 1, with commas between them")
     return values

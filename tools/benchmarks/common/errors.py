@@ -1,4 +1,4 @@
-"""What a person did or met that ends a measurement before it starts."""
+"""The error that ends a measurement."""
 
 from actorserve.errors import ActorserveError
 

@@ -1,6 +1,6 @@
-"""What a server's journals (``cluster.journal_dir``) tell of its requests and of the time that passes around them.
+"""Requests and times from a server's journals (``cluster.journal_dir``).
 
-Their clock counts milliseconds, so short times are means over many.
+The journals' clock counts milliseconds, so short times are means over many entries.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The worker's pools of KV, as it reports them."""
+    """The sizes of a worker's KV pools, as the worker reports them."""
 
     kv_tokens: int
     host_kv_tokens: int
@@ -35,7 +35,7 @@ class Pools:
 
 
 def entries_of(folder: Path, process: str) -> Iterator[Entry]:
-    """What the process was told in all of its lives. Raises: BenchError, where it left no journal."""
+    """The entries of all incarnations of a process. Raises: BenchError, if it left no journal."""
     files = sorted(folder.glob(f"{process}-*.journal"))
     if not files:
         raise BenchError(f"{process} left no journal in {folder}")
@@ -45,43 +45,46 @@ def entries_of(folder: Path, process: str) -> Iterator[Entry]:
 
 
 def records_of(entries: Iterator[Entry], salt: str) -> list[Record]:
-    """The requests of this ``cache_salt``, in the order in which they came. Raises: BenchError, if one did not end."""
-    came: dict[str, float] = {}
+    """The requests with this ``cache_salt``, in order of arrival. Raises: BenchError, if a request did not end."""
+    arrived: dict[str, float] = {}
     first: dict[str, float] = {}
     num_output: dict[str, int] = {}
     ended: dict[str, float] = {}
     for entry in entries:
         match entry.message:
             case Open(request=request) if request.cache_salt == salt:
-                came[request.request_id] = entry.now
+                arrived[request.request_id] = entry.now
             case Tokens(request_ids=request_ids, positions=positions):
                 for request_id, position in zip(request_ids, positions, strict=True):
                     first.setdefault(request_id, entry.now)
                     num_output[request_id] = max(position + 1, num_output.get(request_id, 0))
             case Finished(request_id=request_id, reason=FinishReason.LENGTH):
                 ended.setdefault(request_id, entry.now)
-    if unfinished := came.keys() - ended.keys():
-        raise BenchError(f"{len(unfinished)} of {len(came)} requests have no end in the gateway's journal")
-    return [Record(at_s, first[each], ended[each], num_output[each]) for each, at_s in came.items()]
+    if unfinished := arrived.keys() - ended.keys():
+        raise BenchError(f"{len(unfinished)} of {len(arrived)} requests have no end in the gateway's journal")
+    return [
+        Record(at_s, first[request_id], ended[request_id], num_output[request_id])
+        for request_id, at_s in arrived.items()
+    ]
 
 
 def network_s(entries: Iterator[Entry], salt: str) -> float:
-    """The time of one message: half of what it takes to be placed. Raises: BenchError."""
-    came: dict[str, float] = {}
+    """The time of one message, which is half the time from a request's arrival to its placement. Raises: BenchError."""
+    arrived: dict[str, float] = {}
     trips_s: list[float] = []
     for entry in entries:
         match entry.message:
             case Open(request=request) if request.cache_salt == salt:
-                came[request.request_id] = entry.now
-            case Placed(request_id=request_id) if request_id in came:
-                trips_s.append(entry.now - came.pop(request_id))
+                arrived[request.request_id] = entry.now
+            case Placed(request_id=request_id) if request_id in arrived:
+                trips_s.append(entry.now - arrived.pop(request_id))
     if not trips_s:
         raise BenchError("no request was placed")
-    return _usual(trips_s) / 2
+    return _trimmed_mean(trips_s) / 2
 
 
 def between_steps_s(entries: Iterator[Entry]) -> float:
-    """The usual time from the end of one iteration to the beginning of the next, of a worker that mostly has work.
+    """The trimmed mean time from the end of one iteration to the start of the next, on a worker that mostly has work.
 
     Raises: BenchError.
     """
@@ -89,10 +92,10 @@ def between_steps_s(entries: Iterator[Entry]) -> float:
     gaps_s = [now - duration_s - before for (before, _), (now, duration_s) in pairwise(ends)]
     if not gaps_s:
         raise BenchError("the worker ran no two iterations")
-    return max(0.0, _usual(gaps_s))
+    return max(0.0, _trimmed_mean(gaps_s))
 
 
-def _usual(values: Sequence[float]) -> float:
+def _trimmed_mean(values: Sequence[float]) -> float:
     """The mean without the highest and the lowest tenth."""
     cut = len(values) // 10
     return fmean(sorted(values)[cut : len(values) - cut])

@@ -1,4 +1,4 @@
-"""What a measured request says: prompts of a given length, as token ids or as text. Seeded."""
+"""Seeded prompts of a given length, as token ids or as text."""
 
 import random
 
@@ -16,5 +16,5 @@ def prompt_token_ids(count: int, id_range: tuple[int, int], rng: random.Random) 
 
 
 def prompt_text(count: int, rng: random.Random) -> str:
-    """About ``count`` tokens of text: words that most tokenizers take for one token each."""
+    """About ``count`` tokens of text: words that are one token each in most tokenizers."""
     return " ".join(rng.choice(_WORDS) for _ in range(count))

@@ -1,4 +1,4 @@
-"""A GGUF model in llama.cpp's other formats, made once by its own quantizer and kept in the cache folder."""
+"""A GGUF model in llama.cpp's other formats, made once by llama.cpp's quantizer and kept in the cache folder."""
 
 import hashlib
 import os

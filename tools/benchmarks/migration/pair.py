@@ -114,8 +114,8 @@ class _TimedSessions(GatewayState):
 class Pair:
     """A source and a destination with these resolved ``settings``, and their sockets in ``runtime_dir``.
 
-    ``specs`` start the workers. ``actors`` are the coordinator and the gateway; ``open_actors`` makes them on the running
-    event loop.
+    ``specs`` start the workers. ``actors`` are the coordinator and the gateway; ``open_actors`` makes them on the
+    running event loop.
     """
 
     def __init__(self, name: str, settings: Settings, placement: launch.Placement, runtime_dir: Path) -> None:

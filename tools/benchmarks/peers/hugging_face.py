@@ -1,6 +1,6 @@
 """transformers in float32 as a peer, with its own cache. Options: ``model`` (a GGUF file or a folder).
 
-Its weights are random: reading GGUF files takes it another package, and its speed does not depend on them.
+Its weights are random: transformers needs another package to read GGUF files, and speed does not depend on weights.
 """
 
 import sys
@@ -13,11 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from tools.benchmarks.peers.protocol import BlockBudget, serve
 
-_FIRST_TOKEN = 100  # any ordinary ones will do
+_FIRST_TOKEN = 100  # any ordinary token ids will do
 
 
 class HuggingFacePeer:
-    """Implements ``protocol.Peer``. A prompt is computed at once; a batch's requests share one cache."""
+    """Implements ``protocol.Peer``. A prompt is computed in one piece; a batch's requests share one cache."""
 
     def __init__(self, path: Path, budget: BlockBudget) -> None:
         torch.set_num_threads(budget.num_threads)

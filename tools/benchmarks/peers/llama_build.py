@@ -1,8 +1,8 @@
-"""``tools/bench peers``: builds llama.cpp, which measurements compare with, from the sources that PyPI has.
+"""Builds llama.cpp, which measurements compare with, from its sources on PyPI.
 
-llama-cpp-python's source distribution holds both Python's bindings and llama.cpp itself with its server. One build with
-this machine's own instructions serves both. It lies in the cache folder, in an environment of its own; serving needs
-nothing of it. The version stands in ``config/constraints.txt``.
+llama-cpp-python's source distribution holds both the Python bindings and llama.cpp with its server. One build with this
+machine's instruction sets serves both. The build lies in the cache folder, in an environment of its own, and serving
+does not use it. ``config/constraints.txt`` pins the version.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class LlamaBuild:
 
     @property
     def python(self) -> Path:
-        """A Python with the bindings; to be run with ``environment``."""
+        """A Python with the bindings; run it with ``environment``."""
         return self.folder / "venv" / "bin" / "python"
 
     @property
@@ -59,7 +59,7 @@ class LlamaBuild:
 
     @property
     def complete(self) -> Path:
-        """The file that is there once everything else is."""
+        """This file is written last."""
         return self.folder / "complete"
 
 
@@ -73,14 +73,14 @@ def pinned_version(constraints: Path = CONSTRAINTS) -> str:
 
 
 def build_folder() -> Path:
-    """Where this version's build for this CPU belongs: a home may be shared by machines of several kinds."""
+    """The folder of this version's build for this CPU, because machines of several kinds may share a home."""
     machine = this_machine()
     cpu = hashlib.sha256(repr((machine.cpu, machine.isa)).encode()).hexdigest()[:8]
     return cache_folder() / "peers" / f"{_NAME}-{pinned_version()}-{cpu}"
 
 
 def find_build() -> LlamaBuild | None:
-    """None where it was not built yet."""
+    """None if llama.cpp is not built yet."""
     built = LlamaBuild(build_folder())
     return built if built.complete.exists() else None
 
@@ -120,7 +120,7 @@ def _build(built: LlamaBuild, console: Console) -> None:
     ]
     if missing:
         tools = " and ".join(missing)
-        raise BenchError(f"llama.cpp is built from source, which takes {tools}; apt install {' '.join(missing)}")
+        raise BenchError(f"building llama.cpp takes {tools}; apt install {' '.join(missing)}")
     shutil.rmtree(built.folder, ignore_errors=True)
     built.folder.mkdir()
     with (
@@ -137,7 +137,7 @@ def _build(built: LlamaBuild, console: Console) -> None:
 
 
 class _Builder:
-    """The steps of a build, in a folder that goes away. All that they print is in the log."""
+    """The steps of a build, in a temporary folder. All their output is in the log."""
 
     def __init__(self, scratch: Path, log: str, progress: Progress) -> None:
         self._scratch = scratch
@@ -156,7 +156,7 @@ class _Builder:
         return next(target.glob("*.tar.gz"))
 
     def unpack(self, archive: Path) -> Path:
-        """llama.cpp's own folder of the archive."""
+        """llama.cpp's folder in the archive."""
         target = self._scratch / "source"
         with tarfile.open(archive) as opened:
             opened.extractall(target, filter="data")
@@ -186,7 +186,7 @@ class _Builder:
         self._run("trying it", command, built.environment)
 
     def _run(self, title: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-        """Raises: BenchError, when the command fails."""
+        """Raises: BenchError, if the command fails."""
         task = self._progress.add_task(title, total=None)
         lines = []
         with (
@@ -220,7 +220,7 @@ class _Builder:
 
 
 def share_done(line: str) -> float | None:
-    """How much of a compilation is done, where a line of Ninja's or make's says so."""
+    """The share of a compilation that is done, from a line of Ninja's or make's output; None for other lines."""
     found = _COUNTS.match(line)
     if found is None:
         return None

@@ -16,12 +16,12 @@ from tools.benchmarks.peers.protocol import CHUNK_TOKENS, BlockBudget, serve
 from workers.engines.torch_engine import TorchEngine
 from workers.kv.cache import bytes_per_token
 
-_FIRST_TOKEN = 100  # any ordinary ones will do
+_FIRST_TOKEN = 100  # any ordinary token ids will do
 _TOKENS_PER_BLOCK = 16
 
 
 class OurPeer:
-    """Implements ``protocol.Scorer``. Each request has blocks of its own, and so has the prompt."""
+    """Implements ``protocol.Scorer``. Each request and the prompt have blocks of their own."""
 
     def __init__(self, model: str, dtype: str, budget: BlockBudget) -> None:
         path = Path(model) if model != "default" else locate(model)

@@ -17,7 +17,7 @@ _DONE = "[DONE]"
 async def served_model(client: httpx.AsyncClient) -> str:
     """The name of the first model that the server offers.
 
-    Raises: BenchError, when there is no such server.
+    Raises: BenchError, if no such server answers.
     """
     try:
         answer = await client.get("/v1/models")
@@ -34,7 +34,7 @@ async def served_model(client: httpx.AsyncClient) -> str:
 
 
 async def events(lines: AsyncIterator[str]) -> AsyncIterator[str]:
-    """The data of each server-sent event. Comments and other fields are left out."""
+    """The data of each server-sent event, without comments and other fields."""
     data: list[str] = []
     async for line in lines:
         if line.startswith("data:"):
@@ -47,7 +47,7 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 def has_output(event: dict[str, Any]) -> bool:
-    """Whether a chunk carries (part of) the answer: not the opening role, nor usage alone."""
+    """Whether a chunk carries a part of the answer, and not only the opening role or the usage."""
     for choice in event.get("choices", ()):
         delta = choice.get("delta")
         if choice.get("text") or (delta is not None and delta.get("content")):
@@ -58,7 +58,7 @@ def has_output(event: dict[str, Any]) -> bool:
 async def measure(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], clock: Callable[[], float] = time.perf_counter
 ) -> Outcome:
-    """Send a streaming request and note when its output arrives. A failure is noted in the outcome, never raised."""
+    """Send a streaming request, and record when its output arrives. The outcome records a failure; none is raised."""
     outcome = Outcome(sent_s=clock())
     await measure_into(outcome, client, path, body, clock)
     return outcome
@@ -71,7 +71,7 @@ async def measure_into(
     body: dict[str, Any],
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Like ``measure``, into an outcome that the caller may read while the request runs."""
+    """Like ``measure``, but the caller may read the outcome while the request runs."""
     try:
         async with client.stream("POST", path, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
@@ -87,12 +87,12 @@ async def measure_into(
         outcome.error = "connection lost"
     except asyncio.CancelledError:
         if outcome.ended_s is None:
-            outcome.error = None  # neither ended nor failed: the measurement was stopped
+            outcome.error = None  # the measurement was stopped, so the request neither ended nor failed
         raise
 
 
 async def _read(outcome: Outcome, answer: httpx.Response, clock: Callable[[], float]) -> str | None:
-    """Follow one stream to its end. Returns what was wrong with it."""
+    """Follow one stream to its end. Returns its error, or None."""
     async for data in events(answer.aiter_lines()):
         now_s = clock()
         if data == _DONE:

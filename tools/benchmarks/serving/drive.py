@@ -1,4 +1,4 @@
-"""Sending a workload: open loop, each request at its time whatever the server does, or closed loop, N at once."""
+"""Sends a workload: open loop, each request at its time, or closed loop, N requests at once."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ class Job:
 
 @dataclass
 class Drive:
-    """One run of jobs against a path of a server. ``outcomes`` can be read at any time, in the order of sending."""
+    """One run of jobs against a path of a server. ``outcomes`` are in sending order, and can be read at any time."""
 
     client: httpx.AsyncClient
     path: str
@@ -56,7 +56,7 @@ class Drive:
 
 
 async def until_stopped(work: Coroutine[None, None, None], stop: asyncio.Event) -> bool:
-    """Do ``work``, or give it up when ``stop`` is set. Returns whether it was given up."""
+    """Do ``work`` until it is done or ``stop`` is set. Returns whether it was stopped."""
     async with asyncio.TaskGroup() as group:
         working = group.create_task(work)
         stopping = group.create_task(_wait(stop))

@@ -1,4 +1,4 @@
-"""Servers that a measurement starts, on free ports of this machine, and ends."""
+"""Servers that a measurement starts on free ports of this machine, and ends."""
 
 import os
 import signal
@@ -45,9 +45,9 @@ def our_server(model: str, dtype: str, num_workers: int) -> ServerSpec:
 def llama_server(
     name: str, file: Path, built: LlamaBuild, num_threads: int, num_slots: int, slot_tokens: int
 ) -> ServerSpec:
-    """llama-server with continuous batching over ``num_slots`` slots, each with room for ``slot_tokens``.
+    """llama-server with continuous batching over ``num_slots`` slots of ``slot_tokens`` each.
 
-    It does not put aside the prompts of ended requests (``--cache-ram 0``): none comes again, and it would cost time.
+    It does not store the prompts of ended requests (``--cache-ram 0``): no prompt repeats, and storing takes time.
     """
     return ServerSpec(
         f"llama-server {name}",
@@ -78,7 +78,7 @@ class RunningServer:
             stdout=self._log,
             stderr=self._log,
             env={**os.environ, **spec.environment},
-            start_new_session=True,  # a Ctrl-C is for the measurement, which then ends its servers
+            start_new_session=True,  # so that only the measurement sees a Ctrl-C, and ends its servers
         )
 
     def __enter__(self) -> Self:
@@ -96,7 +96,7 @@ class RunningServer:
         self._log.close()
 
     def first_token_s(self) -> float:
-        """Ask for one token again and again until it comes. Returns the time since the server's start.
+        """Ask for one token until the server gives it. Returns the time since the server's start.
 
         Raises: BenchError.
         """
@@ -108,7 +108,7 @@ class RunningServer:
                     if models and _gives_token(client, body | {"model": models[0]["id"]}):
                         return time.perf_counter() - self.started_s
                 except httpx.HTTPError:
-                    pass  # it is not up yet, or its model is not
+                    pass  # the server or its model is not ready yet
                 if self._process.poll() is not None:
                     break
                 time.sleep(_POLL_S)
@@ -116,7 +116,7 @@ class RunningServer:
 
     def _last_words(self) -> str:
         self._log.seek(0)
-        lines: Sequence[str] = self._log.read().strip().splitlines() or ["it says nothing"]
+        lines: Sequence[str] = self._log.read().strip().splitlines() or ["it printed nothing"]
         return lines[-1][:300]
 
 

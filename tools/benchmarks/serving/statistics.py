@@ -1,4 +1,4 @@
-"""From what each request met to the figures of a report."""
+"""From the outcomes of requests to the figures of a report."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ PERCENTILES = (50, 90, 99)
 class Outcome:
     """One request as its client saw it; times in seconds on one monotonic clock.
 
-    ``chunk_times_s`` are the arrivals of events with output. ``output_tokens`` is what the server counted, where it
-    said so, else the number of chunks. ``error`` is a short kind, None for a request that ended well.
+    ``chunk_times_s`` are the arrival times of events with output. ``output_tokens`` is the server's count if it sent
+    one, and otherwise the number of chunks. ``error`` is a short kind, or None for a request that ended well.
     """
 
     sent_s: float
@@ -50,7 +50,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Mean and percentiles of one figure; ``count`` values went into it."""
+    """Mean and percentiles of ``count`` values."""
 
     count: int
     mean: float
@@ -59,7 +59,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A measurement's figures. Latencies are of requests that ended well; ``duration_s`` is first send to last end."""
+    """A measurement's figures. Latencies are those of requests that ended well.
+
+    ``duration_s`` is the time from the first request's sending to the last one's end.
+    """
 
     num_requests: int
     num_completed: int
@@ -75,7 +78,7 @@ class Report:
 
 
 def summarize(values: Sequence[float]) -> Summary | None:
-    """None where there is nothing to summarize."""
+    """None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -83,7 +86,7 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 
 def make_report(outcomes: Sequence[Outcome], now_s: float) -> Report:
-    """Sum up; ``now_s`` ends the measurement where requests are still running."""
+    """Sum up outcomes; ``now_s`` ends the measurement if requests are still running."""
     completed = [each for each in outcomes if each.error is None and each.ended_s is not None]
     unfinished = [each for each in outcomes if each.error is None and each.ended_s is None]
     begin_s = min((each.sent_s for each in outcomes), default=now_s)
