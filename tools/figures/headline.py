@@ -50,7 +50,7 @@ def headline_lines(headlines: list[Headline]) -> list[str]:
         file = read_figures(figure_file(headline.file))
         if may_be_shown(file):
             shown = shown_figure(headline, file)
-            lines.append(f"| {headline.text} | {shown} | {file.machine.cpu}, commit {file.commit} |")
+            lines.append(f"| {headline.text} | {shown} | {file.machine.cpu}, {file.machine.cores} cores |")
     return lines
 
 

@@ -25,8 +25,10 @@ def write_plot(summaries: Sequence[MoveSummary], file: Path) -> None:
         in_steps.plot(lengths, [each.downtime_steps.median for each in chosen], marker="o", markersize=4, label=label)
         in_ms.plot(lengths, [each.downtime_ms.median for each in chosen], marker="o", markersize=4, label=label)
     in_steps.axhline(MAX_STEPS, color="grey", linestyle="--", linewidth=1, label=f"goal: {MAX_STEPS:g} steps")
+    ticks = sorted({summary.context_tokens for summary in summaries})
     for axis, label in ((in_steps, "Downtime, decode steps"), (in_ms, "Downtime, ms")):
         axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [f"{length:,}" for length in ticks])
         axis.set_yscale("log")
         axis.set_xlabel("Context length, tokens")
         axis.set_ylabel(label)
