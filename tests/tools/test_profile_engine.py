@@ -72,7 +72,7 @@ def test_an_interrupt_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_the_wrapper_can_be_run() -> None:
-    """tools/profile lies beside the other commands, and offers the fit as well as the measurement."""
+    """tools/profile is one of the commands in tools, and offers the fit as well as the measurement."""
     done = subprocess.run([ROOT / "tools" / "profile", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "--quick" in done.stdout

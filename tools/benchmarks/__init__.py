@@ -1,1 +1,1 @@
-"""``tools/bench``: measurements of a server, of its parts, and of other systems beside them."""
+"""``tools/bench``: measurements of a server and its parts, compared with other systems."""

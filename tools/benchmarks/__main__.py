@@ -14,17 +14,17 @@ EXIT_UNUSABLE = 2  # nothing was measured
 EXIT_INTERRUPTED = 130
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("serving.serve", "latencies and throughput of a running server, or of ours beside llama-server"),
-    "engine": ("engine.engine", "tokens/s and memory of the engine, beside llama.cpp and transformers"),
+    "serve": ("serving.serve", "latencies and throughput of a running server, or of ours and llama-server"),
+    "engine": ("engine.engine", "tokens/s and memory of the engine, compared with llama.cpp and transformers"),
     "policies": ("serving.policies", "latencies under each scheduling policy, side by side on the real engine"),
-    "fidelity": ("serving.fidelity", "the simulator beside the real engine, on the same arrivals"),
-    "start": ("serving.start", "from a process's start to the first token, beside import torch"),
+    "fidelity": ("serving.fidelity", "the simulator compared with the real engine, on the same arrivals"),
+    "start": ("serving.start", "from a process's start to the first token, compared with import torch"),
     "perplexity": ("engine.perplexity", "accuracy of each numeric mode"),
     "step": ("engine.step", "where the time of one iteration goes"),
     "tiles": ("engine.tiles", "what batch-independent bits cost in the float modes"),
-    "actors": ("cluster.actors", "calls between actors and their memory, beside Ray and bare pyzmq"),
+    "actors": ("cluster.actors", "calls between actors and their memory, compared with Ray and bare pyzmq"),
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
-    "transport": ("cluster.transport", "GB/s of KV from worker to worker, beside a plain copy"),
+    "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
     "migration": ("migration.migration", "what moving a running request costs it and its neighbours"),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),
     "peers": ("peers.peers", "build or install what we compare with: llama.cpp, or Ray"),

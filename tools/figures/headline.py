@@ -55,7 +55,7 @@ def headline_lines(headlines: list[Headline]) -> list[str]:
 
 
 def shown_figure(headline: Headline, file: FigureFile) -> str:
-    """The figure with its unit, beside the one to compare with and how many times better it is. Raises: FigureError."""
+    """The figure with its unit, the figure to compare with, and the ratio. Raises: FigureError."""
     figure, text = _find(headline, file, headline.row, headline.column)
     if headline.over_row is None and headline.over_column is None:
         return f"**{text}**"

@@ -1,4 +1,4 @@
-"""``tools/bench actors``: a call from one actor to another, ours beside Ray's and bare ZeroMQ's, in turns.
+"""``tools/bench actors``: a call from one actor to another, ours, Ray's and bare ZeroMQ's in turns.
 
 Each pair of actors is two processes. All pairs live through the whole run, and one pair is measured at a time.
 """

@@ -1,4 +1,4 @@
-"""``tools/bench transport``: how fast KV blocks go from one process to another, beside plain copying.
+"""``tools/bench transport``: how fast KV blocks go from one process to another, compared with plain copying.
 
 The same blocks of a pool are read from a second process, in turn with a plain copy within one process, bare pyzmq with
 messages of 1 MiB, and gloo (torch.distributed). Each round measures all ways, so that other load on the machine slows

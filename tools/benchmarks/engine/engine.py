@@ -1,4 +1,4 @@
-"""``tools/bench engine``: our engine beside llama.cpp and transformers, in turns and in one run."""
+"""``tools/bench engine``: our engine compared with llama.cpp and transformers, in turns and in one run."""
 
 import argparse
 from collections.abc import Callable, Sequence

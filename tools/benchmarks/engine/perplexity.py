@@ -1,4 +1,4 @@
-"""``tools/bench perplexity``: what each numeric mode costs in accuracy, on English text, beside float32."""
+"""``tools/bench perplexity``: what each numeric mode costs in accuracy on English text, compared with float32."""
 
 import argparse
 import math

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 INSTANCE = ("worker-0", 1)
-"""The instance that the answering actor names, beside the request's id and epoch."""
+"""The instance that the answering actor names, along with the request's id and epoch."""
 
 
 @dataclass(frozen=True, slots=True)

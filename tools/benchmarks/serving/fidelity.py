@@ -55,7 +55,7 @@ from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.machine import machine_line, this_machine
 
 _IDLE = [Arrival(0.0, 64, 8)] * 20
-TITLE = "The simulator beside the real engine, simulated / measured"
+TITLE = "The simulator compared with the real engine, simulated / measured"
 _SALT = "measured"  # marks the measured requests, unlike those that warm the server up
 _LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 _PERCENTILES = ("p50", "p99")
