@@ -1,8 +1,8 @@
 """The one bootstrap behind tools/*: makes ``.venv``, installs pinned dependencies into it, runs the command there.
 
-Standard library only: it runs before anything is installed. The versions stand in ``config/constraints.txt``, the names
-in ``pyproject.toml``. A stamp in ``.venv`` (written last) tells that an installation is complete and up to date, so a
-second start installs nothing and an interrupted one is done again. Two at once take turns.
+Standard library only, because it runs before anything is installed. ``pyproject.toml`` names the packages, and
+``config/constraints.txt`` their versions. A stamp in ``.venv``, written last, marks an installation as complete and up
+to date: a second start installs nothing, and an interrupted installation is repeated. Two installations take turns.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ COMMANDS = {"serve": RUNTIME, "test": TEST, "check": TEST, "bench": TEST, "simul
 
 
 class SetupError(Exception):
-    """Its text is one line that tells what to do."""
+    """Its text is one line that says what to do."""
 
 
 def say(text: str) -> None:
@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 def dependencies(root: Path, group: str) -> list[str]:
-    """What ``pyproject.toml`` asks for; the test group includes the runtime's."""
+    """The packages that ``pyproject.toml`` needs; the test group includes the runtime's."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wanted = list(project["dependencies"])
     if group == TEST:
@@ -44,8 +44,8 @@ def python_of(root: Path) -> Path:
 
 
 def describe_python(python: Path) -> str | None:
-    """Version and place of the virtual environment's Python; None if there is none that works."""
-    # -I: the caller's PYTHON* variables do not matter. The version, since a distribution's upgrade replaces Python.
+    """Version and folder of the virtual environment's Python; None if it does not work."""
+    # -I ignores the caller's PYTHON* variables. The version matters because a distribution's upgrade replaces Python.
     command = [str(python), "-I", "-c", "import sys, pip; print(sys.version, sys.prefix)"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -55,7 +55,7 @@ def describe_python(python: Path) -> str | None:
 
 
 def fingerprint(root: Path, group: str, python: str) -> str:
-    """Hash of everything that decides what is installed."""
+    """Hash of everything that determines the installed packages."""
     pins = (root / "config" / "constraints.txt").read_text(encoding="utf-8")
     parts = [pins, *dependencies(root, group), python]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -78,7 +78,7 @@ def is_current(root: Path, group: str) -> bool:
 def one_at_a_time(root: Path) -> Iterator[int]:
     """Hold the installation's lock, and yield its descriptor.
 
-    The lock is on the ``tools`` folder itself, so nothing is left behind; it ends with the last process that holds it.
+    The lock is on the ``tools`` folder itself, so no lock file remains. It ends with the last process that holds it.
     """
     descriptor = os.open(root / "tools", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -93,9 +93,9 @@ def one_at_a_time(root: Path) -> Iterator[int]:
 
 
 def make_environment(root: Path) -> None:
-    """Make ``.venv`` anew."""
+    """Make an empty ``.venv``, in place of an old one."""
     try:
-        import ensurepip  # noqa: F401 - Debian and Ubuntu ship it apart, and venv fails late without it
+        import ensurepip  # noqa: F401 - Debian and Ubuntu package it separately, and venv fails late without it
         import venv  # noqa: F401
     except ImportError:
         package = f"python{sys.version_info.major}.{sys.version_info.minor}-venv"
@@ -109,14 +109,14 @@ def make_environment(root: Path) -> None:
 
 
 def install(root: Path, group: str, lock: int) -> None:
-    """Install a group's dependencies, and put the repository's root on ``sys.path`` of everything run in ``.venv``."""
+    """Install a group's dependencies, and put the repository's root on the ``sys.path`` of ``.venv``."""
     wanted = dependencies(root, group)
     say(f"installing dependencies ({group} set, {len(wanted)} packages and theirs); this is needed once")
     command = [str(python_of(root)), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     if not sys.stderr.isatty():
-        command.append("-qq")  # else pip's own progress is shown
+        command.append("-qq")  # on a terminal pip shows its progress
     command += ["--constraint", str(root / "config" / "constraints.txt"), *wanted]
-    # pip inherits the lock: should only this process be killed, a second start still waits for the pip that is left.
+    # pip inherits the lock: if only this process is killed, a second start still waits for pip.
     done = subprocess.run(command, stdout=sys.stderr, pass_fds=[lock], check=False)
     if done.returncode != 0:
         raise SetupError("installing failed, for the reason above; run the command again to retry")
@@ -126,14 +126,14 @@ def install(root: Path, group: str, lock: int) -> None:
 
 
 def ensure(root: Path, group: str) -> None:
-    """Make ``.venv`` hold the group's dependencies. Quick and silent when it does already.
+    """Make ``.venv`` hold the group's dependencies. Quick and silent if it does already.
 
     Raises: SetupError.
     """
     if is_current(root, group):
         return
     with one_at_a_time(root) as lock:
-        if is_current(root, group):  # somebody else's installation has just ended
+        if is_current(root, group):  # another process has just installed them
             return
         python = describe_python(python_of(root))
         if python is None:
@@ -142,18 +142,18 @@ def ensure(root: Path, group: str) -> None:
             if python is None:
                 raise SetupError(f"{root / '.venv'} does not work; remove it and run the command again")
         complete = [RUNTIME, TEST] if group == TEST else [RUNTIME]
-        for each in complete:
-            stamp_of(root, each).unlink(missing_ok=True)
+        for name in complete:
+            stamp_of(root, name).unlink(missing_ok=True)
         install(root, group, lock)
-        for each in complete:
-            unfinished = stamp_of(root, each).with_suffix(".new")
-            unfinished.write_text(fingerprint(root, each, python), encoding="utf-8")
-            unfinished.replace(stamp_of(root, each))
+        for name in complete:
+            unfinished = stamp_of(root, name).with_suffix(".new")
+            unfinished.write_text(fingerprint(root, name, python), encoding="utf-8")
+            unfinished.replace(stamp_of(root, name))
         say("dependencies are installed")
 
 
 def absolute_paths(arguments: Sequence[str], root: Path) -> list[str]:
-    """pytest runs in the root; a path that the caller meant from where they stand is made absolute."""
+    """Make the caller's relative paths absolute, because pytest runs in the root."""
     here = Path.cwd()
     if here == root:
         return list(arguments)
@@ -166,7 +166,7 @@ def absolute_paths(arguments: Sequence[str], root: Path) -> list[str]:
 
 
 def run_checks(python: str, arguments: Sequence[str]) -> int:
-    """Run every check, also after one has failed. Returns an exit status."""
+    """Run every check, also after a failure. Returns an exit status."""
     if arguments:
         raise SetupError("tools/check takes no arguments")
     checks = {
@@ -211,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
     python = str(python_of(ROOT))
     try:
         ensure(ROOT, COMMANDS[name])
-        # -P: a file in the caller's folder that is called like a module of ours or of Python's changes nothing.
+        # -P: a file in the caller's folder cannot replace a module of the same name.
         if name == "serve":
             os.execv(python, [python, "-P", "-m", "actorserve", "serve", *rest])
         if name == "bench":

@@ -1,4 +1,4 @@
-"""tools/profile, run as a person runs it, on a model so small that its figures do not matter."""
+"""tools/profile, run like a person runs it, on a model so small that its figures do not matter."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_engine_is_measured_shown_and_written(tmp_path: Path) -> None:
-    """The profile goes where workers look for it, and tables show what was measured."""
+    """The profile is written to the folder where workers look for it, and tables show the measured times."""
     folder = write_folder(tmp_path / "tiny")
     arguments = ("--model", str(folder), "--load-format", "dummy", "--dtype", "float32", "--device", "cpu", "--quick")
     done = run(*arguments, "--threads", "1", cache=tmp_path / "cache")
@@ -52,7 +52,7 @@ def test_an_engine_is_measured_shown_and_written(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
-    """A model or an option that does not do is told without a traceback."""
+    """A wrong model or option is an error without a traceback."""
     model = () if arguments[0] == "--model" else ("--model", str(write_folder(tmp_path / "tiny")))
     done = run(*model, *arguments, cache=tmp_path / "cache")
     assert done.returncode == command.EXIT_UNUSABLE
@@ -61,7 +61,7 @@ def test_mistakes_are_one_line(tmp_path: Path, arguments: tuple[str, ...], says:
 
 
 def test_an_interrupt_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Ctrl-C is one line and the shell's own exit status."""
+    """Ctrl-C prints one line, and exits like an interrupted command."""
 
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
@@ -72,7 +72,7 @@ def test_an_interrupt_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_the_wrapper_can_be_run() -> None:
-    """tools/profile lies beside the other commands, and offers the fit as well as the measurement."""
+    """tools/profile is one of the commands in tools, and offers the fit as well as the measurement."""
     done = subprocess.run([ROOT / "tools" / "profile", "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "--quick" in done.stdout

@@ -37,7 +37,7 @@ def write(file: Path, lines: list[str], columns: str = COLUMNS) -> Path:
 
 
 def test_a_known_cost_is_found_again(tmp_path: Path) -> None:
-    """Measurements that follow the model are fitted exactly, also where the sweeps did not go."""
+    """Measurements that follow the model are fitted exactly, also outside of the sweeps."""
     file = write(tmp_path / "a.csv", [line(*each) for each in SWEEPS])
     profile = fit(MODELS["llama2-70b"], HARDWARE["a100-80gb"], read_rows(file)["llama2-70b", "a100-80gb"])
     errors = dict(profile.errors)
@@ -51,7 +51,7 @@ def test_a_known_cost_is_found_again(tmp_path: Path) -> None:
 
 
 def test_errors_are_of_every_row() -> None:
-    """One row that is twice what the others say shows as the largest error."""
+    """One row that is twice as long as the others predict shows as the largest error."""
     rows = [
         Row(prompt, batch, output, prompt_ms(prompt * batch) / 1e3, token_ms(batch, batch * prompt) / 1e3)
         for prompt, batch, output in SWEEPS * 3
@@ -117,7 +117,7 @@ def test_profiles_are_written(
 def test_wrong_measurements_are_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], columns: str, says: str
 ) -> None:
-    """A wrong file is named, with row and column, and nothing is written."""
+    """The error names a wrong file with row and column, and no profile is written."""
     file = write(tmp_path / "a.csv", lines, columns)
     assert main(["fit", str(file), "--output", str(tmp_path)]) == EXIT_UNUSABLE
     error = capsys.readouterr().err
@@ -127,7 +127,7 @@ def test_wrong_measurements_are_one_line(
 
 
 def test_a_fall_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a longer prompt took less time than a shorter one, a line says so, and the profile is written."""
+    """If a longer prompt took less time than a shorter one, a line says so, and the profile is written."""
     lines = [line(*each) for each in SWEEPS]
     lines[6] = lines[6].replace(f"{prompt_ms(8192)}", "100.0")
     file = tmp_path / "a.csv"
@@ -140,13 +140,13 @@ def test_a_fall_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_no_folder_to_write_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file where the folder should be is told."""
+    """A file in place of the folder is an error that names it."""
     file = write(tmp_path / "a.csv", [line(*each) for each in SWEEPS])
     assert main(["fit", str(file), "--output", str(file)]) == EXIT_UNUSABLE
     assert "cannot write " in capsys.readouterr().err
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is named."""
+    """The error names the file."""
     assert main(["fit", str(tmp_path / "none.csv")]) == EXIT_UNUSABLE
     assert "cannot read measurements from" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The bootstrap behind tools/*, run as a person runs it, offline, in a small repository with packages of its own."""
+"""The bootstrap behind tools/*, run like a person runs it, offline, in a small repository with packages of its own."""
 
 import os
 import re
@@ -92,7 +92,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 
 
 def test_a_second_start_installs_nothing(installed: Repository) -> None:
-    """Once installed, a tool runs its command from any folder, and says nothing of its own."""
+    """Once installed, a tool runs its command from any folder, and prints nothing of its own."""
     assert installed.run("serve", "--help") == (0, "1.0 serve --help", "")
 
 
@@ -103,7 +103,7 @@ def test_the_callers_files_are_not_imported(installed: Repository) -> None:
 
 
 def test_an_interrupted_installation_is_done_again(installed: Repository) -> None:
-    """Without the stamp that is written last, what is there is not trusted, and is made whole."""
+    """Without the stamp that is written last, an installation is not trusted, and is completed."""
     (installed.root / ".venv" / "actorserve-runtime.stamp").unlink()
     code, out, err = installed.run("serve")
     assert (code, out) == (0, "1.0 serve")
@@ -131,7 +131,7 @@ def test_a_broken_environment_is_made_anew(installed: Repository) -> None:
 
 
 def test_the_test_set_is_installed_for_tests_alone(installed: Repository) -> None:
-    """tools/serve does not install what only tests need; tools/test does."""
+    """tools/serve does not install packages that only tests need; tools/test does."""
     (site_packages,) = (installed.root / ".venv" / "lib").glob("python*/site-packages")
     (installed.root / ".venv" / "actorserve-test.stamp").unlink(missing_ok=True)
     assert not (site_packages / "pytest.py").exists()
@@ -150,7 +150,7 @@ def test_all_tests_run_in_two_parts(installed: Repository) -> None:
 
 
 def test_a_failed_installation_is_told(installed: Repository) -> None:
-    """A version that cannot be had ends with pip's reason and one line of ours, and the next start tries again."""
+    """An unavailable version ends with pip's reason and one line of ours, and the next start tries again."""
     installed.pin("tiny==9.9\npytest==1.0\n")
     try:
         for _ in range(2):
@@ -176,7 +176,7 @@ def test_a_missing_venv_module_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_python", [True, False])
 def test_an_old_python_is_told(tmp_path: Path, has_python: bool) -> None:
-    """Where no Python is new enough, one line says what is needed and what is there."""
+    """If no Python is new enough, one line says which is needed and which is installed."""
     for tool in ("readlink", "dirname"):
         found = shutil.which(tool)
         assert found is not None
@@ -200,7 +200,7 @@ def pins() -> dict[str, Version]:
 
 
 def test_everything_that_is_needed_is_pinned() -> None:
-    """Every package that pyproject.toml asks for, and every one that those ask for, has an exact version that fits."""
+    """Every package that pyproject.toml needs, directly or through others, has an exact version that fits."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pinned = pins()
     waiting = [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["test"]]
@@ -224,20 +224,20 @@ def test_everything_that_is_needed_is_pinned() -> None:
 
 
 def test_no_registry_is_named() -> None:
-    """Where packages come from is the machine's business: no tool names a registry's address."""
+    """The machine's configuration chooses where packages come from: no tool names a registry's address."""
     for file in [*(ROOT / "tools").glob("_*"), ROOT / "config" / "constraints.txt", ROOT / "pyproject.toml"]:
         if file.is_file():
             assert "://" not in file.read_text(encoding="utf-8"), file
 
 
 def test_the_tools_are_executable() -> None:
-    """What a person runs can be run."""
+    """Every file in tools that a person runs is executable."""
     for name in ("serve", "test", "check", "bench", "_python"):
         assert os.access(ROOT / "tools" / name, os.X_OK), name
 
 
 def test_paths_are_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path given to tools/test is meant from where the caller stands, if something is there."""
+    """A path given to tools/test is relative to the caller's folder, if it exists there."""
 
     (tmp_path / "test_x.py").touch()
     monkeypatch.chdir(tmp_path)

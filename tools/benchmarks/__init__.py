@@ -1,1 +1,1 @@
-"""Measuring a running server from outside, as its clients see it."""
+"""``tools/bench``: measurements of a server and its parts, compared with other systems."""

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from actorserve.errors import ActorserveError, ProtocolError, SimulationError
 from actorserve.wire.replay import replay
+from tools.figures.files import command_line, measured_now, write_figures
 from tools.profiling.output import prepare_file
 from tools.simulation import runner
 from tools.simulation.experiment import Experiment, merged, read_experiment
@@ -27,7 +28,7 @@ EXIT_INTERRUPTED = 130
 MIN_WIDTH = 130  # columns of the tables: a narrow terminal wraps them, which is better than cutting them off
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tools/simulate", description="Simulate a cluster in virtual time, with the production schedulers."
     )
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="folder for the JSON file and the plots (default: simulated/NAME)"
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures that READMEs show to this file")
     parser.add_argument(
         "--processes",
         type=int,
@@ -57,7 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="KEY=VALUE",
         help="replace a value of the file, as seed=2 or cluster.instances=4; may be repeated",
     )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = make_parser()
     parsed = parser.parse_args(arguments)
+    parsed.command_line = command_line("tools/simulate", sys.argv[1:] if arguments is None else arguments)
     if parsed.processes < 1:
         parser.error("--processes must be at least 1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -109,9 +117,13 @@ def run_experiment_file(parsed: argparse.Namespace) -> int:
     show(values, console)
     num_requests = sum(figures["requests"]["arrived"] for result in results for figures in result.runs.values())
     console.print(f"{num_requests} requests in {took_s:.1f} s ({num_requests / took_s:.0f} simulated a second)")
-    from tools.simulation.plots import write_plots  # after the runs: it takes a while to load
+    from tools.simulation.figure_tables import tables_of  # after the runs, because matplotlib takes a while to load
+    from tools.simulation.plots import write_plots
 
     files = [write_json(values, folder), *write_plots(values, folder)]
+    if parsed.json is not None:
+        write_figures(measured_now(parsed.command_line, tables_of(values, num_requests, took_s)), parsed.json)
+        files.append(parsed.json)
     console.print("written:", *map(str, files), soft_wrap=True)
     return 0
 

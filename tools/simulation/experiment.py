@@ -67,12 +67,14 @@ class Search(Table):
 
 
 class Plan(Table):
-    """The keys of an experiment beside those of its runs. ``figures`` are those that are shown and plotted, by rate, by
-    the variants' x, by the figure ``plot_by``, or else as bars.
+    """The keys of an experiment besides those of its runs. ``figures`` are shown, and plotted by rate, by the variants'
+    x, by the figure ``plot_by``, or else as bars. ``labels`` are words for figures; an arm's or a variant's is
+    ``label``.
     """
 
     title: str = ""
     figures: tuple[str, ...] = Field((), strict=False)
+    labels: dict[str, str] = Field(default_factory=dict)
     plot_by: str | None = None
     rates: tuple[float, ...] = Field((), strict=False)
     search: Search | None = None
@@ -88,6 +90,8 @@ class Plan(Table):
                     raise ValueError(f"{name}.{place}.name is {repr(each)[:60]}: expected a name, of up to 60 letters")
                 if each in names[:place]:
                     raise ValueError(f"{name}.{place}.name is {each!r}: expected another name than those before it")
+                if not isinstance(tables[place].get("label", each), str):
+                    raise ValueError(f"{name}.{place}.label is {str(tables[place]['label'])[:60]}: expected a text")
         named = {f"figures.{place}": name for place, name in enumerate(self.figures)}
         for key, name in (named if self.plot_by is None else named | {"plot_by": self.plot_by}).items():
             if name.partition(".")[0] not in ROOTS:
@@ -174,8 +178,8 @@ def _case(
     shared: Mapping[str, Any],
     traces: dict[Path, tuple[TraceRow, ...]],
 ) -> Case:
-    of_variant = {key: value for key, value in variant.items() if key not in ("name", "x")}
-    of_arm = {key: value for key, value in arm.items() if key != "name"}
+    of_variant = {key: value for key, value in variant.items() if key not in ("name", "label", "x")}
+    of_arm = {key: value for key, value in arm.items() if key not in ("name", "label")}
     for key, value in shared.items():
         if not isinstance(value, Mapping) and any(isinstance(each.get(key), Mapping) for each in (variant, arm)):
             raise SimulationError(f"{file}: {key} is {str(value)[:60]}: expected a table")

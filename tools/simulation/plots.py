@@ -1,5 +1,6 @@
-"""An experiment's plots, as PNG files: figures by rate, by the variants' x, or by another figure, a line for each arm;
-where there is nothing to put on an axis, bars.
+"""An experiment's plots, as PNG files: figures by rate, by the variants' x, or by another figure, a line for each arm.
+
+If there is nothing to put on an axis, figures are bars.
 """
 
 from pathlib import Path
@@ -11,44 +12,45 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from tools.simulation.figures import figure_of
+from tools.simulation.figures import label_of, labels_of, scaled_figure
 
-_LABELS = {"latency.per_token_s.mean": "mean s/token", "latency.per_token_s.p95": "P95 s/token"}  # and what is plotted
+DEFAULT_FIGURES = ("latency.per_token_s.mean", "latency.per_token_s.p95")
+_LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
+_STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 _COLUMNS = 4
-_MAX_RATIO = 30.0  # of the bars on an even scale
-_METADATA = {"Software": None}  # else the version of matplotlib stands in the file
+_MAX_RATIO = 30.0  # of the highest bar to the lowest on a linear scale
+_METADATA = {"Software": None}  # otherwise the file holds the version of matplotlib
 
 
 def write_plots(values: dict[str, Any], folder: Path) -> list[Path]:
     """Raises: OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    cases = values["cases"]
-    figures = values["config"].get("figures", [])
+    cases, config = values["cases"], values["config"]
+    figures = config.get("figures", [])
+    whole = folder / f"{values['name']}.png"
     are_single = all(len(case["runs"]) == 1 and case["x"] is None for case in cases)
-    if figures and values["config"].get("plot_by") is None and are_single:
-        return [_bars_of(folder / f"{values['name']}.png", cases, figures)]
-    files = []
-    if "plot_by" in values["config"]:
-        files.append(_plot(folder / f"{values['name']}.png", values, cases, values["config"]["plot_by"]))
-        return files
+    if figures and config.get("plot_by") is None and are_single:
+        return [_bars_of(whole, config, cases, figures)]
+    if "plot_by" in config:
+        return [_plot(whole, config, cases, config["plot_by"])]
     if all(case["x"] is not None for case in cases):
-        files.append(_plot(folder / f"{values['name']}.png", values, cases, "x"))
-        return files
+        return [_plot(whole, config, cases, "x")]
+    files = []
     for variant in dict.fromkeys(case["variant"] for case in cases):
-        name = "-".join(part for part in (values["name"], variant) if part)
+        file = folder / f"{'-'.join(part for part in (values['name'], variant) if part)}.png"
         chosen = [case for case in cases if case["variant"] == variant]
         if any(len(case["runs"]) > 1 for case in chosen):
-            files.append(_plot(folder / f"{name}.png", values, chosen, "rate_per_s"))
+            files.append(_plot(file, config, chosen, "rate_per_s"))
         else:
-            files.append(_bars(folder / f"{name}.png", chosen))
+            files.append(_bars(file, config, chosen))
     return files
 
 
-def _plot(file: Path, values: dict[str, Any], cases: list[dict[str, Any]], by: str) -> Path:
-    """``by``: what is on the x axis; "x", that of the variants, or a figure of the runs."""
-    config = values["config"]
+def _plot(file: Path, config: dict[str, Any], cases: list[dict[str, Any]], by: str) -> Path:
+    """``by`` is what the x axis shows: "x", that of the variants, or a figure of the runs."""
     limits = {f"latency.{goal['metric']}": goal["limit"] for goal in config.get("search", {}).get("goals", ())}
-    names = config.get("figures") or list(_LABELS)
+    names = config.get("figures") or DEFAULT_FIGURES
+    words, arm_labels = config.get("labels"), labels_of(config.get("arms", ()))
     for axis, name in zip(_axes(len(names)), names, strict=True):
         for arm in dict.fromkeys(case["arm"] for case in cases):
             points = sorted(
@@ -56,43 +58,49 @@ def _plot(file: Path, values: dict[str, Any], cases: list[dict[str, Any]], by: s
                 for case in cases
                 if case["arm"] == arm
                 for run in case["runs"]
-                if (x := case["x"] if by == "x" else figure_of(run, by)) is not None
-                and (y := figure_of(run, name)) is not None
+                if (x := case["x"] if by == "x" else scaled_figure(run, by)) is not None
+                and (y := scaled_figure(run, name)) is not None
             )
-            axis.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=arm or None)
+            label = arm_labels[arm] or None
+            axis.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=label)
         limit = limits.get(name)
         if limit is not None:
+            limit *= label_of(name).scale
             axis.axhline(limit, color="grey", linestyle="--", linewidth=1)
             axis.set_ylim(0, 3 * limit)
         if by == "x":
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
-        axis.set_xlabel({"x": config.get("title") or "variant", "rate_per_s": "requests/s"}.get(by, by))
-        axis.set_ylabel(_LABELS.get(name, name))
+        axis.set_xlabel(config.get("title") or "variant" if by == "x" else label_of(by, words).with_unit)
+        axis.set_ylabel(label_of(name, words).with_unit)
         _legend(axis)
     return _save(file)
 
 
-def _bars_of(file: Path, cases: list[dict[str, Any]], names: list[str]) -> Path:
+def _bars_of(file: Path, config: dict[str, Any], cases: list[dict[str, Any]], names: list[str]) -> Path:
     """Figures by variant, a bar for each arm."""
     variants = list(dict.fromkeys(case["variant"] for case in cases))
     arms = list(dict.fromkeys(case["arm"] for case in cases))
+    words, arm_labels = config.get("labels"), labels_of(config.get("arms", ()))
+    variant_labels = labels_of(config.get("variants", ()))
     width = 0.8 / len(arms)
     axes = _axes(len(names))
     for axis, name in zip(axes, names, strict=True):
-        every: list[float] = []
+        all_heights: list[float] = []
         for place, arm in enumerate(arms):
             heights = [
-                figure_of(case["runs"][0], name) or 0.0
+                scaled_figure(case["runs"][0], name) or 0.0
                 for variant in variants
                 for case in cases
                 if (case["variant"], case["arm"]) == (variant, arm)
             ]
-            every += heights
-            axis.bar([x + place * width for x in range(len(variants))], heights, width, label=arm or None)
-        axis.set_xticks([x + 0.4 - width / 2 for x in range(len(variants))], variants)
-        axis.set_title(name, fontsize=10)
-        shown = [height for height in every if height > 0.0]
+            all_heights += heights
+            positions = [x + place * width for x in range(len(variants))]
+            axis.bar(positions, heights, width, label=arm_labels[arm] or None)
+        ticks = [variant_labels[variant].replace(", ", "\n") for variant in variants]
+        axis.set_xticks([x + 0.4 - width / 2 for x in range(len(variants))], ticks, fontsize=8)
+        axis.set_title(label_of(name, words).with_unit, fontsize=10)
+        shown = [height for height in all_heights if height > 0.0]
         if shown and max(shown) > _MAX_RATIO * min(shown):
             axis.set_yscale("log")
     _legend(axes[0])
@@ -104,26 +112,33 @@ def _axes(number: int) -> list[Axes]:
     num_rows = -(-number // num_columns)
     width = 6 if number == 2 else 4.5
     _, axes = plt.subplots(num_rows, num_columns, figsize=(width * num_columns, 4.5 * num_rows), squeeze=False)
-    every = [axis for row in axes for axis in row]
-    for axis in every[number:]:
+    all_axes = [axis for row in axes for axis in row]
+    for axis in all_axes[number:]:
         axis.set_visible(False)
-    return every[:number]
+    return all_axes[:number]
 
 
-def _bars(file: Path, cases: list[dict[str, Any]]) -> Path:
-    _, axes = plt.subplots(1, 4, figsize=(14, 3.5))
-    for axis, latency in zip(axes, ("ttft_s", "tpot_s", "e2e_s", "per_token_s"), strict=True):
+def _bars(file: Path, config: dict[str, Any], cases: list[dict[str, Any]]) -> Path:
+    """Latencies of one variant, a bar for each arm."""
+    arm_labels = labels_of(config.get("arms", ()))
+    _, axes = plt.subplots(1, len(_LATENCIES), figsize=(14, 3.5))
+    for axis, latency in zip(axes, _LATENCIES, strict=True):
         for place, case in enumerate(cases):
-            summary = case["runs"][0]["latency"][latency]
-            if summary is not None:
-                names = ("mean", "p50", "p90", "p95", "p99")
+            names = [f"latency.{latency}.{statistic}" for statistic in _STATISTICS]
+            heights = [scaled_figure(case["runs"][0], name) for name in names]
+            if None not in heights:
                 width = 0.8 / len(cases)
                 positions = [x + place * width for x in range(len(names))]
-                axis.bar(positions, [summary[name] for name in names], width, label=case["arm"] or None)
-                axis.set_xticks(range(len(names)), names)
-        axis.set_title(latency)
+                axis.bar(positions, heights, width, label=arm_labels[case["arm"]] or None)
+                axis.set_xticks(range(len(names)), [_statistic(name) for name in _STATISTICS])
+        label = label_of(f"latency.{latency}.mean").with_unit
+        axis.set_title(label.removeprefix("Mean ").capitalize(), fontsize=10)
         _legend(axis)
     return _save(file)
+
+
+def _statistic(name: str) -> str:
+    return "mean" if name == "mean" else name.upper()
 
 
 def _legend(axis: Axes) -> None:

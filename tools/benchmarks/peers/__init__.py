@@ -1,1 +1,1 @@
-"""What measurements compare: each engine in a process of its own, which does one measurement at a time when told to."""
+"""The systems that measurements compare: each runs in a process of its own, and does one measurement at a time."""

@@ -1,7 +1,7 @@
-"""What a pair of actors can be asked, and the loop of the caller's process: a line of JSON in, a line of JSON out.
+"""The commands that a pair of actors takes, and the loop of the calling process: lines of JSON in and out.
 
-One actor calls the other, with the fields of a Place, and gets those of a Placed. Everyone calls with the same, and
-counts the same way. Standard library only: Ray's Python has nothing of ours.
+One actor calls the other with the fields of a Place, and gets those of a Placed. All pairs send the same fields and
+count in the same way. Standard library only, because Ray's Python has none of our packages.
 """
 
 import json
@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 INSTANCE = ("worker-0", 1)
-"""What the answering actor names; the request's id and epoch go back with it."""
+"""The instance that the answering actor names, along with the request's id and epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Process ids: the two actors', and those of all that run on their account, the two included."""
+    """The ids of the two actors' processes, and of all processes that run for them, the two included."""
 
     pair: tuple[int, ...]
     all: tuple[int, ...]
 
 
 class Caller(Protocol):
-    """The calling actor. Times are in seconds, as it sees them."""
+    """The calling actor. Times are in seconds, as the caller sees them."""
 
     def one_at_a_time(self, num_calls: int) -> list[float]:
-        """Each call's round trip; the next begins when one is answered."""
+        """The round trip of each call; a call begins when the one before it is answered."""
         ...
 
     def pipelined(self, num_calls: int, window: int) -> float:
-        """All of them together, ``window`` at once: when the last of those is answered, the next are sent."""
+        """The time of all calls, ``window`` at once: a window is sent when all calls of the last one are answered."""
         ...
 
     def processes(self) -> Processes: ...
 
     def close(self) -> None:
-        """End the other actor, and what runs on their account."""
+        """End the other actor, and all processes that run for the two."""
         ...
 
 
@@ -47,7 +47,7 @@ def request_id(number: int) -> str:
 
 
 def windows(num_calls: int, window: int) -> list[int]:
-    """How many are sent at once, each time."""
+    """The number of calls in each window."""
     full, rest = divmod(num_calls, window)
     return [window] * full + [rest] * bool(rest)
 
@@ -62,9 +62,9 @@ def time_each(call: Callable[[int], None], num_calls: int) -> list[float]:
     return times
 
 
-def answer(caller: Caller, asked: dict[str, Any]) -> dict[str, Any]:
-    """Do what one line asks."""
-    match asked:
+def answer(caller: Caller, command: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one command."""
+    match command:
         case {"one_at_a_time": int(num_calls)}:
             return {"seconds": caller.one_at_a_time(num_calls)}
         case {"pipelined": int(num_calls), "window": int(window)}:
@@ -72,16 +72,16 @@ def answer(caller: Caller, asked: dict[str, Any]) -> dict[str, Any]:
         case {"processes": True}:
             processes = caller.processes()
             return {"pair": processes.pair, "all": processes.all}
-    return {"error": f"nobody understands {str(asked)[:80]}"}
+    return {"error": f"unknown command: {str(command)[:80]}"}
 
 
 def serve(make: Callable[[str], Caller], expected: tuple[type[Exception], ...]) -> int:
-    """Be the caller's process, until stdin ends. ``make`` is given a folder for its files and sockets (``argv[1]``).
+    """Run the caller's process until stdin ends. ``make`` gets a folder for its files and sockets (``argv[1]``).
 
-    ``expected`` are what making it may raise: their text is told to the parent in one line.
+    ``expected`` are the errors that ``make`` may raise; the parent gets their text in one line.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print as they like
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # because libraries may print
 
     def tell(line: dict[str, Any]) -> None:
         answers.write(json.dumps(line) + "\n")

@@ -1,4 +1,4 @@
-"""A process that loads our engine and computes one token: what ``tools/bench start`` times.
+"""A process that loads our engine and computes one token; ``tools/bench start`` times it.
 
 Arguments: the model's path, the numeric mode, and the number of threads.
 """

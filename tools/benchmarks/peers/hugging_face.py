@@ -1,6 +1,6 @@
 """transformers in float32 as a peer, with its own cache. Options: ``model`` (a GGUF file or a folder).
 
-Its weights are random: reading GGUF files takes it another package, and its speed does not depend on them.
+Its weights are random: transformers needs another package to read GGUF files, and speed does not depend on weights.
 """
 
 import sys
@@ -13,19 +13,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from tools.benchmarks.peers.protocol import BlockBudget, serve
 
-_FIRST_TOKEN = 100  # any ordinary ones will do
+_FIRST_TOKEN = 100  # any ordinary token ids will do
 
 
 class HuggingFacePeer:
-    """Implements ``protocol.Peer``. A prompt is computed at once; a batch's requests share one cache."""
+    """Implements ``protocol.Peer``. A prompt is computed in one piece; a batch's requests share one cache."""
 
-    def __init__(self, path: Path, room: BlockBudget) -> None:
-        torch.set_num_threads(room.num_threads)
+    def __init__(self, path: Path, budget: BlockBudget) -> None:
+        torch.set_num_threads(budget.num_threads)
         folder, gguf = (path, None) if path.is_dir() else (path.parent, path.name)
         config = AutoConfig.from_pretrained(folder, **({"gguf_file": gguf} if gguf else {}))
         self._model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
         self._model.eval()
-        self._room = room
+        self._budget = budget
 
     @torch.inference_mode()
     def prefill(self, num_tokens: int) -> float:
@@ -37,7 +37,7 @@ class HuggingFacePeer:
     @torch.inference_mode()
     def decode(self, batch: int, steps: int) -> float:
         cache = DynamicCache()
-        context = torch.arange(_FIRST_TOKEN, _FIRST_TOKEN + self._room.context_tokens)[None]
+        context = torch.arange(_FIRST_TOKEN, _FIRST_TOKEN + self._budget.context_tokens)[None]
         self._model(context, past_key_values=cache, use_cache=True, logits_to_keep=1)
         cache.batch_repeat_interleave(batch)
         token_ids = torch.arange(_FIRST_TOKEN, _FIRST_TOKEN + batch)[:, None]
@@ -47,8 +47,8 @@ class HuggingFacePeer:
         return time.perf_counter() - began
 
 
-def _make(options: dict[str, Any], room: BlockBudget) -> HuggingFacePeer:
-    return HuggingFacePeer(Path(options["model"]), room)
+def _make(options: dict[str, Any], budget: BlockBudget) -> HuggingFacePeer:
+    return HuggingFacePeer(Path(options["model"]), budget)
 
 
 if __name__ == "__main__":

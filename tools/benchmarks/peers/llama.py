@@ -1,7 +1,7 @@
 """llama.cpp as a peer, through llama-cpp-python's low-level interface. Run by the Python of its build.
 
-Options: ``model`` (a GGUF file), ``flash_attention``. KV is float16, its default. Each request has a KV stream of its
-own, so that attention reads no other's.
+Options: ``model`` (a GGUF file), ``flash_attention``. KV is float16, the default. Each request has a KV stream of its
+own, so that attention reads no other request's KV.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ from llama_cpp import llama_cpp
 
 from tools.benchmarks.peers.protocol import CHUNK_TOKENS, BlockBudget, serve
 
-_FIRST_TOKEN = 100  # any ordinary ones will do
+_FIRST_TOKEN = 100  # any ordinary token ids will do
 
 
 class LlamaError(Exception):
-    """Its text says what llama.cpp refused."""
+    """Its text says what llama.cpp refused to do."""
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
@@ -28,7 +28,7 @@ def _no_log(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
 
 
 class _Context:
-    """A context with room for ``num_requests`` of ``num_tokens`` each."""
+    """A context for ``num_requests`` of ``num_tokens`` each."""
 
     def __init__(self, model: Any, num_requests: int, num_tokens: int, num_threads: int, flash_attention: bool) -> None:
         parameters = llama_cpp.llama_context_default_params()
@@ -59,11 +59,11 @@ class _Context:
         llama_cpp.llama_synchronize(self._context)
 
     def logits(self, num_rows: int, vocab_size: int) -> "np.ndarray[Any, np.dtype[np.float32]]":
-        """[num_rows, vocab_size], of the last batch's wanted tokens; valid until the next batch."""
+        """[num_rows, vocab_size], for the last batch's wanted tokens; valid until the next batch."""
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self._context), shape=(num_rows, vocab_size))
 
     def prefill(self, num_tokens: int) -> None:
-        """Compute a prompt of request 0, which had none."""
+        """Compute a prompt of request 0, whose KV is empty."""
         for start in range(0, num_tokens, CHUNK_TOKENS):
             end = min(start + CHUNK_TOKENS, num_tokens)
             self.decode([(_FIRST_TOKEN + at, at, 0, at == num_tokens - 1) for at in range(start, end)])
@@ -76,28 +76,28 @@ class _Context:
         llama_cpp.llama_memory_seq_cp(self._memory, 0, request, -1, -1)
 
     def cut(self, request: int, num_tokens: int) -> None:
-        """Forget what comes after the first ``num_tokens``."""
+        """Drop the KV after the first ``num_tokens``."""
         llama_cpp.llama_memory_seq_rm(self._memory, request, num_tokens, -1)
 
 
 class LlamaPeer:
     """Implements ``protocol.Scorer``."""
 
-    def __init__(self, model_file: str, flash_attention: bool, room: BlockBudget) -> None:
+    def __init__(self, model_file: str, flash_attention: bool, budget: BlockBudget) -> None:
         llama_cpp.llama_log_set(_no_log, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
         self._model = llama_cpp.llama_model_load_from_file(model_file.encode(), llama_cpp.llama_model_default_params())
         if not self._model:
             raise LlamaError(f"llama.cpp cannot read {model_file}")
-        self._room = room
+        self._budget = budget
         self._flash_attention = flash_attention
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._prompts = self._context(1, max(room.max_prompt_tokens, 1))
-        self._requests = self._context(room.max_batch, room.context_tokens + room.max_steps)
-        for start in range(0, room.context_tokens, CHUNK_TOKENS):
-            end = min(start + CHUNK_TOKENS, room.context_tokens)
+        self._prompts = self._context(1, max(budget.max_prompt_tokens, 1))
+        self._requests = self._context(budget.max_batch, budget.context_tokens + budget.max_steps)
+        for start in range(0, budget.context_tokens, CHUNK_TOKENS):
+            end = min(start + CHUNK_TOKENS, budget.context_tokens)
             self._requests.decode([(_FIRST_TOKEN + at, at, 0, at == end - 1) for at in range(start, end)])
-        for request in range(1, room.max_batch):
+        for request in range(1, budget.max_batch):
             self._requests.copy_to(request)
 
     def prefill(self, num_tokens: int) -> float:
@@ -107,10 +107,10 @@ class LlamaPeer:
         return time.perf_counter() - began
 
     def decode(self, batch: int, steps: int) -> float:
-        context = self._room.context_tokens
+        context = self._budget.context_tokens
         began = time.perf_counter()
         for step in range(steps):
-            self._requests.decode([(_FIRST_TOKEN + each, context + step, each, True) for each in range(batch)])
+            self._requests.decode([(_FIRST_TOKEN + number, context + step, number, True) for number in range(batch)])
         seconds = time.perf_counter() - began
         for request in range(batch):
             self._requests.cut(request, context)
@@ -130,11 +130,11 @@ class LlamaPeer:
         return nats
 
     def _context(self, num_requests: int, num_tokens: int) -> _Context:
-        return _Context(self._model, num_requests, num_tokens, self._room.num_threads, self._flash_attention)
+        return _Context(self._model, num_requests, num_tokens, self._budget.num_threads, self._flash_attention)
 
 
-def _make(options: dict[str, Any], room: BlockBudget) -> LlamaPeer:
-    return LlamaPeer(options["model"], options["flash_attention"], room)
+def _make(options: dict[str, Any], budget: BlockBudget) -> LlamaPeer:
+    return LlamaPeer(options["model"], options["flash_attention"], budget)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Two of our actors, as in production, with cores that do nothing but call and answer. Run with a folder.
+"""Two of our actors, as in production, with cores that only call and answer. Run with a folder.
 
-Transport, codec, envelopes, membership and heartbeats are the real ones. The one that answers is called coordinator,
-and the one that calls is a gateway, for these are linked.
+Transport, codec, envelopes, membership and heartbeats are the real ones. The answering actor is a coordinator and the
+calling one a gateway, because these two roles are linked.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class _AnsweringCore:
 
 
 class _CallingCore:
-    """Sends the next window when all of the last are answered. ``is_met`` and ``done`` are for other threads."""
+    """Sends a window when all calls of the last one are answered. Other threads wait for ``is_met`` and ``done``."""
 
     def __init__(self) -> None:
         self.is_met = threading.Event()
@@ -54,7 +54,7 @@ class _CallingCore:
         self._times: list[float] = []
 
     def prepare(self, counts: list[int]) -> "Future[list[float]]":
-        """What the next Tick begins: so many calls at once, each time. Its result has each time's seconds."""
+        """Set the windows that the next Tick begins. The result holds the seconds of each window."""
         self._windows = counts[::-1]
         self._times = []
         self.done = Future()
@@ -88,7 +88,7 @@ class _CallingCore:
 
 
 class OurCaller:
-    """Implements ``calls.Caller``. The actor has a thread of its own; the calls come from this thread."""
+    """Implements ``calls.Caller``. The actor runs in a thread of its own, and this thread gives it calls."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)

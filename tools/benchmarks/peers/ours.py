@@ -17,35 +17,35 @@ from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kv.cache import bytes_per_token
 
-_FIRST_TOKEN = 100  # any ordinary ones will do
+_FIRST_TOKEN = 100  # any ordinary token ids will do
 _TOKENS_PER_BLOCK = 16
 
 
 class OurPeer:
-    """Implements ``protocol.Scorer``. Each request has blocks of its own, and so has the prompt."""
+    """Implements ``protocol.Scorer``. Each request and the prompt have blocks of their own."""
 
-    def __init__(self, model: str, dtype: str, room: BlockBudget) -> None:
+    def __init__(self, model: str, dtype: str, budget: BlockBudget) -> None:
         path = Path(model) if model != "default" else locate(model)
         description = describe(path)
-        self._room = room
-        self._request_blocks = _blocks(room.context_tokens + room.max_steps)
-        self._prompt_start = self._request_blocks * room.max_batch
-        num_tokens = (self._prompt_start + _blocks(room.max_prompt_tokens)) * _TOKENS_PER_BLOCK
+        self._budget = budget
+        self._request_blocks = _blocks(budget.context_tokens + budget.max_steps)
+        self._prompt_start = self._request_blocks * budget.max_batch
+        num_tokens = (self._prompt_start + _blocks(budget.max_prompt_tokens)) * _TOKENS_PER_BLOCK
         self.engine = TorchEngine(
             description,
             EngineOptions(
                 device="cpu",
                 dtype=dtype,
-                num_threads=room.num_threads,
+                num_threads=budget.num_threads,
                 tokens_per_block=_TOKENS_PER_BLOCK,
                 kv_cache_bytes=bytes_per_token(description.config, torch.float32) * num_tokens,
             ),
         )
-        for number in range(room.max_batch):
-            self._add(f"r{number}", room.context_tokens)
-        self._add("prompt", max(room.max_prompt_tokens, 1))
-        for number in range(room.max_batch):
-            self._prefill(f"r{number}", self._table(number), room.context_tokens)
+        for number in range(budget.max_batch):
+            self._add(f"r{number}", budget.context_tokens)
+        self._add("prompt", max(budget.max_prompt_tokens, 1))
+        for number in range(budget.max_batch):
+            self._prefill(f"r{number}", self._table(number), budget.context_tokens)
 
     def prefill(self, num_tokens: int) -> float:
         table = tuple(range(self._prompt_start, self._prompt_start + _blocks(num_tokens)))
@@ -67,7 +67,7 @@ class OurPeer:
 
     def decode_plan(self, batch: int, step: int) -> StepPlan:
         """One token of each of ``batch`` requests, ``step`` tokens after their context."""
-        position = self._room.context_tokens + step
+        position = self._budget.context_tokens + step
         return StepPlan(
             step_id=step,
             request_ids=tuple(f"r{number}" for number in range(batch)),
@@ -103,8 +103,8 @@ def _blocks(num_tokens: int) -> int:
     return -(-num_tokens // _TOKENS_PER_BLOCK)
 
 
-def _make(options: dict[str, Any], room: BlockBudget) -> OurPeer:
-    return OurPeer(options["model"], options["dtype"], room)
+def _make(options: dict[str, Any], budget: BlockBudget) -> OurPeer:
+    return OurPeer(options["model"], options["dtype"], budget)
 
 
 if __name__ == "__main__":

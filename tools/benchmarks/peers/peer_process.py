@@ -1,4 +1,4 @@
-"""Peers as their measurement sees them: child processes that are asked over pipes, one at a time."""
+"""Peers as a measurement sees them: child processes that take commands over pipes, one at a time."""
 
 import json
 import os
@@ -11,15 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tools.benchmarks.peers.answers import ask, read_answer
+from tools.benchmarks.common.answers import ask, read_answer
+from tools.benchmarks.common.paths import ROOT
 from tools.benchmarks.peers.protocol import BlockBudget, Shape
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Who takes part. Entries of one ``name`` are settings of one engine, and its figure is the better one's."""
+    """A participant. Entries of one ``name`` are settings of one engine, whose figure is that of its better setting."""
 
     name: str
     setting: str
@@ -34,13 +33,13 @@ class Entry:
 
 
 class PeerProcess:
-    """One peer's process; ends with its ``with`` block."""
+    """One peer's process, which ends with its ``with`` block."""
 
-    def __init__(self, entry: Entry, room: BlockBudget) -> None:
-        """Start it; ``wait_ready`` tells when it can be asked."""
+    def __init__(self, entry: Entry, budget: BlockBudget) -> None:
+        """Start the process; ``wait_ready`` returns when it takes commands."""
         self.entry = entry
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed with the process
-        told = json.dumps({"options": dict(entry.options), "room": asdict(room)})
+        told = json.dumps({"options": dict(entry.options), "budget": asdict(budget)})
         self._process = subprocess.Popen(
             [str(entry.python), "-P", "-m", entry.module, told],
             stdin=subprocess.PIPE,
@@ -50,7 +49,7 @@ class PeerProcess:
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": str(room.num_threads),
+                "OMP_NUM_THREADS": str(budget.num_threads),
                 "HF_HUB_OFFLINE": "1",
                 **entry.environment,
             },
@@ -67,7 +66,7 @@ class PeerProcess:
         self._errors.close()
 
     def wait_ready(self) -> None:
-        """Raises: BenchError, with the peer's own reason."""
+        """Raises: BenchError, with the peer's reason."""
         self._read()
 
     def measure(self, shape: Shape) -> float:
@@ -75,15 +74,15 @@ class PeerProcess:
         return float(self._ask({"phase": shape.phase, "size": shape.size, "steps": shape.steps})["seconds"])
 
     def score(self, token_ids: Sequence[int]) -> float:
-        """Minus the log-probability (natural) of all tokens but the first. Raises: BenchError."""
+        """Minus the log-probability (natural) of all tokens except the first. Raises: BenchError."""
         return float(self._ask({"score": list(token_ids)})["nats"])
 
     def peak_memory_bytes(self) -> int:
         """Raises: BenchError."""
         return int(self._ask({"peak": True})["bytes"])
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        return ask(self._process, self._errors, self.entry.label, question)
+    def _ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        return ask(self._process, self._errors, self.entry.label, command)
 
     def _read(self) -> dict[str, Any]:
         return read_answer(self._process, self._errors, self.entry.label)

@@ -1,6 +1,6 @@
-"""What a peer can be asked, and the loop of its process: a line of JSON in, a line of JSON out.
+"""The commands that a peer takes, and the loop of its process: lines of JSON in and out.
 
-Standard library only: llama.cpp's Python has neither torch nor anything of ours.
+Standard library only, because llama.cpp's Python has neither torch nor our packages.
 """
 
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 CHUNK_TOKENS = 512
-"""Prompts are computed in chunks of so many tokens, by everyone who computes them in chunks."""
+"""The chunk size of every peer that computes prompts in chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One measurement: a prompt of ``size`` tokens, or a decode step of ``size`` requests, done several times over."""
+    """One measurement: a prompt of ``size`` tokens, or several decode steps of ``size`` requests."""
 
     phase: Literal["prefill", "decode"]
     size: int
@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class BlockBudget:
-    """What a peer must have room for. ``context_tokens`` are before each decoding request's first step."""
+    """What a peer must have memory for. ``context_tokens`` come before each decoding request's first step."""
 
     num_threads: int
     context_tokens: int
@@ -48,28 +48,28 @@ class BlockBudget:
 
 
 class Peer(Protocol):
-    """An engine under measurement. Times are in seconds, and of the work alone, without what prepares it."""
+    """An engine under measurement. Times are in seconds, and exclude preparation."""
 
     def prefill(self, num_tokens: int) -> float:
         """Compute one prompt, and the logits of its last token."""
         ...
 
     def decode(self, batch: int, steps: int) -> float:
-        """Compute so many steps of so many requests, each with ``context_tokens`` before the first step."""
+        """Compute ``steps`` steps of ``batch`` requests, each with ``context_tokens`` before the first step."""
         ...
 
 
 @runtime_checkable
 class Scorer(Peer, Protocol):
-    """A peer that can say how likely a text is to it."""
+    """A peer that can say how likely a text is."""
 
     def score(self, token_ids: Sequence[int]) -> float:
-        """Minus the log-probability (natural) of all tokens but the first, each after those before it."""
+        """Minus the log-probability (natural) of all tokens except the first, each given the tokens before it."""
         ...
 
 
 def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
-    """The most memory that this process has held at once, mapped files included (VmHWM); 0 where nobody tells."""
+    """The most memory that this process has held at once, mapped files included (VmHWM); 0 if /proc is missing."""
     try:
         lines = status.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -77,9 +77,9 @@ def peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
-def answer(peer: Peer, asked: dict[str, Any]) -> dict[str, Any]:
-    """Do what one line asks."""
-    match asked:
+def answer(peer: Peer, command: dict[str, Any]) -> dict[str, Any]:
+    """Carry out one command."""
+    match command:
         case {"phase": "prefill", "size": int(num_tokens)}:
             return {"seconds": peer.prefill(num_tokens)}
         case {"phase": "decode", "size": int(batch), "steps": int(steps)}:
@@ -90,16 +90,16 @@ def answer(peer: Peer, asked: dict[str, Any]) -> dict[str, Any]:
             return {"nats": peer.score(token_ids)}
         case {"peak": True}:
             return {"bytes": peak_memory_bytes()}
-    return {"error": f"nobody understands {str(asked)[:80]}"}
+    return {"error": f"unknown command: {str(command)[:80]}"}
 
 
 def serve(make: Callable[[dict[str, Any], BlockBudget], Peer], expected: tuple[type[Exception], ...]) -> int:
-    """Be a peer's process: ``argv[1]`` has its options and its room, as JSON.
+    """Run a peer's process; ``argv[1]`` holds its options and its budget as JSON.
 
-    ``expected`` are what making it may raise: their text is told to the parent in one line.
+    ``expected`` are the errors that ``make`` may raise; the parent gets their text in one line.
     """
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print as they like
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # because libraries may print
 
     def tell(line: dict[str, Any]) -> None:
         answers.write(json.dumps(line) + "\n")
@@ -107,7 +107,7 @@ def serve(make: Callable[[dict[str, Any], BlockBudget], Peer], expected: tuple[t
 
     options = json.loads(sys.argv[1])
     try:
-        peer = make(options["options"], BlockBudget(**options["room"]))
+        peer = make(options["options"], BlockBudget(**options["budget"]))
     except expected as error:
         tell({"error": " ".join(str(error).split())[:300]})
         return 1

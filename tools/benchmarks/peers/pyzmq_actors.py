@@ -1,4 +1,4 @@
-"""The least that two processes can do over ZeroMQ: blocking sockets, msgpack, no checks. Run with a folder."""
+"""Two processes with bare ZeroMQ: blocking sockets, msgpack, no checks. Run with a folder."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""Two of Ray's actors on a Ray of their own on this machine. Run by the Python of Ray's environment, with a folder.
+"""Two of Ray's actors on a Ray of their own. Run by the Python of Ray's environment, with a folder.
 
-Everything that Ray keeps on the disk goes into that folder, and its object store is the smallest that it takes.
+Ray writes its files into that folder, and its object store has the smallest size that Ray takes.
 """
 
 import importlib
@@ -27,7 +27,7 @@ class _Answering:
 
 
 class _Calling:
-    """Measures inside its own process; the driver only asks for the result."""
+    """Measures inside its own process; the driver only fetches the result."""
 
     def __init__(self, other: Any) -> None:
         self._other = other
@@ -84,13 +84,13 @@ class RayCaller:
 
 
 def descendants(process_id: int, proc: Path = Path("/proc")) -> list[int]:
-    """The children of a process, theirs, and so on."""
+    """The children of a process, their children, and so on."""
     children: dict[int, list[int]] = {}
     for stat in proc.glob("[0-9]*/stat"):
         try:
             fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
-            continue  # it has just ended
+            continue  # the process has just ended
         children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
     found: list[int] = []
     new = [process_id]

@@ -1,6 +1,6 @@
-"""Ray, which measurements compare our actors with: installed into an environment of its own, in the cache folder.
+"""Installs Ray, which measurements compare our actors with, into an environment of its own in the cache folder.
 
-``tools/bench peers ray`` does it; serving and the tests need nothing of it.
+Serving and the tests do not use it.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from actorserve.model_files.default_model import cache_folder
-from tools.benchmarks.errors import BenchError
-from tools.benchmarks.peers.build import CONSTRAINTS
+from tools.benchmarks.common.errors import BenchError
+from tools.benchmarks.peers.llama_build import CONSTRAINTS
 
 VERSION = "2.60.0"
 ADVICE = "tools/bench peers ray installs it"
@@ -22,17 +22,17 @@ _PIP = ("-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check
 
 
 def folder() -> Path:
-    """Where this version for this Python belongs."""
+    """The folder of this version for this Python."""
     return cache_folder() / "peers" / f"ray-{VERSION}-py{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def find_ray() -> Path | None:
-    """The Python of Ray's environment; None where it was not installed yet."""
+    """The Python of Ray's environment; None if Ray is not installed yet."""
     return _python(folder()) if folder().exists() else None
 
 
 def ensure_ray(console: Console) -> Path:
-    """Install it where it is not here yet. Raises: BenchError."""
+    """Install it unless it is installed. Raises: BenchError."""
     found = find_ray()
     if found is None:
         with console.status(f"installing Ray {VERSION}"):
@@ -47,9 +47,10 @@ def _python(environment: Path) -> Path:
 
 
 def _install(target: Path) -> None:
-    """Beside its place first, so that what is there is whole; of two at once the first one's stays.
+    """Install into a temporary folder and rename it, so that ``target`` is always complete.
 
-    Only its Python is run by path, so moving the environment does it no harm.
+    If two installations run at once, the first one stays. Renaming is safe, because only the environment's Python is
+    run by its path.
     """
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     try:
@@ -66,7 +67,7 @@ def _install(target: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
-    """Raises: BenchError, when the command fails."""
+    """Raises: BenchError, if the command fails."""
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
     )

@@ -1,0 +1,1 @@
+"""Benchmarks of what passes between processes: actor calls, placements, and KV blocks."""

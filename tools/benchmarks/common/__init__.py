@@ -1,0 +1,1 @@
+"""What several benchmarks share: arguments, prompts, journals, and how to talk to and look at processes."""
