@@ -28,7 +28,6 @@ from actorserve.core.messages import (
     LoadReport,
     Message,
     MigrateTo,
-    MigrationId,
     Open,
     Peer,
     PeerDown,
@@ -38,6 +37,7 @@ from actorserve.core.messages import (
     RequestSpec,
     Role,
     Start,
+    Transfer,
 )
 from actorserve.processes import launch
 from actorserve.processes.child import write_settings
@@ -65,7 +65,7 @@ class Stream:
     token_ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     handed_over_s: float | None = None
-    migration: MigrationId | None = None
+    migration: Transfer | None = None
     has_ended: bool = False
 
 
@@ -275,7 +275,7 @@ class Pair:
         stream = self._streams.get(start.request.request_id)
         if stream is not None:
             stream.handed_over_s = time.monotonic()
-            stream.migration = start.migration
+            stream.migration = start.transfer
 
 
 class _Starting:

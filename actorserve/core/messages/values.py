@@ -16,13 +16,6 @@ LOCAL = Peer("", 0)
 """The sender of a message that never left its process."""
 
 
-class MigrationId(NamedTuple):
-    """One attempt to move a request: who gives it away, and that one's count of attempts."""
-
-    source: Peer
-    number: int
-
-
 class Role(StrEnum):
     GATEWAY = "gateway"
     COORDINATOR = "coordinator"
@@ -45,15 +38,6 @@ class RefusalReason(StrEnum):
     OVERLOADED = "overloaded"  # the cluster's queue is full, or the instance has no memory for it now
     NO_INSTANCE = "no_instance"  # nobody came to serve it in time
     DRAINING = "draining"  # the instance is shutting down
-
-
-class DeclineReason(StrEnum):
-    """Why a destination does not take a request over; it stays where it is."""
-
-    NO_BLOCKS = "no_blocks"  # no room for this stage
-    DRAINING = "draining"
-    UNREACHABLE = "unreachable"  # the source's KV can not be read from here, or reading it failed
-    UNKNOWN = "unknown"  # it was given up here: too late, or never heard of
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +146,3 @@ class KVAccess:
     shared_host: str = ""
     cuda_ipc: str = ""
     nixl: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class KVTicket:
-    """Leave to read these blocks of a worker's pool once, for a stage of a migration; ``secret`` proves it
-    (``core.kv.tickets``). The blocks lie in the pool on the host where ``on_host``, else in the device's.
-    """
-
-    number: int
-    stage: int
-    on_host: bool
-    blocks: tuple[int, ...]
-    secret: str

@@ -20,6 +20,8 @@ from actorserve.core.messages import (
     Role,
     Start,
     Tick,
+    TransferId,
+    TransferKind,
     Withdrawn,
 )
 from tests.core.harness.driver import GATEWAY, Instance, spec
@@ -40,7 +42,7 @@ from tests.core.harness.source import (
 )
 from tests.core.harness.world import Scheduling, World
 
-N = 2**48  # the first number of a checkpoint
+N, NEXT, THIRD = (TransferId(TransferKind.CHECKPOINT, number) for number in (1, 2, 3))
 
 
 # --- the source ------------------------------------------------------------------------------------------------------
@@ -65,13 +67,13 @@ def test_full_blocks_are_read_confirmed_and_told_to_the_gateway() -> None:
     """The guardian is asked to read all full blocks with their tokens; once it has, it and the gateway are told."""
     instance = checkpointed()
     request = request_of(instance)
-    first = Checkpoint(N, "r", GATEWAY, 0, tuple(range(8)), ticket(N, 0, *request.blocks[:2]))
+    first = Checkpoint("r", GATEWAY, 0, tuple(range(8)), ticket(N, 0, *request.blocks[:2]))
     assert told(instance.effects, D) == [first]
     assert instance.handle(Copied(N, 0), 1.0, D) == [
         Send(GATEWAY, Checkpointed("r", 1, D, N)),
         Send(D, CheckpointConfirmed(N, 0)),
     ]
-    assert instance.state.checkpoints.checkpointed_bytes == 200
+    assert instance.state.checkpoint_source.checkpointed_bytes == 200
     assert_goes_on(instance)
 
 
@@ -82,7 +84,7 @@ def test_what_is_new_follows_once_it_is_enough() -> None:
     assert sent == []
     request = request_of(instance)
     [second] = told(instance.done(now=9.0), D)
-    assert second == Checkpoint(N, "r", GATEWAY, 2, (8, *(9,) * 7), ticket(N, 1, *request.blocks[2:4]))
+    assert second == Checkpoint("r", GATEWAY, 2, (8, *(9,) * 7), ticket(N, 1, *request.blocks[2:4]))
     assert told(instance.handle(Copied(N, 1), 9.0, D), D) == [CheckpointConfirmed(N, 1)]
 
 
@@ -123,9 +125,9 @@ def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> N
     """Whose KV was dropped or swapped out meanwhile is not confirmed; once it is back, it is read anew."""
     instance = short_of_memory(checkpoint_tokens=4, num_host_blocks=num_host_blocks)
     asked = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
-    [number] = [each.number for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
+    [transfer] = [each.transfer for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
     instance.done(now=1.0)
-    assert instance.handle(Copied(number, 0), 1.0, D) == []
+    assert instance.handle(Copied(transfer, 0), 1.0, D) == []
     if num_host_blocks:
         instance.copied(1.0)
     instance.handle(Release("other", 1), 1.0)
@@ -134,7 +136,7 @@ def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> N
         while instance.copies:
             instance.copied(2.0 + step)
         for each in told(instance.effects, D):
-            if isinstance(each, Checkpoint) and each.number == number:
+            if isinstance(each, Checkpoint) and each.transfer == transfer:
                 assert (each.num_confirmed, each.ticket.stage) == (0, 1)
                 return
     raise AssertionError("it was not read anew")
@@ -144,14 +146,14 @@ def test_what_counts_stays_right_when_blocks_are_lost() -> None:
     """What was confirmed before a preemption is not read again after it."""
     instance = short_of_memory(checkpoint_tokens=4)
     asked = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
-    [number] = [each.number for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
-    assert told(instance.handle(Copied(number, 0), 1.0, D), D) == [CheckpointConfirmed(number, 0)]
+    [transfer] = [each.transfer for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
+    assert told(instance.handle(Copied(transfer, 0), 1.0, D), D) == [CheckpointConfirmed(transfer, 0)]
     num_confirmed = request_of(instance).num_computed // 4
     instance.done(now=1.0)
     assert not request_of(instance).blocks
     instance.handle(Release("other", 1), 1.0)
     sent = [each for step in range(8) for each in told(instance.done(now=2.0 + step), D)]
-    again = next(each for each in sent if isinstance(each, Checkpoint) and each.number == number)
+    again = next(each for each in sent if isinstance(each, Checkpoint) and each.transfer == transfer)
     assert (again.num_confirmed, again.ticket.stage) == (num_confirmed, 1)
 
 
@@ -166,7 +168,7 @@ def test_after_it_was_declined_the_source_rests(reason: DeclineReason) -> None:
     [again] = told(instance.done(now=4.0), D)
     assert isinstance(again, Checkpoint)
     goes_on = reason in (DeclineReason.NO_BLOCKS, DeclineReason.UNREACHABLE)
-    assert (again.number, again.num_confirmed, again.ticket.stage) == ((N, 2, 2) if goes_on else (N + 1, 0, 0))
+    assert (again.transfer, again.num_confirmed, again.ticket.stage) == ((N, 2, 2) if goes_on else (NEXT, 0, 0))
     assert_goes_on(instance)
 
 
@@ -176,7 +178,7 @@ def test_a_first_read_that_was_declined_is_begun_anew() -> None:
     instance.handle(Declined(N, DeclineReason.NO_BLOCKS), 1.0, D)
     [again] = told(instance.done(now=3.0), D)
     assert isinstance(again, Checkpoint)
-    assert (again.number, again.num_confirmed, again.ticket.stage) == (N + 1, 0, 0)
+    assert (again.transfer, again.num_confirmed, again.ticket.stage) == (NEXT, 0, 0)
 
 
 def test_a_read_that_nothing_is_heard_of_is_asked_for_again() -> None:
@@ -184,21 +186,21 @@ def test_a_read_that_nothing_is_heard_of_is_asked_for_again() -> None:
     instance = checkpointed()
     [asked] = told(instance.effects, D)
     instance.done(now=10.95)
-    assert instance.state.checkpoints.next_deadline() == 11.0
+    assert instance.state.checkpoint_source.next_deadline() == 11.0
     assert told(instance.handle(Tick(), 11.0), D) == [asked]
-    assert instance.state.checkpoints.next_deadline() == 21.0
+    assert instance.state.checkpoint_source.next_deadline() == 21.0
 
 
 def test_the_end_of_a_request_ends_its_checkpoints() -> None:
     """However it leaves, the guardian is told to let go."""
     instance = confirmed()
     assert told(instance.handle(Release("r", 1), 2.0), D) == [Withdrawn(N)]
-    assert not instance.state.checkpoints
+    assert not instance.state.checkpoint_source
     instance.done(now=2.0)
     assert_holds_nothing(instance)
     instance = confirmed()
     assert told(instance.handle(PeerDown(GATEWAY), 2.0), D) == [Withdrawn(N)]
-    assert not instance.state.checkpoints
+    assert not instance.state.checkpoint_source
 
 
 def test_a_guardian_that_asks_is_answered() -> None:
@@ -213,11 +215,11 @@ def test_a_dead_guardian_is_forgotten() -> None:
     """Nothing is sent to it; the next one begins from nothing."""
     instance = confirmed()
     assert instance.handle(PeerDown(D), 2.0) == []
-    assert instance.state.checkpoints.holder is None
+    assert instance.state.checkpoint_source.holder is None
     assert told(instance.done(now=3.0), D, E) == []
     [anew] = told(instance.handle(CheckpointTo(E), 4.0, COORDINATOR), D, E)
     assert isinstance(anew, Checkpoint)
-    assert (anew.number, anew.num_confirmed, anew.ticket.stage) == (N + 1, 0, 0)
+    assert (anew.transfer, anew.num_confirmed, anew.ticket.stage) == (NEXT, 0, 0)
 
 
 def test_another_guardian_takes_the_place_of_the_one_before() -> None:
@@ -243,7 +245,7 @@ def test_without_checkpoints_nobody_guards() -> None:
     instance = source()
     decoding(instance)
     assert instance.handle(CheckpointTo(D), 1.0, COORDINATOR) == []
-    assert instance.state.checkpoints.holder is None
+    assert instance.state.checkpoint_source.holder is None
 
 
 # --- all together ----------------------------------------------------------------------------------------------------
@@ -264,7 +266,7 @@ def test_a_dead_workers_requests_go_on_at_its_guardian(num_rounds: int) -> None:
     world.settle()
     assert all(client.tokens == client.expected for client in world.clients.values())
     log = world.processes["worker-1"].log
-    adopted = [m.request.request_id for _, _, m, _ in log if isinstance(m, Start) and m.migration is not None]
+    adopted = [m.request.request_id for _, _, m, _ in log if isinstance(m, Start) and m.transfer is not None]
     assert len(adopted) == 2
     starts: dict[str, int] = {}  # of each request, the first token that was computed
     for _, _, _, effects in log:
@@ -275,7 +277,7 @@ def test_a_dead_workers_requests_go_on_at_its_guardian(num_rounds: int) -> None:
     assert all(starts[request_id] >= 16 for request_id in adopted)
     survivor = world.processes["worker-1"].core
     assert isinstance(survivor, InstanceState)
-    assert survivor.checkpoints.checkpointed_bytes > 0
+    assert survivor.checkpoint_source.checkpointed_bytes > 0
     world.check_at_rest()
 
 

@@ -15,7 +15,6 @@ from actorserve.core.messages import (
     Declined,
     DeclineReason,
     Drain,
-    MigrationId,
     Peer,
     PeerDown,
     PeerUp,
@@ -23,12 +22,15 @@ from actorserve.core.messages import (
     Role,
     Start,
     Tick,
+    Transfer,
+    TransferId,
+    TransferKind,
     Withdrawn,
 )
 from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
 from tests.core.harness.source import ACCESS, E, assert_holds_nothing, ticket, told
 
-N = 2**48  # the first number of a checkpoint
+N, NEXT, THIRD = (TransferId(TransferKind.CHECKPOINT, number) for number in (1, 2, 3))
 S = Peer("worker-0", 1)
 PROMPT = tuple(range(20))
 
@@ -42,12 +44,17 @@ def holder(num_host_blocks: int = 16, **changes: object) -> Instance:
 
 
 def read(
-    instance: Instance, num_blocks: int, num_confirmed: int = 0, stage: int = 0, now: float = 0.0, number: int = N
+    instance: Instance,
+    num_blocks: int,
+    num_confirmed: int = 0,
+    stage: int = 0,
+    now: float = 0.0,
+    transfer: TransferId = N,
 ) -> list[Effect]:
     """S has it read so many blocks of r, whose tokens are PROMPT."""
     token_ids = PROMPT[4 * num_confirmed : 4 * (num_confirmed + num_blocks)]
     blocks = range(50 + num_confirmed, 50 + num_confirmed + num_blocks)
-    message = Checkpoint(number, "r", GATEWAY, num_confirmed, token_ids, ticket(number, stage, *blocks))
+    message = Checkpoint("r", GATEWAY, num_confirmed, token_ids, ticket(transfer, stage, *blocks))
     return instance.handle(message, now, S)
 
 
@@ -71,7 +78,7 @@ def adopt(instance: Instance, token_ids: tuple[int, ...] = PROMPT[:18], now: flo
     """
     output = token_ids[9:]
     request = replace(spec("r", 9, 12), prompt_token_ids=token_ids[:9], output_token_ids=output)
-    effects = instance.handle(Start(2, request, Attained(), MigrationId(S, N)), now)
+    effects = instance.handle(Start(2, request, Attained(), Transfer(S, N)), now)
     num_brought = sum(len(effect.device_blocks) for effect in effects if isinstance(effect, SwapIn))
     if num_brought:
         assert instance.plan is None
@@ -199,7 +206,7 @@ def test_a_dead_gateways_are_given_up() -> None:
 def test_withdrawn_ends_it() -> None:
     """All is given up at once, or once the read under way is over; another's are not touched."""
     instance = keeps()
-    instance.handle(Withdrawn(N + 1), 1.0, S)
+    instance.handle(Withdrawn(NEXT), 1.0, S)
     instance.handle(Withdrawn(N), 1.0, E)
     assert len(instance.state.checkpoint_store) == 1
     instance.handle(Withdrawn(N), 1.0, S)
@@ -280,8 +287,8 @@ def test_half_of_the_hosts_pool_is_left_to_swapping() -> None:
     """What would take more is declined, and what counts already stays."""
     instance = keeps(3, num_host_blocks=8)
     assert read(instance, 2, num_confirmed=3, stage=1) == [Send(S, Declined(N, DeclineReason.NO_BLOCKS))]
-    assert read(instance, 1, number=N + 1) != [Send(S, Declined(N + 1, DeclineReason.NO_BLOCKS))]
-    assert read(instance, 1, number=N + 2) == [Send(S, Declined(N + 2, DeclineReason.NO_BLOCKS))]
+    assert read(instance, 1, transfer=NEXT) != [Send(S, Declined(NEXT, DeclineReason.NO_BLOCKS))]
+    assert read(instance, 1, transfer=THIRD) == [Send(S, Declined(THIRD, DeclineReason.NO_BLOCKS))]
     assert len(instance.state.checkpoint_store) == 2
     assert adopt(instance) == (3, 12)
 
@@ -302,7 +309,7 @@ def test_numbers_that_make_no_sense_end_it(num_confirmed: int, num_blocks: int, 
     """More or less than was read, no blocks, or other than full ones: it is declined, and nothing of it is kept."""
     instance = keeps(3)
     blocks = ticket(N, 1, *range(num_blocks))
-    message = Checkpoint(N, "r", GATEWAY, num_confirmed, (1,) * num_tokens, blocks)
+    message = Checkpoint("r", GATEWAY, num_confirmed, (1,) * num_tokens, blocks)
     assert instance.handle(message, 0.0, S) == [Send(S, Declined(N, DeclineReason.UNKNOWN))]
     assert_keeps_nothing(instance)
 
@@ -318,7 +325,7 @@ def test_what_was_never_heard_of_is_declined() -> None:
 def test_a_worker_that_is_not_known_is_declined() -> None:
     """Its KV can not be read from here."""
     instance = holder()
-    message = Checkpoint(N, "r", GATEWAY, 0, PROMPT[:4], ticket(N, 0, 1))
+    message = Checkpoint("r", GATEWAY, 0, PROMPT[:4], ticket(N, 0, 1))
     assert instance.handle(message, 0.0, E) == [Send(E, Declined(N, DeclineReason.UNREACHABLE))]
     assert_keeps_nothing(instance)
 

@@ -14,6 +14,8 @@ from actorserve.core.messages import (
     Start,
     StepDone,
     StepPlan,
+    TransferId,
+    TransferKind,
 )
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -52,6 +54,10 @@ def spec(name: str, num_prompt: int, max_tokens: int = 4, **sampling: object) ->
     return RequestSpec(name, tuple(range(num_prompt)), params)
 
 
+def migration_id(number: int = 1) -> TransferId:
+    return TransferId(TransferKind.MIGRATION, number)
+
+
 class Instance:
     """Drives an InstanceState; keeps the plan in flight and what was sent to the gateway."""
 
@@ -73,9 +79,10 @@ class Instance:
 
     def advance(self, ends: list[tuple[float, float]], token: int) -> list[Effect]:
         """Quiet steps end, each at (now, duration)."""
-        return self._take(self.state.advance(ends, token))
+        return self._take(self.state.quiet_steps.advance(ends, token))
 
     def _take(self, effects: list[Effect]) -> list[Effect]:
+        self.state.validate()
         self.effects = effects
         for effect in self.effects:
             if isinstance(effect, RunStep):

@@ -18,10 +18,11 @@ from actorserve.core.messages import (
     Role,
     Stage,
     Tokens,
+    TransferId,
 )
 from actorserve.core.migration.source import MigrationConfig, MigrationMode
 from actorserve.core.request import Request
-from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+from tests.core.harness.driver import CONFIG, GATEWAY, Instance, migration_id, spec
 
 COORDINATOR = Peer("coordinator", 1)
 D = Peer("worker-1", 1)
@@ -41,8 +42,8 @@ STAGES = ["copying", "last due", "standing still", "handing over"]
 
 def source(mode: MigrationMode = MigrationMode.LIVE, max_outgoing: int = 4, **changes: object) -> Instance:
     """An instance that knows the workers D and E."""
-    migration = replace(SOURCE.migration, mode=mode, max_outgoing=max_outgoing)
-    instance = Instance(replace(SOURCE, migration=migration, **changes))  # type: ignore[arg-type]
+    config = replace(SOURCE.migration, mode=mode, max_outgoing=max_outgoing)
+    instance = Instance(replace(SOURCE, migration=config, **changes))  # type: ignore[arg-type]
     for peer in (D, E):
         instance.handle(PeerUp(peer, Role.WORKER, kv=ACCESS))
     return instance
@@ -67,8 +68,8 @@ def order(
     return instance.handle(MigrateTo(to, num_bytes, ttl_s), now, COORDINATOR)
 
 
-def ticket(number: int, stage: int, *blocks: int, on_host: bool = False) -> KVTicket:
-    return make_ticket(bytes.fromhex(KEY), number, stage, blocks, on_host=on_host)
+def ticket(transfer: TransferId, stage: int, *blocks: int, on_host: bool = False) -> KVTicket:
+    return make_ticket(bytes.fromhex(KEY), transfer, stage, blocks, on_host=on_host)
 
 
 def told(effects: list[Effect], *whom: Peer) -> list[Message]:
@@ -81,7 +82,8 @@ def told(effects: list[Effect], *whom: Peer) -> list[Message]:
 
 
 def hand_over(num_output: int, number: int = 1, to: Peer = D, name: str = "r", epoch: int = 1) -> HandOver:
-    return HandOver(name, epoch, to, number, num_output, NEWCOMER)
+    """``number`` 0: no KV was copied."""
+    return HandOver(name, epoch, to, migration_id(number) if number else None, num_output, NEWCOMER)
 
 
 def at(stage: str, **changes: object) -> Instance:
@@ -92,14 +94,14 @@ def at(stage: str, **changes: object) -> Instance:
     order(instance, num_bytes=0)  # nothing more is to go
     if stage == "copying":
         return instance
-    instance.handle(Copied(1, 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
     if stage == "last due":
         return instance
     instance.done()
     assert isinstance(told(instance.effects, D)[0], Stage)
     if stage == "standing still":
         return instance
-    instance.handle(Copied(1, 1), 0.0, D)
+    instance.handle(Copied(migration_id(), 1), 0.0, D)
     assert isinstance(told(instance.effects, GATEWAY)[0], HandOver)
     return instance
 

@@ -379,7 +379,7 @@ class World:
     def _occupied(self) -> bool:
         return any(
             process.core.requests
-            or process.core.ended
+            or process.core.outbox
             or process.commands
             or process.copies
             or process.fetches
@@ -393,6 +393,8 @@ class World:
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
         effects = process.core.handle(message, self.now, sender)
+        if isinstance(process.core, InstanceState):
+            process.core.validate()
         process.log.append((self.now, sender, message, effects))
         for effect in effects:
             self._perform(process, effect)
@@ -447,15 +449,15 @@ class World:
             match process.core:
                 case InstanceState() as instance:
                     assert not instance.requests
-                    assert not instance.ended
-                    assert not instance.leaving
+                    assert not instance.outbox
+                    assert not instance.steps.leaving
                     assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
                     assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
                     assert not instance.memory.is_copying
                     assert not instance.memory.is_fetching
                     assert not instance.migration_source
                     assert not instance.migration_destination
-                    assert not instance.checkpoints
+                    assert not instance.checkpoint_source
                     assert not instance.checkpoint_store
                     assert not instance.memory.num_checkpoint_blocks
                     assert process.engine is not None

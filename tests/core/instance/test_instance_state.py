@@ -44,9 +44,9 @@ def test_request_runs_from_start_to_release() -> None:
     assert Send(GATEWAY, Finished("a", 1, FinishReason.LENGTH, 2)) in effects
     assert DropFromEngine("a") in effects
     assert instance.state.memory.device.num_free_blocks == 8
-    assert "a" in instance.state.ended
+    assert "a" in instance.state.outbox
     instance.handle(Release("a", 1))
-    assert not instance.state.ended
+    assert not instance.state.outbox
 
 
 def test_prefill_chunks_share_the_iteration_with_decodes() -> None:
@@ -96,7 +96,7 @@ def test_growth_preempts_the_least_urgent_and_recomputes_it() -> None:
         instance.done()
         if not instance.state.requests:
             pytest.fail("nobody was preempted")
-        if "b" in instance.state.ended:
+        if "b" in instance.state.outbox:
             instance.handle(Release("b", 1))
             instance.start(replace(spec("b", 3, max_tokens=9)), epoch=2)
     preempted = instance.state.requests["b"]

@@ -69,7 +69,7 @@ def test_quiet_steps_equal_single_ones(
     while one.state.requests:
         while one.copies:
             assert one.copied(now) == many.copied(now)
-        num_quiet = many.state.num_quiet_steps()
+        num_quiet = many.state.quiet_steps.count()
         num_steps = max(1, int(num_quiet * shares[turn % len(shares)])) if num_quiet else 0
         turn += 1
         if num_steps:
@@ -83,7 +83,7 @@ def test_quiet_steps_equal_single_ones(
             now += STEP_S
             assert one.done(9, now, STEP_S) == many.done(9, now, STEP_S)
         left, right = one.state, many.state
-        assert left._load_report(()) == right._load_report(())
+        assert left.load_reporter.report() == right.load_reporter.report()
         assert [r.request_id for r in left.policy.order(now)] == [r.request_id for r in right.policy.order(now)]
         for request_id, request in left.requests.items():
             same = right.requests[request_id]
@@ -95,18 +95,18 @@ def test_quiet_steps_equal_single_ones(
 def test_nothing_is_quiet_while_something_is_decided() -> None:
     """Prefills, last tokens, requests that wait, and stop tokens keep steps single; else all but the last are quiet."""
     instance = make("skip_join_mlfq", QUIET)
-    assert instance.state.num_quiet_steps() == 0
+    assert instance.state.quiet_steps.count() == 0
     instance.start(spec("a", 50, max_tokens=10))
-    assert instance.state.num_quiet_steps() == 0  # it is being prefilled
+    assert instance.state.quiet_steps.count() == 0  # it is being prefilled
     instance.done()
     instance.done()
-    assert instance.state.num_quiet_steps() == 8  # the first token is there, and the tenth is the last
+    assert instance.state.quiet_steps.count() == 8  # the first token is there, and the tenth is the last
     instance.start(spec("b", 4))
-    assert instance.state.num_quiet_steps() == 0  # b waits
+    assert instance.state.quiet_steps.count() == 0  # b waits
     instance = make("fcfs", QUIET)
     instance.start(spec("c", 4, max_tokens=10, stop_token_ids=(3,)))
     instance.done()
-    assert instance.state.num_quiet_steps() == 0  # any token may be its last
+    assert instance.state.quiet_steps.count() == 0  # any token may be its last
 
 
 def test_nothing_is_quiet_while_somebody_may_move() -> None:
@@ -116,8 +116,8 @@ def test_nothing_is_quiet_while_somebody_may_move() -> None:
     instance.done()
     order = MigrateTo(other, 1, 5.0)  # of one byte: nobody is so small
     instance.handle(order)
-    assert instance.state.num_quiet_steps() == 8  # it has not met that one yet
+    assert instance.state.quiet_steps.count() == 8  # it has not met that one yet
     instance.handle(PeerUp(other, Role.WORKER))
-    assert instance.state.num_quiet_steps() == 0
+    assert instance.state.quiet_steps.count() == 0
     instance.handle(replace(order, num_bytes=0))
-    assert instance.state.num_quiet_steps() == 8
+    assert instance.state.quiet_steps.count() == 8

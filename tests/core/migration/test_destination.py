@@ -13,7 +13,6 @@ from actorserve.core.messages import (
     DeclineReason,
     Drain,
     Message,
-    MigrationId,
     Peer,
     PeerDown,
     PeerUp,
@@ -25,6 +24,7 @@ from actorserve.core.messages import (
     Start,
     Started,
     Tick,
+    Transfer,
     Withdrawn,
 )
 from tests.core.harness.destination import (
@@ -45,7 +45,7 @@ from tests.core.harness.destination import (
     ticket,
     with_copy,
 )
-from tests.core.harness.driver import GATEWAY, spec
+from tests.core.harness.driver import GATEWAY, migration_id, spec
 
 # --- how it goes where nothing goes wrong ----------------------------------------------------------------------------
 
@@ -57,14 +57,14 @@ def test_stage_by_stage_it_comes_here() -> None:
     first = fetch_of(effects)
     assert effects == [Fetch(1, S, ACCESS, ticket(0, 40, 41), 0, first.blocks, False)]
     assert (len(first.blocks), num_used(instance)) == (2, 3)
-    assert copied(instance, first) == [Send(S, Copied(1, 0))]
-    effects = instance.handle(Stage(1, (7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
+    assert copied(instance, first) == [Send(S, Copied(migration_id(), 0))]
+    effects = instance.handle(Stage((7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
     last = fetch_of(effects)
     assert effects == [Fetch(2, S, ACCESS, ticket(1, 42), 0, last.blocks, True)]
     assert (len(last.blocks), num_used(instance)) == (1, 4)
-    assert copied(instance, last) == [Send(S, Copied(1, 1))]
+    assert copied(instance, last) == [Send(S, Copied(migration_id(), 1))]
     request = replace(MOVED, output_token_ids=(9, 8, 7, 7, 7))
-    effects = instance.handle(Start(2, request, migration=MigrationId(S, 1)))
+    effects = instance.handle(Start(2, request, transfer=Transfer(S, migration_id())))
     assert effects[:2] == [Send(GATEWAY, Started("r", 2)), AddToEngine(request)]
     assert instance.plan is not None
     assert (instance.plan.starts, instance.plan.token_ids) == ((12,), ((7,),))
@@ -99,7 +99,7 @@ def test_where_all_lies_here_nothing_is_copied() -> None:
     instance.done()
     instance.handle(Release("before", 1))
     instance.done()
-    assert instance.handle(offer(), 0.0, S) == [Send(S, Copied(1, 0))]
+    assert instance.handle(offer(), 0.0, S) == [Send(S, Copied(migration_id(), 0))]
     assert instance.state.next_deadline() is not None
 
 
@@ -143,7 +143,7 @@ def test_what_has_run_keeps_a_block_for_each() -> None:
             instance.done()
         effects = instance.handle(WHOLE, 0.0, S)
         assert bool(instance.state.migration_destination) is comes
-        assert (effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]) is not comes
+        assert (effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]) is not comes
 
 
 # --- no ---------------------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_without_room_nothing_is_held() -> None:
     assert used == 13
     long = replace(spec("r", 20, 40), output_token_ids=(9,))
     effects = instance.handle(offer(long, 20, 1, 2, 3, 4, 5), 0.0, S)
-    assert effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    assert effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     assert num_used(instance) == used
     assert not instance.state.migration_destination
 
@@ -168,8 +168,8 @@ def test_a_stage_without_room_gives_back_what_was_reserved() -> None:
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
     instance.handle(Start(1, spec("other", 7, 10)))
     assert num_used(instance) == 5
-    effects = instance.handle(Stage(1, (7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
-    assert effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    effects = instance.handle(Stage((7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
+    assert effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     assert num_used(instance) == 2
     assert not instance.state.migration_destination
 
@@ -177,11 +177,11 @@ def test_a_stage_without_room_gives_back_what_was_reserved() -> None:
 def test_one_that_is_full_already_is_declined() -> None:
     """A request that could make no further token here does not come."""
     instance = destination(max_context_tokens=10)
-    assert instance.handle(WHOLE, 0.0, S) == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    assert instance.handle(WHOLE, 0.0, S) == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     instance = destination(max_context_tokens=11)
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
-    effects = instance.handle(Stage(1, (7,), 10, ticket(1, 42), True), 0.0, S)
-    assert effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    effects = instance.handle(Stage((7,), 10, ticket(1, 42), True), 0.0, S)
+    assert effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     assert_holds_nothing(instance)
 
 
@@ -191,11 +191,11 @@ def test_a_draining_instance_takes_nobody() -> None:
     instance.start(spec("runs", 4, 50))  # so that it does not end at once
     first = fetch_of(instance.handle(WHOLE, 0.0, S))
     effects = instance.handle(Drain())
-    assert Send(S, Declined(1, DeclineReason.DRAINING)) in effects
-    second = replace(WHOLE, number=2)
-    assert instance.handle(second, 0.0, S) == [Send(S, Declined(2, DeclineReason.DRAINING))]
+    assert Send(S, Declined(migration_id(), DeclineReason.DRAINING)) in effects
+    second = replace(WHOLE, ticket=ticket(0, 40, 41, 42, number=2))
+    assert instance.handle(second, 0.0, S) == [Send(S, Declined(migration_id(2), DeclineReason.DRAINING))]
     assert copied(instance, first) == []
-    effects = instance.handle(Start(2, MOVED, migration=MigrationId(S, 1)))
+    effects = instance.handle(Start(2, MOVED, transfer=Transfer(S, migration_id())))
     assert effects == [Send(GATEWAY, Refused("r", 2, RefusalReason.DRAINING, retry_after_s=DESTINATION.retry_s))]
     instance.handle(Release("runs", 1))
     instance.done()
@@ -207,7 +207,9 @@ def test_whose_kv_cannot_be_read_is_declined() -> None:
     instance = destination()
     instance.handle(PeerUp(STRANGER, Role.WORKER))
     for source in (STRANGER, Peer("nobody", 1)):
-        assert instance.handle(WHOLE, 0.0, source) == [Send(source, Declined(1, DeclineReason.UNREACHABLE))]
+        assert instance.handle(WHOLE, 0.0, source) == [
+            Send(source, Declined(migration_id(), DeclineReason.UNREACHABLE))
+        ]
     assert_holds_nothing(instance)
 
 
@@ -216,7 +218,7 @@ def test_whose_kv_cannot_be_read_is_declined() -> None:
 
 @pytest.mark.parametrize(
     "why",
-    [Withdrawn(1), PeerDown(S), PeerDown(GATEWAY), Drain()],
+    [Withdrawn(migration_id()), PeerDown(S), PeerDown(GATEWAY), Drain()],
     ids=["withdrawn", "source dies", "gateway dies", "drains"],
 )
 @pytest.mark.parametrize("outcome", [CopyDone(1, 0.01), CopyFailed(1)], ids=["done", "failed"])
@@ -235,8 +237,8 @@ def test_blocks_that_are_not_copied_are_free_at_once() -> None:
     """Of a request given up in the middle of a stage only that stage's blocks are held until the copy is done."""
     instance = destination()
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
-    fetch = fetch_of(instance.handle(Stage(1, (7, 7, 7), 12, ticket(1, 42), True), 0.0, S))
-    instance.handle(Withdrawn(1), 0.0, S)
+    fetch = fetch_of(instance.handle(Stage((7, 7, 7), 12, ticket(1, 42), True), 0.0, S))
+    instance.handle(Withdrawn(migration_id()), 0.0, S)
     assert num_used(instance) == len(fetch.blocks) == 1
     copied(instance, fetch)
     assert_holds_nothing(instance)
@@ -246,11 +248,11 @@ def test_a_copy_that_fails_is_declined() -> None:
     """The source hears that its KV could not be read, and nothing is held."""
     instance = destination()
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
-    assert instance.handle(CopyFailed(fetch.copy_id)) == [Send(S, Declined(1, DeclineReason.UNREACHABLE))]
+    assert instance.handle(CopyFailed(fetch.copy_id)) == [Send(S, Declined(migration_id(), DeclineReason.UNREACHABLE))]
     assert_holds_nothing(instance)
 
 
-@pytest.mark.parametrize("why", [Withdrawn(1), PeerDown(GATEWAY)], ids=["withdrawn", "gateway dies"])
+@pytest.mark.parametrize("why", [Withdrawn(migration_id()), PeerDown(GATEWAY)], ids=["withdrawn", "gateway dies"])
 def test_given_up_when_it_lies_here_whole(why: Message) -> None:
     """Its blocks are free at once; handed over all the same, it is computed anew."""
     instance = with_copy()
@@ -286,8 +288,10 @@ def test_a_copy_that_nobody_claims_has_its_time() -> None:
     instance.handle(PeerUp(GATEWAY, Role.COORDINATOR))
     fetch = fetch_of(instance.handle(WHOLE, 1000.0, S))
     copied(instance, fetch, now=1000.0)
-    assert Send(S, Declined(1, DeclineReason.UNKNOWN)) not in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S - 0.01)
-    assert Send(S, Declined(1, DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S)
+    assert Send(S, Declined(migration_id(), DeclineReason.UNKNOWN)) not in instance.handle(
+        Tick(), 1000.0 + 2 * TIMEOUT_S - 0.01
+    )
+    assert Send(S, Declined(migration_id(), DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S)
     assert_holds_nothing(instance)
     assert not adopted(instance)
 
@@ -298,7 +302,9 @@ def test_a_copy_that_does_not_end_is_given_up() -> None:
     instance.handle(PeerDown(GATEWAY))
     instance.handle(PeerUp(GATEWAY, Role.COORDINATOR))
     fetch = fetch_of(instance.handle(WHOLE, 1000.0, S))
-    assert Send(S, Declined(1, DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S + 1.0)
+    assert Send(S, Declined(migration_id(), DeclineReason.UNKNOWN)) in instance.handle(
+        Tick(), 1000.0 + 2 * TIMEOUT_S + 1.0
+    )
     assert not instance.state.migration_destination
     free = instance.state.memory.device.num_free_blocks
     instance.handle(CopyDone(fetch.copy_id, 9.0), 1010.0)
@@ -312,9 +318,9 @@ def test_the_newer_life_of_a_source_knows_nothing_of_the_old_ones() -> None:
     reborn = Peer(S.name, 2)
     instance.handle(PeerDown(S))
     instance.handle(PeerUp(reborn, Role.WORKER, kv=ACCESS))
-    instance.handle(Withdrawn(1), 0.0, reborn)
+    instance.handle(Withdrawn(migration_id()), 0.0, reborn)
     assert len(instance.state.migration_destination) == 1
-    effects = instance.handle(Start(2, MOVED, migration=MigrationId(reborn, 1)))
+    effects = instance.handle(Start(2, MOVED, transfer=Transfer(reborn, migration_id())))
     assert Send(GATEWAY, Started("r", 2)) in effects
     assert instance.plan is not None
     assert instance.plan.starts == (0,)
@@ -327,7 +333,7 @@ def test_a_request_with_other_tokens_than_were_copied_is_computed_anew() -> None
     """The gateway's tokens are what counts: a copy of others is dropped."""
     for output in ((9,), (9, 8, 7), (9, 7)):
         instance = with_copy()
-        instance.handle(Start(2, replace(MOVED, output_token_ids=output), migration=MigrationId(S, 1)))
+        instance.handle(Start(2, replace(MOVED, output_token_ids=output), transfer=Transfer(S, migration_id())))
         assert not instance.state.migration_destination
         assert instance.plan is not None
         assert instance.plan.starts == (0,)
@@ -354,7 +360,7 @@ def test_a_start_that_is_repeated_is_answered_again() -> None:
     """It adopts once."""
     instance = with_copy()
     assert adopted(instance)
-    assert instance.handle(Start(2, MOVED, migration=MigrationId(S, 1))) == [Send(GATEWAY, Started("r", 2))]
+    assert instance.handle(Start(2, MOVED, transfer=Transfer(S, migration_id()))) == [Send(GATEWAY, Started("r", 2))]
 
 
 def test_it_comes_back_while_its_old_epoch_is_still_here() -> None:
@@ -364,7 +370,7 @@ def test_it_comes_back_while_its_old_epoch_is_still_here() -> None:
     instance.done()
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
     copied(instance, fetch)
-    instance.handle(Start(3, MOVED, migration=MigrationId(S, 1)))
+    instance.handle(Start(3, MOVED, transfer=Transfer(S, migration_id())))
     assert instance.state.requests["r"].epoch == 3
     assert instance.state.requests["r"].num_computed == 9
     instance.done()
@@ -376,9 +382,9 @@ def test_after_the_start_nothing_that_its_source_says_matters() -> None:
     """A late withdrawal, stage or death is not the request's any more."""
     instance = with_copy()
     assert adopted(instance)
-    instance.handle(Withdrawn(1), 0.0, S)
-    assert instance.handle(Stage(1, (7,), 10, ticket(1, 43), True), 0.0, S) == [
-        Send(S, Declined(1, DeclineReason.UNKNOWN))
+    instance.handle(Withdrawn(migration_id()), 0.0, S)
+    assert instance.handle(Stage((7,), 10, ticket(1, 43), True), 0.0, S) == [
+        Send(S, Declined(migration_id(), DeclineReason.UNKNOWN))
     ]
     instance.handle(PeerDown(S))
     instance.done()

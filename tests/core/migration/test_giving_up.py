@@ -21,7 +21,7 @@ from actorserve.core.messages import (
     Tokens,
     Withdrawn,
 )
-from tests.core.harness.driver import GATEWAY
+from tests.core.harness.driver import GATEWAY, migration_id
 from tests.core.harness.source import (
     SOURCE,
     STAGES,
@@ -47,12 +47,12 @@ def test_its_client_leaves(stage: str) -> None:
     """Its blocks are free, and the destination is told to let go, unless the request may just have been handed over."""
     instance = at(stage)
     effects = instance.handle(Release("r", 1))
-    assert told(effects, D) == ([] if stage == "handing over" else [Withdrawn(1)])
+    assert told(effects, D) == ([] if stage == "handing over" else [Withdrawn(migration_id())])
     if instance.plan is not None:
         instance.done()
     assert_holds_nothing(instance)
-    assert instance.handle(Copied(1, 1), 0.0, D) == [Send(D, Withdrawn(1))]
-    assert instance.handle(Declined(1, DeclineReason.UNKNOWN), 0.0, D) == []
+    assert instance.handle(Copied(migration_id(), 1), 0.0, D) == [Send(D, Withdrawn(migration_id()))]
+    assert instance.handle(Declined(migration_id(), DeclineReason.UNKNOWN), 0.0, D) == []
     assert instance.handle(Keep("r", 1)) == []
 
 
@@ -61,7 +61,7 @@ def test_its_gateway_dies(stage: str) -> None:
     """Nobody wants it any more: its blocks are free, here and there."""
     instance = at(stage)
     effects = instance.handle(PeerDown(GATEWAY))
-    assert told(effects, D) == ([] if stage == "handing over" else [Withdrawn(1)])
+    assert told(effects, D) == ([] if stage == "handing over" else [Withdrawn(migration_id())])
     if instance.plan is not None:
         instance.done()
     assert_holds_nothing(instance)
@@ -77,11 +77,11 @@ def test_it_finishes_first(stage: str) -> None:
         instance.done()
     instance.done() if stage == "last due" else None
     if stage == "last due":
-        instance.handle(Copied(1, 0), 0.0, D)
+        instance.handle(Copied(migration_id(), 0), 0.0, D)
     effects = instance.done()
-    assert told(effects, GATEWAY, D) == [Withdrawn(1), Finished("r", 1, FinishReason.LENGTH, 3)]
+    assert told(effects, GATEWAY, D) == [Withdrawn(migration_id()), Finished("r", 1, FinishReason.LENGTH, 3)]
     assert_holds_nothing(instance)
-    assert instance.handle(Copied(1, 0), 0.0, D) == [Send(D, Withdrawn(1))]
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(D, Withdrawn(migration_id()))]
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 8], ids=["dropped", "swapped"])
@@ -93,18 +93,18 @@ def test_it_is_preempted(stage: str, num_host_blocks: int) -> None:
     order(instance, num_bytes=0)
     assert chosen(instance) == ["r"]
     if stage == "last due":
-        instance.handle(Copied(1, 0), 0.0, D)
+        instance.handle(Copied(migration_id(), 0), 0.0, D)
     # The step in flight ends, and the next one is planned with r's blocks: that is noticed with the next message.
     effects = [*instance.done(), *instance.handle(Tick())]
     if stage == "copying":
-        assert told(effects, D)[0] == Withdrawn(1)
+        assert told(effects, D)[0] == Withdrawn(migration_id())
         assert chosen(instance) == []
-        assert instance.handle(Copied(1, 0), 0.0, D) == [Send(D, Withdrawn(1))]
+        assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(D, Withdrawn(migration_id()))]
     else:
         # It stood still before anybody could take them: the other one waits.
         assert chosen(instance) == ["r"]
         assert request_of(instance).blocks
-        instance.handle(Declined(1, DeclineReason.NO_BLOCKS), 0.0, D)
+        instance.handle(Declined(migration_id(), DeclineReason.NO_BLOCKS), 0.0, D)
     instance.handle(Release("other", 1))
     for _ in range(4):
         if instance.copies:
@@ -120,7 +120,7 @@ def test_nobody_takes_blocks_of_one_that_stands_still() -> None:
     other = request_of(instance, "other")
     order(instance)
     order(instance, num_bytes=0)
-    instance.handle(Copied(1, 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
     instance.done()
     request = request_of(instance)
     assert request in instance.state.migration_source.paused
@@ -131,7 +131,7 @@ def test_nobody_takes_blocks_of_one_that_stands_still() -> None:
         instance.handle(Tick())
     assert request.blocks == blocks
     had = other.num_output
-    instance.handle(Copied(1, 1), 0.0, D)
+    instance.handle(Copied(migration_id(), 1), 0.0, D)
     instance.handle(Release("r", 1))
     for _ in range(3):
         instance.done()
@@ -142,7 +142,7 @@ def test_nobody_takes_blocks_of_one_that_stands_still() -> None:
 def test_the_destination_declines(stage: str) -> None:
     """It goes on here; nobody is withdrawn, for nothing is held there."""
     instance = at(stage)
-    effects = instance.handle(Declined(1, DeclineReason.NO_BLOCKS), 0.0, D)
+    effects = instance.handle(Declined(migration_id(), DeclineReason.NO_BLOCKS), 0.0, D)
     assert told(effects, D) == []
     assert chosen(instance) == []
     assert instance.state.migration_source.num_failed == 1
@@ -158,7 +158,9 @@ def test_the_destination_dies(stage: str) -> None:
     assert_goes_on(instance)
 
 
-@pytest.mark.parametrize("what", [Declined(1, DeclineReason.UNKNOWN), PeerDown(D), Copied(1, 1), Tick()])
+@pytest.mark.parametrize(
+    "what", [Declined(migration_id(), DeclineReason.UNKNOWN), PeerDown(D), Copied(migration_id(), 1), Tick()]
+)
 def test_who_is_being_handed_over_waits_for_the_gateway_alone(what: Message) -> None:
     """It may be another's already: whatever else happens, it stands still until Release or Keep."""
     instance = at("handing over")
@@ -178,7 +180,7 @@ def test_a_destination_that_does_not_answer_in_time(stage: str) -> None:
     assert deadline_s >= TIMEOUT_S
     assert told(instance.handle(Tick(), deadline_s - 0.001), D) == []
     effects = instance.handle(Tick(), deadline_s)
-    assert told(effects, D) == [Withdrawn(1)]
+    assert told(effects, D) == [Withdrawn(migration_id())]
     assert_goes_on(instance)
 
 
@@ -188,7 +190,7 @@ def test_an_order_ends_where_its_destination_declines() -> None:
     decoding(instance, "first", num_prompt=5)
     decoding(instance, "second", num_prompt=20)
     order(instance)
-    instance.handle(Declined(1, DeclineReason.NO_BLOCKS), 0.0, D)
+    instance.handle(Declined(migration_id(), DeclineReason.NO_BLOCKS), 0.0, D)
     assert chosen(instance) == []
 
 
@@ -236,12 +238,12 @@ def test_keep_of_another_epoch_or_at_another_stage_is_stale() -> None:
 @pytest.mark.parametrize(
     ("what", "sender", "answers"),
     [
-        (Copied(1, 1), D, []),
-        (Copied(1, -1), D, []),
-        (Copied(2, 0), D, [Send(D, Withdrawn(2))]),
-        (Copied(1, 0), E, [Send(E, Withdrawn(1))]),
-        (Declined(2, DeclineReason.NO_BLOCKS), D, []),
-        (Declined(1, DeclineReason.NO_BLOCKS), E, []),
+        (Copied(migration_id(), 1), D, []),
+        (Copied(migration_id(), -1), D, []),
+        (Copied(migration_id(2), 0), D, [Send(D, Withdrawn(migration_id(2)))]),
+        (Copied(migration_id(), 0), E, [Send(E, Withdrawn(migration_id()))]),
+        (Declined(migration_id(2), DeclineReason.NO_BLOCKS), D, []),
+        (Declined(migration_id(), DeclineReason.NO_BLOCKS), E, []),
     ],
 )
 def test_answers_to_what_was_not_asked_change_nothing(what: Message, sender: Peer, answers: list[Effect]) -> None:
@@ -249,8 +251,8 @@ def test_answers_to_what_was_not_asked_change_nothing(what: Message, sender: Pee
     instance = at("copying")
     assert instance.handle(what, 0.0, sender) == answers
     assert instance.state.num_stale_messages == 1
-    instance.handle(Copied(1, 0), 0.0, D)
-    assert instance.handle(Copied(1, 0), 0.0, D) == []
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == []
     assert instance.state.num_stale_messages == 2
     assert told(instance.done(), D)
 
@@ -266,7 +268,7 @@ def test_a_newer_epoch_starts_here(stage: str) -> None:
     assert (new.epoch, new.token_ids) == (2, request.token_ids)
     for late in (Keep("r", 1), Release("r", 1)):
         instance.handle(late)
-    instance.handle(Copied(1, 1), 0.0, D)
+    instance.handle(Copied(migration_id(), 1), 0.0, D)
     assert request_of(instance) is new
     while new.num_output == request.num_output:
         instance.done()
@@ -279,7 +281,7 @@ def test_after_it_stayed_it_may_move_again() -> None:
     instance.handle(Keep("r", 1))
     [offer] = told(order(instance, E), E)
     assert isinstance(offer, Offer)
-    assert offer.number == 2
-    assert instance.handle(Copied(1, 0), 0.0, D) == [Send(D, Withdrawn(1))]
-    assert instance.handle(Declined(1, DeclineReason.UNKNOWN), 0.0, D) == []
+    assert offer.transfer == migration_id(2)
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(D, Withdrawn(migration_id()))]
+    assert instance.handle(Declined(migration_id(), DeclineReason.UNKNOWN), 0.0, D) == []
     assert chosen(instance) == ["r"]

@@ -14,7 +14,6 @@ from actorserve.core.messages import (
     HandOver,
     Keep,
     Message,
-    MigrationId,
     Peer,
     PeerDown,
     Place,
@@ -28,12 +27,14 @@ from actorserve.core.messages import (
     Tick,
     TokenLogprobs,
     Tokens,
+    Transfer,
 )
+from tests.core.harness.driver import migration_id
 from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, running, tokens, up
 
 C = Peer("worker-2", 1)
 ATTAINED = Attained(service_s=1.0, quantum_s=0.5)
-HAND_OVER = HandOver("r", 1, B, 3, 2, ATTAINED)
+HAND_OVER = HandOver("r", 1, B, migration_id(3), 2, ATTAINED)
 """Of A, to B, of a request with two tokens whose KV was copied."""
 
 
@@ -45,11 +46,11 @@ def with_tokens(count: int = 2, *workers: Peer) -> GatewayState:
     return state
 
 
-def start(epoch: int, output: tuple[int, ...], migration: MigrationId | None) -> Start:
-    return Start(epoch, replace(SPEC, output_token_ids=output), ATTAINED, migration)
+def start(epoch: int, output: tuple[int, ...], transfer: Transfer | None) -> Start:
+    return Start(epoch, replace(SPEC, output_token_ids=output), ATTAINED, transfer)
 
 
-COMMITTED = [Send(B, start(2, (10, 11), MigrationId(A, 3))), Send(A, Release("r", 1))]
+COMMITTED = [Send(B, start(2, (10, 11), Transfer(A, migration_id(3)))), Send(A, Release("r", 1))]
 
 
 def committed() -> GatewayState:
@@ -75,7 +76,7 @@ def test_the_gateway_commits() -> None:
 def test_one_without_kv_starts_without_a_migrations_name() -> None:
     """What waited at its owner, or dropped its KV, is computed where it goes."""
     state = with_tokens()
-    effects = state.handle(replace(HAND_OVER, number=0), 0.0, A)
+    effects = state.handle(replace(HAND_OVER, transfer=None), 0.0, A)
     assert effects == [Send(B, start(2, (10, 11), None)), Send(A, Release("r", 1))]
 
 
@@ -95,7 +96,7 @@ def test_one_with_more_tokens_than_said_is_committed_with_all_of_them() -> None:
     """The owner went on since it asked (it was told to keep the request, late): what the client has is what counts."""
     state = with_tokens(3)
     [begin, _] = state.handle(HAND_OVER, 0.0, A)
-    assert begin == Send(B, start(2, (10, 11, 12), MigrationId(A, 3)))
+    assert begin == Send(B, start(2, (10, 11, 12), Transfer(A, migration_id(3))))
 
 
 @pytest.mark.parametrize("to", [C, Peer("worker-1", 2), Peer("worker-1", 0), COORDINATOR, Peer("", 0)])
@@ -175,7 +176,7 @@ def test_the_destination_dies_right_after(has_answered: bool) -> None:
     [begin] = state.handle(Placed("r", 3, A), 0.2, COORDINATOR)
     assert isinstance(begin, Send)
     assert isinstance(begin.message, Start)
-    assert (begin.to, begin.message.epoch, begin.message.migration) == (A, 3, None)
+    assert (begin.to, begin.message.epoch, begin.message.transfer) == (A, 3, None)
     assert begin.message.request.output_token_ids == (10, 11)
     assert state.handle(tokens(2, 2, 99), 0.3, B) == [Send(B, Release("r", 2))]
     assert state.handle(tokens(3, 2, 12), 0.3, A) == [Deliver("r", (12,))]
@@ -229,9 +230,9 @@ def test_the_client_leaves_while_tokens_are_missing() -> None:
 def test_there_and_back_again() -> None:
     """A request may come back to where it was: each epoch has one owner, and only the newest is heard."""
     state = committed()
-    back = HandOver("r", 2, A, 1, 2, ATTAINED)
+    back = HandOver("r", 2, A, migration_id(), 2, ATTAINED)
     assert state.handle(back, 0.0, B) == [
-        Send(A, start(3, (10, 11), MigrationId(B, 1))),
+        Send(A, start(3, (10, 11), Transfer(B, migration_id()))),
         Send(B, Release("r", 2)),
     ]
     assert state.handle(HAND_OVER, 0.2, A) == [Send(A, Release("r", 1))]
@@ -258,5 +259,5 @@ def test_absurd_numbers_commit_nothing() -> None:
     state = with_tokens()
     assert state.handle(replace(HAND_OVER, num_output_tokens=2**62), 0.0, A) == [Send(A, Resend("r", 1, 2))]
     assert state.counts.num_handed_over == 0
-    [begin, _] = state.handle(replace(HAND_OVER, num_output_tokens=-5, number=-7), 0.0, A)
-    assert begin == Send(B, start(2, (10, 11), MigrationId(A, -7)))
+    [begin, _] = state.handle(replace(HAND_OVER, num_output_tokens=-5, transfer=migration_id(-7)), 0.0, A)
+    assert begin == Send(B, start(2, (10, 11), Transfer(A, migration_id(-7))))

@@ -15,7 +15,6 @@ from actorserve.core.messages import (
     LoadReport,
     Message,
     MigrateTo,
-    MigrationId,
     Offer,
     PeerDown,
     PeerUp,
@@ -24,12 +23,13 @@ from actorserve.core.messages import (
     Stage,
     Start,
     Tick,
+    Transfer,
     Withdrawn,
 )
 from actorserve.core.migration.source import MigrationMode
 from actorserve.core.timing.profile import Link
 from actorserve.core.timing.step_times import StepTimes
-from tests.core.harness.driver import GATEWAY, PROFILE, Instance, spec
+from tests.core.harness.driver import GATEWAY, PROFILE, Instance, migration_id, spec
 from tests.core.harness.source import (
     ACCESS,
     COORDINATOR,
@@ -61,16 +61,16 @@ def test_the_stages_of_a_live_migration() -> None:
     request = request_of(instance)
     first, second = request.blocks
     effects = order(instance)
-    assert effects == [Send(D, Offer(1, 1, GATEWAY, request.spec_now(), 4, ticket(1, 0, first), False))]
+    assert effects == [Send(D, Offer(1, GATEWAY, request.spec_now(), 4, ticket(migration_id(), 0, first), False))]
     instance.done()
     assert request.num_output == 2  # it goes on while it is copied
-    assert instance.handle(Copied(1, 0), 0.0, D) == []
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == []
     assert instance.plan is not None  # the step in flight still has it
     effects = instance.done()
-    assert told(effects, D) == [Stage(1, (9, 9), 7, ticket(1, 1, second), True)]
+    assert told(effects, D) == [Stage((9, 9), 7, ticket(migration_id(), 1, second), True)]
     assert request.num_output == 3
     assert not any(isinstance(effect, RunStep) for effect in effects)
-    assert instance.handle(Copied(1, 1), 0.0, D) == [Send(GATEWAY, hand_over(3))]
+    assert instance.handle(Copied(migration_id(), 1), 0.0, D) == [Send(GATEWAY, hand_over(3))]
     assert instance.handle(Release("r", 1)) == [DropFromEngine("r")]
     assert instance.state.migration_source.num_migrated == 1
     assert instance.state.migration_source.migrated_bytes == 200
@@ -84,7 +84,7 @@ def test_the_newest_tokens_kv_is_not_shipped() -> None:
     decoding(instance, num_prompt=8)
     request = request_of(instance)
     order(instance)
-    instance.handle(Copied(1, 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
     [stage] = told(instance.done(), D)
     assert isinstance(stage, Stage)
     assert stage.num_computed == len(request.token_ids) - 1 == 9
@@ -105,7 +105,7 @@ def test_what_is_copied_while_it_stands_still_does_not_grow_with_its_length(num_
             assert isinstance(message, Stage)
             assert not message.is_last or len(message.ticket.blocks) <= 2
         if request_of(instance) not in instance.state.migration_source.paused:
-            instance.handle(Copied(1, number_of_stages - 1), 0.0, D)
+            instance.handle(Copied(migration_id(), number_of_stages - 1), 0.0, D)
     assert number_of_stages <= 3
 
 
@@ -119,15 +119,15 @@ def test_it_misses_no_iteration_before_its_last_stage_and_others_none_at_all() -
     had, other_had = request.num_output, other.num_output
     for _ in range(3):
         instance.done()
-    instance.handle(Copied(1, 0), 0.0, D)
-    instance.handle(Copied(1, 1), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 1), 0.0, D)
     instance.done()
     assert (request.num_output - had, other.num_output - other_had) == (4, 4)
     assert request in instance.state.migration_source.paused
     for _ in range(3):
         instance.done()
     assert (request.num_output - had, other.num_output - other_had) == (4, 7)
-    instance.handle(Copied(1, 2), 0.0, D)
+    instance.handle(Copied(migration_id(), 2), 0.0, D)
     instance.handle(Release("r", 1))
     instance.done()
     assert other.num_output - other_had == 8
@@ -141,10 +141,10 @@ def test_stages_follow_as_blocks_fill() -> None:
     order(instance)
     for _ in range(8):
         instance.done()
-    [stage] = told(instance.handle(Copied(1, 0), 0.0, D), D)
-    assert stage == Stage(1, (9,) * 8, 12, ticket(1, 1, *request.blocks[1:3]), False)
-    assert instance.handle(Copied(1, 1), 0.0, D) == []
-    assert told(instance.done(), D) == [Stage(1, (9,), 14, ticket(1, 2, request.blocks[3]), True)]
+    [stage] = told(instance.handle(Copied(migration_id(), 0), 0.0, D), D)
+    assert stage == Stage((9,) * 8, 12, ticket(migration_id(), 1, *request.blocks[1:3]), False)
+    assert instance.handle(Copied(migration_id(), 1), 0.0, D) == []
+    assert told(instance.done(), D) == [Stage((9,), 14, ticket(migration_id(), 2, request.blocks[3]), True)]
 
 
 def test_a_link_slower_than_decoding_ends_in_a_last_stage_all_the_same() -> None:
@@ -158,7 +158,7 @@ def test_a_link_slower_than_decoding_ends_in_a_last_stage_all_the_same() -> None
             stages += told(instance.done(), D)
         if request_of(instance) in instance.state.migration_source.paused:
             break
-        stages += told(instance.handle(Copied(1, number), 0.0, D), D)
+        stages += told(instance.handle(Copied(migration_id(), number), 0.0, D), D)
     assert [stage.is_last for stage in stages if isinstance(stage, Stage)] == [False] * 7 + [True]
 
 
@@ -172,9 +172,9 @@ def test_a_short_one_goes_in_a_single_stage(num_prompt: int) -> None:
     assert request not in instance.state.migration_source.paused
     effects = instance.done()
     num_computed = num_prompt + 1
-    sent = Offer(1, 1, GATEWAY, request.spec_now(), num_computed, ticket(1, 0, request.blocks[0]), True)
+    sent = Offer(1, GATEWAY, request.spec_now(), num_computed, ticket(migration_id(), 0, request.blocks[0]), True)
     assert told(effects, D) == [sent]
-    assert instance.handle(Copied(1, 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
 
 
 # --- which ones, and how many ----------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_no_more_go_at_once_than_may() -> None:
     assert len(instance.state.migration_source) == 2
     [third] = told(instance.effects, D)[1:]
     assert isinstance(third, Offer)
-    assert third.number == 3
+    assert third.transfer == migration_id(3)
 
 
 @pytest.mark.parametrize(("max_tokens", "goes"), [(5, False), (100, True)])
@@ -301,13 +301,18 @@ def test_a_swapped_request_moves_from_the_hosts_pool_in_one_stage() -> None:
     num_computed = len(request.token_ids) - 1
     [offer] = told(order(instance), D)
     assert offer == Offer(
-        1, 1, GATEWAY, request.spec_now(), num_computed, ticket(1, 0, *request.host_blocks, on_host=True), True
+        1,
+        GATEWAY,
+        request.spec_now(),
+        num_computed,
+        ticket(migration_id(), 0, *request.host_blocks, on_host=True),
+        True,
     )
     instance.handle(Release("other", 1))
     instance.done()
     assert request.is_swapped
     assert instance.plan is None
-    instance.handle(Copied(1, 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
     instance.handle(Release("r", 1))
     assert_holds_nothing(instance)
 
@@ -318,7 +323,7 @@ def test_a_swapped_request_that_stays_is_brought_back() -> None:
     instance.done()
     instance.copied()
     order(instance)
-    instance.handle(Declined(1, DeclineReason.NO_BLOCKS), 0.0, D)
+    instance.handle(Declined(migration_id(), DeclineReason.NO_BLOCKS), 0.0, D)
     instance.handle(Release("other", 1))
     instance.done()
     instance.copied()
@@ -337,8 +342,10 @@ def test_blocking_copies_all_while_it_stands_still() -> None:
     effects = instance.done()
     num_computed = len(request.token_ids) - 1
     blocks = request.blocks[: -(-num_computed // 4)]
-    assert effects[1:] == [Send(D, Offer(1, 1, GATEWAY, request.spec_now(), num_computed, ticket(1, 0, *blocks), True))]
-    assert instance.handle(Copied(1, 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
+    assert effects[1:] == [
+        Send(D, Offer(1, GATEWAY, request.spec_now(), num_computed, ticket(migration_id(), 0, *blocks), True))
+    ]
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
 
 
 def test_recomputing_copies_nothing() -> None:
@@ -377,7 +384,7 @@ def test_a_later_order_takes_the_place_of_the_one_before() -> None:
     assert told(instance.effects, D)
     assert order(instance, E) == []
     assert chosen(instance) == ["first"]
-    assert told(instance.handle(Release("first", 1)), D, E) == [Withdrawn(1), *told(instance.effects, E)]
+    assert told(instance.handle(Release("first", 1)), D, E) == [Withdrawn(migration_id()), *told(instance.effects, E)]
     [offer] = told(instance.effects, E)
     assert isinstance(offer, Offer)
     assert offer.request.request_id == "second"
@@ -424,12 +431,12 @@ def test_who_has_just_come_stays_for_a_token_at_least() -> None:
     """One that was handed over to this worker does not leave at once, though there is an order."""
     instance = source()
     come = replace(spec("r", 8, 40), output_token_ids=(9, 8))
-    blocks = ticket(1, 0, 40, 41, 42)
-    [fetch] = instance.handle(Offer(1, 1, GATEWAY, come, 9, blocks, True), 0.0, D)
+    blocks = ticket(migration_id(), 0, 40, 41, 42)
+    [fetch] = instance.handle(Offer(1, GATEWAY, come, 9, blocks, True), 0.0, D)
     assert isinstance(fetch, Fetch)
     instance.handle(CopyDone(fetch.copy_id, 0.01))
     order(instance)
-    instance.handle(Start(2, come, migration=MigrationId(D, 1)))
+    instance.handle(Start(2, come, transfer=Transfer(D, migration_id())))
     assert chosen(instance) == []
     instance.done()
     assert chosen(instance) == ["r"]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from actorserve.core.effects import Send
 from actorserve.core.messages import Copied, Declined, DeclineReason, Keep, LoadReport, Offer, Withdrawn
+from tests.core.harness.driver import migration_id
 from tests.core.harness.gateway import A, B
 from tests.core.harness.source import D, E, at, chosen, decoding, order, source, told
 from tests.core.migration.test_handover import HAND_OVER, with_tokens
@@ -15,7 +16,7 @@ def test_who_is_kept_stays_until_another_order() -> None:
     """Where the gateway keeps a request here, the copy is let go, and nobody more is sent to that destination."""
     instance = at("handing over")
     effects = instance.handle(Keep("r", 1))
-    assert told(effects, D) == [Withdrawn(1)]
+    assert told(effects, D) == [Withdrawn(migration_id())]
     for _ in range(3):
         assert not any(isinstance(message, Offer) for message in told(instance.done(), D))
     order(instance)
@@ -28,7 +29,7 @@ def test_a_late_no_ends_no_order_to_somebody_else() -> None:
     decoding(instance)
     order(instance)
     order(instance, to=E)
-    instance.handle(Declined(1, DeclineReason.UNKNOWN), 0.0, D)
+    instance.handle(Declined(migration_id(), DeclineReason.UNKNOWN), 0.0, D)
     assert chosen(instance) == ["r"], "it goes to the other now"
 
 
@@ -40,7 +41,7 @@ def test_to_be_done_first_is_no_failure() -> None:
     instance.done()
     instance.done()
     assert instance.state.migration_source.num_failed == 0
-    assert instance.handle(Copied(1, 0), 0.0, D) == [Send(D, Withdrawn(1))]
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(D, Withdrawn(migration_id()))]
 
 
 def test_nothing_is_handed_to_who_drains() -> None:
