@@ -68,7 +68,7 @@ class InstanceState:
         self.outbox = Outbox(config.retry_s, effects)
         pools = KVPools(config.num_blocks, config.num_host_blocks, config.tokens_per_block, config.bytes_per_block)
         self.checkpoint_store = CheckpointStore(pools, _KEEP_AFTER_DEATH_S, effects)
-        self.memory = memory = KVMemory(pools, self.checkpoint_store, prefix_cache=config.prefix_cache)
+        self.memory = memory = KVMemory(pools, self.checkpoint_store, effects, prefix_cache=config.prefix_cache)
         self.batcher = Batcher(
             memory,
             policy,
@@ -154,6 +154,11 @@ class InstanceState:
         assert not requests.keys() & outbox.keys(), "a request is here, and has ended"
         assert not any(request.is_started for request in outbox.values()), "a request that ended holds blocks"
         assert all(request.finish_reason is None for request in requests.values()), "a finished request is still here"
+        ordered = self.policy.requests
+        assert len(ordered) == len(requests), f"the policy orders {len(ordered)} requests of {len(requests)}"
+        assert {id(request) for request in ordered} == {id(request) for request in requests.values()}, (
+            "the policy orders other requests"
+        )
         for participant in self._participants:
             participant.validate()
         steps.validate()
@@ -255,7 +260,7 @@ class InstanceState:
         if not self.requests:
             self.batcher.rest(now)
             return
-        batch, refused = self.batcher.plan(now, self._effects, self.migration_source.paused)
+        batch, refused = self.batcher.plan(now, self.migration_source.paused)
         for request in refused:
             request.attained = self.policy.attained(request, now)
             self._end(request, now)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from actorserve.core.effects import Effect, SwapIn, SwapOut
+from actorserve.core.effects import Effects, SwapIn, SwapOut
 from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.kv_pools import KVPools
@@ -44,7 +44,7 @@ class _Swap:
 class KVMemory:
     """The KV of one instance's requests."""
 
-    def __init__(self, pools: KVPools, reclaimable: ReclaimableBlocks, *, prefix_cache: bool) -> None:
+    def __init__(self, pools: KVPools, reclaimable: ReclaimableBlocks, effects: Effects, *, prefix_cache: bool) -> None:
         self.pools = pools
         self.device = pools.device
         self.host = pools.host
@@ -54,6 +54,7 @@ class KVMemory:
         self.num_swap_outs = 0
         self.num_copied_blocks = 0
         self._reclaimable = reclaimable
+        self._effects = effects
         self._bytes_per_block = pools.bytes_per_block
         self._swaps: dict[int, _Swap] = {}  # by copy id
 
@@ -167,7 +168,7 @@ class KVMemory:
         """Bytes that a swap out copies."""
         return self.blocks_for(holding.num_computed) * self._bytes_per_block
 
-    def swap_out(self, holding: KVHolding, effects: list[Effect]) -> bool:
+    def swap_out(self, holding: KVHolding) -> bool:
         """Begin to copy its KV to the host; its device blocks are free afterwards. False if the host has no room."""
         num_copied = self.blocks_for(holding.num_computed)
         host_blocks = self.host.allocate(num_copied)
@@ -181,10 +182,10 @@ class KVMemory:
         holding.host_blocks = host_blocks
         self.num_swap_outs += 1
         effect = SwapOut(self.pools.next_copy_id(), tuple(holding.blocks), tuple(host_blocks))
-        self._begin(effect, holding, effects, self.device.num_freed_by(holding.blocks))
+        self._begin(effect, holding, self.device.num_freed_by(holding.blocks))
         return True
 
-    def swap_in(self, holding: KVHolding, effects: list[Effect]) -> None:
+    def swap_in(self, holding: KVHolding) -> None:
         """Begin to copy its KV back, into device blocks for all of its tokens; they must be free."""
         found = self.prefixes.find(holding)
         blocks = self.device.allocate(self.blocks_of(holding), found)
@@ -196,7 +197,7 @@ class KVMemory:
         if holding.host_blocks:
             end = len(found) + len(holding.host_blocks)
             effect = SwapIn(self.pools.next_copy_id(), tuple(holding.host_blocks), tuple(blocks[len(found) : end]))
-            self._begin(effect, holding, effects)
+            self._begin(effect, holding)
 
     def on_copy_done(self, copy_id: int) -> int:
         """A swap is done: free the blocks that it read. Returns the bytes that it copied.
@@ -220,12 +221,12 @@ class KVMemory:
                 self.prefixes.share_computed(holding, holding.num_computed)
         return len(effect.device_blocks) * self._bytes_per_block
 
-    def _begin(self, effect: SwapOut | SwapIn, holding: KVHolding, effects: list[Effect], num_freed: int = 0) -> None:
+    def _begin(self, effect: SwapOut | SwapIn, holding: KVHolding, num_freed: int = 0) -> None:
         holding.copy_id = effect.copy_id
         self._swaps[effect.copy_id] = _Swap(effect, holding, num_freed)
         self.num_freeing_blocks += num_freed
         self.num_copied_blocks += len(effect.device_blocks)
-        effects.append(effect)
+        self._effects.append(effect)
 
     # --- invariants --------------------------------------------------------------------------------------------------
 
