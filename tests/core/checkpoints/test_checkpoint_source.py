@@ -20,11 +20,9 @@ from actorserve.core.messages import (
     Role,
     Start,
     Tick,
-    TransferId,
-    TransferKind,
     Withdrawn,
 )
-from tests.core.harness.driver import GATEWAY, Instance, spec
+from tests.core.harness.driver import GATEWAY, Instance, checkpoint_id, spec
 from tests.core.harness.source import (
     ACCESS,
     COORDINATOR,
@@ -42,7 +40,7 @@ from tests.core.harness.source import (
 )
 from tests.core.harness.world import Scheduling, World
 
-N, NEXT, THIRD = (TransferId(TransferKind.CHECKPOINT, number) for number in (1, 2, 3))
+N, NEXT = map(checkpoint_id, (1, 2))
 
 
 # --- the source ------------------------------------------------------------------------------------------------------

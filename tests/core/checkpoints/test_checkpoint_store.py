@@ -24,13 +24,12 @@ from actorserve.core.messages import (
     Tick,
     Transfer,
     TransferId,
-    TransferKind,
     Withdrawn,
 )
-from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+from tests.core.harness.driver import CONFIG, GATEWAY, Instance, checkpoint_id, spec
 from tests.core.harness.source import ACCESS, E, assert_holds_nothing, ticket, told
 
-N, NEXT, THIRD = (TransferId(TransferKind.CHECKPOINT, number) for number in (1, 2, 3))
+N, NEXT, THIRD = map(checkpoint_id, (1, 2, 3))
 S = Peer("worker-0", 1)
 PROMPT = tuple(range(20))
 

@@ -58,6 +58,10 @@ def migration_id(number: int = 1) -> TransferId:
     return TransferId(TransferKind.MIGRATION, number)
 
 
+def checkpoint_id(number: int = 1) -> TransferId:
+    return TransferId(TransferKind.CHECKPOINT, number)
+
+
 class Instance:
     """Drives an InstanceState; keeps the plan in flight and what was sent to the gateway."""
 
