@@ -24,17 +24,13 @@ class LoadReporter:
         self._sequence = 0
         self._accepted: list[str] = []  # requests that arrived since the last report
 
-    def report(self, accepted: tuple[str, ...] = ()) -> LoadReport:
-        """The current load, under the number of the last regular report."""
-        return self._make_report(self._sequence, accepted)
-
     def accept(self, request_id: str) -> None:
         """Name this request in the next report."""
         self._accepted.append(request_id)
 
     def on_peer_up(self, peer: Peer, now: float) -> None:
         self._listeners[peer.name] = peer
-        self._effects.send(peer, self.report())
+        self._effects.send(peer, self._make_report(self._sequence, ()))
         if self.next_report_s is None:
             self.next_report_s = now + self._every_s
 
@@ -51,7 +47,7 @@ class LoadReporter:
         """Report now, in addition to the regular reports."""
         accepted, self._accepted = tuple(self._accepted), []
         self._sequence += 1
-        report = self.report(accepted)
+        report = self._make_report(self._sequence, accepted)
         for peer in self._listeners.values():
             self._effects.send(peer, report)
 

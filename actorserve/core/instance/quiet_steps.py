@@ -1,44 +1,27 @@
 """Many iterations at once, for a simulator: those in which an instance decides nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
-from actorserve.core.effects import Effect, Effects
-from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.effects import Effect
+from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.steps import Steps
 from actorserve.core.instance.token_output import send_tokens
-from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.participant import Participant
-from actorserve.core.request import Request
-from actorserve.core.scheduling.batching import Batcher
-from actorserve.core.scheduling.policy import SchedulingPolicy
-from actorserve.core.timing.step_times import StepTimes
 
 
 class QuietSteps:
     """Foresees quiet iterations, and accounts for those that have ended. The result is the same as one by one."""
 
-    def __init__(
-        self,
-        config: InstanceConfig,
-        requests: Mapping[str, Request],
-        memory: KVMemory,
-        policy: SchedulingPolicy,
-        times: StepTimes,
-        batcher: Batcher,
-        steps: Steps,
-        participants: Iterable[Participant],
-        effects: Effects,
-    ) -> None:
-        """``requests`` are the instance's, waiting or started."""
-        self._config = config
-        self._requests = requests
-        self._memory = memory
-        self._policy = policy
-        self._times = times
-        self._batcher = batcher
+    def __init__(self, parts: InstanceParts, steps: Steps, participants: Sequence[Participant]) -> None:
+        self._config = parts.config
+        self._requests = parts.requests
+        self._memory = parts.memory
+        self._policy = parts.policy
+        self._times = parts.times
+        self._batcher = parts.batcher
+        self._effects = parts.effects
         self._steps = steps
-        self._participants = tuple(participants)
-        self._effects = effects
+        self._participants = participants
 
     def count(self) -> int:
         """How many iterations, from the one in flight on, will each do nothing but give a token to each of its rows.

@@ -1,17 +1,14 @@
 """The iteration in flight: how it begins, and what its end means for each of its requests."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from actorserve.core.effects import Effects, RunStep
+from actorserve.core.effects import RunStep
+from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.token_output import Row, send_tokens
-from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.messages import StepDone
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
-from actorserve.core.scheduling.batching import Batcher
-from actorserve.core.scheduling.policy import SchedulingPolicy
-from actorserve.core.timing.step_times import StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,26 +27,16 @@ class Step:
 class Steps:
     """Runs one iteration at a time."""
 
-    def __init__(
-        self,
-        requests: Mapping[str, Request],
-        memory: KVMemory,
-        policy: SchedulingPolicy,
-        times: StepTimes,
-        batcher: Batcher,
-        max_tokens: int,
-        effects: Effects,
-    ) -> None:
-        """``requests`` are the instance's, waiting or started. ``max_tokens``: of the largest request it serves."""
+    def __init__(self, parts: InstanceParts) -> None:
         self.in_flight: Step | None = None
         self.leaving: list[Request] = []  # requests that are gone while the step in flight still writes their blocks
-        self._requests = requests
-        self._memory = memory
-        self._policy = policy
-        self._times = times
-        self._batcher = batcher
-        self._max_tokens = max_tokens
-        self._effects = effects
+        self._requests = parts.requests
+        self._memory = parts.memory
+        self._policy = parts.policy
+        self._times = parts.times
+        self._batcher = parts.batcher
+        self._max_tokens = parts.config.max_tokens
+        self._effects = parts.effects
         self._num_steps = 0
 
     @property

@@ -83,7 +83,7 @@ def test_quiet_steps_equal_single_ones(
             now += STEP_S
             assert one.done(9, now, STEP_S) == many.done(9, now, STEP_S)
         left, right = one.state, many.state
-        assert left.load_reporter.report() == right.load_reporter.report()
+        assert left.load_report() == right.load_report()
         assert [r.request_id for r in left.policy.order(now)] == [r.request_id for r in right.policy.order(now)]
         for request_id, request in left.requests.items():
             same = right.requests[request_id]
