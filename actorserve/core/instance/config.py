@@ -9,7 +9,7 @@ from actorserve.core.scheduling.swapping import SwapMode
 
 @dataclass(frozen=True, slots=True)
 class InstanceConfig:
-    """The sizes of an instance, told by its engine and settings. ``headroom_bytes`` is by priority."""
+    """The sizes of an instance, from its engine and settings. ``headroom_bytes`` is by priority."""
 
     num_blocks: int
     tokens_per_block: int
@@ -25,7 +25,7 @@ class InstanceConfig:
     num_host_blocks: int = 0
     swap_mode: SwapMode = SwapMode.PROACTIVE
     migration: MigrationConfig = field(default_factory=MigrationConfig)
-    checkpoint_tokens: int = 0  # a guardian gets a request's KV each time that so many tokens are new; 0: never
+    checkpoint_tokens: int = 0  # new tokens of a request after which its KV is checkpointed; 0: never
 
     @property
     def max_tokens(self) -> int:

@@ -20,7 +20,7 @@ from actorserve.core.kv.prefix_cache import PrefixCache
 
 
 class ReclaimableBlocks(Protocol):
-    """Host blocks that are in use, but for less than a swap: KV of other instances' requests."""
+    """Host blocks with KV of other instances' requests. They may be freed, because swaps matter more."""
 
     @property
     def num_blocks(self) -> int:

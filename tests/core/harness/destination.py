@@ -1,4 +1,4 @@
-"""Drives the destination of a migration: an instance to which a worker has something to give."""
+"""Drives the destination of a migration: an instance to which the worker S offers a request."""
 
 from dataclasses import replace
 
@@ -64,7 +64,7 @@ def copied(instance: Instance, fetch: Fetch, now: float = 0.0) -> list[Effect]:
 
 
 def with_copy(**changes: object) -> Instance:
-    """All of r's KV lies here."""
+    """A destination that has copied all of r's KV."""
     instance = destination(**changes)
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
     assert copied(instance, fetch) == [Send(S, Copied(migration_id(), 0))]
@@ -72,7 +72,7 @@ def with_copy(**changes: object) -> Instance:
 
 
 def adopted(instance: Instance) -> bool:
-    """r is started by its gateway under the next epoch. Whether it goes on with what was copied."""
+    """r's gateway starts it under the next epoch. Returns whether r goes on with the copied KV."""
     effects = instance.handle(Start(2, MOVED, transfer=Transfer(S, migration_id())))
     assert Send(GATEWAY, Started("r", 2)) in effects
     assert not instance.state.migration_destination

@@ -1,4 +1,4 @@
-"""Drives one InstanceState by hand: the engine's answers are the test's."""
+"""Drives one InstanceState by hand: the test answers for the engine."""
 
 from dataclasses import replace
 
@@ -71,12 +71,12 @@ class Instance:
         policy: SchedulingPolicy | None = None,
         times: StepTimes | None = None,
     ) -> None:
-        """``times``: those of ``policy``."""
+        """``policy`` uses the same ``times``."""
         self.state = InstanceState(config, policy or FirstComeFirstServed(), times or StepTimes(PROFILE))
         self.plan: StepPlan | None = None
         self.sent: list[Message] = []
         self.effects: list[Effect] = []
-        self.copies: list[SwapOut | SwapIn] = []  # under way
+        self.copies: list[SwapOut | SwapIn] = []  # in flight
 
     def handle(self, message: Message, now: float = 0.0, sender: Peer = GATEWAY) -> list[Effect]:
         return self._take(self.state.handle(message, now, sender))
@@ -101,7 +101,7 @@ class Instance:
         return self.handle(Start(epoch, request))
 
     def copied(self, now: float = 0.0, duration_s: float = 0.001) -> list[Effect]:
-        """The engine completes the copy that was asked for first."""
+        """The engine completes its oldest swap."""
         return self.handle(CopyDone(self.copies.pop(0).copy_id, duration_s), now)
 
     def done(self, token: int = 9, now: float = 0.0, duration_s: float = 0.01) -> list[Effect]:
