@@ -263,7 +263,7 @@ class SkipJoinMLFQ(MultiLevelQueue[Request]):
 
     @property
     def requests(self) -> Collection[Request]:
-        return self._places.keys()
+        return self._entries.keys()
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         self.join(request, self._next_iteration_s(request, num_cached_tokens), now, attained)
