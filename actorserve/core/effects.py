@@ -17,7 +17,7 @@ from actorserve.core.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send ``message`` to this incarnation of a peer; may be lost if the peer dies, never duplicated by the core."""
+    """Send ``message`` to this incarnation of a peer. It may be lost if the peer dies; the core never duplicates it."""
 
     to: Peer
     message: Message
@@ -25,14 +25,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class AddToEngine:
-    """Let the engine know a request's tokens and sampling before its first step."""
+    """Tell the engine a request's tokens and sampling before its first step."""
 
     request: RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
 class DropFromEngine:
-    """The engine may forget the request; no later step names it."""
+    """The engine may forget the request, because no later step names it."""
 
     request_id: str
 
@@ -48,7 +48,7 @@ class RunStep:
 class SwapOut:
     """Copy blocks of KV to the host's pool, block by block in order; answered by a CopyDone.
 
-    It goes beside the iterations: no step writes these blocks before it is done, and none reads the host's.
+    It runs in parallel to the iterations: before it is done no step writes these device blocks or reads the host's.
     """
 
     copy_id: int
@@ -58,7 +58,7 @@ class SwapOut:
 
 @dataclass(frozen=True, slots=True)
 class SwapIn:
-    """The way back; no step touches these device blocks before it is done."""
+    """Copy blocks of KV back to the device's pool; no step touches these device blocks before the CopyDone."""
 
     copy_id: int
     host_blocks: tuple[int, ...]
@@ -67,11 +67,11 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Copy what a ticket names, but for its first ``num_skipped`` blocks, from another worker's pool into these blocks
-    of the device's own pool, or of the host's, in order; answered by a CopyDone, or a CopyFailed.
+    """Copy a ticket's blocks, except its first ``num_skipped``, from another worker's pool into ``blocks``, in order.
 
-    It goes beside the iterations: no step touches these blocks before it is done. ``is_urgent``: its request stands
-    still, so no bandwidth budget holds it back.
+    ``blocks`` lie in the device's own pool, or in the host's with ``into_host``. Answered by a CopyDone or a
+    CopyFailed. The copy runs in parallel to the iterations: no step touches these blocks before the answer.
+    ``is_urgent``: the request is paused, so no bandwidth budget delays the copy.
     """
 
     copy_id: int
@@ -86,21 +86,21 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """Get to know this worker, of whom the coordinator has told; a PeerUp follows if it is there. Repeatable."""
+    """Connect to this worker, which the coordinator has named. A PeerUp follows if the worker is alive. Repeatable."""
 
     peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Have one more worker started; it makes itself known when it is ready."""
+    """Have one more worker started; it announces itself when it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand newly made tokens, in order and each once, to the client's stream. ``logprobs`` is empty or as long.
+    """Hand new tokens to the client's stream, in order and each token once. ``logprobs`` is empty or as long.
 
-    With the first of them comes how many of the prompt's tokens were found in a prefix cache.
+    ``num_cached_tokens``, set with the first tokens, is how many of the prompt's tokens a prefix cache had computed.
     """
 
     request_id: str
@@ -111,7 +111,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Tell the client's stream that it is over. The last effect for a request, exactly once."""
+    """End the client's stream. The last effect for a request, exactly once."""
 
     request_id: str
     reason: FinishReason
@@ -121,12 +121,12 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The last request has left a draining instance; its process may end. Once."""
+    """The last request has left a draining instance, so its process may end. Once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """A gateway has met its first worker: requests can be served. Once."""
+    """A gateway has met its first worker, so it can serve requests. Once."""
 
 
 Effect = (
@@ -144,3 +144,16 @@ Effect = (
     | Deliver
     | End
 )
+
+
+class Effects(list[Effect]):
+    """What the current input leads to, in order. The parts of a core share one list and append to it."""
+
+    def send(self, to: Peer, message: Message) -> None:
+        self.append(Send(to, message))
+
+    def take(self) -> list[Effect]:
+        """The effects so far; the list is empty afterwards."""
+        taken = list(self)
+        self.clear()
+        return taken

@@ -1,10 +1,9 @@
-"""Randomness as a pure function of its coordinates: no state, no order of drawing, the same on every machine.
+"""Randomness as a pure function of its coordinates: no state, no order, the same on every machine.
 
 A counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): the number for
-``(seed, position)`` is computed from that pair alone, so a token's choice cannot depend on batch-mates, on the worker,
-or on what was drawn before. The mixing function is SplitMix64's finalizer (Steele, Lea, Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014). All of it is integers modulo 2**64: the same on every
-machine.
+``(seed, position)`` is computed from that pair alone, so a token's choice cannot depend on the batch, the worker, or
+earlier choices. The mixing function is SplitMix64's finalizer (Steele, Lea, Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014). All arithmetic is on integers modulo 2**64.
 """
 
 _MASK = 2**64 - 1
@@ -23,7 +22,7 @@ def hash64(seed: int, counter: int) -> int:
 def uniform(seed: int, position: int) -> float:
     """The number in [0, 1) with which output position ``position`` of a request with ``seed`` is chosen.
 
-    A multiple of 2**-53, hence exact in a float64. Negative seeds are taken modulo 2**64.
+    It is a multiple of 2**-53, and so exact in a float64. Negative seeds are taken modulo 2**64.
     """
     return (hash64(seed, position) >> 11) * 2.0**-53
 
@@ -31,8 +30,8 @@ def uniform(seed: int, position: int) -> float:
 def derive_seed(seed: int, choice_index: int) -> int:
     """The seed of choice ``choice_index`` of a request for several choices (OpenAI's ``n``).
 
-    Choice 0 keeps ``seed``, so that it is what the same request with one choice would have got. Others get a number
-    of 63 bits, which every integer column on the wire holds.
+    Choice 0 keeps ``seed``, so that it equals the only choice of the same request. Other choices get a number of 63
+    bits, because every integer column on the wire holds that.
 
     Raises: ValueError for a negative index.
     """

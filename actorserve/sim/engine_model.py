@@ -12,7 +12,7 @@ TOKEN_ID = 0
 
 
 class Flight:
-    """The step in flight, and the quiet ones that will follow it (``InstanceState.num_quiet_steps``)."""
+    """The step in flight, and the quiet ones that will follow it (``core.instance.quiet_steps``)."""
 
     __slots__ = ("ends", "plan")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import HandOver, Message, Offer, Peer, Stage, StepPlan
+from actorserve.core.messages import HandOver, Message, Offer, Peer, Stage, StepPlan, Transfer
 from actorserve.core.request import Request
 
 
@@ -31,7 +31,7 @@ class Interruptions:
         self.moved = Gaps()
         self._preempted_s: dict[str, float] = {}  # the time of the preemption, by request id
         self._standing_s: dict[str, float] = {}
-        self._offered: dict[tuple[Peer, int], str] = {}  # the request of a migration, by source and number
+        self._offered: dict[Transfer, str] = {}  # the request of each transfer
 
     def on_preemptions(self, instance: InstanceState, now: float) -> list[str]:
         """The instance has preempted requests. Returns those that were not known to be preempted."""
@@ -48,13 +48,13 @@ class Interruptions:
     def on_send(self, source: Peer, message: Message, now: float) -> None:
         """An instance sends a message: its request may pause for a move from now on."""
         match message:
-            case Offer(number=number, request=request):
-                self._offered[source, number] = request.request_id
+            case Offer(request=request):
+                self._offered[Transfer(source, message.transfer)] = request.request_id
                 if message.is_last:
                     self._standing_s.setdefault(request.request_id, now)
-            case Stage(number=number, is_last=True) if (source, number) in self._offered:
-                self._standing_s.setdefault(self._offered[source, number], now)
-            case HandOver(request_id=request_id, number=0, num_output_tokens=num_output) if num_output:
+            case Stage(is_last=True) if (transfer := Transfer(source, message.transfer)) in self._offered:
+                self._standing_s.setdefault(self._offered[transfer], now)
+            case HandOver(request_id=request_id, transfer=None, num_output_tokens=num_output) if num_output:
                 self._standing_s.setdefault(request_id, now)
 
     def on_step(self, plan: StepPlan, end_s: float, duration_s: float) -> list[tuple[str, float]]:

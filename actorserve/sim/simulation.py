@@ -417,7 +417,7 @@ class Simulation:
             self.outcomes.preempted_s[int(request_id)] += lost_s
 
     def _num_quiet_steps(self, process: Process) -> int:
-        return process.its_instance.num_quiet_steps()
+        return process.its_instance.quiet_steps.count()
 
     def _expect_end(self, process: Process, flight: Flight) -> None:
         at_s = flight.ends[-1][0]
@@ -443,7 +443,7 @@ class Simulation:
         if not num_steps:
             return
         process.its_engine.count(flight, num_steps)
-        for effect in process.its_instance.advance(flight.ends[:num_steps], TOKEN_ID):
+        for effect in process.its_instance.quiet_steps.advance(flight.ends[:num_steps], TOKEN_ID):
             if isinstance(effect, RunStep):
                 flight.plan = effect.plan  # in flight already
             else:

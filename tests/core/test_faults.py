@@ -1,4 +1,4 @@
-"""The whole cluster under random misfortune: the invariants hold after every event, and everything ends well."""
+"""The whole cluster under random faults: the invariants hold after each event, and each request gets its answer."""
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
@@ -51,9 +51,9 @@ SCHEDULINGS = [
 
 
 class ClusterMachine(RuleBasedStateMachine):
-    """Clients come and go, messages are late, lost and repeated, and processes die, in any order.
+    """Clients come and leave, messages are late, lost and repeated, and processes die, in any order.
 
-    The rules are few and each chooses among misfortunes, so that most of a run finds requests under way.
+    There are few rules, and each chooses among several faults, so that most events find requests in flight.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class ClusterMachine(RuleBasedStateMachine):
         scheduling=st.sampled_from(SCHEDULINGS),
     )
     def begin_busy(self, data: st.DataObject, rounds: int, num_blocks: int, scheduling: Scheduling) -> None:
-        """Memory is too small for all, so that they are preempted; or there is enough to take those of the other."""
+        """Memory is too small for all requests, so that some are preempted, or large enough for the other worker's."""
         self.world = World(num_workers=2, num_gateways=2, num_blocks=num_blocks, scheduling=scheduling)
-        self.world.guard(*WORKERS)
-        self.world.guard(*reversed(WORKERS))
+        self.world.checkpoint(*WORKERS)
+        self.world.checkpoint(*reversed(WORKERS))
         self.open(data.draw(st.lists(PROMPTS, min_size=2, max_size=8)), num_blocks + 12, data)
         self.progress(rounds)
 
@@ -87,8 +87,8 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 6), fetches=st.sampled_from([True, True, False]))
     def progress(self, rounds: int, fetches: bool = True) -> None:
-        """Things go well for a while, so that misfortune meets requests in every stage; copies between workers may take
-        longer than that.
+        """Run without faults for a while, so that faults meet requests in each stage; copies between workers may take
+        longer.
         """
         for _ in range(rounds):
             self.world.progress(fetches=fetches)
@@ -106,7 +106,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), how=st.sampled_from(["deliver", "reorder", "repeat", "drop"]), count=st.integers(1, 8))
     def disturb(self, data: st.DataObject, how: str, count: int) -> None:
-        """Messages arrive one by one, before others of their link, twice, or never."""
+        """Messages arrive singly, early, twice, or never."""
         for _ in range(count):
             if not self.world.links:
                 return
@@ -141,21 +141,21 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(workers=st.permutations(WORKERS), num_bytes=st.sampled_from([200, 10_000]), data=st.data())
     def migrate(self, workers: list[str], num_bytes: int, data: st.DataObject) -> None:
-        """Requests are to move, and come so far."""
+        """Order a migration, and let it progress for a while."""
         if all(name in self.world.processes for name in workers):
             self.world.migrate(workers[0], workers[1], num_bytes)
             self.progress(data.draw(st.integers(0, 6)), data.draw(st.sampled_from([True, True, False])))
 
     @rule(workers=st.permutations(WORKERS), how=st.sampled_from(["part", "part", "no more", "guard", "guard"]))
     def disturb_migration(self, workers: list[str], how: str) -> None:
-        """The two workers lose each other in the middle of it, no more requests are to move, or one guards the other's
-        requests from now on.
+        """During migrations, the two workers lose each other, an order ends, or one worker becomes the holder of the
+        other's checkpoints.
         """
         if all(name in self.world.processes for name in workers):
             if how == "part":
                 self.world.part(workers[0], workers[1])
             elif how == "guard":
-                self.world.guard(workers[0], workers[1])
+                self.world.checkpoint(workers[0], workers[1])
             else:
                 self.world.migrate(workers[0], workers[1], 0)
 
@@ -175,7 +175,7 @@ class ClusterMachine(RuleBasedStateMachine):
         worker=st.sampled_from(WORKERS), data=st.data(), how=st.sampled_from(["drain", "suspect", "rejoin", "memory"])
     )
     def unsettle(self, worker: str, data: st.DataObject, how: str) -> None:
-        """A worker is told to end, or has its memory taken; or somebody is wrongly taken for dead, and then fenced."""
+        """A worker is drained or loses memory, or a live process is held for dead and then fenced."""
         if how == "rejoin":
             name = data.draw(st.sampled_from(NAMES))
             if name in self.world.processes:
@@ -210,14 +210,14 @@ class ClusterMachine(RuleBasedStateMachine):
         world.check_at_rest()
 
 
-def test_no_misfortune_costs_a_token(fault_examples: int) -> None:
-    """Whatever happens, clients get the tokens that they would have got, each once, and nothing is held at the end."""
+def test_no_fault_costs_a_token(fault_examples: int) -> None:
+    """Whatever happens, clients get the same tokens as without faults, each once, and nothing is held at the end."""
     chosen = settings(max_examples=fault_examples, stateful_step_count=30, deadline=None)
     run_state_machine_as_test(ClusterMachine, settings=chosen)
 
 
-def test_what_a_dead_worker_shared_is_shared_at_the_next() -> None:
-    """Requests that begin alike share blocks wherever they run, also those that go on elsewhere after a death."""
+def test_requests_share_blocks_after_a_failover() -> None:
+    """Requests with a common beginning share blocks wherever they run, even after a failover."""
     world = World(num_workers=2, num_blocks=24)
     for number in range(8):
         world.open(f"r{number}", (*STEMS[0], number), 12)
@@ -232,7 +232,7 @@ def test_what_a_dead_worker_shared_is_shared_at_the_next() -> None:
 
 
 def test_a_fenced_gateway_gets_its_only_worker_back() -> None:
-    """A gateway that was held for dead goes on with the worker it had, which lived all the time and has no deputy."""
+    """A gateway that was held for dead goes on with its worker, which is the only one and never died."""
     world = World(num_workers=1)
     world.open("r1", (1, 2, 3), 24)
     for _ in range(6):

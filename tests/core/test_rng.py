@@ -16,7 +16,7 @@ def test_mixing_is_splitmix64() -> None:
 
 
 def test_numbers_never_change() -> None:
-    """Recorded values hold: a change here would change every answer that a seed has given."""
+    """Recorded values hold, because a change would change the answer to every seed."""
     assert [hash64(0, 0), hash64(1, 0), hash64(0, 1), hash64(2**63, 7)] == [
         12035550249420947055,
         6791897765849424158,
@@ -37,7 +37,7 @@ def test_uniform_is_an_exact_fraction_below_one(seed: int, position: int) -> Non
 
 
 def test_uniforms_are_spread_evenly() -> None:
-    """Over positions, and over neighbouring seeds, each of 16 equal cells gets its share within six deviations."""
+    """Over positions and neighbouring seeds, each of 16 equal cells gets its share within six standard deviations."""
     for numbers in ([uniform(7, p) for p in range(16000)], [uniform(s, 3) for s in range(16000)]):
         counts = [0] * 16
         for number in numbers:
@@ -53,19 +53,19 @@ def test_neighbouring_seeds_and_positions_are_unrelated() -> None:
 
 @given(seeds)
 def test_the_first_choice_keeps_the_seed(seed: int) -> None:
-    """Choice 0 of several is sampled as the same request with one choice would be."""
+    """Choice 0 of several is sampled like the only choice of the same request."""
     assert derive_seed(seed, 0) == seed
 
 
 @given(seeds)
 def test_choices_have_seeds_of_their_own(seed: int) -> None:
-    """Sixteen choices have sixteen seeds, and each new one is of 63 bits."""
+    """Sixteen choices have sixteen different seeds, and derived seeds have 63 bits."""
     derived = [derive_seed(seed, index) for index in range(16)]
     assert len(set(derived)) == 16
     assert all(0 <= other < 2**63 for other in derived[1:])
 
 
 def test_a_negative_choice_is_an_error() -> None:
-    """There is no choice before the first."""
+    """A negative choice index raises."""
     with pytest.raises(ValueError, match="negative"):
         derive_seed(1, -1)

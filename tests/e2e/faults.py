@@ -53,6 +53,8 @@ from actorserve.core.messages import (
     Role,
     SamplingParams,
     Stage,
+    TransferId,
+    TransferKind,
     Withdrawn,
 )
 from actorserve.processes import launch
@@ -141,17 +143,18 @@ class Faults:
         """A message that no client's answer depends on: it invents no tokens, ends or releases of requests."""
         pick: Callable[[Sequence[Any]], Any] = self._random.choice
         number, stage, huge = self._random.randrange(60), self._random.randrange(4), pick([0, 2**31, 2**62])
-        ticket = KVTicket(number, stage, pick([False, True]), tuple(range(pick([0, 1, 300]))), "")
+        transfer = TransferId(pick(list(TransferKind)), number)
+        ticket = KVTicket(transfer, stage, pick([False, True]), tuple(range(pick([0, 1, 300]))), "")
         request = RequestSpec("absurd", (1,) * pick([0, 1, 50, 5000]), SamplingParams(seed=0, max_tokens=9))
         messages: list[Message] = [
-            Copied(number, stage),
-            Copied(huge, huge),
-            Declined(number, DeclineReason.NO_BLOCKS),
-            Withdrawn(number),
-            Withdrawn(huge),
-            Offer(number, stage, me, request, pick([huge, 49]), ticket, pick([False, True])),
-            Stage(number, (1,) * pick([0, 1, 5000]), pick([huge, 40]), ticket, pick([False, True])),
-            HandOver("absurd", stage, me, number, huge, NEWCOMER),
+            Copied(transfer, stage),
+            Copied(TransferId(transfer.kind, huge), huge),
+            Declined(transfer, DeclineReason.NO_BLOCKS),
+            Withdrawn(transfer),
+            Withdrawn(TransferId(transfer.kind, huge)),
+            Offer(stage, me, request, pick([huge, 49]), ticket, pick([False, True])),
+            Stage((1,) * pick([0, 1, 5000]), pick([huge, 40]), ticket, pick([False, True])),
+            HandOver("absurd", stage, me, transfer, huge, NEWCOMER),
             Keep("absurd", stage),
             Resend("absurd", stage, huge),
             MigrateTo(me, huge, 1.0),

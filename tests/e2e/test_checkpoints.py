@@ -111,13 +111,13 @@ def adopted(journal: Path) -> list[str]:
     """The requests that the worker of this journal started from checkpoints."""
     with journal.open("rb") as file:
         messages = [entry.message for entry in read_entries(file)]
-    return [each.request.request_id for each in messages if isinstance(each, Start) and each.migration is not None]
+    return [each.request.request_id for each in messages if isinstance(each, Start) and each.transfer is not None]
 
 
 def has_guarded(server: Server, victim: str) -> bool:
     """Whether the prompts of at least two of the victim's running requests are checkpointed."""
     core = instance_of(server.journal(victim))
-    checkpointed = core.checkpoints._guarded.values()
+    checkpointed = core.checkpoint_source._checkpoints.values()
     return sum(each.num_confirmed * TOKENS_PER_BLOCK >= NUM_PROMPT - TOKENS_PER_BLOCK for each in checkpointed) >= 2
 
 

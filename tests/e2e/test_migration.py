@@ -270,13 +270,13 @@ def check_journals(server: Server, seen: Counter[str]) -> None:
 
 
 def is_with_kv(message: Message) -> bool:
-    return isinstance(message, Start) and message.migration is not None
+    return isinstance(message, Start) and message.transfer is not None
 
 
 def check_empty(core: InstanceState) -> None:
     memory = core.memory
     assert not core.requests
-    assert not core.leaving
+    assert not core.steps.leaving
     assert not core.migration_source
     assert not core.migration_source.paused
     assert not core.migration_destination

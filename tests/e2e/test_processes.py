@@ -72,7 +72,7 @@ def test_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> No
     asyncio.run(leave())
     wait_until(lambda: not worker_state(server).requests, "the request is gone")
     state = worker_state(server)
-    assert not state.ended
+    assert not state.outbox
     assert state.memory.device.num_free_blocks == state.config.num_blocks
     with server.journal("worker-0").open("rb") as file:
         assert any(isinstance(entry.message, Release) for entry in read_entries(file))

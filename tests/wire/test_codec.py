@@ -48,8 +48,8 @@ _ATTAINED = st.builds(m.Attained, _FINITE, _FINITE, _FINITE, _FINITE)
 _KV = st.none() | st.builds(m.KVAccess, _TEXT, _TEXT, _NATURAL, _NATURAL, _TEXT, _TEXT, _TEXT, _TEXT, _TEXT)
 _SPEEDS = st.none() | st.just(m.Speed((1, 2), (0.1, 0.2), 0.1))
 _WORKERS = st.none() | st.builds(m.WorkerInfo, _TEXT, _MODELS, _SPEEDS, _KV)
-_TICKETS = st.builds(m.KVTicket, _NATURAL, _NATURAL, st.booleans(), _tuples(_NATURAL), _TEXT)
-_MIGRATIONS = st.builds(m.MigrationId, _PEERS, _NATURAL)
+_TRANSFERS = st.builds(m.TransferId, st.sampled_from(m.TransferKind), _NATURAL)
+_TICKETS = st.builds(m.KVTicket, _TRANSFERS, _NATURAL, st.booleans(), _tuples(_NATURAL), _TEXT)
 
 
 @st.composite
@@ -100,24 +100,24 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Placed, _TEXT, _NATURAL, _PEERS),
     st.builds(m.Refused, _TEXT, _NATURAL, st.sampled_from(m.RefusalReason), _FINITE),
     st.builds(m.Unplace, _TEXT, _NATURAL),
-    st.builds(m.Start, _NATURAL, _REQUESTS, _ATTAINED, st.none() | _MIGRATIONS),
+    st.builds(m.Start, _NATURAL, _REQUESTS, _ATTAINED, st.none() | st.builds(m.Transfer, _PEERS, _TRANSFERS)),
     st.builds(m.Started, _TEXT, _NATURAL),
     st.builds(m.Finished, _TEXT, _NATURAL, st.sampled_from(m.FinishReason), _NATURAL),
     st.builds(m.Release, _TEXT, _NATURAL),
     st.builds(m.Resend, _TEXT, _NATURAL, _NATURAL),
     st.builds(m.LoadReport, *[_NATURAL] * 6, _POSITIVE, _POSITIVE, _NATURAL, _tuples(_TEXT), st.booleans()),
     st.builds(m.MigrateTo, _PEERS, _NATURAL, _FINITE),
-    st.builds(m.Offer, _NATURAL, _NATURAL, _PEERS, _REQUESTS, _NATURAL, _TICKETS, st.booleans()),
-    st.builds(m.Stage, _NATURAL, _tuples(_NATURAL), _NATURAL, _TICKETS, st.booleans()),
-    st.builds(m.Copied, _NATURAL, _NATURAL),
-    st.builds(m.Declined, _NATURAL, st.sampled_from(m.DeclineReason)),
-    st.builds(m.Withdrawn, _NATURAL),
-    st.builds(m.HandOver, _TEXT, _NATURAL, _PEERS, _NATURAL, _NATURAL, _ATTAINED),
+    st.builds(m.Offer, _NATURAL, _PEERS, _REQUESTS, _NATURAL, _TICKETS, st.booleans()),
+    st.builds(m.Stage, _tuples(_NATURAL), _NATURAL, _TICKETS, st.booleans()),
+    st.builds(m.Copied, _TRANSFERS, _NATURAL),
+    st.builds(m.Declined, _TRANSFERS, st.sampled_from(m.DeclineReason)),
+    st.builds(m.Withdrawn, _TRANSFERS),
+    st.builds(m.HandOver, _TEXT, _NATURAL, _PEERS, st.none() | _TRANSFERS, _NATURAL, _ATTAINED),
     st.builds(m.Keep, _TEXT, _NATURAL),
     st.builds(m.CheckpointTo, _PEERS),
-    st.builds(m.Checkpoint, _NATURAL, _TEXT, _PEERS, _NATURAL, _tuples(_NATURAL), _TICKETS),
-    st.builds(m.CheckpointConfirmed, _NATURAL, _NATURAL),
-    st.builds(m.Checkpointed, _TEXT, _NATURAL, _PEERS, _NATURAL),
+    st.builds(m.Checkpoint, _TEXT, _PEERS, _NATURAL, _tuples(_NATURAL), _TICKETS),
+    st.builds(m.CheckpointConfirmed, _TRANSFERS, _NATURAL),
+    st.builds(m.Checkpointed, _TEXT, _NATURAL, _PEERS, _TRANSFERS),
     st.builds(m.CopyFailed, _NATURAL),
     st.builds(m.Open, _REQUESTS),
     st.builds(m.Close, _TEXT),

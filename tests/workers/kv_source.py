@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from actorserve.core.kv.tickets import make_ticket
-from actorserve.core.messages import KVAccess, KVTicket
+from actorserve.core.messages import KVAccess, KVTicket, TransferId, TransferKind
 from workers.kv.pools import BlockMemory, Bytes, HostBlocks, KVPools, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 from workers.kv_transfer.cuda import CudaBlocks
@@ -66,7 +66,7 @@ _numbers = itertools.count(1)
 
 def ticket_for(blocks: Sequence[int], *, on_host: bool = False) -> KVTicket:
     """A ticket that was never used."""
-    return make_ticket(KEY, next(_numbers), 0, tuple(blocks), on_host=on_host)
+    return make_ticket(KEY, TransferId(TransferKind.MIGRATION, next(_numbers)), 0, tuple(blocks), on_host=on_host)
 
 
 @contextmanager

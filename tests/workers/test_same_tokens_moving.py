@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from actorserve.core.messages import (
     HandOver,
     MigrateTo,
-    MigrationId,
     ModelInfo,
     Offer,
     Peer,
@@ -22,6 +21,7 @@ from actorserve.core.messages import (
     RequestSpec,
     Role,
     Start,
+    Transfer,
     WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
@@ -141,11 +141,11 @@ class Pair:
         spec = replace(self._specs[request_id], output_token_ids=tuple(token for token, _ in answer))
         other = PEERS.index(asked.to)
         self._owners[request_id] = (other, asked.epoch + 1)
-        migration = MigrationId(PEERS[index], asked.number) if asked.number else None
-        self.instances[other].tell(Start(asked.epoch + 1, spec, asked.attained, migration))
+        transfer = None if asked.transfer is None else Transfer(PEERS[index], asked.transfer)
+        self.instances[other].tell(Start(asked.epoch + 1, spec, asked.attained, transfer))
         moved = self.instances[other].state.requests.get(request_id)
         has_kv = moved is not None and bool(moved.blocks)
-        self.seen["with KV" if has_kv and migration else "anew" if migration else "waiting"] += 1
+        self.seen["with KV" if has_kv and transfer else "anew" if transfer else "waiting"] += 1
 
 
 def play_moving(pair: Pair, workload: Workload, moves: Sequence[Move], seen: Counter[object]) -> None:

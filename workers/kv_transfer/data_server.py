@@ -20,6 +20,7 @@ from collections import Counter, OrderedDict
 import numpy as np
 
 from actorserve.core.kv.tickets import is_genuine
+from actorserve.core.messages import TransferId
 from actorserve.errors import ActorserveError, ProtocolError
 from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.frames import (
@@ -73,7 +74,7 @@ class DataServer:
         )
         self._lock = threading.Lock()  # guards the following fields, and ``dropped``
         self._is_closed = False
-        self._used: OrderedDict[tuple[int, int], None] = OrderedDict()  # (number, stage) of tickets
+        self._used: OrderedDict[tuple[TransferId, int], None] = OrderedDict()  # (transfer, stage) of tickets
         self._readers: dict[socket.socket, threading.Thread] = {}
         try:
             self._listener, self.address = listen(bind, announced_host)
@@ -157,9 +158,9 @@ class DataServer:
         if read.per_chunk > max(1, CHUNK_BYTES // self._pools.block_bytes):
             return "a chunk of so many blocks is too large"
         with self._lock:
-            if (ticket.number, ticket.stage) in self._used:
+            if (ticket.transfer, ticket.stage) in self._used:
                 return "the ticket was used before"
-            self._used[ticket.number, ticket.stage] = None
+            self._used[ticket.transfer, ticket.stage] = None
             if len(self._used) > _MAX_USED_TICKETS:
                 self._used.popitem(last=False)
         return None

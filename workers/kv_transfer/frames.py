@@ -1,7 +1,7 @@
 """The frames on the data sockets. A connection serves one read, and ends with it:
 
-    reader -> source   a sign (8 bytes) and the number of bytes that follow (4 bytes); then msgpack of (number, stage,
-                       on_host, blocks, secret, num_skipped, per_chunk, with_checksum)
+    reader -> source   a sign (8 bytes) and the number of bytes that follow (4 bytes); then msgpack of (kind, number,
+                       stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum)
     source -> reader   either b"X" and the number of bytes that follow (4 bytes); then the reason of a refusal
                        or b"P" or b"B" and four zeros; then chunks of ``per_chunk`` blocks, the last one shorter
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgpack
 
-from actorserve.core.messages import KVTicket
+from actorserve.core.messages import KVTicket, TransferId, TransferKind
 from actorserve.errors import ProtocolError
 
 BLOCK_NUMBER_BYTES = 9  # at most, of a block's number in msgpack
@@ -30,6 +30,7 @@ _SIGN = b"AKVREAD1"
 _BY_PIECE, _BY_BLOCK, _REFUSED = b"P", b"B", b"X"
 _MAX_REASON_BYTES = 500
 _U64 = 2**64
+_KINDS = [kind.value for kind in TransferKind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Refused:
 def encode_read(read: Read) -> bytes:
     ticket = read.ticket
     fields = (
-        *(ticket.number, ticket.stage, ticket.on_host, ticket.blocks, ticket.secret),
+        *(*ticket.transfer, ticket.stage, ticket.on_host, ticket.blocks, ticket.secret),
         *(read.num_skipped, read.per_chunk, read.with_checksum),
     )
     body: bytes = msgpack.packb(fields)
@@ -97,11 +98,12 @@ def decode_read(body: bytes) -> Read:
         fields = msgpack.unpackb(body, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(f"a request that is no msgpack: {type(error).__name__}") from None
-    if not isinstance(fields, tuple) or len(fields) != 8:
+    if not isinstance(fields, tuple) or len(fields) != 9:
         raise ProtocolError("a request of the wrong number of fields")
-    number, stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum = fields
+    kind, number, stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum = fields
     if not (
-        all(_is_count(each) for each in (number, stage, num_skipped, per_chunk))
+        kind in _KINDS
+        and all(_is_count(each) for each in (number, stage, num_skipped, per_chunk))
         and type(on_host) is bool
         and type(with_checksum) is bool
         and isinstance(secret, str)
@@ -110,7 +112,8 @@ def decode_read(body: bytes) -> Read:
         and per_chunk > 0
     ):
         raise ProtocolError("a request of wrong fields")
-    return Read(KVTicket(number, stage, on_host, blocks, secret), num_skipped, per_chunk, with_checksum)
+    transfer = TransferId(TransferKind(kind), number)
+    return Read(KVTicket(transfer, stage, on_host, blocks, secret), num_skipped, per_chunk, with_checksum)
 
 
 def _is_count(value: Any) -> bool:

@@ -1,47 +1,55 @@
-"""KV checkpoints, the source's side: KV kept in another worker's host memory, so that a worker's death costs a copy.
+"""KV checkpoints, the source's side: another worker's host memory keeps KV, so that a worker's death costs a copy.
 
-Nobody's paper has this; Splitwise (section 4.5) names it as what should be done. A worker has a guardian, which reads
-the full blocks of its requests a few at a time, beside everything else, as in a migration (``core.migration.source``).
-The source confirms each read once it is done, if the request still had its blocks where they were: what is confirmed
-stays right, whatever becomes of the request, for KV is only ever appended to. When the worker dies, the gateway has
-each request carried on by its guardian: there it is as if it had been swapped out, up to the last block that was
-confirmed, and what came after is computed. ``core.checkpoints.store`` is the guardian's side.
+No paper has this; Splitwise (section 4.5) proposes it. The coordinator names a worker as the *holder* of this worker's
+checkpoints. The holder reads the full blocks of requests, a few at a time and in parallel to all else, as in a
+migration (``core.migration.source``). The source confirms each read afterwards if the request kept its blocks during
+it. Confirmed blocks stay right whatever happens to the request, because KV is only ever appended to.
+
+When the worker dies, the gateway starts each request at the holder. There the request is like one that was swapped out,
+up to the last confirmed block; later tokens are computed again. ``core.checkpoints.store`` is the holder's side.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actorserve.core.effects import Effect, Meet, Send
+from actorserve.core.effects import Effects, Meet
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import (
     Checkpoint,
     CheckpointConfirmed,
     Checkpointed,
+    CheckpointTo,
     Copied,
     Declined,
     DeclineReason,
     KVAccess,
+    Message,
     Peer,
+    TransferId,
+    TransferKind,
     Withdrawn,
 )
+from actorserve.core.participant import Handler, Participant
 from actorserve.core.request import Request
 
-_FIRST_NUMBER = 2**48  # apart from migrations', so that no ticket and no name is given twice
-_MAX_READS = 2  # under way from one source
-_MAX_READ_BLOCKS = 64  # at once: a death in the middle of a long prompt's loses only the last of them
-_ASK_AGAIN_S = 10.0  # for a read
-_LOOK_EVERY_S = 0.1  # for requests that are due
-_REST_S = 2.0  # after the guardian has declined
+_MAX_READS = 2  # in flight from one source
+_MAX_READ_BLOCKS = 64  # in one read, so that a death during a long prompt's reads loses only the last of them
+_ASK_AGAIN_S = 10.0  # for a read that was not answered
+_LOOK_EVERY_S = 0.1  # for requests with enough new blocks
+_REST_S = 2.0  # after the holder has declined
 
 
 @dataclass(slots=True, eq=False)
-class _Guarded:
-    """A request of which the guardian has ``num_confirmed`` blocks. While it reads what ``asked`` names, which are
-    blocks out of ``blocks``, the very list that the request had when that began, it is asked again at ``deadline_s``.
+class _Checkpoints:
+    """The checkpoints of one request, of which ``num_confirmed`` blocks are confirmed.
+
+    While the holder reads the blocks that ``asked`` names, ``blocks`` is the very list that the request had when the
+    read began. The source asks again at ``deadline_s``.
     """
 
-    number: int
+    id: TransferId
     request: Request
     stage: int = -1
     confirmed_stage: int = -1
@@ -51,150 +59,173 @@ class _Guarded:
     deadline_s: float = math.inf
 
 
-class CheckpointSource:
-    """Has a guardian read the KV of an instance's requests, each time that ``every_tokens`` of one are new."""
+class CheckpointSource(Participant):
+    """Has the holder read the KV of the instance's requests, each time that a request has enough new tokens."""
 
-    def __init__(self, memory: KVMemory, requests: dict[str, Request], ticket_key: str, every_tokens: int) -> None:
-        """``requests``: those of the instance. ``every_tokens`` 0: never."""
+    kind = TransferKind.CHECKPOINT
+
+    def __init__(
+        self, ticket_key: str, every_tokens: int, memory: KVMemory, requests: Mapping[str, Request], effects: Effects
+    ) -> None:
+        """``requests`` are the instance's. ``every_tokens``: how many new tokens make a checkpoint; 0 makes none."""
+        self.holder: Peer | None = None
+        self.checkpointed_bytes = 0
         self._memory = memory
         self._requests = requests
+        self._effects = effects
         self._key = bytes.fromhex(ticket_key)
         self._every_blocks = max(1, every_tokens // memory.tokens_per_block) if every_tokens else 0
-        self._guardian: Peer | None = None
         self._peers: set[Peer] = set()
-        self._guarded: dict[str, _Guarded] = {}  # by request id
-        self._next_number = _FIRST_NUMBER
+        self._checkpoints: dict[str, _Checkpoints] = {}  # by request id
+        self._num_transfers = 0
         self._next_look_s = -math.inf
-        self.checkpointed_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._guarded)
+        return len(self._checkpoints)
 
     @property
-    def holder(self) -> Peer | None:
-        return self._guardian
+    def wants_step_end(self) -> bool:
+        """New blocks may be due after any step."""
+        return self.holder is not None
+
+    @property
+    def handlers(self) -> Mapping[type[Message], Handler]:
+        return {CheckpointTo: self._on_order}
+
+    @property
+    def transfer_handlers(self) -> Mapping[type[Message], Handler]:
+        return {Copied: self._on_copied, Declined: self._on_declined}
 
     def next_deadline(self) -> float | None:
-        return min((each.deadline_s for each in self._guarded.values() if each.asked is not None), default=None)
+        in_flight = (kept.deadline_s for kept in self._checkpoints.values() if kept.asked is not None)
+        return min(in_flight, default=None)
 
-    # --- what others say ---------------------------------------------------------------------------------------------
+    def validate(self) -> None:
+        for request_id, kept in self._checkpoints.items():
+            assert self._requests.get(request_id) is kept.request, f"checkpoints of {request_id}, which is gone"
+            assert kept.confirmed_stage <= kept.stage, f"{request_id} has a confirmed stage that was never read"
+        assert self.holder is not None or not self._checkpoints, "checkpoints without a holder"
 
-    def on_order(self, holder: Peer, effects: list[Effect]) -> None:
-        """From now on this worker is the guardian."""
+    # --- messages and events -----------------------------------------------------------------------------------------
+
+    def _on_order(self, message: CheckpointTo, sender: Peer, now: float) -> None:
+        """From now on this worker holds the checkpoints."""
         if not self._every_blocks:
             return
-        if holder != self._guardian:
-            self._let_go(effects)
-            self._guardian = holder
-        if holder not in self._peers:
-            effects.append(Meet(holder))
+        if message.holder != self.holder:
+            self._withdraw_all()
+            self.holder = message.holder
+        if message.holder not in self._peers:
+            self._effects.append(Meet(message.holder))
 
     def on_peer_up(self, peer: Peer, access: KVAccess | None) -> None:
         self._peers.add(peer)
 
     def on_peer_down(self, peer: Peer, now: float) -> None:
         self._peers.discard(peer)
-        if peer == self._guardian:
-            self._guardian = None
-            self._guarded.clear()
+        if peer == self.holder:
+            self.holder = None
+            self._checkpoints.clear()
 
-    def on_copied(self, message: Copied, sender: Peer, effects: list[Effect]) -> bool:
-        """A read is done; it counts if the blocks were the request's all the time. Or the guardian asks, with its last
-        word, whether what it keeps is still of use. Returns whether it is.
+    def _on_copied(self, message: Copied, sender: Peer, now: float) -> bool:
+        """A read is done; it counts if the request kept its blocks during it. Or the holder repeats its last answer to
+        ask whether its checkpoints are still of use. Returns whether they are.
         """
-        each = self._find(message.number, sender)
-        if each is None:
+        kept = self._find(message.transfer, sender)
+        if kept is None:
+            self._effects.send(sender, Withdrawn(message.transfer))  # an earlier Withdrawn may have been lost
             return False
-        request, asked = each.request, each.asked
-        if asked is not None and message.stage == each.stage:
-            if request.blocks is each.blocks and request.copy_id is None:
+        request, asked = kept.request, kept.asked
+        if asked is not None and message.stage == kept.stage:
+            if request.blocks is kept.blocks and request.copy_id is None:
                 num_blocks = len(asked.ticket.blocks)
-                each.num_confirmed, each.confirmed_stage = each.num_confirmed + num_blocks, each.stage
+                kept.num_confirmed, kept.confirmed_stage = kept.num_confirmed + num_blocks, kept.stage
                 self.checkpointed_bytes += self._memory.bytes_of_blocks(num_blocks)
-                # Each time, for it may be lost.
-                checkpointed = Checkpointed(request.request_id, request.epoch, sender, each.number)
-                effects.append(Send(request.gateway, checkpointed))
-            each.asked = each.blocks = None
-        if each.num_confirmed:
-            effects.append(Send(sender, CheckpointConfirmed(each.number, each.confirmed_stage)))
+                # Sent after each read, because an earlier one may have been lost.
+                checkpointed = Checkpointed(request.request_id, request.epoch, sender, kept.id)
+                self._effects.send(request.gateway, checkpointed)
+            kept.asked = kept.blocks = None
+        if kept.num_confirmed:
+            self._effects.send(sender, CheckpointConfirmed(kept.id, kept.confirmed_stage))
         return True
 
-    def on_declined(self, message: Declined, sender: Peer, now: float) -> bool:
-        """It has no room, could not read, or has lost what it had. Returns whether that was meant."""
-        each = self._find(message.number, sender)
-        if each is None:
+    def _on_declined(self, message: Declined, sender: Peer, now: float) -> bool:
+        """The holder has no room, could not read, or has lost what it had."""
+        kept = self._find(message.transfer, sender)
+        if kept is None:
             return False
-        each.asked = each.blocks = None
+        kept.asked = kept.blocks = None
         is_kept = message.reason in (DeclineReason.NO_BLOCKS, DeclineReason.UNREACHABLE)
-        if not is_kept or not each.num_confirmed:
-            del self._guarded[each.request.request_id]
+        if not is_kept or not kept.num_confirmed:
+            del self._checkpoints[kept.request.request_id]
         self._next_look_s = now + _REST_S
         return True
 
-    def on_gone(self, request: Request, effects: list[Effect]) -> None:
-        """The instance has forgotten a request."""
-        each = self._guarded.get(request.request_id)
-        if each is not None and each.request is request:
-            del self._guarded[request.request_id]
-            if self._guardian is not None:
-                effects.append(Send(self._guardian, Withdrawn(each.number)))
+    def on_gone(self, request: Request) -> None:
+        kept = self._checkpoints.get(request.request_id)
+        if kept is not None and kept.request is request:
+            del self._checkpoints[request.request_id]
+            if self.holder is not None:
+                self._effects.send(self.holder, Withdrawn(kept.id))
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
-    def settle(self, now: float, effects: list[Effect]) -> None:
-        """Ask again for reads of which nothing was heard, and have others begin: of those first that have most to lose.
+    def settle(self, now: float) -> None:
+        """Repeat reads that were not answered, and begin new ones, first for requests with the most to lose.
 
-        A read that preemption has voided meanwhile goes on like another: it is harmless, and will not be confirmed.
+        A read that preemption has voided goes on like any other: it does no harm, and will not be confirmed.
         """
-        holder = self._guardian
+        holder = self.holder
         if holder is None or holder not in self._peers:
             return
         num_reads = 0
-        for each in self._guarded.values():
-            if each.asked is not None:
+        for kept in self._checkpoints.values():
+            if kept.asked is not None:
                 num_reads += 1
-                if now >= each.deadline_s:
-                    each.deadline_s = now + _ASK_AGAIN_S
-                    effects.append(Send(holder, each.asked))
+                if now >= kept.deadline_s:
+                    kept.deadline_s = now + _ASK_AGAIN_S
+                    self._effects.send(holder, kept.asked)
         if now < self._next_look_s or num_reads >= _MAX_READS:
             return
         self._next_look_s = now + _LOOK_EVERY_S
         due = [(self._num_new(request), request) for request in self._requests.values() if request.is_resident]
         due = [(num_new, request) for num_new, request in due if num_new >= self._every_blocks]
-        due.sort(key=lambda each: -each[0])
+        due.sort(key=lambda pair: -pair[0])
         for num_new, request in due[: _MAX_READS - num_reads]:
-            self._offer(request, min(num_new, _MAX_READ_BLOCKS), holder, now, effects)
+            self._offer(request, min(num_new, _MAX_READ_BLOCKS), holder, now)
 
     def _num_new(self, request: Request) -> int:
-        """Full blocks that the guardian has not, nor reads."""
+        """Full blocks that the holder neither has nor reads."""
         if request.num_output == 0:
             return 0
-        each = self._guarded.get(request.request_id)
+        kept = self._checkpoints.get(request.request_id)
         num_full = request.num_computed // self._memory.tokens_per_block
-        if each is None:
+        if kept is None:
             return num_full
-        return 0 if each.asked is not None else num_full - each.num_confirmed
+        return 0 if kept.asked is not None else num_full - kept.num_confirmed
 
-    def _offer(self, request: Request, num_blocks: int, holder: Peer, now: float, effects: list[Effect]) -> None:
-        each = self._guarded.get(request.request_id)
-        if each is None:
-            each = self._guarded[request.request_id] = _Guarded(self._next_number, request)
-            self._next_number += 1
-        each.stage += 1
-        each.blocks = request.blocks
-        each.deadline_s = now + _ASK_AGAIN_S
-        first, end, size = each.num_confirmed, each.num_confirmed + num_blocks, self._memory.tokens_per_block
-        ticket = make_ticket(self._key, each.number, each.stage, tuple(request.blocks[first:end]), on_host=False)
+    def _offer(self, request: Request, num_blocks: int, holder: Peer, now: float) -> None:
+        kept = self._checkpoints.get(request.request_id)
+        if kept is None:
+            self._num_transfers += 1
+            transfer = TransferId(self.kind, self._num_transfers)
+            kept = self._checkpoints[request.request_id] = _Checkpoints(transfer, request)
+        kept.stage += 1
+        kept.blocks = request.blocks
+        kept.deadline_s = now + _ASK_AGAIN_S
+        first, end, size = kept.num_confirmed, kept.num_confirmed + num_blocks, self._memory.tokens_per_block
+        ticket = make_ticket(self._key, kept.id, kept.stage, tuple(request.blocks[first:end]), on_host=False)
         token_ids = tuple(request.token_ids[first * size : end * size])
-        each.asked = Checkpoint(each.number, request.request_id, request.gateway, first, token_ids, ticket)
-        effects.append(Send(holder, each.asked))
+        kept.asked = Checkpoint(request.request_id, request.gateway, first, token_ids, ticket)
+        self._effects.send(holder, kept.asked)
 
-    def _let_go(self, effects: list[Effect]) -> None:
-        if self._guardian is not None:
-            effects.extend(Send(self._guardian, Withdrawn(each.number)) for each in self._guarded.values())
-        self._guarded.clear()
+    def _withdraw_all(self) -> None:
+        if self.holder is not None:
+            for kept in self._checkpoints.values():
+                self._effects.send(self.holder, Withdrawn(kept.id))
+        self._checkpoints.clear()
 
-    def _find(self, number: int, sender: Peer) -> _Guarded | None:
-        if sender != self._guardian:
+    def _find(self, transfer: TransferId, sender: Peer) -> _Checkpoints | None:
+        if sender != self.holder:
             return None
-        return next((each for each in self._guarded.values() if each.number == number), None)
+        return next((kept for kept in self._checkpoints.values() if kept.id == transfer), None)

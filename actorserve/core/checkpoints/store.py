@@ -1,12 +1,12 @@
-"""KV checkpoints, the guardian's side: KV of other workers' requests in the host's memory
-(``core.checkpoints.source``).
-"""
+"""KV checkpoints, the holder's side: host memory keeps KV of other workers' requests (``core.checkpoints.source``)."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from actorserve.core.effects import Effect, Fetch, Send
-from actorserve.core.kv.kv_memory import KVMemory
+from actorserve.core.effects import Effects, Fetch
+from actorserve.core.kv.kv_holding import KVHolding
+from actorserve.core.kv.kv_pools import KVPools
 from actorserve.core.messages import (
     Checkpoint,
     CheckpointConfirmed,
@@ -14,55 +14,85 @@ from actorserve.core.messages import (
     Declined,
     DeclineReason,
     KVAccess,
-    MigrationId,
+    Message,
     Peer,
-    RequestSpec,
-    SamplingParams,
+    Transfer,
+    TransferKind,
+    Withdrawn,
 )
+from actorserve.core.participant import Handler, Participant
 from actorserve.core.request import Request
 
-_HOST_SHARE = 2  # this part of the host's pool is left to what is swapped: one half
+_HOST_SHARE = 2  # checkpoints leave this part of the host's pool to swapping: one half
 
 
 @dataclass(slots=True, eq=False)
 class _Kept:
-    """Checkpoints of a request elsewhere: ``num_confirmed`` of its host blocks count. ``stage`` is the last that was
-    read, or is being read; its tokens are those of all its blocks.
+    """The checkpoints of another worker's request. The first ``num_confirmed`` host blocks of ``kv`` are confirmed.
+
+    ``stage`` is the last that was read or is being read. ``kv`` has the tokens of all its host blocks.
     """
 
-    id: MigrationId
+    transfer: Transfer
     gateway: Peer
-    request: Request
     stage: int
+    kv: KVHolding = field(default_factory=KVHolding)
     num_confirmed: int = 0
     deadline_s: float = math.inf
     was_asked_for: bool = False
 
 
-class CheckpointStore:
-    """What a guardian keeps of others' requests, until they leave, or their gateway or worker dies.
+class CheckpointStore(Participant):
+    """Keeps checkpoints until their request leaves, its gateway dies, or swapping needs the blocks.
 
-    A dead worker's are kept for ``timeout_s``, in which its gateways will have noticed. While it lives it is asked so
-    often whether they are still of use, for what it says may be lost.
+    It asks a live source every ``timeout_s`` whether a checkpoint is still of use, because the source's Withdrawn may
+    have been lost. It keeps a dead source's checkpoints for ``timeout_s``, in which the gateways will have noticed.
     """
 
-    def __init__(self, memory: KVMemory, timeout_s: float) -> None:
-        self._memory = memory
+    kind = TransferKind.CHECKPOINT
+
+    def __init__(self, pools: KVPools, timeout_s: float, effects: Effects) -> None:
+        self._pools = pools
         self._timeout_s = timeout_s
+        self._effects = effects
         self._access: dict[Peer, KVAccess] = {}
-        self._kept: dict[MigrationId, _Kept] = {}
-        self._is_closed = False
+        self._kept: dict[Transfer, _Kept] = {}  # the oldest first
+        self._is_draining = False
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @property
-    def requests(self) -> list[Request]:
-        """What holds the blocks."""
-        return [each.request for each in self._kept.values()]
+    def holdings(self) -> list[KVHolding]:
+        """What owns the checkpoints' host blocks."""
+        return [kept.kv for kept in self._kept.values()]
+
+    @property
+    def num_blocks(self) -> int:
+        """Host blocks in use for checkpoints, including those that a copy still writes after they were given up."""
+        return sum(len(kept.kv.host_blocks) for kept in self._kept.values()) + self._pools.num_released_host_blocks
+
+    @property
+    def transfer_handlers(self) -> Mapping[type[Message], Handler]:
+        return {
+            Checkpoint: self._on_checkpoint,
+            CheckpointConfirmed: self._on_confirmed,
+            Withdrawn: self._on_withdrawn,
+        }
 
     def next_deadline(self) -> float | None:
-        return min((each.deadline_s for each in self._kept.values()), default=None)
+        return min((kept.deadline_s for kept in self._kept.values()), default=None)
+
+    def validate(self) -> None:
+        for transfer, kept in self._kept.items():
+            num_blocks = len(kept.kv.host_blocks)
+            assert not kept.kv.blocks, f"{transfer} has blocks on the device"
+            assert kept.num_confirmed <= num_blocks, (
+                f"{transfer} has {num_blocks} blocks, {kept.num_confirmed} confirmed"
+            )
+            assert len(kept.kv.token_ids) == num_blocks * self._pools.tokens_per_block, f"{transfer} has other tokens"
+
+    # --- messages and events -----------------------------------------------------------------------------------------
 
     def on_peer_up(self, peer: Peer, access: KVAccess | None) -> None:
         if access is not None:
@@ -70,136 +100,147 @@ class CheckpointStore:
 
     def on_peer_down(self, peer: Peer, now: float) -> None:
         self._access.pop(peer, None)
-        for each in list(self._kept.values()):
-            if each.gateway == peer:
-                self._drop(each)
-            elif each.id.source == peer:
-                each.deadline_s, each.was_asked_for = now + self._timeout_s, True
+        for kept in list(self._kept.values()):
+            if kept.gateway == peer:
+                self._drop(kept)
+            elif kept.transfer.source == peer:
+                kept.deadline_s, kept.was_asked_for = now + self._timeout_s, True
 
-    def on_checkpoint(self, message: Checkpoint, source: Peer, now: float, effects: list[Effect]) -> None:
-        """Read on, behind what counts."""
-        migration, ticket, memory = MigrationId(source, message.number), message.ticket, self._memory
-        if self._is_closed:
-            self._decline(migration, DeclineReason.DRAINING, effects)
+    def on_drain(self) -> None:
+        self._is_draining = True
+        for kept in list(self._kept.values()):
+            self._drop(kept)
+
+    def on_tick(self, now: float) -> None:
+        for kept in list(self._kept.values()):
+            if now < kept.deadline_s:
+                continue
+            if kept.was_asked_for:
+                self._drop(kept)
+            else:
+                kept.deadline_s, kept.was_asked_for = now + self._timeout_s, True
+                if kept.kv.copy_id is None:
+                    self._send_copied(kept)
+
+    def _on_checkpoint(self, message: Checkpoint, source: Peer, now: float) -> None:
+        """Read blocks behind those that are confirmed."""
+        transfer, ticket, pools = Transfer(source, message.transfer), message.ticket, self._pools
+        if self._is_draining:
+            self._decline(transfer, DeclineReason.DRAINING)
             return
-        each = self._kept.get(migration)
-        if each is not None and (each.request.copy_id is not None or ticket.stage <= each.stage):
-            if each.request.copy_id is None and ticket.stage == each.stage:
-                effects.append(Send(source, Copied(message.number, each.stage)))  # the answer may have been lost
+        kept = self._kept.get(transfer)
+        if kept is not None and (kept.kv.copy_id is not None or ticket.stage <= kept.stage):
+            if kept.kv.copy_id is None and ticket.stage == kept.stage:
+                self._send_copied(kept)  # the first answer may have been lost
             return
-        if each is None and not message.num_confirmed:
-            spec = RequestSpec(message.request_id, (), SamplingParams(seed=0, max_tokens=0))
-            each = self._kept[migration] = _Kept(
-                migration, message.gateway, Request(spec, 0, message.gateway), ticket.stage - 1
-            )
-        num_tokens, num_told = len(ticket.blocks) * memory.tokens_per_block, len(message.token_ids)
+        if kept is None and not message.num_confirmed:
+            kept = self._kept[transfer] = _Kept(transfer, message.gateway, ticket.stage - 1)
+        num_tokens, num_told = len(ticket.blocks) * pools.tokens_per_block, len(message.token_ids)
         if (
-            each is None
-            or not each.num_confirmed <= message.num_confirmed <= len(each.request.host_blocks)
+            kept is None
+            or not kept.num_confirmed <= message.num_confirmed <= len(kept.kv.host_blocks)
             or not 0 < num_tokens == num_told
         ):
-            self._decline(migration, DeclineReason.UNKNOWN, effects)
+            self._decline(transfer, DeclineReason.UNKNOWN)
             return
-        request = each.request
-        each.num_confirmed = message.num_confirmed  # that it does was said before, but that may have been lost
-        self._void_unconfirmed(each)
-        each.deadline_s, each.was_asked_for = now + self._timeout_s, False
+        kept.num_confirmed = message.num_confirmed  # an earlier CheckpointConfirmed may have been lost
+        self._void_unconfirmed(kept)
+        kept.deadline_s, kept.was_asked_for = now + self._timeout_s, False
         if source not in self._access:
-            self._decline(migration, DeclineReason.UNREACHABLE, effects)
+            self._decline(transfer, DeclineReason.UNREACHABLE)
             return
-        blocks = memory.guard(request, len(ticket.blocks), -(-memory.host.num_blocks // _HOST_SHARE))
+        blocks = self._allocate(kept, len(ticket.blocks))
         if blocks is None:
-            self._decline(migration, DeclineReason.NO_BLOCKS, effects)
+            self._decline(transfer, DeclineReason.NO_BLOCKS)
             return
-        each.stage = ticket.stage
-        request.token_ids += message.token_ids
-        copy_id = memory.begin_fetch(request, blocks, into_host=True)
+        kept.stage = ticket.stage
+        kept.kv.token_ids += message.token_ids
+        copy_id = pools.begin_fetch(transfer, kept.kv, blocks, into_host=True)
         access = self._access[source]
-        effects.append(Fetch(copy_id, source, access, ticket, 0, blocks, is_urgent=False, into_host=True))
+        self._effects.append(Fetch(copy_id, source, access, ticket, 0, blocks, is_urgent=False, into_host=True))
 
-    def on_fetched(self, request: Request, effects: list[Effect], *, failed: bool = False) -> bool:
-        """A copy is done, or failed. Returns whether it was one for here."""
-        each = next((each for each in self._kept.values() if each.request is request), None)
-        if each is None:
-            return False
+    def on_fetched(self, transfer: Transfer, now: float, *, failed: bool) -> None:
+        """The copy in flight for this transfer succeeded or failed."""
+        kept = self._kept[transfer]
         if failed:
-            each.stage -= 1
-            self._void_unconfirmed(each)
-            self._decline(each.id, DeclineReason.UNREACHABLE, effects)
+            kept.stage -= 1
+            self._void_unconfirmed(kept)
+            self._decline(transfer, DeclineReason.UNREACHABLE)
         else:
-            effects.append(Send(each.id.source, Copied(each.id.number, each.stage)))
-        return True
+            self._send_copied(kept)
 
-    def on_confirmed(self, message: CheckpointConfirmed, source: Peer, now: float) -> None:
-        each = self._kept.get(MigrationId(source, message.number))
-        if each is None:
+    def _on_confirmed(self, message: CheckpointConfirmed, source: Peer, now: float) -> None:
+        kept = self._kept.get(Transfer(source, message.transfer))
+        if kept is None:
             return
-        each.deadline_s, each.was_asked_for = now + self._timeout_s, False
-        if each.stage == message.stage and each.request.copy_id is None:
-            each.num_confirmed = len(each.request.host_blocks)
+        kept.deadline_s, kept.was_asked_for = now + self._timeout_s, False
+        if kept.stage == message.stage and kept.kv.copy_id is None:
+            kept.num_confirmed = len(kept.kv.host_blocks)
 
-    def on_withdrawn(self, number: int, source: Peer) -> None:
-        each = self._kept.get(MigrationId(source, number))
-        if each is not None:
-            self._drop(each)
+    def _on_withdrawn(self, message: Withdrawn, source: Peer, now: float) -> None:
+        kept = self._kept.get(Transfer(source, message.transfer))
+        if kept is not None:
+            self._drop(kept)
 
-    def give_up(self, num_blocks: int) -> None:
-        """What is swapped goes first: drop checkpoints, the oldest first, until so many host blocks are free."""
-        for each in list(self._kept.values()):
-            if self._memory.host.num_free_blocks >= num_blocks:
+    # --- memory ------------------------------------------------------------------------------------------------------
+
+    def make_room(self, num_blocks: int) -> None:
+        """Drop checkpoints, the oldest first, until ``num_blocks`` host blocks are free. Swapping goes first."""
+        for kept in list(self._kept.values()):
+            if self._pools.host.num_free_blocks >= num_blocks:
                 return
-            if each.request.copy_id is None:
-                self._drop(each)
+            if kept.kv.copy_id is None:
+                self._drop(kept)
 
-    def let_all_go(self) -> None:
-        """The instance takes nothing any more."""
-        self._is_closed = True
-        for each in list(self._kept.values()):
-            self._drop(each)
-
-    def on_tick(self, now: float, effects: list[Effect]) -> None:
-        for each in list(self._kept.values()):
-            if now < each.deadline_s:
-                continue
-            if each.was_asked_for:
-                self._drop(each)
-            else:
-                each.deadline_s, each.was_asked_for = now + self._timeout_s, True
-                if each.request.copy_id is None:
-                    effects.append(Send(each.id.source, Copied(each.id.number, each.stage)))
-
-    def adopt(self, migration: MigrationId, request: Request) -> bool:
-        """``request`` is the instance's from now on: let it have what counts, as if it had been swapped out."""
-        each = self._kept.pop(migration, None)
-        if each is None:
+    def adopt(self, transfer: Transfer, request: Request) -> bool:
+        """Give ``request``, which is this instance's from now on, its confirmed blocks, as if it had been swapped out.
+        False if none is usable.
+        """
+        kept = self._kept.pop(transfer, None)
+        if kept is None:
             return False
-        memory, kept = self._memory, each.request
-        # The gateway may not have got the newest tokens; and one has to be fed, to get the next.
-        num_blocks = min(each.num_confirmed, (len(request.token_ids) - 1) // memory.tokens_per_block)
-        num_tokens = num_blocks * memory.tokens_per_block
-        if kept.token_ids[:num_tokens] != request.token_ids[:num_tokens]:
+        size = self._pools.tokens_per_block
+        # The gateway may not have the newest tokens. The last token must be fed to get the next one.
+        num_blocks = min(kept.num_confirmed, (len(request.token_ids) - 1) // size)
+        num_tokens = num_blocks * size
+        if kept.kv.token_ids[:num_tokens] != request.token_ids[:num_tokens]:
             num_blocks = 0
-        request.host_blocks, kept.host_blocks = kept.host_blocks[:num_blocks], kept.host_blocks[num_blocks:]
-        memory.num_checkpoint_blocks -= num_blocks
-        memory.let_go(kept)
+        request.host_blocks = kept.kv.host_blocks[:num_blocks]
+        del kept.kv.host_blocks[:num_blocks]
+        self._pools.release(kept.kv)
         if not num_blocks:
             return False
         request.num_computed = num_tokens
-        request.num_cached_tokens = 0  # it was admitted where it began
+        request.num_cached_tokens = 0  # it was first admitted elsewhere
         return True
 
-    def _decline(self, migration: MigrationId, reason: DeclineReason, effects: list[Effect]) -> None:
-        """What counts already stays, where only this read came to nothing."""
-        each = self._kept.get(migration)
+    def _allocate(self, kept: _Kept, num_blocks: int) -> tuple[int, ...] | None:
+        """``num_blocks`` more host blocks for these checkpoints, unless swapping's share of the pool would suffer."""
+        host = self._pools.host
+        num_spare = -(-host.num_blocks // _HOST_SHARE)
+        blocks = host.allocate(num_blocks) if num_blocks + num_spare <= host.num_free_blocks else None
+        if blocks is None:
+            return None
+        kept.kv.host_blocks += blocks
+        return tuple(blocks)
+
+    def _void_unconfirmed(self, kept: _Kept) -> None:
+        """Free the blocks that are not confirmed; no copy writes any of them."""
+        self._pools.host.free(kept.kv.host_blocks[kept.num_confirmed :])
+        del kept.kv.host_blocks[kept.num_confirmed :]
+        del kept.kv.token_ids[kept.num_confirmed * self._pools.tokens_per_block :]
+
+    def _drop(self, kept: _Kept) -> None:
+        del self._kept[kept.transfer]
+        self._pools.release(kept.kv)
+
+    def _send_copied(self, kept: _Kept) -> None:
+        self._effects.send(kept.transfer.source, Copied(kept.transfer.id, kept.stage))
+
+    def _decline(self, transfer: Transfer, reason: DeclineReason) -> None:
+        """Refuse a read. Confirmed blocks stay if only this read failed."""
+        kept = self._kept.get(transfer)
         is_kept = reason in (DeclineReason.NO_BLOCKS, DeclineReason.UNREACHABLE)
-        if each is not None and not (is_kept and each.num_confirmed):
-            self._drop(each)
-        effects.append(Send(migration.source, Declined(migration.number, reason)))
-
-    def _void_unconfirmed(self, each: _Kept) -> None:
-        self._memory.release_checkpoint(each.request, each.num_confirmed)
-        del each.request.token_ids[each.num_confirmed * self._memory.tokens_per_block :]
-
-    def _drop(self, each: _Kept) -> None:
-        del self._kept[each.id]
-        self._memory.let_go(each.request)
+        if kept is not None and not (is_kept and kept.num_confirmed):
+            self._drop(kept)
+        self._effects.send(transfer.source, Declined(transfer.id, reason))

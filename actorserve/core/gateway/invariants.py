@@ -57,7 +57,7 @@ def _check_stage(session: Session, peers: KnownPeers) -> None:
     hand_over, checkpointed = session.hand_over, session.checkpointed
     if session.stage is SessionStage.PLACING:
         assert session.instance not in peers.workers, f"{request_id}: its worker is up, but it was not started there"
-        assert session.migration is None, f"{request_id}: has a migration's KV, but no owner"
+        assert session.transfer is None, f"{request_id}: has copied KV, but no owner"
         assert session.resend_requested_s is None, f"{request_id}: asked for tokens again, but has no owner"
         assert checkpointed is None, f"{request_id}: has checkpoints, but no owner"
     else:

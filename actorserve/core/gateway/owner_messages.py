@@ -10,7 +10,6 @@ from actorserve.core.messages import (
     Finished,
     HandOver,
     Keep,
-    MigrationId,
     Peer,
     RefusalReason,
     Refused,
@@ -18,6 +17,7 @@ from actorserve.core.messages import (
     Resend,
     Started,
     Tokens,
+    Transfer,
 )
 
 
@@ -152,6 +152,6 @@ class OwnerMessages:
             session.instance = hand_over.to
             session.attained = hand_over.attained
             session.queued_s = 0.0
-            session.migration = MigrationId(owner, hand_over.number) if hand_over.number else None
+            session.transfer = None if hand_over.transfer is None else Transfer(owner, hand_over.transfer)
             self._placer.start(session, now, effects)
             effects.append(Send(owner, Release(hand_over.request_id, hand_over.epoch)))

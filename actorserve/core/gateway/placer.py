@@ -10,11 +10,11 @@ from actorserve.core.gateway.session import Session, SessionStage
 from actorserve.core.messages import (
     FinishReason,
     LoadReport,
-    MigrationId,
     Peer,
     Placed,
     RefusalReason,
     Refused,
+    Transfer,
     Unplace,
     WorkerInfo,
 )
@@ -67,7 +67,7 @@ class SessionPlacer:
         if lost is not None and checkpointed is not None and checkpointed.holder in self._peers.workers:
             session.instance = checkpointed.holder
             session.queued_s = 0.0
-            session.migration = MigrationId(lost, checkpointed.number)
+            session.transfer = Transfer(lost, checkpointed.transfer)
             self.start(session, now, effects)
         else:
             self.place(session, now, effects)

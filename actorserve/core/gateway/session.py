@@ -8,11 +8,11 @@ from actorserve.core.messages import (
     Attained,
     Checkpointed,
     HandOver,
-    MigrationId,
     Peer,
     Place,
     RequestSpec,
     Start,
+    Transfer,
 )
 from actorserve.core.placement.prefix_map import prefix_names
 
@@ -49,7 +49,7 @@ class Session:
     attained: Attained = field(default_factory=Attained)  # at the owner that gave the request back
     queued_s: float = 0.0
     resend_requested_s: float | None = None
-    migration: MigrationId | None = None  # the migration that copied the KV to this epoch's owner
+    transfer: Transfer | None = None  # the transfer that copied the KV to this epoch's owner
     hand_over: HandOver | None = None  # the owner asked for it, and some of its tokens have not arrived yet
     checkpointed: Checkpointed | None = None  # where checkpoints of this epoch's KV are
 
@@ -75,7 +75,7 @@ class Session:
         self.epoch += 1
         self.instance = None
         self.resend_requested_s = None
-        self.migration = self.hand_over = self.checkpointed = None
+        self.transfer = self.hand_over = self.checkpointed = None
         self.waited_s = now - self.served_at_s
 
     def place_message(self, avoid_once: Peer | None = None) -> Place:
@@ -95,4 +95,4 @@ class Session:
         """The request as its next owner needs it: with all output so far, and with the time that it has waited."""
         spec = replace(self.spec, output_token_ids=tuple(self.output))
         attained = replace(self.attained, waited_s=self.waited_s + self.queued_s)
-        return Start(self.epoch, spec, attained, self.migration)
+        return Start(self.epoch, spec, attained, self.transfer)

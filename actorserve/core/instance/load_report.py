@@ -1,18 +1,62 @@
-"""What an instance says of its load: its memory, and who is in it."""
+"""What an instance reports of its load: its memory, its requests, and how often."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from actorserve.core.effects import Effects
 from actorserve.core.kv.kv_memory import KVMemory
-from actorserve.core.messages import LoadReport
+from actorserve.core.messages import LoadReport, Peer
 from actorserve.core.placement.freeness import virtual_usage_bytes
 from actorserve.core.request import Request
 
 
+class LoadReporter:
+    """Sends numbered reports to the gateways and the coordinator: at once to a new one, then every ``every_s``."""
+
+    def __init__(
+        self, make_report: Callable[[int, tuple[str, ...]], LoadReport], every_s: float, effects: Effects
+    ) -> None:
+        """``make_report`` gives the current load, with this number and these arrivals."""
+        self.next_report_s: float | None = None
+        self._make_report = make_report
+        self._every_s = every_s
+        self._effects = effects
+        self._listeners: dict[str, Peer] = {}
+        self._sequence = 0
+        self._accepted: list[str] = []  # requests that arrived since the last report
+
+    def accept(self, request_id: str) -> None:
+        """Name this request in the next report."""
+        self._accepted.append(request_id)
+
+    def on_peer_up(self, peer: Peer, now: float) -> None:
+        self._listeners[peer.name] = peer
+        self._effects.send(peer, self._make_report(self._sequence, ()))
+        if self.next_report_s is None:
+            self.next_report_s = now + self._every_s
+
+    def on_peer_down(self, peer: Peer) -> None:
+        if self._listeners.get(peer.name) == peer:
+            del self._listeners[peer.name]
+
+    def on_tick(self, now: float) -> None:
+        if self.next_report_s is not None and now >= self.next_report_s:
+            self.send()
+            self.next_report_s = now + self._every_s if self._listeners else None
+
+    def send(self) -> None:
+        """Report now, in addition to the regular reports."""
+        accepted, self._accepted = tuple(self._accepted), []
+        self._sequence += 1
+        report = self._make_report(self._sequence, accepted)
+        for peer in self._listeners.values():
+            self._effects.send(peer, report)
+
+
 def memory_report(memory: KVMemory, order: Sequence[Request], headroom_bytes: Mapping[int, int]) -> LoadReport:
-    """A report of the two pools and of all requests, given in the order of scheduling; the rest is at its defaults."""
+    """A report of the two pools and of all requests, given in scheduling order; other fields have their defaults."""
     bytes_per_block = memory.bytes_of_blocks(1)
     num_usable = memory.device.num_usable_blocks
-    num_host = memory.host.num_blocks - memory.num_checkpoint_blocks  # what is kept for others is not there
+    num_host = memory.host.num_blocks - memory.num_checkpoint_blocks
     waiting = [request for request in order if not request.is_started]
     num_started = len(order) - len(waiting)
     return LoadReport(

@@ -1,8 +1,8 @@
-"""What an instance tells gateways of the tokens that it made: one message a gateway, a row a token."""
+"""How an instance sends tokens to gateways: one message to each gateway, one row for each token."""
 
 from collections.abc import Iterable
 
-from actorserve.core.effects import Effect, Send
+from actorserve.core.effects import Effects
 from actorserve.core.messages import Peer, Tokens
 from actorserve.core.request import Request
 
@@ -10,12 +10,13 @@ Row = tuple[Request, int]
 """A request, and the output position of one of its tokens that was made here."""
 
 
-def send_tokens(rows: Iterable[Row], effects: list[Effect]) -> None:
-    """Send these tokens to whom they belong, in this order."""
+def send_tokens(rows: Iterable[Row], effects: Effects) -> None:
+    """Send these tokens to their requests' gateways, in this order."""
     rows_of: dict[Peer, list[Row]] = {}
     for row in rows:
         rows_of.setdefault(row[0].gateway, []).append(row)
-    effects.extend(Send(gateway, _tokens(its_rows)) for gateway, its_rows in rows_of.items())
+    for gateway, gateway_rows in rows_of.items():
+        effects.send(gateway, _tokens(gateway_rows))
 
 
 def _tokens(rows: list[Row]) -> Tokens:

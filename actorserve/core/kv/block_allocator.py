@@ -1,56 +1,61 @@
-"""The block allocator: who may write where in an instance's KV pool, and what lies there. Holds numbers, not bytes."""
+"""The block allocator: which blocks of a KV pool are owned, free or cached. It holds block numbers, not bytes."""
 
 from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
 class CachedPrefix(NamedTuple):
-    """How much of a chain of blocks lies in the pool, and how much of that is owned by somebody now."""
+    """How many blocks at the beginning of a chain lie in the pool, and how many of these have owners now."""
 
     num_blocks: int
     num_owned: int
 
 
 class BlockAllocator:
-    """A pool of ``num_blocks`` equal blocks, each owned by one request or several, or by none and thus free.
+    """A pool of ``num_blocks`` equal blocks, each owned by one or more holdings, or by none and thus free.
 
-    A full block whose KV is computed can be *shared* under its content's name (``core.kv.prefix_cache``): others may
-    then own it too, nobody writes it any more, and once nobody owns it, it stays *cached* until its place is needed. A
-    free block is handed out in this order: one without content, the most recently freed first (its memory is the
-    likeliest to be in the CPU's caches); then one that never was handed out, for its memory may not be resident yet;
-    then the cached one that has been without an owner for longest. Where memory is short, ``limit`` keeps back those
-    that never were handed out.
+    A full block whose KV is computed can be *shared* under its content's name (``core.kv.prefix_cache``). Then others
+    may own it too, and nothing writes it any more. Once it has no owner it stays *cached* until its place is needed.
+    Free blocks are handed out in this order:
 
-    Blocks come and go as chains, each block after those that its content goes on from. Whoever owns a block owns all
-    before it in its chain, and gives them up after it. So of a chain the tail is evicted first, and what is cached of
-    it is always a beginning, of which what is owned is a beginning again; ``find`` relies on that. All orders are
-    functions of the calls alone, so a replay hands out the same blocks.
+    - a block without content, the most recently freed first, because its memory is the likeliest to be in CPU caches;
+    - a block that was never handed out, because its memory may not be resident yet;
+    - the cached block that has had no owner for longest.
+
+    If memory is short, ``limit`` keeps back blocks that were never handed out.
+
+    Blocks are owned as chains, in which the content of each block continues the one before. The owner of a block owns
+    all blocks before it in the chain, and gives them up after it. So the tail of a chain is evicted first. The cached
+    part of a chain is always a beginning of it, and the owned part is a beginning of that; ``find`` relies on this. All
+    orders depend on the calls alone, so a replay hands out the same blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._empty: list[int] = []
-        self._num_touched = 0  # blocks that were ever handed out: the first ones
+        self._num_touched = 0  # the first blocks of the pool, which were handed out before
         self._limit = num_blocks
-        self._cached: OrderedDict[int, None] = OrderedDict()  # shared and without an owner, longest first
+        self._cached: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # shared blocks without an owner, the longest without first
         self._num_owners = [0] * num_blocks
-        self._names: list[bytes | None] = [None] * num_blocks  # of what a shared block holds
+        self._names: list[bytes | None] = [None] * num_blocks  # of each shared block's content
         self._block_of: dict[bytes, int] = {}
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks without an owner that can be handed out, those that are cached included."""
+        """Blocks without an owner that can be handed out, including cached blocks."""
         return len(self._empty) + len(self._cached) + self._num_untouched
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that are owned or can be handed out: all, but for those that are kept back."""
+        """Blocks that are owned or can be handed out: all except those kept back by ``limit``."""
         return self._num_touched + self._num_untouched
 
     def limit(self, num_blocks: int) -> None:
-        """Let no more than so many blocks ever have been handed out. Those that were already stay usable."""
+        """Use no more than ``num_blocks`` different blocks. Blocks that were handed out before stay usable."""
         self._limit = min(num_blocks, self.num_blocks)
 
     @property
@@ -66,9 +71,9 @@ class BlockAllocator:
         return CachedPrefix(num_blocks, num_owned)
 
     def allocate(self, num_blocks: int, cached: Sequence[bytes] = ()) -> list[int] | None:
-        """Own ``num_blocks`` blocks, the first of them those that lie in the pool under the names ``cached``.
+        """Own ``num_blocks`` blocks, beginning with the blocks that lie in the pool under the names ``cached``.
 
-        None (and none owned) where fewer are free. Raises: KeyError for a name that ``find`` does not find.
+        None, and none owned, if fewer are free. Raises: KeyError for a name that ``find`` does not find.
         """
         blocks = [self._block_of[name] for name in cached]
         num_new = num_blocks - len(blocks)
@@ -80,10 +85,10 @@ class BlockAllocator:
         return blocks
 
     def share(self, block: int, name: bytes) -> int:
-        """``block`` is owned, full and computed: let others own it too. The block that its owner has from now on.
+        """Let others own ``block``, which is owned, full and computed. Returns the block that its owner now has.
 
-        That is another one where the same content lies in the pool already; the owner's own is then free.
-        Raises: ValueError for a block that is free, or shared under another name: that is a bug of the caller.
+        If the same content already lies in another block, that block is returned, and ``block`` loses this owner.
+        Raises: ValueError for a block that is free, or shared under another name: a bug of the caller.
         """
         if not self._num_owners[block] or self._names[block] not in (None, name):
             raise ValueError(f"block {block} is free, or holds something else")
@@ -96,13 +101,13 @@ class BlockAllocator:
         return shared
 
     def num_freed_by(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks are free once one owner has given them up."""
+        """How many of these blocks are free once one owner has given them all up."""
         return sum(self._num_owners[block] == 1 for block in blocks)
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give up one ownership of each block of a chain.
 
-        Raises: ValueError for a block that is free already: that is a bug of the caller.
+        Raises: ValueError for a block that is free already: a bug of the caller.
         """
         for block in reversed(blocks):
             if not self._num_owners[block]:
@@ -114,6 +119,20 @@ class BlockAllocator:
                 self._empty.append(block)
             else:
                 self._cached[block] = None
+
+    def validate(self, owned: Iterable[Iterable[int]]) -> None:
+        """Raise AssertionError unless these are the blocks of all owners, and every other block is free or cached."""
+        num_owners = Counter(block for blocks in owned for block in blocks)
+        named = {block: name for block, name in enumerate(self._names) if name is not None}
+        assert {name: block for block, name in named.items()} == self._block_of, "names and blocks do not match"
+        empty = set(self._empty)
+        assert len(empty) == len(self._empty), "a block is free twice"
+        for block in range(self.num_blocks):
+            num_owned, num_counted = num_owners[block], self._num_owners[block]
+            assert num_owned == num_counted, f"block {block} has {num_owned} owners, but {num_counted} are counted"
+            is_free = not num_owned and block < self._num_touched
+            assert (block in empty) == (is_free and block not in named), f"block {block} is lost, or free and in use"
+            assert (block in self._cached) == (is_free and block in named), f"block {block} is cached wrongly"
 
     def _own(self, block: int) -> None:
         self._cached.pop(block, None)
@@ -135,5 +154,5 @@ class BlockAllocator:
 
 
 def blocks_for(num_tokens: int, tokens_per_block: int) -> int:
-    """Blocks that hold ``num_tokens`` tokens' KV."""
+    """Blocks that hold the KV of ``num_tokens`` tokens."""
     return -(-num_tokens // tokens_per_block)

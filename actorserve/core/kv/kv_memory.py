@@ -1,277 +1,277 @@
-"""Where each request's KV lies: in the device's pool, in the host's, or on its way between them.
+"""Where each request's KV lies: in the device's pool, in the host's pool, or in flight between them.
 
-A request that has started holds device blocks, host blocks, or both while a copy is under way. What a copy reads is not
-given up, and what it writes is not used, before the engine says that it is done; a request that leaves in the middle
-leaves its blocks to the copy. So it is with copies from other instances, of requests that are to come from there.
+A started request holds device blocks, host blocks, or both while a swap is in flight. Until the engine reports the end
+of a copy, the blocks that it reads are not freed and the blocks that it writes are not used. If a request leaves during
+a copy, the copy keeps the request's blocks until its end.
 
-FastServe (section 4.2) copies a request's whole KV. Here blocks that still lie in the device's pool under their
-content's name (``core.kv.prefix_cache``) are not copied back: their bytes are there.
+FastServe (section 4.2) copies the whole KV of a request in both directions. Here a swap in skips blocks that still lie
+in the device's pool under their content's name (``core.kv.prefix_cache``).
 """
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
-from actorserve.core.effects import Effect, SwapIn, SwapOut
-from actorserve.core.kv.block_allocator import BlockAllocator, blocks_for
+from actorserve.core.effects import Effects, SwapIn, SwapOut
+from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.kv_holding import KVHolding
+from actorserve.core.kv.kv_pools import KVPools
 from actorserve.core.kv.prefix_cache import PrefixCache
-from actorserve.core.request import Request
+
+
+class ReclaimableBlocks(Protocol):
+    """Host blocks with KV of other instances' requests. They may be freed, because swaps matter more."""
+
+    @property
+    def num_blocks(self) -> int:
+        """How many host blocks are in this use."""
+        ...
+
+    def make_room(self, num_blocks: int) -> None:
+        """Free blocks until ``num_blocks`` of the host's pool are free, or none is left to free."""
+        ...
 
 
 @dataclass(slots=True)
-class _Copy:
-    """A copy between the pools, and the blocks that it holds. ``request`` is None once that has left."""
+class _Swap:
+    """A copy between the pools, and the blocks that it holds. ``holding`` is None once the request has left."""
 
     effect: SwapOut | SwapIn
-    request: Request | None
-    num_freed: int = 0  # device blocks that are free once it is done
-
-
-@dataclass(slots=True)
-class _Fetching:
-    """A copy from another instance, and the blocks that it writes. ``request`` is None once that has left."""
-
-    blocks: tuple[int, ...]
-    pool: BlockAllocator
-    request: Request | None
+    holding: KVHolding | None
+    num_freed: int = 0  # device blocks that are free once the copy is done
 
 
 class KVMemory:
-    """The two pools of one instance."""
+    """The KV of one instance's requests."""
 
-    def __init__(
-        self, num_blocks: int, num_host_blocks: int, tokens_per_block: int, bytes_per_block: int, *, prefix_cache: bool
-    ) -> None:
-        self.device = BlockAllocator(num_blocks)
-        self.host = BlockAllocator(num_host_blocks)
-        self.prefixes = PrefixCache(self.device, tokens_per_block, prefix_cache)
-        self.num_freeing_blocks = 0  # device blocks that are free once the copies under way are done
-        self.num_checkpoint_blocks = 0  # host blocks that hold checkpoints of others' requests
-        self.evict_checkpoints: Callable[[int], None] = lambda num_blocks: None  # that so many be free, if possible
+    def __init__(self, pools: KVPools, reclaimable: ReclaimableBlocks, effects: Effects, *, prefix_cache: bool) -> None:
+        self.pools = pools
+        self.device = pools.device
+        self.host = pools.host
+        self.tokens_per_block = pools.tokens_per_block
+        self.prefixes = PrefixCache(pools.device, pools.tokens_per_block, prefix_cache)
+        self.num_freeing_blocks = 0  # device blocks that are free once the swaps in flight are done
         self.num_swap_outs = 0
         self.num_copied_blocks = 0
-        self.tokens_per_block = tokens_per_block
-        self._bytes_per_block = bytes_per_block
-        self._copies: dict[int, _Copy] = {}
-        self._fetches: dict[int, _Fetching] = {}
-        self._num_copies = 0
+        self._reclaimable = reclaimable
+        self._effects = effects
+        self._bytes_per_block = pools.bytes_per_block
+        self._swaps: dict[int, _Swap] = {}  # by copy id
 
     @property
     def is_copying(self) -> bool:
-        """Whether copies between device and host are under way."""
-        return bool(self._copies)
+        """Whether swaps are in flight."""
+        return bool(self._swaps)
 
     @property
     def is_fetching(self) -> bool:
-        """Whether copies from other instances are under way."""
-        return bool(self._fetches)
+        """Whether copies from other instances are in flight."""
+        return self.pools.is_fetching
+
+    @property
+    def num_checkpoint_blocks(self) -> int:
+        """Host blocks that hold KV of other instances' requests."""
+        return self._reclaimable.num_blocks
 
     @property
     def held_blocks(self) -> int:
-        """Blocks of KV that requests hold, on the device or on the host; not what is kept for other instances."""
+        """Blocks of KV that this instance's requests hold, on the device or on the host."""
         device, host = self.device, self.host
         num_held = device.num_usable_blocks - device.num_free_blocks + host.num_blocks - host.num_free_blocks
-        return (
-            num_held
-            - self.num_checkpoint_blocks
-            - sum(len(copy.effect.device_blocks) for copy in self._copies.values())
-        )
+        num_twice = sum(len(swap.effect.device_blocks) for swap in self._swaps.values())
+        return num_held - self.num_checkpoint_blocks - num_twice
 
     def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the KV of ``num_tokens`` tokens."""
         return blocks_for(num_tokens, self.tokens_per_block)
 
-    def blocks_of(self, request: Request) -> int:
-        """Blocks that all of a request's tokens take."""
-        return blocks_for(len(request.token_ids), self.tokens_per_block)
+    def blocks_of(self, holding: KVHolding) -> int:
+        """Blocks for the KV of all its tokens."""
+        return blocks_for(len(holding.token_ids), self.tokens_per_block)
 
-    def bytes_of(self, request: Request) -> int:
-        """KV of all of a request's tokens."""
-        return self.blocks_of(request) * self._bytes_per_block
+    def bytes_of(self, holding: KVHolding) -> int:
+        """Bytes of the KV of all its tokens."""
+        return self.blocks_of(holding) * self._bytes_per_block
 
     def bytes_of_blocks(self, num_blocks: int) -> int:
         return num_blocks * self._bytes_per_block
 
-    def blocks_wanted(self, request: Request) -> int:
-        """Free device blocks that a request takes which holds none there."""
-        return self.prefixes.num_blocks_wanted(request)
+    def blocks_wanted(self, holding: KVHolding) -> int:
+        """Free device blocks that it would take; it holds none on the device."""
+        return self.prefixes.num_blocks_wanted(holding)
 
-    def has_blocks(self, request: Request) -> bool:
-        """Whether a request on the device has blocks for all of its tokens."""
-        return len(request.token_ids) <= len(request.blocks) * self.tokens_per_block
+    def has_blocks(self, holding: KVHolding) -> bool:
+        """Whether it has device blocks for all of its tokens."""
+        return len(holding.token_ids) <= len(holding.blocks) * self.tokens_per_block
 
-    def start(self, request: Request) -> None:
-        """Give a waiting request the blocks that it wants, which must be free."""
-        self.prefixes.start(request)
+    def start(self, holding: KVHolding) -> None:
+        """Give a waiting request the blocks that it wants; they must be free."""
+        self.prefixes.start(holding)
 
-    def grow(self, request: Request) -> bool:
-        """Have a block for the request's newest token. False where none is free."""
-        if len(request.token_ids) <= len(request.blocks) * self.tokens_per_block:
+    def grow(self, holding: KVHolding) -> bool:
+        """Have a block for the newest token. False if none is free."""
+        if len(holding.token_ids) <= len(holding.blocks) * self.tokens_per_block:
             return True
         blocks = self.device.allocate(1)
         if blocks is None:
             return False
-        request.blocks += blocks
+        holding.blocks += blocks
         return True
 
-    def swap_bytes(self, request: Request) -> int:
-        """What a swap out of this request copies."""
-        return blocks_for(request.num_computed, self.tokens_per_block) * self._bytes_per_block
+    def reserve(self, holding: KVHolding, num_spare: int) -> int | None:
+        """Give an incoming migration device blocks for all of its tokens, and leave ``num_spare`` blocks free.
 
-    def swap_out(self, request: Request, effects: list[Effect]) -> bool:
-        """Begin to copy a request's KV to the host; its device blocks are free afterwards. False: no room there."""
-        num_copied = blocks_for(request.num_computed, self.tokens_per_block)
+        Returns how many of the blocks hold its KV already, found in the prefix cache. None, with nothing reserved, if
+        too few are free.
+        """
+        if self.blocks_wanted(holding) + num_spare > self.device.num_free_blocks:
+            return None
+        found = self.prefixes.find(holding)
+        blocks = self.device.allocate(self.blocks_of(holding), found)
+        if blocks is None:
+            return None
+        holding.blocks = blocks
+        return len(found)
+
+    def extend(self, holding: KVHolding) -> bool:
+        """Have device blocks for all of its tokens, in addition to those it has. False, with none given, if too few
+        are free.
+        """
+        blocks = self.device.allocate(self.blocks_of(holding) - len(holding.blocks))
+        if blocks is None:
+            return False
+        holding.blocks += blocks
+        return True
+
+    def drop(self, holding: KVHolding) -> None:
+        """Take its KV away: the request waits again, with nothing computed.
+
+        Blocks that a swap reads or writes stay in use until the swap is done.
+        """
+        blocks, host_blocks = holding.blocks, holding.host_blocks
+        if holding.copy_id is not None:
+            swap = self._swaps[holding.copy_id]
+            swap.holding = None
+            copied = set(swap.effect.device_blocks)
+            blocks = [block for block in blocks if block not in copied]
+            host_blocks = []
+            holding.copy_id = None
+        self.device.free(blocks)
+        self.host.free(host_blocks)
+        holding.blocks = []
+        holding.host_blocks = []
+        holding.num_computed = 0
+
+    # --- swaps -------------------------------------------------------------------------------------------------------
+
+    def swap_bytes(self, holding: KVHolding) -> int:
+        """Bytes that a swap out copies."""
+        return self.blocks_for(holding.num_computed) * self._bytes_per_block
+
+    def swap_out(self, holding: KVHolding) -> bool:
+        """Begin to copy its KV to the host; its device blocks are free afterwards. False if the host has no room."""
+        num_copied = self.blocks_for(holding.num_computed)
         host_blocks = self.host.allocate(num_copied)
-        if host_blocks is None and self.num_checkpoint_blocks:
-            self.evict_checkpoints(num_copied)
+        if host_blocks is None:
+            self._reclaimable.make_room(num_copied)
             host_blocks = self.host.allocate(num_copied)
         if host_blocks is None:
             return False
-        self.device.free(request.blocks[num_copied:])
-        del request.blocks[num_copied:]
-        request.host_blocks = host_blocks
+        self.device.free(holding.blocks[num_copied:])
+        del holding.blocks[num_copied:]
+        holding.host_blocks = host_blocks
         self.num_swap_outs += 1
-        effect = SwapOut(self._next_copy_id(), tuple(request.blocks), tuple(host_blocks))
-        self._begin(effect, request, effects, self.device.num_freed_by(request.blocks))
+        effect = SwapOut(self.pools.next_copy_id(), tuple(holding.blocks), tuple(host_blocks))
+        self._begin(effect, holding, self.device.num_freed_by(holding.blocks))
         return True
 
-    def swap_in(self, request: Request, effects: list[Effect]) -> None:
-        """Begin to copy a request's KV back, into device blocks for all of its tokens, which must be free."""
-        found = self.prefixes.find(request)
-        blocks = self.device.allocate(self.blocks_of(request), found)
+    def swap_in(self, holding: KVHolding) -> None:
+        """Begin to copy its KV back, into device blocks for all of its tokens; they must be free."""
+        found = self.prefixes.find(holding)
+        blocks = self.device.allocate(self.blocks_of(holding), found)
         assert blocks is not None
-        request.blocks = blocks
-        request.num_computed = max(request.num_computed, len(found) * self.tokens_per_block)
-        self.host.free(request.host_blocks[: len(found)])
-        del request.host_blocks[: len(found)]
-        if request.host_blocks:
-            end = len(found) + len(request.host_blocks)
-            effect = SwapIn(self._next_copy_id(), tuple(request.host_blocks), tuple(blocks[len(found) : end]))
-            self._begin(effect, request, effects)
-
-    def reserve(self, request: Request, num_spare: int) -> int | None:
-        """Give a request that is to come here with its KV blocks for all of its tokens, and leave ``num_spare`` free.
-
-        How many of them hold its KV already, found in the prefix cache; None, and nothing given, where too few are
-        free.
-        """
-        if self.blocks_wanted(request) + num_spare > self.device.num_free_blocks:
-            return None
-        found = self.prefixes.find(request)
-        blocks = self.device.allocate(self.blocks_of(request), found)
-        if blocks is None:
-            return None
-        request.blocks = blocks
-        return len(found)
-
-    def extend(self, request: Request) -> bool:
-        """Have blocks for all of the tokens of a request that has some. False, and nothing given, where none are."""
-        blocks = self.device.allocate(self.blocks_of(request) - len(request.blocks))
-        if blocks is None:
-            return False
-        request.blocks += blocks
-        return True
-
-    def guard(self, request: Request, num_blocks: int, num_spare: int) -> tuple[int, ...] | None:
-        """Have so many host blocks more for checkpoints of another instance's request, and leave ``num_spare`` free.
-
-        None, and nothing given, where too few are free.
-        """
-        blocks = None if num_blocks + num_spare > self.host.num_free_blocks else self.host.allocate(num_blocks)
-        if blocks is None:
-            return None
-        request.host_blocks += blocks
-        self.num_checkpoint_blocks += num_blocks
-        return tuple(blocks)
-
-    def release_checkpoint(self, request: Request, num_kept: int) -> None:
-        """Give up all but the first ``num_kept`` of its host blocks; no copy writes any of them."""
-        self.host.free(request.host_blocks[num_kept:])
-        self.num_checkpoint_blocks -= len(request.host_blocks) - num_kept
-        del request.host_blocks[num_kept:]
-
-    def begin_fetch(self, request: Request, blocks: tuple[int, ...], *, into_host: bool = False) -> int:
-        """A copy from another instance writes these blocks of the request until ``on_fetched``. The copy's id."""
-        request.copy_id = copy_id = self._next_copy_id()
-        self._fetches[copy_id] = _Fetching(blocks, self.host if into_host else self.device, request)
-        return copy_id
-
-    def is_fetch(self, copy_id: int) -> bool:
-        return copy_id in self._fetches
-
-    def on_fetched(self, copy_id: int) -> Request | None:
-        """That copy is done, or failed: it writes nothing more. Whose it was; None where that has left.
-
-        Raises: KeyError for one not under way.
-        """
-        fetch = self._fetches.pop(copy_id)
-        if fetch.request is None:
-            fetch.pool.free(fetch.blocks)
-            if fetch.pool is self.host:
-                self.num_checkpoint_blocks -= len(fetch.blocks)
-        else:
-            fetch.request.copy_id = None
-        return fetch.request
-
-    def drop(self, request: Request) -> None:
-        """Take a request's KV from it: it waits again, with nothing computed.
-
-        What a copy under way reads or writes is held until that is done.
-        """
-        blocks, host_blocks = request.blocks, request.host_blocks
-        if request.copy_id is not None:
-            copy = self._copies[request.copy_id]
-            copy.request = None
-            copied = set(copy.effect.device_blocks)
-            blocks = [block for block in blocks if block not in copied]
-            host_blocks = []
-            request.copy_id = None
-        self.device.free(blocks)
-        self.host.free(host_blocks)
-        request.blocks = []
-        request.host_blocks = []
-        request.num_computed = 0
-
-    def let_go(self, request: Request) -> None:
-        """Give up what was reserved or kept for another instance's request; what a copy writes once that is done."""
-        written: set[int] = set()
-        if request.copy_id is not None:
-            fetch = self._fetches[request.copy_id]
-            fetch.request = None
-            written.update(fetch.blocks)
-            request.copy_id = None
-        # It holds blocks of one pool alone.
-        self.device.free([block for block in request.blocks if block not in written])
-        unwritten = [block for block in request.host_blocks if block not in written]
-        self.host.free(unwritten)
-        self.num_checkpoint_blocks -= len(unwritten)
-        request.blocks = []
-        request.host_blocks = []
+        holding.blocks = blocks
+        holding.num_computed = max(holding.num_computed, len(found) * self.tokens_per_block)
+        self.host.free(holding.host_blocks[: len(found)])
+        del holding.host_blocks[: len(found)]
+        if holding.host_blocks:
+            end = len(found) + len(holding.host_blocks)
+            effect = SwapIn(self.pools.next_copy_id(), tuple(holding.host_blocks), tuple(blocks[len(found) : end]))
+            self._begin(effect, holding)
 
     def on_copy_done(self, copy_id: int) -> int:
-        """A copy is done: give up what it read. The bytes that it copied. Raises: KeyError for one not under way."""
-        copy = self._copies.pop(copy_id)
-        effect, request = copy.effect, copy.request
-        self.num_freeing_blocks -= copy.num_freed
+        """A swap is done: free the blocks that it read. Returns the bytes that it copied.
+
+        Raises: KeyError for a swap that is not in flight.
+        """
+        swap = self._swaps.pop(copy_id)
+        effect, holding = swap.effect, swap.holding
+        self.num_freeing_blocks -= swap.num_freed
         is_out = isinstance(effect, SwapOut)
-        if is_out or request is None:
+        if is_out or holding is None:
             self.device.free(effect.device_blocks)
-        if not is_out or request is None:
+        if not is_out or holding is None:
             self.host.free(effect.host_blocks)
-        if request is not None:
-            request.copy_id = None
+        if holding is not None:
+            holding.copy_id = None
             if is_out:
-                request.blocks = []
+                holding.blocks = []
             else:
-                request.host_blocks = []
-                self.prefixes.share_computed(request, request.num_computed)
+                holding.host_blocks = []
+                self.prefixes.share_computed(holding, holding.num_computed)
         return len(effect.device_blocks) * self._bytes_per_block
 
-    def _next_copy_id(self) -> int:
-        self._num_copies += 1
-        return self._num_copies
-
-    def _begin(self, effect: SwapOut | SwapIn, request: Request, effects: list[Effect], num_freed: int = 0) -> None:
-        request.copy_id = effect.copy_id
-        self._copies[effect.copy_id] = _Copy(effect, request, num_freed)
+    def _begin(self, effect: SwapOut | SwapIn, holding: KVHolding, num_freed: int = 0) -> None:
+        holding.copy_id = effect.copy_id
+        self._swaps[effect.copy_id] = _Swap(effect, holding, num_freed)
         self.num_freeing_blocks += num_freed
         self.num_copied_blocks += len(effect.device_blocks)
-        effects.append(effect)
+        self._effects.append(effect)
+
+    # --- invariants --------------------------------------------------------------------------------------------------
+
+    def validate(
+        self, requests: Collection[KVHolding], incoming: Collection[KVHolding], kept: Collection[KVHolding]
+    ) -> None:
+        """Raise AssertionError unless blocks are conserved and shared blocks hold the same content for every owner.
+
+        ``incoming`` are incoming migrations, ``kept`` checkpoints of other instances' requests.
+        """
+        holdings = [*requests, *incoming, *kept]
+        copying = {holding.copy_id for holding in holdings if holding.copy_id is not None}
+        left = [swap.effect for swap in self._swaps.values() if swap.holding is None]
+        for copy_id, swap in self._swaps.items():
+            assert (swap.holding is None) != (copy_id in copying), f"swap {copy_id} has no owner, or one that left"
+        assert all(copy_id in self._swaps or self.pools.is_fetch(copy_id) for copy_id in copying), "a copy is unknown"
+        num_freeing = sum(swap.num_freed for swap in self._swaps.values())
+        assert self.num_freeing_blocks == num_freeing, f"{self.num_freeing_blocks} blocks freeing, not {num_freeing}"
+        num_kept = sum(len(holding.host_blocks) for holding in kept) + self.pools.num_released_host_blocks
+        assert self.num_checkpoint_blocks == num_kept, f"{self.num_checkpoint_blocks} checkpoint blocks, not {num_kept}"
+        self.pools.validate(
+            [*(holding.blocks for holding in holdings), *(swap.device_blocks for swap in left)],
+            [*(holding.host_blocks for holding in holdings), *(swap.host_blocks for swap in left)],
+            copying,
+        )
+        self._validate_contents(requests, incoming)
+
+    def _validate_contents(self, requests: Collection[KVHolding], incoming: Collection[KVHolding]) -> None:
+        size = self.tokens_per_block
+        contents: dict[int, tuple[str, list[int]]] = {}  # of each full block: the salt and the tokens up to its end
+        writers: set[int] = set()  # blocks whose owner still writes them
+        for holding in requests:
+            num_full = holding.num_computed // size
+            assert len(set(holding.blocks)) == len(holding.blocks), "a request owns a block twice"
+            for index, block in enumerate(holding.blocks):
+                content = (holding.cache_salt, holding.token_ids[: (index + 1) * size])
+                is_writer = index >= num_full
+                assert block not in writers, f"block {block} has a second owner while the first still writes it"
+                assert not (is_writer and block in contents), f"block {block} is shared, and an owner still writes it"
+                if is_writer:
+                    writers.add(block)
+                else:
+                    assert contents.setdefault(block, content) == content, f"block {block} has owners that differ"
+        for holding in incoming:
+            for index, block in enumerate(holding.blocks):
+                assert block not in writers, f"block {block} belongs to a migration while a request writes it"
+                content = (holding.cache_salt, holding.token_ids[: (index + 1) * size])
+                assert contents.get(block, content) == content, f"block {block} has owners that differ"

@@ -64,15 +64,19 @@ from actorserve.core.messages.requests import (
     Started as Started,
     Tokens as Tokens,
 )
+from actorserve.core.messages.transfers import (
+    DeclineReason as DeclineReason,
+    KVTicket as KVTicket,
+    Transfer as Transfer,
+    TransferId as TransferId,
+    TransferKind as TransferKind,
+)
 from actorserve.core.messages.values import (
     LOCAL as LOCAL,
     NEWCOMER as NEWCOMER,
     Attained as Attained,
-    DeclineReason as DeclineReason,
     FinishReason as FinishReason,
     KVAccess as KVAccess,
-    KVTicket as KVTicket,
-    MigrationId as MigrationId,
     ModelInfo as ModelInfo,
     Peer as Peer,
     RefusalReason as RefusalReason,
@@ -85,6 +89,9 @@ from actorserve.core.messages.values import (
 )
 
 PROTOCOL_VERSION = 5
+
+TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
+"""Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of their parts they are for."""
 
 Message = (
     Hello

@@ -1,48 +1,53 @@
-"""Messages: copies of a request's KV in another worker's host memory (``core.checkpoints``)."""
+"""Messages: copies of a request's KV in another worker's host memory (``core.checkpoints``).
+
+``s`` is the worker that runs the request, ``h`` the worker that holds its checkpoints.
+"""
 
 from dataclasses import dataclass
 
-from actorserve.core.messages.values import KVTicket, Peer
+from actorserve.core.messages.transfers import KVTicket, TransferId
+from actorserve.core.messages.values import Peer
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTo:
-    """c -> w: from now on keep copies of your requests' KV in this worker's host memory
-    (``core.checkpoints.source``).
-    """
+    """c -> s: from now on keep checkpoints of your requests' KV in this worker's host memory."""
 
     holder: Peer
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """s -> guardian: copy what the ticket names to the host's memory, after the ``num_confirmed`` blocks that count.
+    """s -> h: copy the ticket's blocks to the host's memory, behind the ``num_confirmed`` blocks that are confirmed.
 
-    What was copied and not confirmed is void. ``token_ids`` are those of the ticket's blocks. Answered by Copied, or
-    Declined; what counts already stays where that is for want of blocks, or of a way to read. Repeatable.
+    Blocks that were copied and not confirmed are void. ``token_ids`` are the tokens of the ticket's blocks. Answered
+    by Copied or Declined. Confirmed blocks stay if the reason is NO_BLOCKS or UNREACHABLE. Repeatable.
     """
 
-    number: int
     request_id: str
     gateway: Peer
     num_confirmed: int
     token_ids: tuple[int, ...]
     ticket: KVTicket
 
+    @property
+    def transfer(self) -> TransferId:
+        return self.ticket.transfer
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfirmed:
-    """s -> guardian: what this stage copied was the request's all the time."""
+    """s -> h: the blocks of this stage belonged to the request for as long as they were being copied."""
 
-    number: int
+    transfer: TransferId
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """w -> g: should I die, have ``holder`` carry the request on, with the KV that it copied under ``number``."""
+    """s -> g: if I die, let ``holder`` carry the request on with the KV that this transfer copied."""
 
     request_id: str
     epoch: int
     holder: Peer
-    number: int
+    transfer: TransferId

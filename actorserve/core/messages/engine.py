@@ -9,8 +9,8 @@ from actorserve.core.messages.values import TokenLogprobs
 class StepPlan:
     """One iteration, as parallel columns over its requests: prefill chunks and decode tokens share it.
 
-    Row r feeds ``token_ids[r]`` at absolute positions ``starts[r]``, ``starts[r] + 1``, ...; their KV goes to the
-    slots that ``block_tables[r]`` gives (position p lies in block ``block_tables[r][p // tokens_per_block]``).
+    Row r feeds ``token_ids[r]`` at absolute positions ``starts[r]``, ``starts[r] + 1``, ... The KV of position p goes
+    to block ``block_tables[r][p // tokens_per_block]``.
     ``samples[r]`` says whether the chunk reaches the request's last token, so that the next one is sampled.
     """
 
@@ -44,13 +44,13 @@ class CopyDone:
 
 @dataclass(frozen=True, slots=True)
 class CopyFailed:
-    """Local: the copy ``copy_id`` from another worker failed, and writes nothing any more."""
+    """Local: the copy ``copy_id`` from another worker failed; it writes nothing from now on."""
 
     copy_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """Local: memory has room for so many of the pool's blocks now, those that were ever written included."""
+    """Local: memory now has room for ``num_blocks`` of the pool's blocks, including all that were ever written."""
 
     num_blocks: int

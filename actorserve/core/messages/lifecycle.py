@@ -1,11 +1,11 @@
-"""Messages: time, starting and ending."""
+"""Messages: time, and how processes start and end."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """Local: a worker that was to be started will not come. Not each that fails is known, so waiting has its bounds."""
+    """Local: a worker that was ordered will not start. Failures may go unreported, so a timeout applies as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,4 +15,4 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """c -> w, or local: finish what runs or move it elsewhere, take nothing new, and end."""
+    """c -> w, or local: take no new requests, finish those that run or move them elsewhere, and end."""

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 class LoadReport:
     """w -> c and g, numbered: an instance's load as its own scheduler sees it.
 
-    ``virtual_usage_bytes`` is the sum of V over its requests (``core.placement.freeness``). ``accepted`` names the
-    requests that arrived since the previous report, so that the coordinator can drop them from its own account of what
-    is under way. ``num_tokens_looked_up`` and ``num_tokens_found`` count, over all requests ever admitted, tokens that
-    were looked up in the prefix cache, and those found there; recomputing after a preemption does not count.
+    ``kv_*`` is the device's pool, ``host_*`` the pool that KV is swapped to; host blocks that hold other instances'
+    checkpoints count in neither ``host_*`` field. Counts without another remark are since the instance started.
 
-    ``kv_*`` is the device's pool, ``host_*`` the one that KV is swapped to. ``kv_needed_bytes`` is the whole KV of all
-    started requests, wherever it lies. ``num_swapped`` requests lie on the host now; ``num_swap_outs`` and
-    ``swapped_bytes`` (both ways) were in all, and requests were due for the batch but still being copied for
-    ``swap_blocked_s`` in all. ``num_migrating`` requests are on their way, in and out; of those that were on their way
-    out, ``num_migrated`` were handed over, of ``migrated_bytes`` of KV, and ``num_migrations_failed`` stayed.
-    ``kv_reserved_bytes``, a part of the virtual usage, is kept for those on their way in; ``kv_wanted_bytes`` is the
-    demand of all that wait, of which the virtual usage holds only the first one's. ``checkpointed_bytes`` were copied
-    into another worker's host memory.
+    - ``virtual_usage_bytes`` is the sum of V over its requests (``core.placement.freeness``). It includes
+      ``kv_reserved_bytes``, the blocks that incoming migrations hold, and the demand of the first waiting request.
+      ``kv_wanted_bytes`` is the demand of all waiting requests.
+    - ``kv_needed_bytes`` is the whole KV of all started requests, wherever it lies.
+    - ``accepted`` names the requests that arrived since the previous report, so that the coordinator can drop them from
+      its own account of requests in flight.
+    - ``num_tokens_looked_up`` tokens of newly admitted requests were looked up in the prefix cache, and
+      ``num_tokens_found`` were found there. Recomputing after a preemption does not count.
+    - ``num_swapped`` requests lie on the host now. There were ``num_swap_outs`` swaps to the host, and swaps in both
+      directions copied ``swapped_bytes``. ``swap_blocked_s`` sums how long requests that were due for the batch waited
+      for such copies.
+    - ``num_migrating`` requests are in flight now, in both directions. Of the outgoing ones ``num_migrated`` were
+      handed over, with ``migrated_bytes`` of KV, and ``num_migrations_failed`` stayed.
+    - ``checkpointed_bytes`` were copied into another worker's host memory.
     """
 
     sequence: int

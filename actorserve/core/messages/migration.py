@@ -1,18 +1,20 @@
-"""Messages: moving a request between workers (``core.migration``).
+"""Messages: moving a request from one worker to another (``core.migration``).
 
-``s`` is the source and ``d`` the destination, two workers.
+``s`` is the source and ``d`` the destination, two workers. Copied, Declined and Withdrawn serve checkpoints as well
+(``core.checkpoints``); the transfer's kind tells which of the two a message is about.
 """
 
 from dataclasses import dataclass
 
-from actorserve.core.messages.values import Attained, DeclineReason, KVTicket, Peer, RequestSpec
+from actorserve.core.messages.transfers import DeclineReason, KVTicket, TransferId
+from actorserve.core.messages.values import Attained, Peer, RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
 class MigrateTo:
-    """c -> w: for the next ``ttl_s`` move requests there, of so many bytes of KV in all, one after another.
+    """c -> w: for the next ``ttl_s`` move requests to this worker, one after another, ``num_bytes`` of KV in all.
 
-    A later one takes its place; one of 0 bytes ends it. What is under way goes on.
+    A later order replaces this one, and an order of 0 bytes ends it. Migrations in flight go on.
     """
 
     destination: Peer
@@ -22,13 +24,12 @@ class MigrateTo:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """s -> d, the first stage: reserve blocks for this request, and copy what the ticket names.
+    """s -> d, the first stage: reserve blocks for this request, and copy the blocks that the ticket names.
 
-    KV exists for the first ``num_computed`` of its tokens, all in the ticket's blocks. With ``is_last`` the request
-    stands still, and these are all of its tokens.
+    KV exists for the first ``num_computed`` of its tokens, all in the ticket's blocks. ``is_last``: the request is
+    paused, and no token follows.
     """
 
-    number: int
     epoch: int
     gateway: Peer
     request: RequestSpec
@@ -36,54 +37,61 @@ class Offer:
     ticket: KVTicket
     is_last: bool
 
+    @property
+    def transfer(self) -> TransferId:
+        return self.ticket.transfer
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """s -> d, each further stage: ``token_ids`` were made since, and the ticket's blocks come after those before."""
+    """s -> d, each further stage: ``token_ids`` are new, and the ticket's blocks follow those of earlier stages."""
 
-    number: int
     token_ids: tuple[int, ...]
     num_computed: int
     ticket: KVTicket
     is_last: bool
 
+    @property
+    def transfer(self) -> TransferId:
+        return self.ticket.transfer
+
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """d -> s: all that this stage named lies here."""
+    """d -> s: all blocks of this stage are copied."""
 
-    number: int
+    transfer: TransferId
     stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """d -> s: no; nothing is held here for it any more."""
+    """d -> s: the destination does not take this stage. After a migration's it holds nothing of the transfer."""
 
-    number: int
+    transfer: TransferId
     reason: DeclineReason
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """s -> d: the request stays, or is gone; let go of what was reserved and copied."""
+    """s -> d: the source has ended this transfer; free what was reserved and copied for it."""
 
-    number: int
+    transfer: TransferId
 
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """w -> g: the owner asks that ``to`` own the request from here on. It stands still until the answer.
+    """w -> g: the owner asks that ``to`` own the request from here on. The request is paused until the answer.
 
-    Repeated until then, so it is the question "did you commit?" as well. The answer is Release (``to`` owns it, or it
-    is gone) or Keep. ``number`` is that of the migration which copied its KV; 0 where it has none. The gateway must
-    have ``num_output_tokens``, for ``to`` has no log-probabilities of those before.
+    Repeated until then, because it also asks whether the gateway has committed already. The answer is Release (``to``
+    owns the request, or the request is gone) or Keep. ``transfer`` copied its KV to ``to``; None if no KV was copied.
+    The gateway must have ``num_output_tokens``, because ``to`` has no log-probabilities of these tokens.
     """
 
     request_id: str
     epoch: int
     to: Peer
-    number: int
+    transfer: TransferId | None
     num_output_tokens: int
     attained: Attained
 

@@ -2,20 +2,21 @@
 
 from dataclasses import dataclass
 
-from actorserve.core.messages.values import NEWCOMER, Attained, FinishReason, MigrationId, RequestSpec, TokenLogprobs
+from actorserve.core.messages.transfers import Transfer
+from actorserve.core.messages.values import NEWCOMER, Attained, FinishReason, RequestSpec, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """g -> w: own this request under ``epoch``. A repeat is answered again; an older epoch is dropped.
 
-    ``migration`` is set if the last owner handed the request over and its KV was copied to the receiver under this id.
+    ``transfer`` copied KV of the request to the receiver: the last owner handed it over, or died after a checkpoint.
     """
 
     epoch: int
     request: RequestSpec
     attained: Attained = NEWCOMER
-    migration: MigrationId | None = None
+    transfer: Transfer | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,6 @@ LOCAL = Peer("", 0)
 """The sender of a message that has not left its process."""
 
 
-class MigrationId(NamedTuple):
-    """One attempt to move a request: its source, and the source's count of attempts."""
-
-    source: Peer
-    number: int
-
-
 class Role(StrEnum):
     GATEWAY = "gateway"
     COORDINATOR = "coordinator"
@@ -45,15 +38,6 @@ class RefusalReason(StrEnum):
     OVERLOADED = "overloaded"  # the cluster's queue is full, or the instance has no memory for it now
     NO_INSTANCE = "no_instance"  # no instance appeared in time
     DRAINING = "draining"  # the instance is shutting down
-
-
-class DeclineReason(StrEnum):
-    """Why a destination declines a request, which then stays where it is."""
-
-    NO_BLOCKS = "no_blocks"  # the destination has no blocks for this stage
-    DRAINING = "draining"
-    UNREACHABLE = "unreachable"  # the destination cannot read the source's KV, or reading failed
-    UNKNOWN = "unknown"  # the destination has given the request up, or never knew it
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +161,3 @@ class WorkerInfo:
     model: ModelInfo
     speed: Speed | None = None
     kv: KVAccess | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KVTicket:
-    """Permission to read these blocks of a worker's pool once, for a stage of a migration; ``secret`` proves it
-    (``core.kv.tickets``). The blocks lie in the host's pool if ``on_host``, else in the device's.
-    """
-
-    number: int
-    stage: int
-    on_host: bool
-    blocks: tuple[int, ...]
-    secret: str

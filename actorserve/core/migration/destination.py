@@ -1,16 +1,17 @@
-"""Live migration, the destination's side: KV of requests that are to come from other instances
-(``core.migration.source``).
+"""Live migration, the destination's side: KV of requests that other instances offer (``core.migration.source``).
 
-What is copied here belongs to nobody's request until the gateway hands that over (``Start.migration``): only then may
-others find it in the prefix cache, too. Until then it is given up at once where the source says so or dies, where the
-gateway dies, where copying fails, or where the next step does not come in time. A request that lies here whole is kept
-for its time even where the source dies: it may just have been handed over.
+KV that is copied here belongs to no request until the gateway hands the request over (``Start.transfer``). Only then
+may other requests find it in the prefix cache. Until then the destination gives it up at once if the source withdraws
+it or dies, the gateway dies, a copy fails, or the next stage does not come in time. Only if all of a request's KV is
+here, it survives the source's death until its deadline, because the request may just have been handed over.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from actorserve.core.effects import Effect, Fetch, Send
+from actorserve.core.effects import Effects, Fetch
+from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.messages import (
     Copied,
@@ -18,69 +19,104 @@ from actorserve.core.messages import (
     DeclineReason,
     KVAccess,
     KVTicket,
-    MigrationId,
+    Message,
     Offer,
     Peer,
+    RequestSpec,
     Stage,
+    Transfer,
+    TransferKind,
+    Withdrawn,
 )
 from actorserve.core.migration.config import MigrationConfig
+from actorserve.core.participant import Handler, Participant, Running
 from actorserve.core.request import Request
 
-_MAX_FROM_ONE = 16  # requests on their way here from one source
-_LEAST_BYTES_PER_S = 2**23  # a copy that is slower where nothing bounds it is given up
+_MAX_FROM_ONE = 16  # requests in flight from one source
+_MIN_BYTES_PER_S = 2**23  # a slower copy is given up if no configured rate bounds it
 
 
 @dataclass(slots=True, eq=False)
 class _Incoming:
-    """A request on its way here. Of its blocks ``num_offered`` are copied or being copied; the first ``num_found`` are
-    not, for they lie here.
+    """A request in flight to this instance.
+
+    The first ``num_offered`` blocks of ``kv`` are copied or being copied, except ``num_found`` at the beginning, which
+    the prefix cache had.
     """
 
-    id: MigrationId
-    request: Request
+    transfer: Transfer
+    gateway: Peer
+    kv: KVHolding
     num_found: int
     deadline_s: float = math.inf
     stage: int = 0
     num_offered: int = 0
-    num_computed: int = 0
     is_last: bool = False
 
     @property
+    def is_copying(self) -> bool:
+        return self.kv.copy_id is not None
+
+    @property
     def is_whole(self) -> bool:
-        """Whether all of its KV lies here."""
-        return self.is_last and self.request.copy_id is None
+        """Whether all of the request's KV lies here."""
+        return self.is_last and not self.is_copying
 
 
-class MigrationDestination:
-    """What is on its way to one instance."""
+class MigrationDestination(Participant):
+    """Accepts requests while there is room, and copies their KV, stage by stage."""
 
-    def __init__(self, memory: KVMemory, max_tokens: int, config: MigrationConfig, reserves_output: bool) -> None:
-        """``max_tokens``: of the largest request that is served here. ``reserves_output``: as the policy does."""
-        self._memory = memory
-        self._reserves_output = reserves_output
+    kind = TransferKind.MIGRATION
+
+    def __init__(
+        self,
+        config: MigrationConfig,
+        max_tokens: int,
+        reserves_output: bool,
+        memory: KVMemory,
+        steps: Running,
+        effects: Effects,
+    ) -> None:
+        """``max_tokens``: of the largest request that is served here. ``reserves_output``: whether the policy does."""
         self._max_tokens = max_tokens
-        self._timeout_s = 2 * config.timeout_s  # from one step to the next
-        self._least_bytes_per_s = config.bytes_per_s / 4 if config.bytes_per_s else _LEAST_BYTES_PER_S
+        self._reserves_output = reserves_output
+        self._memory = memory
+        self._steps = steps
+        self._effects = effects
+        self._timeout_s = 2 * config.timeout_s  # from one stage to the next
+        self._min_bytes_per_s = config.bytes_per_s / 4 if config.bytes_per_s else _MIN_BYTES_PER_S
         self._access: dict[Peer, KVAccess] = {}  # of the workers that are up
-        self._incoming: dict[MigrationId, _Incoming] = {}
+        self._incoming: dict[Transfer, _Incoming] = {}
+        self._is_draining = False
 
     def __len__(self) -> int:
         return len(self._incoming)
 
     @property
-    def requests(self) -> list[Request]:
-        """What holds the blocks of those on their way."""
-        return [each.request for each in self._incoming.values()]
+    def holdings(self) -> list[KVHolding]:
+        """What owns the blocks of the requests in flight."""
+        return [incoming.kv for incoming in self._incoming.values()]
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that are kept for them."""
-        return sum(len(each.request.blocks) for each in self._incoming.values())
+        """Blocks reserved for the requests in flight."""
+        return sum(len(incoming.kv.blocks) for incoming in self._incoming.values())
+
+    @property
+    def transfer_handlers(self) -> Mapping[type[Message], Handler]:
+        return {Offer: self._on_offer, Stage: self._on_stage, Withdrawn: self._on_withdrawn}
 
     def next_deadline(self) -> float | None:
-        return min((each.deadline_s for each in self._incoming.values() if each.deadline_s < math.inf), default=None)
+        deadlines = (incoming.deadline_s for incoming in self._incoming.values())
+        return min((deadline_s for deadline_s in deadlines if deadline_s < math.inf), default=None)
 
-    # --- what others say ---------------------------------------------------------------------------------------------
+    def validate(self) -> None:
+        for transfer, incoming in self._incoming.items():
+            assert not incoming.kv.host_blocks, f"{transfer} has blocks on the host"
+            assert incoming.num_offered <= len(incoming.kv.blocks), f"{transfer} has too few blocks"
+            assert incoming.num_found <= len(incoming.kv.blocks), f"{transfer} found more blocks than it has"
+
+    # --- messages and events -----------------------------------------------------------------------------------------
 
     def on_peer_up(self, peer: Peer, access: KVAccess | None) -> None:
         if access is not None:
@@ -88,149 +124,149 @@ class MigrationDestination:
 
     def on_peer_down(self, peer: Peer, now: float) -> None:
         self._access.pop(peer, None)
-        for each in list(self._incoming.values()):
-            if each.request.gateway == peer or (each.id.source == peer and not each.is_whole):
-                self._drop(each)
+        for incoming in list(self._incoming.values()):
+            if incoming.gateway == peer or (incoming.transfer.source == peer and not incoming.is_whole):
+                self._drop(incoming)
 
-    def on_offer(self, offer: Offer, source: Peer, num_spare: int, now: float, effects: list[Effect]) -> None:
-        """Take a request, if there is room for it beside ``num_spare`` blocks."""
-        migration = MigrationId(source, offer.number)
-        known = self._incoming.get(migration)
-        if known is not None:
-            if known.stage == 0 and known.request.copy_id is None:
-                effects.append(Send(source, Copied(offer.number, 0)))  # told again: the answer may have been lost
+    def on_drain(self) -> None:
+        self._is_draining = True
+        for transfer in list(self._incoming):
+            self._decline(transfer, DeclineReason.DRAINING)
+
+    def on_tick(self, now: float) -> None:
+        for transfer, incoming in list(self._incoming.items()):
+            if now >= incoming.deadline_s:
+                self._decline(transfer, DeclineReason.UNKNOWN)
+
+    def _on_offer(self, offer: Offer, source: Peer, now: float) -> None:
+        """Accept a request if enough blocks are free."""
+        transfer = Transfer(source, offer.transfer)
+        if self._is_draining:
+            self._decline(transfer, DeclineReason.DRAINING)
             return
-        request = Request(offer.request, offer.epoch, offer.gateway)
-        num_tokens = len(request.token_ids)
-        reason, num_found = DeclineReason.NO_BLOCKS, None
+        known = self._incoming.get(transfer)
+        if known is not None:
+            if known.stage == 0 and not known.is_copying:
+                self._send_copied(known)  # the first answer may have been lost
+            return
+        spec, num_found = offer.request, None
+        kv = KVHolding((*spec.prompt_token_ids, *spec.output_token_ids), spec.cache_salt)
+        num_tokens = len(kv.token_ids)
+        reason = DeclineReason.NO_BLOCKS
         if not self._is_sound(offer.num_computed, num_tokens, len(offer.ticket.blocks)):
             reason = DeclineReason.UNKNOWN
         elif source not in self._access:
             reason = DeclineReason.UNREACHABLE
-        elif num_tokens < self._max_tokens and sum(each.source == source for each in self._incoming) < _MAX_FROM_ONE:
-            num_found = self._reserve(request, num_spare)
+        elif num_tokens < self._max_tokens and self._num_from(source) < _MAX_FROM_ONE:
+            num_found = self._reserve(kv, spec)
         if num_found is None:
-            effects.append(Send(source, Declined(offer.number, reason)))
+            self._decline(transfer, reason)
             return
-        each = self._incoming[migration] = _Incoming(migration, request, num_found)
-        self._fetch(each, offer.ticket, offer.num_computed, offer.is_last, now, effects)
+        incoming = self._incoming[transfer] = _Incoming(transfer, offer.gateway, kv, num_found)
+        self._fetch(incoming, offer.ticket, offer.num_computed, offer.is_last, now)
 
-    def on_stage(self, stage: Stage, source: Peer, now: float, effects: list[Effect]) -> None:
-        each = self._incoming.get(MigrationId(source, stage.number))
-        number = stage.ticket.stage
-        if each is not None and each.stage == number:
-            if each.request.copy_id is None:
-                effects.append(Send(source, Copied(stage.number, number)))
+    def _on_stage(self, stage: Stage, source: Peer, now: float) -> None:
+        transfer = Transfer(source, stage.transfer)
+        incoming, number = self._incoming.get(transfer), stage.ticket.stage
+        if incoming is not None and incoming.stage == number:
+            if not incoming.is_copying:
+                self._send_copied(incoming)
             return
-        if each is None or number != each.stage + 1 or each.request.copy_id is not None or each.is_last:
-            self._decline(stage.number, source, DeclineReason.UNKNOWN, effects)
+        if incoming is None or number != incoming.stage + 1 or incoming.is_copying or incoming.is_last:
+            self._decline(transfer, DeclineReason.UNKNOWN)
             return
-        request = each.request
-        request.token_ids += stage.token_ids
-        num_tokens = len(request.token_ids)
-        if not self._is_sound(stage.num_computed, num_tokens, each.num_offered + len(stage.ticket.blocks)):
-            self._decline(stage.number, source, DeclineReason.UNKNOWN, effects)
-            return
-        if num_tokens >= self._max_tokens or not self._memory.extend(request):
-            self._decline(stage.number, source, DeclineReason.NO_BLOCKS, effects)
-            return
-        each.stage = number
-        self._fetch(each, stage.ticket, stage.num_computed, stage.is_last, now, effects)
-
-    def on_withdrawn(self, number: int, source: Peer) -> None:
-        each = self._incoming.get(MigrationId(source, number))
-        if each is not None:
-            self._drop(each)
-
-    def on_fetched(self, request: Request, now: float, effects: list[Effect], *, failed: bool = False) -> bool:
-        """A copy is done, or failed. Returns whether it was one for here."""
-        each = next((each for each in self._incoming.values() if each.request is request), None)
-        if each is None:
-            return False
-        if failed:
-            self._drop(each)
-            effects.append(Send(each.id.source, Declined(each.id.number, DeclineReason.UNREACHABLE)))
+        incoming.kv.token_ids += stage.token_ids
+        num_tokens = len(incoming.kv.token_ids)
+        if not self._is_sound(stage.num_computed, num_tokens, incoming.num_offered + len(stage.ticket.blocks)):
+            self._decline(transfer, DeclineReason.UNKNOWN)
+        elif num_tokens >= self._max_tokens or not self._memory.extend(incoming.kv):
+            self._decline(transfer, DeclineReason.NO_BLOCKS)
         else:
-            self._copied(each, now, effects)
-        return True
+            incoming.stage = number
+            self._fetch(incoming, stage.ticket, stage.num_computed, stage.is_last, now)
 
-    def decline_all(self, effects: list[Effect]) -> None:
-        """The instance takes nothing any more."""
-        for each in list(self._incoming.values()):
-            self._drop(each)
-            effects.append(Send(each.id.source, Declined(each.id.number, DeclineReason.DRAINING)))
+    def _on_withdrawn(self, message: Withdrawn, source: Peer, now: float) -> None:
+        incoming = self._incoming.get(Transfer(source, message.transfer))
+        if incoming is not None:
+            self._drop(incoming)
 
-    def on_tick(self, now: float, effects: list[Effect]) -> None:
-        for each in list(self._incoming.values()):
-            if now >= each.deadline_s:
-                self._decline(each.id.number, each.id.source, DeclineReason.UNKNOWN, effects)
+    def on_fetched(self, transfer: Transfer, now: float, *, failed: bool) -> None:
+        """The copy in flight for this transfer succeeded or failed."""
+        if failed:
+            self._decline(transfer, DeclineReason.UNREACHABLE)
+        else:
+            self._on_stage_copied(self._incoming[transfer], now)
 
-    # --- handed over -------------------------------------------------------------------------------------------------
-
-    def adopt(self, migration: MigrationId, request: Request) -> bool:
-        """``request`` is the instance's from now on: let it have what was copied. False where that is not all of it."""
-        each = self._incoming.get(migration)
-        if each is None:
+    def adopt(self, transfer: Transfer, request: Request) -> bool:
+        """Give ``request``, which is this instance's from now on, the KV that was copied. False if that is not all."""
+        incoming = self._incoming.get(transfer)
+        if incoming is None:
             return False
-        if not each.is_whole or each.request.token_ids != request.token_ids:
-            self._drop(each)
+        kv = incoming.kv
+        if not incoming.is_whole or kv.token_ids != request.token_ids:
+            self._drop(incoming)
             return False
-        del self._incoming[migration]
-        copy = each.request
-        request.blocks, copy.blocks = copy.blocks, []
-        request.block_names = copy.block_names
-        request.num_computed = each.num_computed
-        request.num_cached_tokens = 0  # it was admitted where it began
+        del self._incoming[transfer]
+        request.blocks, kv.blocks = kv.blocks, []
+        request.block_names = kv.block_names
+        request.num_computed = kv.num_computed
+        request.num_cached_tokens = 0  # it was first admitted elsewhere
         self._memory.prefixes.share_computed(request, request.num_computed)
         return True
 
+    # --- room --------------------------------------------------------------------------------------------------------
+
+    def _num_from(self, source: Peer) -> int:
+        return sum(transfer.source == source for transfer in self._incoming)
+
     def _is_sound(self, num_computed: int, num_tokens: int, num_blocks: int) -> bool:
-        """Whether so many blocks hold so many of the tokens, of which the newest has no KV."""
+        """Whether ``num_blocks`` blocks hold the KV of that many tokens, of which the newest has none."""
         return 0 < num_computed < num_tokens and num_blocks == self._memory.blocks_for(num_computed)
 
-    def _reserve(self, request: Request, num_spare: int) -> int | None:
-        """Have blocks for its tokens, where there is room for its whole output too if the policy wants that."""
+    def _reserve(self, kv: KVHolding, spec: RequestSpec) -> int | None:
+        """Reserve blocks for the tokens so far (``KVMemory.reserve``), if there is room for the rest as well.
+
+        One block for each running request stays free, because accepting into these blocks would only cause a
+        preemption. If the policy reserves a request's whole output, that must fit as well.
+        """
+        num_spare = len(self._steps.running)
         if self._reserves_output:
-            num_final = min(request.num_prompt + request.sampling.max_tokens, self._max_tokens)
-            num_spare += max(0, self._memory.blocks_for(num_final) - self._memory.blocks_of(request))
-        return self._memory.reserve(request, num_spare)
+            num_final = min(len(spec.prompt_token_ids) + spec.sampling.max_tokens, self._max_tokens)
+            num_spare += max(0, self._memory.blocks_for(num_final) - self._memory.blocks_of(kv))
+        return self._memory.reserve(kv, num_spare)
 
     # --- copying -----------------------------------------------------------------------------------------------------
 
-    def _fetch(
-        self,
-        each: _Incoming,
-        ticket: KVTicket,
-        num_computed: int,
-        is_last: bool,
-        now: float,
-        effects: list[Effect],
-    ) -> None:
-        """Copy what a stage offers, but for what was found here."""
-        first, end = each.num_offered, each.num_offered + len(ticket.blocks)
-        each.num_offered, each.num_computed, each.is_last = end, num_computed, is_last
-        num_skipped = min(max(0, each.num_found - first), len(ticket.blocks))
-        blocks = tuple(each.request.blocks[first + num_skipped : end])
+    def _fetch(self, incoming: _Incoming, ticket: KVTicket, num_computed: int, is_last: bool, now: float) -> None:
+        """Copy the blocks that a stage offers, except those that the prefix cache had."""
+        first, end = incoming.num_offered, incoming.num_offered + len(ticket.blocks)
+        incoming.num_offered, incoming.kv.num_computed, incoming.is_last = end, num_computed, is_last
+        num_skipped = min(max(0, incoming.num_found - first), len(ticket.blocks))
+        blocks = tuple(incoming.kv.blocks[first + num_skipped : end])
         if not blocks:
-            self._copied(each, now, effects)
+            self._on_stage_copied(incoming, now)
             return
-        copy_id = self._memory.begin_fetch(each.request, blocks)
-        each.deadline_s = now + self._timeout_s + self._memory.bytes_of_blocks(len(blocks)) / self._least_bytes_per_s
-        access = self._access[each.id.source]
-        # One that was swapped out does not run, so nobody waits for it.
+        transfer, memory = incoming.transfer, self._memory
+        copy_id = memory.pools.begin_fetch(transfer, incoming.kv, blocks)
+        incoming.deadline_s = now + self._timeout_s + memory.bytes_of_blocks(len(blocks)) / self._min_bytes_per_s
+        access = self._access[transfer.source]
+        # A request that was swapped out at the source does not run there, so the copy delays no token.
         is_urgent = is_last and not ticket.on_host
-        effects.append(Fetch(copy_id, each.id.source, access, ticket, num_skipped, blocks, is_urgent))
+        self._effects.append(Fetch(copy_id, transfer.source, access, ticket, num_skipped, blocks, is_urgent))
 
-    def _copied(self, each: _Incoming, now: float, effects: list[Effect]) -> None:
-        each.deadline_s = now + self._timeout_s
-        effects.append(Send(each.id.source, Copied(each.id.number, each.stage)))
+    def _on_stage_copied(self, incoming: _Incoming, now: float) -> None:
+        incoming.deadline_s = now + self._timeout_s
+        self._send_copied(incoming)
 
-    def _decline(self, number: int, source: Peer, reason: DeclineReason, effects: list[Effect]) -> None:
-        each = self._incoming.get(MigrationId(source, number))
-        if each is not None:
-            self._drop(each)
-        effects.append(Send(source, Declined(number, reason)))
+    def _send_copied(self, incoming: _Incoming) -> None:
+        self._effects.send(incoming.transfer.source, Copied(incoming.transfer.id, incoming.stage))
 
-    def _drop(self, each: _Incoming) -> None:
-        del self._incoming[each.id]
-        self._memory.let_go(each.request)
+    def _decline(self, transfer: Transfer, reason: DeclineReason) -> None:
+        incoming = self._incoming.get(transfer)
+        if incoming is not None:
+            self._drop(incoming)
+        self._effects.send(transfer.source, Declined(transfer.id, reason))
+
+    def _drop(self, incoming: _Incoming) -> None:
+        del self._incoming[incoming.transfer]
+        self._memory.pools.release(incoming.kv)

@@ -1,69 +1,77 @@
-"""Live migration (Llumnix, section 4.2), the source's side: a request moves to another instance and hardly stops.
+"""Live migration (Llumnix, section 4.2), the source's side: a request moves to another instance and hardly pauses.
 
-KV is only ever appended to, so what was copied stays right. Stage 0 copies all full blocks while the request goes on
-decoding, each later stage what has filled since. When little is left, the request leaves the batch at a step's end and
-*stands still*; the last stage copies the rest, and the source asks the request's gateway to hand it over. The newest
-token has no KV yet: one less than all tokens is shipped.
+KV is only ever appended to, so blocks that were copied stay right. Stage 0 copies all full blocks while the request
+goes on decoding, and each later stage copies what has filled since. When little is left, the request leaves the batch
+at a step's end and is *paused*. The last stage copies the rest, and the source asks the request's gateway to hand it
+over. The newest token has no KV yet, so the KV of all tokens but one is copied.
 
-What differs from the paper, and from what was built after it:
+Differences from the paper and from systems built on it:
 
-- The destination reads (``Fetch``), the source never writes there. A source that was paused, or was held for dead, can
-  thus never write into blocks that are somebody else's by now. A destination that reads too late reads garbage, and
-  nobody ever uses that: a request is handed over only by a source that still has it as it was, after all was copied.
-- The gateway commits, by the new epoch (``core.gateway.state``); source and destination only propose. The source asks
-  until it is answered; whoever dies meanwhile, the gateway fails the request over or has the source keep it.
-- A destination that holds no copy any more when the request is handed to it computes its KV anew. So a copy is never
-  more than a way to save time, and may be given up at any moment.
-- A request that has no KV moves by handing over alone; one that is swapped out moves in a single stage, out of the
-  host's pool; one that is in prefill stays.
+- The destination reads (``Fetch``); the source never writes there. So a source that was suspended or held for dead can
+  never write into blocks that have a new owner. A destination that reads too late reads garbage, but nothing uses it: a
+  source asks for the hand-over only if it still had the request's blocks unchanged after all were copied.
+- The gateway commits by issuing the new epoch (``core.gateway.state``); source and destination only propose. The source
+  repeats its question until it is answered. If either side dies meanwhile, the gateway fails the request over or has
+  the source keep it.
+- If a request is handed to a destination that has no copy any more, the destination computes its KV again. So a copy
+  only ever saves time, and may be given up at any moment.
+- A request without KV moves by the hand-over alone. A request that is swapped out moves in a single stage, out of the
+  host's pool. A request in prefill stays.
 
-Each step has a deadline. Blocks are reserved stage by stage, and the answer may be no. A source gives up where its
-request finished, left, or was preempted; it says so, or its silence does. ``core.migration.destination`` is the
-destination's side.
+Each stage has a deadline. Blocks are reserved stage by stage, and the destination may decline. The source gives up if
+the request finished, left, or was preempted; it says so, or the destination's deadline passes.
+``core.migration.destination`` is the destination's side.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from actorserve.core.effects import Effect, Meet, Send
+from actorserve.core.effects import Effects, Meet
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import (
     Copied,
     Declined,
     HandOver,
+    Keep,
     KVAccess,
+    Message,
     MigrateTo,
     Offer,
     Peer,
     Stage,
+    TransferId,
+    TransferKind,
     Withdrawn,
 )
+from actorserve.core.migration.candidates import MigrationCandidates
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
+from actorserve.core.participant import Handler, Participant, Running
 from actorserve.core.request import Request
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.timing.step_times import StepTimes
 
-_MAX_STAGES = 8  # before the last one: a link that is slower than decoding never catches up
-_PATIENCE = 4.0  # times what a copy should take
-_GAIN = 0.05  # of the last request in the mean of how much they made
+_MAX_STAGES = 8  # before the last one, because a link slower than decoding never catches up
+_PATIENCE = 4.0  # times the expected time of a copy
 
 
 class _Phase(Enum):
-    COPYING = auto()  # a stage is offered, and not copied yet
-    LAST_DUE = auto()  # it leaves the batch once the step in flight is done
-    HANDING_OVER = auto()  # the gateway is asked
+    COPYING = auto()  # a stage was offered, and is not copied yet
+    LAST_DUE = auto()  # the last stage begins once the step in flight is done
+    HANDING_OVER = auto()  # the gateway was asked
 
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """A request on its way out. ``blocks`` is the very list of its blocks when it began: another one means that it was
-    preempted. Of these ``num_offered`` are copied or being copied, and ``num_told`` of its tokens are told.
+    """A request that moves away.
+
+    ``blocks`` is the very list of its blocks when the move began: if the request has another list, it was preempted.
+    The first ``num_offered`` of them are copied or being copied. The destination knows ``num_told`` of its tokens.
     """
 
-    number: int
+    id: TransferId
     request: Request
     to: Peer
     phase: _Phase
@@ -73,9 +81,9 @@ class _Outgoing:
     num_offered: int = 0
     num_told: int = 0
     is_last: bool = False
-    began_s: float = 0.0  # this stage
+    began_s: float = 0.0  # the current stage
     stage_bytes: int = 0
-    kv_bytes: int = 0  # of all of its tokens, when it was to be handed over
+    kv_bytes: int = 0  # of all of its tokens, when the gateway was asked
 
 
 @dataclass(slots=True)
@@ -87,300 +95,265 @@ class _Order:
     until_s: float
 
 
-class MigrationSource:
-    """The source's side: chooses requests, and sees each through until it is gone or stays."""
+class MigrationSource(Participant):
+    """Chooses requests, and takes each through its stages until it is gone or stays."""
+
+    kind = TransferKind.MIGRATION
 
     def __init__(
         self,
         config: MigrationConfig,
+        retry_s: float,
         memory: KVMemory,
         policy: SchedulingPolicy,
         times: StepTimes,
-        requests: dict[str, Request],
-        tokens_per_block: int,
-        retry_s: float,
+        requests: Mapping[str, Request],
+        steps: Running,
+        effects: Effects,
     ) -> None:
-        """``requests``: those of the instance, which it adds to and takes from."""
+        """``requests`` are the instance's. ``retry_s``: how often a gateway is asked again."""
+        self.paused: set[Request] = set()  # only looked up: in no batch, and not preempted
+        self.num_migrated = 0
+        self.num_failed = 0
+        self.migrated_bytes = 0
         self._config = config
-        self._key = bytes.fromhex(config.ticket_key)
+        self._retry_s = retry_s
         self._memory = memory
         self._policy = policy
         self._times = times
         self._requests = requests
-        self._tokens_per_block = tokens_per_block
-        self._retry_s = retry_s
+        self._steps = steps
+        self._effects = effects
+        self._candidates = MigrationCandidates(requests, memory, times, config.bytes_per_s)
+        self._key = bytes.fromhex(config.ticket_key)
         self._order: _Order | None = None
         self._peers: set[Peer] = set()
         self._outgoing: dict[str, _Outgoing] = {}  # by request id
-        self._numbers = 0
-        self.paused: set[Request] = set()  # only looked up: in no batch, and not preempted
-        self._mean_output = math.inf  # tokens of requests that ended here, lately
-        self.num_migrated = 0
-        self.num_failed = 0
-        self.migrated_bytes = 0
+        self._num_transfers = 0
 
     def __len__(self) -> int:
         return len(self._outgoing)
 
     @property
-    def is_busy(self) -> bool:
-        """Whether there is something to ``settle``."""
-        return bool(self._outgoing) or self._order is not None
-
-    @property
     def wants_step_end(self) -> bool:
-        """Whether something waits for the end of the step in flight: a last stage, or room among those that move."""
+        """Whether a last stage waits for the step's end, or an order may be followed then."""
         order = self._order
         if order is not None and order.to in self._peers and len(self._outgoing) < self._config.max_outgoing:
             return True
-        return any(each.phase is _Phase.LAST_DUE for each in self._outgoing.values())
+        return any(outgoing.phase is _Phase.LAST_DUE for outgoing in self._outgoing.values())
+
+    @property
+    def handlers(self) -> Mapping[type[Message], Handler]:
+        return {MigrateTo: self._on_order, Keep: self._on_keep}
+
+    @property
+    def transfer_handlers(self) -> Mapping[type[Message], Handler]:
+        return {Copied: self._on_copied, Declined: self._on_declined}
 
     def next_deadline(self) -> float | None:
-        return min((each.deadline_s for each in self._outgoing.values() if each.deadline_s < math.inf), default=None)
+        deadlines = (outgoing.deadline_s for outgoing in self._outgoing.values())
+        return min((deadline_s for deadline_s in deadlines if deadline_s < math.inf), default=None)
 
-    # --- what others say ---------------------------------------------------------------------------------------------
+    def validate(self) -> None:
+        for request_id, outgoing in self._outgoing.items():
+            assert self._requests.get(request_id) is outgoing.request, f"{request_id} moves, but is not here"
+            is_paused = outgoing.is_last or outgoing.phase is _Phase.HANDING_OVER
+            assert is_paused == (outgoing.request in self.paused), f"{request_id} is paused too early or too late"
+        moving = {id(outgoing.request) for outgoing in self._outgoing.values()}
+        assert all(id(request) in moving for request in self.paused), "a request is paused, but does not move"
+        assert not any(request in self.paused for request in self._steps.running), "a paused request runs"
+        assert len(self._outgoing) <= self._config.max_outgoing, "too many requests move at once"
 
-    def on_order(self, message: MigrateTo, now: float, effects: list[Effect]) -> None:
+    # --- messages and events -----------------------------------------------------------------------------------------
+
+    def _on_order(self, message: MigrateTo, sender: Peer, now: float) -> None:
         self._order = None
         if message.num_bytes:
             self._order = _Order(message.destination, message.num_bytes, now + message.ttl_s)
             if message.destination not in self._peers:
-                effects.append(Meet(message.destination))
+                self._effects.append(Meet(message.destination))
 
     def on_peer_up(self, peer: Peer, access: KVAccess | None) -> None:
         self._peers.add(peer)
 
     def on_peer_down(self, peer: Peer, now: float) -> None:
-        """Another worker is gone. Who is being handed over waits for the gateway, which alone knows."""
+        """A request that is being handed over waits for its gateway; only the gateway knows whether it moved."""
         self._peers.discard(peer)
         self._end_order(peer)
-        for each in list(self._outgoing.values()):
-            if each.to == peer and each.phase is not _Phase.HANDING_OVER:
-                self._stay(each)
+        for outgoing in list(self._outgoing.values()):
+            if outgoing.to == peer and outgoing.phase is not _Phase.HANDING_OVER:
+                self._stay(outgoing)
 
-    def knows(self, number: int, to: Peer) -> bool:
-        """Whether a request is on its way there under this number."""
-        return self._find(number, to) is not None
-
-    def on_copied(self, message: Copied, sender: Peer, now: float, effects: list[Effect]) -> bool:
-        """Returns whether that was expected."""
-        each = self._find(message.number, sender)
-        if each is None or each.phase is not _Phase.COPYING or message.stage != each.stage:
+    def _on_copied(self, message: Copied, sender: Peer, now: float) -> bool:
+        outgoing = self._find(message.transfer, sender)
+        if outgoing is None:
+            self._effects.send(sender, Withdrawn(message.transfer))  # an earlier Withdrawn may have been lost
             return False
-        if each.stage_bytes:
-            self._times.observe_transfer(each.stage_bytes, now - each.began_s)
-        if each.is_last:
-            self._ask_to_hand_over(each, now, effects)
+        if outgoing.phase is not _Phase.COPYING or message.stage != outgoing.stage:
+            return False
+        if outgoing.stage_bytes:
+            self._times.observe_transfer(outgoing.stage_bytes, now - outgoing.began_s)
+        if outgoing.is_last:
+            self._ask_to_hand_over(outgoing, now)
             return True
-        num_full = each.request.num_computed // self._tokens_per_block
-        if num_full > each.num_offered and each.stage + 1 < _MAX_STAGES:
-            each.stage += 1
-            self._offer(each, num_full * self._tokens_per_block, now, effects)
+        size = self._memory.tokens_per_block
+        num_full = outgoing.request.num_computed // size
+        if num_full > outgoing.num_offered and outgoing.stage + 1 < _MAX_STAGES:
+            outgoing.stage += 1
+            self._offer(outgoing, num_full * size, now)
         else:
-            each.phase = _Phase.LAST_DUE
-            each.deadline_s = math.inf
+            outgoing.phase = _Phase.LAST_DUE
+            outgoing.deadline_s = math.inf
         return True
 
-    def on_declined(self, message: Declined, sender: Peer) -> bool:
-        """Returns whether that was expected."""
-        each = self._find(message.number, sender)
-        if each is None or each.phase is _Phase.HANDING_OVER:
+    def _on_declined(self, message: Declined, sender: Peer, now: float) -> bool:
+        outgoing = self._find(message.transfer, sender)
+        if outgoing is None or outgoing.phase is _Phase.HANDING_OVER:
             return False
-        self._stay(each)
+        self._stay(outgoing)
         self._end_order(sender)
         return True
 
-    def on_keep(self, request_id: str, epoch: int, effects: list[Effect]) -> bool:
-        """The gateway does not hand it over. Returns whether that was expected."""
-        each = self._outgoing.get(request_id)
-        if each is None or each.phase is not _Phase.HANDING_OVER or each.request.epoch != epoch:
+    def _on_keep(self, message: Keep, sender: Peer, now: float) -> bool:
+        """The gateway does not hand the request over."""
+        outgoing = self._outgoing.get(message.request_id)
+        if outgoing is None or outgoing.phase is not _Phase.HANDING_OVER or outgoing.request.epoch != message.epoch:
             return False
-        self._withdraw(each, effects)
-        self._stay(each)
-        self._end_order(each.to)
+        self._withdraw(outgoing)
+        self._stay(outgoing)
+        self._end_order(outgoing.to)
         return True
 
-    def on_gone(self, request: Request, effects: list[Effect]) -> None:
-        """The instance has forgotten a request: it ended, left, or is somebody else's now."""
+    def on_gone(self, request: Request) -> None:
         if request.finish_reason is not None:
-            mean, num_output = self._mean_output, request.num_output
-            self._mean_output = num_output if mean == math.inf else mean + _GAIN * (num_output - mean)
-        each = self._outgoing.get(request.request_id)
-        if each is None or each.request is not request:
+            self._candidates.on_finished(request)
+        outgoing = self._outgoing.get(request.request_id)
+        if outgoing is None or outgoing.request is not request:
             return
         del self._outgoing[request.request_id]
         self.paused.discard(request)
-        if each.phase is _Phase.HANDING_OVER:
-            # Not withdrawn: the copy is likely to be wanted just now.
+        if outgoing.phase is _Phase.HANDING_OVER:
+            # No Withdrawn, because the destination is likely to need the copy right now.
             self.num_migrated += 1
-            self.migrated_bytes += each.kv_bytes
+            self.migrated_bytes += outgoing.kv_bytes
         else:
-            self.num_failed += request.finish_reason is None  # that it is done first is nobody's failure
-            self._withdraw(each, effects)
+            self.num_failed += request.finish_reason is None  # a request that finishes first is no failure
+            self._withdraw(outgoing)
 
-    def on_tick(self, now: float, effects: list[Effect]) -> None:
-        for each in list(self._outgoing.values()):
-            if now < each.deadline_s:
+    def on_tick(self, now: float) -> None:
+        for outgoing in list(self._outgoing.values()):
+            if now < outgoing.deadline_s:
                 continue
-            if each.phase is _Phase.HANDING_OVER:
-                self._ask_to_hand_over(each, now, effects)
+            if outgoing.phase is _Phase.HANDING_OVER:
+                self._ask_to_hand_over(outgoing, now)
             else:
-                self._withdraw(each, effects)
-                self._stay(each)
+                self._withdraw(outgoing)
+                self._stay(outgoing)
 
-    # --- what follows ------------------------------------------------------------------------------------------------
+    # --- stages ------------------------------------------------------------------------------------------------------
 
-    def settle(self, running: Collection[Request], now: float, effects: list[Effect]) -> None:
-        """After whatever happened, before the next iteration is planned: ``running`` are those in the step in flight.
-
-        Gives up whom preemption has voided, has those stand still whose last stage is due, and begins new ones.
-        """
-        for each in list(self._outgoing.values()):
-            request = each.request
+    def settle(self, now: float) -> None:
+        """Give up moves that preemption has voided, pause requests whose last stage is due, and begin new moves."""
+        order = self._order
+        if not self._outgoing and order is None:
+            return
+        for outgoing in list(self._outgoing.values()):
+            request = outgoing.request
             if request in self.paused:
                 continue
-            if request.blocks is not each.blocks or request.copy_id is not None:
-                self._withdraw(each, effects)
-                self._stay(each)
-            elif each.phase is _Phase.LAST_DUE and request not in running:
-                self._begin_last_stage(each, now, effects)
-        order = self._order
+            if request.blocks is not outgoing.blocks or request.copy_id is not None:
+                self._withdraw(outgoing)
+                self._stay(outgoing)
+            elif outgoing.phase is _Phase.LAST_DUE and request not in self._steps.running:
+                self._begin_last_stage(outgoing, now)
         if order is None:
             return
         if now >= order.until_s:
             self._order = None
         elif order.to in self._peers:
-            self._begin(order, running, now, effects)
+            self._begin(order, now)
 
-    def _begin(self, order: _Order, running: Collection[Request], now: float, effects: list[Effect]) -> None:
+    def _begin(self, order: _Order, now: float) -> None:
+        running, size = self._steps.running, self._memory.tokens_per_block
         while len(self._outgoing) < self._config.max_outgoing:
-            request = self._choose(order, running)
+            request = self._candidates.choose(order.num_bytes, self._outgoing, running)
             if request is None:
                 return
             order.num_bytes -= self._memory.bytes_of(request)
-            self._numbers += 1
-            each = _Outgoing(self._numbers, request, order.to, _Phase.LAST_DUE, request.blocks, math.inf)
-            self._outgoing[request.request_id] = each
-            num_full = request.num_computed // self._tokens_per_block
+            self._num_transfers += 1
+            transfer = TransferId(self.kind, self._num_transfers)
+            outgoing = _Outgoing(transfer, request, order.to, _Phase.LAST_DUE, request.blocks, math.inf)
+            self._outgoing[request.request_id] = outgoing
+            num_full = request.num_computed // size
             if self._config.mode is MigrationMode.LIVE and request.is_resident and num_full:
-                self._offer(each, num_full * self._tokens_per_block, now, effects)
+                self._offer(outgoing, num_full * size, now)
             elif request not in running:
-                self._begin_last_stage(each, now, effects)
+                self._begin_last_stage(outgoing, now)
 
-    def _choose(self, order: _Order, running: Collection[Request]) -> Request | None:
-        """The one to move: of low priority first (a larger number is less urgent), then one that costs no copy, then a
-        short one (section 4.4.3), if it fits into what is left of the order.
-        """
-        movable = (
-            request
-            for request in self._requests.values()
-            if request.request_id not in self._outgoing
-            and self._can_move(request, running)
-            and self._memory.bytes_of(request) <= order.num_bytes
-            and self._pays(request)
-        )
-        return min(
-            movable,
-            key=lambda request: (-request.spec.priority, request.is_started, len(request.token_ids)),
-            default=None,
-        )
-
-    def _can_move(self, request: Request, running: Collection[Request]) -> bool:
-        if not request.is_started:
-            return request not in running
-        # Who was handed over to here makes a token before it leaves: else orders that cross send it to and fro in vain.
-        has_run = request.num_output > request.resumed_output
-        return has_run and request.copy_id is None and request.num_uncomputed == 1
-
-    def _pays(self, request: Request) -> bool:
-        """Whether it is likely to run for longer than copying takes: else nothing is gained. How much longer that is
-        nobody knows; where lengths have heavy tails as long as it ran already is a fair guess, and until then, up to
-        what requests have come to here.
-        """
-        if not request.is_started:
-            return True
-        num_output = request.num_output
-        num_left = min(request.sampling.max_tokens - num_output, max(num_output, self._mean_output - num_output))
-        copy_s = self._copy_s(self._memory.bytes_of(request))
-        return num_left * self._times.decode_s(1, len(request.token_ids)) > copy_s
-
-    def _copy_s(self, num_bytes: int) -> float:
-        """What a copy should take: as measured, but no less than what the link is bound to."""
-        bound_s = num_bytes / self._config.bytes_per_s if self._config.bytes_per_s else 0.0
-        return max(bound_s, self._times.transfer_s(num_bytes))
-
-    def _begin_last_stage(self, each: _Outgoing, now: float, effects: list[Effect]) -> None:
-        """It stands still from here on."""
-        request = each.request
+    def _begin_last_stage(self, outgoing: _Outgoing, now: float) -> None:
+        """The request is paused from here on."""
+        request = outgoing.request
         self.paused.add(request)
         if self._config.mode is MigrationMode.RECOMPUTE:
             self._memory.drop(request)
         if not request.is_started:
-            self._ask_to_hand_over(each, now, effects)
+            self._ask_to_hand_over(outgoing, now)
             return
-        each.is_last = True
-        each.stage += 1 if each.num_told else 0
-        self._offer(each, request.num_computed, now, effects)
+        outgoing.is_last = True
+        outgoing.stage += 1 if outgoing.num_told else 0
+        self._offer(outgoing, request.num_computed, now)
 
-    def _offer(self, each: _Outgoing, num_computed: int, now: float, effects: list[Effect]) -> None:
-        """Offer a stage: blocks up to the one that ends, or holds, the ``num_computed``-th token."""
-        request = each.request
+    def _offer(self, outgoing: _Outgoing, num_computed: int, now: float) -> None:
+        """Offer a stage: blocks up to the one that ends with, or holds, token number ``num_computed``."""
+        request = outgoing.request
         num_blocks = self._memory.blocks_for(num_computed)
-        lie_in = request.host_blocks if request.is_swapped else request.blocks
-        blocks = tuple(lie_in[each.num_offered : num_blocks])
-        ticket = make_ticket(self._key, each.number, each.stage, blocks, on_host=request.is_swapped)
-        if each.stage == 0:
-            spec = request.spec_now()
-            effects.append(
-                Send(
-                    each.to,
-                    Offer(each.number, request.epoch, request.gateway, spec, num_computed, ticket, each.is_last),
-                )
-            )
-        else:
-            token_ids = tuple(request.token_ids[each.num_told :])
-            effects.append(Send(each.to, Stage(each.number, token_ids, num_computed, ticket, each.is_last)))
-        each.num_told = len(request.token_ids)
-        each.num_offered = num_blocks
-        each.phase = _Phase.COPYING
-        each.began_s = now
-        each.stage_bytes = self._memory.bytes_of_blocks(len(blocks))
-        each.deadline_s = now + self._config.timeout_s + _PATIENCE * self._copy_s(each.stage_bytes)
-
-    def _ask_to_hand_over(self, each: _Outgoing, now: float, effects: list[Effect]) -> None:
-        request = each.request
-        each.phase = _Phase.HANDING_OVER
-        each.kv_bytes = self._memory.bytes_of(request)
-        each.deadline_s = now + self._retry_s
-        number = each.number if each.is_last else 0
-        effects.append(
-            Send(
-                request.gateway,
-                HandOver(
-                    request.request_id,
-                    request.epoch,
-                    each.to,
-                    number,
-                    request.num_output,
-                    self._policy.attained(request, now),
-                ),
-            )
+        blocks = tuple(
+            (request.host_blocks if request.is_swapped else request.blocks)[outgoing.num_offered : num_blocks]
         )
+        ticket = make_ticket(self._key, outgoing.id, outgoing.stage, blocks, on_host=request.is_swapped)
+        message: Offer | Stage
+        if outgoing.stage == 0:
+            spec = request.spec_now()
+            message = Offer(request.epoch, request.gateway, spec, num_computed, ticket, outgoing.is_last)
+        else:
+            token_ids = tuple(request.token_ids[outgoing.num_told :])
+            message = Stage(token_ids, num_computed, ticket, outgoing.is_last)
+        self._effects.send(outgoing.to, message)
+        outgoing.num_told = len(request.token_ids)
+        outgoing.num_offered = num_blocks
+        outgoing.phase = _Phase.COPYING
+        outgoing.began_s = now
+        outgoing.stage_bytes = self._memory.bytes_of_blocks(len(blocks))
+        copy_s = self._candidates.copy_s(outgoing.stage_bytes)
+        outgoing.deadline_s = now + self._config.timeout_s + _PATIENCE * copy_s
 
-    def _stay(self, each: _Outgoing) -> None:
-        """It is not moved, and goes on here."""
+    def _ask_to_hand_over(self, outgoing: _Outgoing, now: float) -> None:
+        request = outgoing.request
+        outgoing.phase = _Phase.HANDING_OVER
+        outgoing.kv_bytes = self._memory.bytes_of(request)
+        outgoing.deadline_s = now + self._retry_s
+        transfer = outgoing.id if outgoing.is_last else None
+        attained = self._policy.attained(request, now)
+        hand_over = HandOver(request.request_id, request.epoch, outgoing.to, transfer, request.num_output, attained)
+        self._effects.send(request.gateway, hand_over)
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def _stay(self, outgoing: _Outgoing) -> None:
+        """The request does not move, and goes on here."""
         self.num_failed += 1
-        del self._outgoing[each.request.request_id]
-        self.paused.discard(each.request)
+        del self._outgoing[outgoing.request.request_id]
+        self.paused.discard(outgoing.request)
 
     def _end_order(self, to: Peer) -> None:
-        """Nobody more goes there: it has no room, wants none, or is not known. The coordinator will hear of it."""
+        """No more requests go there, because it has no room, wants none, or is unknown. The coordinator will notice."""
         if self._order is not None and self._order.to == to:
             self._order = None
 
-    def _withdraw(self, each: _Outgoing, effects: list[Effect]) -> None:
-        if each.num_told:
-            effects.append(Send(each.to, Withdrawn(each.number)))
+    def _withdraw(self, outgoing: _Outgoing) -> None:
+        if outgoing.num_told:
+            self._effects.send(outgoing.to, Withdrawn(outgoing.id))
 
-    def _find(self, number: int, sender: Peer) -> _Outgoing | None:
-        return next((each for each in self._outgoing.values() if each.number == number and each.to == sender), None)
+    def _find(self, transfer: TransferId, sender: Peer) -> _Outgoing | None:
+        found = (each for each in self._outgoing.values() if each.id == transfer and each.to == sender)
+        return next(found, None)

@@ -8,7 +8,6 @@ are ranked by their estimated next scheduling time, ENST, and those ranked last 
 from collections.abc import Sequence
 from operator import itemgetter
 
-from actorserve.core.effects import Effect
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.request import Request
 from actorserve.core.scheduling.policy import SchedulingPolicy
@@ -47,14 +46,14 @@ class Admission:
     def on_arrival(self, request: Request, now: float) -> None:
         self._reserve.on_arrival(self._memory.blocks_of(request), now)
 
-    def make_room(self, order: Sequence[Request], now: float, effects: list[Effect], *, may_swap: bool) -> set[Request]:
+    def make_room(self, order: Sequence[Request], now: float, *, may_swap: bool) -> set[Request]:
         """Let due requests grow, start or come back; returns the waiting requests that may start now.
 
         With ``may_swap`` this may evict less urgent requests. Otherwise it goes only as far as blocks are free.
         """
         memory, max_requests = self._memory, self._max_batch_requests
         ranking = self._ranking(order, now)
-        budget = BlockBudget(memory, self._swapper, ranking, effects)
+        budget = BlockBudget(memory, self._swapper, ranking)
         self._grow(order, ranking, budget, may_swap=may_swap)
         reserves_output = self._policy.reserves_output
         if reserves_output:
@@ -85,7 +84,7 @@ class Admission:
             if request.is_swapped:
                 # Asked again, because blocks that it would have shared may have been evicted to make this very room.
                 if memory.blocks_wanted(request) + num_admitted_blocks <= memory.device.num_free_blocks:
-                    self._swapper.bring_back(request, effects, is_due=rank < max_requests)
+                    self._swapper.bring_back(request, is_due=rank < max_requests)
                     budget.hand_out(num_wanted)
                 continue
             admitted.add(request)

@@ -1,7 +1,7 @@
 """Policies to compare the skip-join queue with: FastServe's two strawmen (section 4.1), and an oracle."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from actorserve.core.messages import Attained
 from actorserve.core.messages.values import NEWCOMER
@@ -29,6 +29,10 @@ class _ShortestFirst(ABC):
         self._times = times
         self._times_s: dict[Request, float] = {}  # in order of arrival
         self._order: list[Request] | None = None
+
+    @property
+    def requests(self) -> Collection[Request]:
+        return self._times_s.keys()
 
     @abstractmethod
     def _time_s(self, request: Request, num_computed: int) -> float:

@@ -8,7 +8,6 @@ leaves. A request that cannot run now, because its KV is on the host, lets those
 
 from collections.abc import Collection, Sequence
 
-from actorserve.core.effects import Effect
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.request import Request
 from actorserve.core.scheduling.admission import Admission
@@ -70,7 +69,7 @@ class Batcher:
         """A request got a token, for so much service."""
         self._swapper.on_token(request, service_s)
 
-    def plan(self, now: float, effects: list[Effect], paused: Collection[Request] = ()) -> tuple[Batch, list[Request]]:
+    def plan(self, now: float, paused: Collection[Request] = ()) -> tuple[Batch, list[Request]]:
         """The next iteration, and the requests that must look for another instance.
 
         The iteration has no rows if nothing can run before a copy is done or a request comes. The KV of the requests
@@ -86,7 +85,7 @@ class Batcher:
                 refused += too_large
                 order = [request for request in order if request not in too_large]
             num_preemptions, had_waited = self._swapper.num_preemptions, self._has_waited_for_copies
-            batch = self._plan(order, now, effects)
+            batch = self._plan(order, now)
             if batch.rows or self._memory.is_copying:
                 break
             if had_waited or self._swapper.num_preemptions > num_preemptions:
@@ -115,9 +114,9 @@ class Batcher:
         budget = self._token_budget.begin(len(order), _num_context_tokens(order))
         return Batch([(request, 1) for request in order], budget)
 
-    def _plan(self, order: Sequence[Request], now: float, effects: list[Effect]) -> Batch:
+    def _plan(self, order: Sequence[Request], now: float) -> Batch:
         # After an iteration has waited for copies, the requests that these were made for run before any other copy.
-        admitted = self._admission.make_room(order, now, effects, may_swap=not self._has_waited_for_copies)
+        admitted = self._admission.make_room(order, now, may_swap=not self._has_waited_for_copies)
         if self._mode is SwapMode.REACTIVE:
             self._has_waited_for_copies = self._memory.is_copying
             if self._memory.is_copying:

@@ -8,7 +8,7 @@ first, then from Q2, and so on. Levels are counted from 0 here: level 0 is Q1.
 
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from typing import Generic, TypeVar
@@ -260,6 +260,10 @@ class SkipJoinMLFQ(MultiLevelQueue[Request]):
         quantum_s = times.min_iteration_s if first_quantum_s is None else first_quantum_s
         super().__init__(quantum_s, promote_after_s, promotes_singly=True)
         self._times = times
+
+    @property
+    def requests(self) -> Collection[Request]:
+        return self._entries.keys()
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         self.join(request, self._next_iteration_s(request, num_cached_tokens), now, attained)

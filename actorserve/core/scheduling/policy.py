@@ -1,6 +1,6 @@
 """Local scheduling policies: the order in which an instance's requests get its next iteration."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from actorserve.core.messages import NEWCOMER, Attained
@@ -23,6 +23,11 @@ class SchedulingPolicy(Protocol):
     @property
     def is_preemptive(self) -> bool:
         """Whether a new request may go before started ones, so that room is kept free for new requests."""
+        ...
+
+    @property
+    def requests(self) -> Collection[Request]:
+        """The requests that it orders, each once, in no particular order."""
         ...
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
@@ -60,6 +65,10 @@ class FirstComeFirstServed:
     def __init__(self, *, reserves_output: bool = False) -> None:
         self.reserves_output = reserves_output
         self._requests: dict[Request, None] = {}
+
+    @property
+    def requests(self) -> Collection[Request]:
+        return self._requests.keys()
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         self._requests[request] = None

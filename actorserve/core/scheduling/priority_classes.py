@@ -1,7 +1,7 @@
 """Classes of requests by priority: the more urgent first, but no class starves."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 
 from actorserve.core.messages import Attained
@@ -52,6 +52,10 @@ class PriorityClasses:
     @property
     def is_preemptive(self) -> bool:
         return self._classes_are_preemptive or len(self._classes) > 1
+
+    @property
+    def requests(self) -> Collection[Request]:
+        return [request for its_class in self._classes.values() for request in its_class.policy.requests]
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         priority = request.spec.priority

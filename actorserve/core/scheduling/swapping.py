@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 
-from actorserve.core.effects import Effect
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.request import Request
 from actorserve.core.timing.step_times import StepTimes
@@ -63,13 +62,13 @@ class Swapper:
         self._mode = mode
         self.num_preemptions = 0
 
-    def evict(self, request: Request, effects: list[Effect]) -> None:
+    def evict(self, request: Request) -> None:
         """Swap a request out, or drop its KV if the host is full or computing it again is cheaper."""
         recompute_s = self._times.prefill_s(request.num_computed)
         if (
             self._mode is SwapMode.RECOMPUTE
             or recompute_s <= 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
-            or not self._memory.swap_out(request, effects)
+            or not self._memory.swap_out(request)
         ):
             self.drop(request)
         else:
@@ -81,10 +80,10 @@ class Swapper:
         again_s = self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
         request.owed_s = max(again_s, self._times.min_iteration_s)
 
-    def bring_back(self, request: Request, effects: list[Effect], *, is_due: bool) -> None:
+    def bring_back(self, request: Request, *, is_due: bool) -> None:
         """Begin to swap a request in, whose blocks are free. If it is not due yet, it may be evicted before it runs."""
         both_ways_s = 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
-        self._memory.swap_in(request, effects)
+        self._memory.swap_in(request)
         request.owed_s = max(both_ways_s, self._times.min_iteration_s) if is_due else 0.0
 
     def on_token(self, request: Request, service_s: float) -> None:
@@ -101,11 +100,10 @@ class Swapper:
 class BlockBudget:
     """The blocks that are free now or soon, while one iteration is planned; promised blocks are gone for the rest."""
 
-    def __init__(self, memory: KVMemory, swapper: Swapper, ranking: Sequence[Request], effects: list[Effect]) -> None:
+    def __init__(self, memory: KVMemory, swapper: Swapper, ranking: Sequence[Request]) -> None:
         """``ranking``: all requests, the smallest ENST first. Requests are evicted from its end."""
         self._memory = memory
         self._swapper = swapper
-        self._effects = effects
         self._ranking = ranking
         self._next_victim = len(ranking) - 1
         self._num_promised = 0
@@ -120,7 +118,7 @@ class BlockBudget:
                 return False
             victim = self._ranking[self._next_victim]
             if victim.is_resident and victim.owed_s <= 0.0:
-                self._swapper.evict(victim, self._effects)
+                self._swapper.evict(victim)
             self._next_victim -= 1
         self._num_promised += num_blocks
         return True

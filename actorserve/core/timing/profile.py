@@ -1,8 +1,8 @@
-"""A profile: what an engine on its hardware takes for prefill, decode, swapping and transfer.
+"""A profile: how long an engine on its hardware takes to prefill, decode, swap and transfer KV.
 
-The scheduler reads quanta and prefill times from it (FastServe, section 4.1: "the profiled execution time"), the swap
-planner what copies cost, the simulator the duration of every iteration. Times are seconds, sizes bytes and tokens.
-``core.timing.step_times`` corrects it by what is measured while the engine runs.
+The scheduler takes quanta and prefill times from it (FastServe, section 4.1: "the profiled execution time"), the swap
+planner the cost of copies, and the simulator the duration of each iteration. Times are in seconds, sizes in bytes and
+tokens. ``core.timing.step_times`` corrects the profile by measurements while the engine runs.
 """
 
 import math
@@ -18,8 +18,10 @@ from actorserve.core.messages import Speed
 class Curve:
     """A piecewise linear function through measured points.
 
-    Before the first point it is constant, beyond the last it goes on along its last piece. ``xs`` grow strictly; ``ys``
-    are not negative and never fall, since more work does not take less time. One point makes a constant.
+    It is constant before the first point, and continues its last piece beyond the last point. ``xs`` grow strictly.
+    ``ys`` are not negative and never fall, because more work does not take less time. One point makes a constant.
+
+    Raises: ValueError for other points.
     """
 
     xs: tuple[float, ...]
@@ -44,8 +46,10 @@ class Curve:
         return self.ys[0] if i < 0 else self.ys[i] + self._slopes[i] * (x - self.xs[i])
 
     def reach(self, start: float, budget: float, scale: float = 1.0, extra: float = 0.0) -> float:
-        """How far beyond ``start`` a ``budget`` goes, where the curve's rise costs ``scale`` times itself, and each
-        unit ``extra`` besides (which may be negative; no piece costs less than nothing). Infinite where it never ends.
+        """How far beyond ``start`` a ``budget`` reaches; may be infinite.
+
+        The curve's rise costs ``scale`` times itself, and each unit of x costs ``extra`` in addition. ``extra`` may be
+        negative, but no piece costs less than 0.
         """
         xs = self.xs
         i = bisect_right(xs, start)
@@ -63,8 +67,8 @@ class Curve:
 
 
 def not_falling(ys: Sequence[float]) -> list[float]:
-    """Measured values evened out where they fall: the nearest that do not, by least squares (pooled neighbours)."""
-    pools: list[tuple[float, int]] = []  # mean, how many
+    """The non-falling values nearest to measured ones, by least squares (the pool-adjacent-violators algorithm)."""
+    pools: list[tuple[float, int]] = []  # mean, number of values
     for y in ys:
         mean, count = y, 1
         while pools and pools[-1][0] > mean:
@@ -77,26 +81,27 @@ def not_falling(ys: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way that bytes go: to host memory and back, or to another instance."""
+    """A connection that copies bytes: to host memory and back, or to another instance."""
 
     latency_s: float
     bytes_per_s: float
 
     def copy_s(self, num_bytes: float) -> float:
-        """What one copy of so many bytes takes."""
+        """Seconds that one copy of ``num_bytes`` takes."""
         return self.latency_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What each kind of work takes.
+    """How long each kind of work takes.
 
-    ``prefill``: tokens -> s of an iteration that prefills so many, none before them. ``prefill_context_s``: what each
-    of its tokens takes more for each token before its chunk. ``decode``: requests -> s of an iteration that decodes so
-    many, without context. ``decode_context``: tokens of context of all of them together -> what that takes more.
+    - ``prefill``: tokens -> seconds of an iteration that prefills them, with no tokens before them.
+    - ``prefill_context_s``: additional seconds for each of its tokens and each token before its chunk.
+    - ``decode``: requests -> seconds of an iteration that decodes them, without context.
+    - ``decode_context``: tokens of context of all decodes together -> additional seconds.
 
-    ``threads`` is 0 on a GPU. ``source`` says where a published profile comes from and what was derived, and ``errors``
-    how far a fit is off, by name (relative).
+    ``threads`` is 0 on a GPU. ``source`` says where a published profile comes from and what was derived from it.
+    ``errors`` are the relative errors of fits, by name.
     """
 
     name: str
@@ -114,7 +119,7 @@ class Profile:
     source: str = ""
     errors: tuple[tuple[str, float], ...] = ()
     floor_s: float = field(init=False, repr=False, compare=False)
-    """What every iteration takes at least: reading the weights."""
+    """Seconds that every iteration takes at least, to read the weights."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "floor_s", min(self.prefill(1), self.decode(1)))
@@ -125,30 +130,30 @@ class Profile:
         return self.decode(1) + self.decode_context(0)
 
     def prefill_s(self, num_tokens: int, num_context_tokens: int = 0) -> float:
-        """An iteration that prefills so many tokens of one request, and nothing else; 0 for none."""
+        """Seconds of an iteration that only prefills ``num_tokens`` tokens of one request; 0 for none."""
         if num_tokens <= 0:
             return 0.0
         return self.prefill(num_tokens) + self.prefill_context_s * num_tokens * num_context_tokens
 
     def decode_s(self, num_requests: int, num_context_tokens: int) -> float:
-        """An iteration that decodes so many requests, which attend to so many tokens in all; 0 for none."""
+        """Seconds of an iteration that decodes these requests, which attend to that many tokens in all; 0 for none."""
         return self.decode(num_requests) + self.decode_context(num_context_tokens) if num_requests else 0.0
 
     def chunks_s(self, num_tokens: int, num_apart: int, num_decodes: int) -> float:
-        """What prefill chunks of so many tokens together add to an iteration, without what lies before them.
+        """Seconds that prefill chunks of ``num_tokens`` in all add to an iteration, without their context.
 
-        ``num_apart``: pairs of tokens of different requests, which do not attend to each other as a prompt's own do,
-        each chunk token with each decode's included. In published measurements (``config/profiles``) b prompts of n
-        tokens take nearly what one of b x n tokens takes: the sum decides, not each chunk's own time. And so do tokens
-        of decodes: they fill an iteration up to where it begins to be bound by computing, just as those of prompts do.
+        ``num_apart``: pairs of a chunk token with a token of another request, decodes included. They are subtracted,
+        because such tokens do not attend to each other. In published measurements (``config/profiles``) b prompts of n
+        tokens take nearly as long as one of b x n tokens: the sum decides, not each chunk's own time. Tokens of decodes
+        count as well, because they fill an iteration up to the point at which computing bounds it, just like prompts.
         """
         least_s = self.prefill(num_decodes) if num_decodes else self.floor_s
         return max(0.0, self.prefill(num_decodes + num_tokens) - self.prefill_context_s * num_apart - least_s)
 
     def step_s(self, chunks: Sequence[tuple[int, int]], num_decodes: int, num_context_tokens: int) -> float:
-        """An iteration of prefill chunks, each (tokens, tokens before it), and of decodes that share it.
+        """Seconds of an iteration of prefill chunks, each (tokens, tokens before it), and of decodes that share it.
 
-        The weights are read once for all of them, so ``floor_s`` is counted once.
+        ``floor_s`` is counted once, because the weights are read once for all of them.
         """
         num_tokens = num_before = num_apart = 0
         for tokens, context in chunks:
@@ -161,5 +166,5 @@ class Profile:
         return chunks_s + (self.decode_s(num_decodes, num_context_tokens) if num_decodes else self.floor_s)
 
     def speed(self) -> Speed:
-        """What the coordinator is told."""
+        """The part of the profile that the coordinator gets."""
         return Speed(tuple(round(x) for x in self.prefill.xs), self.prefill.ys, self.min_iteration_s)

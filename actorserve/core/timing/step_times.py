@@ -1,11 +1,11 @@
-"""What iterations and copies take on this engine now: its profile, corrected by what is measured while it runs.
+"""How long iterations and copies take on this engine now: its profile, corrected by measurements while it runs.
 
-The profile gives an iteration's time as a sum of five parts: what any iteration takes, its decodes, the tokens that
-these attend to, its prefill tokens, and what these attend to before their chunks. Each part has a factor, 1 at first. A
-measurement scales each factor by a power of measured over predicted duration, the higher the larger its part is in that
-prediction (as in the multiplicative algebraic reconstruction technique: Gordon, Bender and Herman, 1970). So iterations
-like the last ones are soon predicted rightly, however wrong the profile was; iterations of decodes or of prefills alone
-tell the parts apart; and times stay positive. Deterministic, seven numbers of state.
+The profile gives an iteration's time as a sum of five parts: the floor of any iteration, its decodes, the tokens that
+these attend to, its prefill tokens, and the tokens that these attend to before their chunks. Each part has a factor,
+which begins at 1. A measurement scales each factor by a power of measured over predicted duration. The power grows with
+the part's share of the prediction (the multiplicative algebraic reconstruction technique: Gordon, Bender and Herman,
+1970). So predictions soon fit iterations like the last ones, however wrong the profile was; iterations of decodes alone
+or prefills alone tell the parts apart; and times stay positive. It is deterministic and has seven numbers of state.
 """
 
 import math
@@ -13,42 +13,44 @@ from collections.abc import Sequence
 
 from actorserve.core.timing.profile import Profile
 
-_GAIN = 0.4  # the share of a measured deviation that the next prediction takes over
-_MAX_DEVIATION = math.log(2.0)  # taken over from one measurement: more is an outlier, or comes again
-_LEAST_DEVIATION = 1e-6  # less is the floats' own
+_GAIN = 0.4  # the share of a measured deviation that the next prediction adopts
+_MAX_DEVIATION = math.log(
+    2.0
+)  # adopted from one measurement, because a larger one is an outlier or will be measured again
+_LEAST_DEVIATION = 1e-6  # smaller deviations are rounding errors
 _DURATION_BOUNDS_S = (1e-6, 1e3)
 _FACTOR_BOUNDS = (1e-3, 1e3)
 
 
 class Iteration:
-    """What one iteration computes, as far as its time depends on it; chunks are added one by one."""
+    """What one iteration computes, as far as its duration depends on it. Chunks are added one by one."""
 
     __slots__ = ("num_apart", "num_before", "num_context_tokens", "num_decodes", "num_tokens")
 
     def __init__(self, num_decodes: int, num_context_tokens: int, chunks: Sequence[tuple[int, int]] = ()) -> None:
-        """``num_context_tokens``: that the decodes attend to, in all. ``chunks``: each (tokens, tokens before it)."""
+        """``num_context_tokens``: the decodes attend to these, in all. ``chunks``: each (tokens, tokens before it)."""
         self.num_decodes = num_decodes
         self.num_context_tokens = num_context_tokens
-        self.num_tokens = 0  # of prefill chunks
-        self.num_before = 0  # for each of these the tokens before its chunk, summed
-        self.num_apart = 0  # pairs of these with tokens of other requests (``Profile.chunks_s``)
+        self.num_tokens = 0  # in prefill chunks
+        self.num_before = 0  # sum over these of the tokens before their chunk
+        self.num_apart = 0  # pairs of these and tokens of other requests (``Profile.chunks_s``)
         for num_tokens, num_before in chunks:
             self.add_chunk(num_tokens, num_before)
 
     def set_decodes(self, num_decodes: int, num_context_tokens: int) -> None:
-        """It has these decodes instead."""
+        """Replace its decodes."""
         self.num_apart += self.num_tokens * (num_decodes - self.num_decodes)
         self.num_decodes, self.num_context_tokens = num_decodes, num_context_tokens
 
     def add_chunk(self, num_tokens: int, num_context_tokens: int) -> None:
-        """A prefill chunk with so many tokens before it."""
+        """Add a prefill chunk with ``num_context_tokens`` tokens before it."""
         self.num_apart += num_tokens * (self.num_decodes + self.num_tokens)
         self.num_before += num_tokens * num_context_tokens
         self.num_tokens += num_tokens
 
 
 class StepTimes:
-    """One instance's times. Scheduler, token budget, swap planner and policy ask the same one."""
+    """One instance's times, shared by its scheduler, token budget, swap planner and policy."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -62,7 +64,7 @@ class StepTimes:
         return self.decode_s(1, 0)
 
     def prefill_s(self, num_tokens: int, num_context_tokens: int = 0) -> float:
-        """An iteration that prefills so many tokens of one request, and nothing else; 0 for none."""
+        """Seconds of an iteration that only prefills ``num_tokens`` tokens of one request; 0 for none."""
         if num_tokens <= 0:
             return 0.0
         profile, factors = self.profile, self._factors
@@ -73,7 +75,7 @@ class StepTimes:
         )
 
     def decode_s(self, num_requests: int, num_context_tokens: int) -> float:
-        """An iteration that decodes so many requests, which attend to so many tokens in all; 0 for none."""
+        """Seconds of an iteration that decodes these requests, which attend to that many tokens in all; 0 for none."""
         if not num_requests:
             return 0.0
         profile, factors = self.profile, self._factors
@@ -84,12 +86,12 @@ class StepTimes:
         )
 
     def step_s(self, iteration: Iteration) -> float:
-        """An iteration of prefill chunks and decodes together."""
+        """Seconds of an iteration of prefill chunks and decodes together."""
         return sum(self._parts(iteration))
 
     def num_fitting_tokens(self, iteration: Iteration, num_context_tokens: int, budget_s: float) -> float:
-        """How many more prefill tokens, of a chunk with so many tokens before it, take ``budget_s`` more; may be
-        infinite. The iteration has decodes.
+        """How many more prefill tokens, of a chunk behind ``num_context_tokens`` tokens, take ``budget_s`` in addition.
+        May be infinite. The iteration has decodes.
         """
         if budget_s <= 0.0:
             return 0.0
@@ -99,7 +101,7 @@ class StepTimes:
         return profile.prefill.reach(start, budget_s, factors[3], attention_s)
 
     def observe(self, iteration: Iteration, duration_s: float) -> None:
-        """``iteration`` took so long. What cannot be a duration is ignored."""
+        """Learn from the measured duration of ``iteration``. An impossible duration is ignored."""
         parts = self._parts(iteration)
         deviation = _deviation(duration_s, sum(parts))
         if not deviation:
@@ -112,27 +114,27 @@ class StepTimes:
         ]
 
     def swap_s(self, num_bytes: int) -> float:
-        """Copying so many bytes to the host, or back."""
+        """Seconds of a copy of ``num_bytes`` to the host, or back."""
         return self._swap_factor * self.profile.swap.copy_s(num_bytes)
 
     def observe_swap(self, num_bytes: int, duration_s: float) -> None:
-        """A copy of so many bytes took so long. What cannot be a duration is ignored."""
+        """Learn from the measured duration of such a copy. An impossible duration is ignored."""
         low, high = _FACTOR_BOUNDS
         factor = self._swap_factor * math.exp(_deviation(duration_s, self.swap_s(num_bytes)))
         self._swap_factor = min(max(factor, low), high)
 
     def transfer_s(self, num_bytes: int) -> float:
-        """Copying so many bytes of KV to another instance."""
+        """Seconds of a copy of ``num_bytes`` of KV to another instance."""
         return self._transfer_factor * self.profile.transfer.copy_s(num_bytes)
 
     def observe_transfer(self, num_bytes: int, duration_s: float) -> None:
-        """A copy of so many bytes to another instance took so long. What cannot be a duration is ignored."""
+        """Learn from the measured duration of such a copy. An impossible duration is ignored."""
         low, high = _FACTOR_BOUNDS
         factor = self._transfer_factor * math.exp(_deviation(duration_s, self.transfer_s(num_bytes)))
         self._transfer_factor = min(max(factor, low), high)
 
     def _parts(self, iteration: Iteration) -> tuple[float, float, float, float, float]:
-        """The iteration's seconds, as the factors have them."""
+        """The iteration's five parts in seconds, with their factors."""
         profile, factors = self.profile, self._factors
         decodes, tokens = iteration.num_decodes, iteration.num_tokens
         return (
@@ -145,7 +147,7 @@ class StepTimes:
 
 
 def _deviation(duration_s: float, predicted_s: float) -> float:
-    """What to take over of a measurement, as a logarithm: 0 where there is nothing to learn."""
+    """The part of a measured deviation to adopt, as a logarithm; 0 if there is nothing to learn."""
     if not (0.0 < duration_s < math.inf and predicted_s > 0.0):
         return 0.0
     low, high = _DURATION_BOUNDS_S

@@ -1,4 +1,4 @@
-"""Scenarios of KV checkpoints: what a source has read, confirms and gives up; and deaths of workers and guardians."""
+"""Scenarios of KV checkpoints: what a source has read, confirms and withdraws; and deaths of workers and holders."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from actorserve.core.messages import (
     Tick,
     Withdrawn,
 )
-from tests.core.harness.driver import GATEWAY, Instance, spec
+from tests.core.harness.driver import GATEWAY, Instance, checkpoint_id, spec
 from tests.core.harness.source import (
     COORDINATOR,
     INFO,
@@ -40,14 +40,14 @@ from tests.core.harness.source import (
 )
 from tests.core.harness.world import Scheduling, World
 
-N = 2**48  # the first number of a checkpoint
+N, NEXT = map(checkpoint_id, (1, 2))
 
 
 # --- the source ------------------------------------------------------------------------------------------------------
 
 
 def checkpointed(num_prompt: int = 9, every_tokens: int = 4, **changes: object) -> Instance:
-    """A source whose request r decodes, and whose guardian D has just been asked to read what there is of it."""
+    """A source whose request r decodes, and whose holder D has just been asked to read its full blocks."""
     instance = source(checkpoint_tokens=every_tokens, **changes)  # type: ignore[arg-type]
     decoding(instance, num_prompt=num_prompt)
     instance.handle(CheckpointTo(D), 1.0, COORDINATOR)
@@ -55,39 +55,39 @@ def checkpointed(num_prompt: int = 9, every_tokens: int = 4, **changes: object) 
 
 
 def confirmed(num_prompt: int = 9, **changes: object) -> Instance:
-    """And D has read it."""
+    """The same source after D has read the blocks."""
     instance = checkpointed(num_prompt, **changes)  # type: ignore[arg-type]
     instance.handle(Copied(N, 0), 1.0, D)
     return instance
 
 
 def test_full_blocks_are_read_confirmed_and_told_to_the_gateway() -> None:
-    """The guardian is asked to read all full blocks with their tokens; once it has, it and the gateway are told."""
+    """The holder is asked to read all full blocks with their tokens; after it, the holder and the gateway are told."""
     instance = checkpointed()
     request = request_of(instance)
-    first = Checkpoint(N, "r", GATEWAY, 0, tuple(range(8)), ticket(N, 0, *request.blocks[:2]))
+    first = Checkpoint("r", GATEWAY, 0, tuple(range(8)), ticket(N, 0, *request.blocks[:2]))
     assert told(instance.effects, D) == [first]
     assert instance.handle(Copied(N, 0), 1.0, D) == [
         Send(GATEWAY, Checkpointed("r", 1, D, N)),
         Send(D, CheckpointConfirmed(N, 0)),
     ]
-    assert instance.state.checkpoints.checkpointed_bytes == 200
+    assert instance.state.checkpoint_source.checkpointed_bytes == 200
     assert_goes_on(instance)
 
 
-def test_what_is_new_follows_once_it_is_enough() -> None:
-    """The next read begins after so many new tokens, names only what was not confirmed, and is confirmed in turn."""
+def test_new_blocks_follow_after_enough_tokens() -> None:
+    """The next read begins after every_tokens new tokens, names only unconfirmed blocks, and is confirmed in turn."""
     instance = confirmed(every_tokens=8)
     sent = [message for step in range(6) for message in told(instance.done(now=2.0 + step), D)]
     assert sent == []
     request = request_of(instance)
     [second] = told(instance.done(now=9.0), D)
-    assert second == Checkpoint(N, "r", GATEWAY, 2, (8, *(9,) * 7), ticket(N, 1, *request.blocks[2:4]))
+    assert second == Checkpoint("r", GATEWAY, 2, (8, *(9,) * 7), ticket(N, 1, *request.blocks[2:4]))
     assert told(instance.handle(Copied(N, 1), 9.0, D), D) == [CheckpointConfirmed(N, 1)]
 
 
 def test_a_long_prompt_is_read_in_parts() -> None:
-    """No read is of more than 64 blocks, so that most of it counts early; and nobody is read twice at once."""
+    """No read exceeds 64 blocks, so that most blocks are confirmed early. A request has one read at a time."""
     instance = source(checkpoint_tokens=4, num_blocks=200, max_context_tokens=800, max_batch_tokens=800)
     decoding(instance, num_prompt=602, max_tokens=100)
     sent = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
@@ -97,8 +97,8 @@ def test_a_long_prompt_is_read_in_parts() -> None:
     assert [len(each.ticket.blocks) for each in sent if isinstance(each, Checkpoint)] == [64, 64, 23]
 
 
-def test_two_at_a_time_those_with_most_to_lose_first() -> None:
-    """Two requests are read at once, the one with most new blocks before others; the third follows."""
+def test_two_reads_at_a_time_for_the_requests_with_most_to_lose() -> None:
+    """Two reads run at once, first for the requests with the most new blocks; the third request follows."""
     instance = source(checkpoint_tokens=4)
     for name, num_prompt in (("short", 5), ("long", 20), ("longer", 30)):
         decoding(instance, name, num_prompt)
@@ -109,8 +109,8 @@ def test_two_at_a_time_those_with_most_to_lose_first() -> None:
     assert [each.request_id for each in sent if isinstance(each, Checkpoint)] == ["short"]
 
 
-def test_a_prompt_that_is_not_computed_to_its_end_is_not_read() -> None:
-    """Who has no token yet has nothing that its gateway could not ask for again."""
+def test_a_request_in_prefill_is_not_read() -> None:
+    """A request without a token costs little to start again, so it has no checkpoints."""
     instance = source(checkpoint_tokens=4, max_batch_tokens=8)
     instance.handle(CheckpointTo(D), 1.0, COORDINATOR)
     instance.start(spec("r", 20, 50))
@@ -120,12 +120,12 @@ def test_a_prompt_that_is_not_computed_to_its_end_is_not_read() -> None:
 
 @pytest.mark.parametrize("num_host_blocks", [0, 8])
 def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> None:
-    """Whose KV was dropped or swapped out meanwhile is not confirmed; once it is back, it is read anew."""
+    """A read of a request that was preempted meanwhile is not confirmed, and is repeated once the request is back."""
     instance = short_of_memory(checkpoint_tokens=4, num_host_blocks=num_host_blocks)
     asked = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
-    [number] = [each.number for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
+    [transfer] = [each.transfer for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
     instance.done(now=1.0)
-    assert instance.handle(Copied(number, 0), 1.0, D) == []
+    assert instance.handle(Copied(transfer, 0), 1.0, D) == []
     if num_host_blocks:
         instance.copied(1.0)
     instance.handle(Release("other", 1), 1.0)
@@ -134,30 +134,30 @@ def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> N
         while instance.copies:
             instance.copied(2.0 + step)
         for each in told(instance.effects, D):
-            if isinstance(each, Checkpoint) and each.number == number:
+            if isinstance(each, Checkpoint) and each.transfer == transfer:
                 assert (each.num_confirmed, each.ticket.stage) == (0, 1)
                 return
     raise AssertionError("it was not read anew")
 
 
-def test_what_counts_stays_right_when_blocks_are_lost() -> None:
-    """What was confirmed before a preemption is not read again after it."""
+def test_confirmed_blocks_survive_a_preemption() -> None:
+    """Blocks that were confirmed before a preemption are not read again after it."""
     instance = short_of_memory(checkpoint_tokens=4)
     asked = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
-    [number] = [each.number for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
-    assert told(instance.handle(Copied(number, 0), 1.0, D), D) == [CheckpointConfirmed(number, 0)]
+    [transfer] = [each.transfer for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
+    assert told(instance.handle(Copied(transfer, 0), 1.0, D), D) == [CheckpointConfirmed(transfer, 0)]
     num_confirmed = request_of(instance).num_computed // 4
     instance.done(now=1.0)
     assert not request_of(instance).blocks
     instance.handle(Release("other", 1), 1.0)
     sent = [each for step in range(8) for each in told(instance.done(now=2.0 + step), D)]
-    again = next(each for each in sent if isinstance(each, Checkpoint) and each.number == number)
+    again = next(each for each in sent if isinstance(each, Checkpoint) and each.transfer == transfer)
     assert (again.num_confirmed, again.ticket.stage) == (num_confirmed, 1)
 
 
 @pytest.mark.parametrize("reason", DeclineReason)
-def test_after_it_was_declined_the_source_rests(reason: DeclineReason) -> None:
-    """It asks for nothing for two seconds, and then again: behind what counts where only the read failed, else anew."""
+def test_the_source_rests_after_a_decline(reason: DeclineReason) -> None:
+    """After two seconds it goes on behind the confirmed blocks if only the read failed, else it begins again."""
     instance = confirmed()
     sent = [message for now in (1.2, 1.4, 1.6) for message in told(instance.done(now=now), D)]
     assert [each.ticket.stage for each in sent if isinstance(each, Checkpoint)] == [1]
@@ -166,62 +166,62 @@ def test_after_it_was_declined_the_source_rests(reason: DeclineReason) -> None:
     [again] = told(instance.done(now=4.0), D)
     assert isinstance(again, Checkpoint)
     goes_on = reason in (DeclineReason.NO_BLOCKS, DeclineReason.UNREACHABLE)
-    assert (again.number, again.num_confirmed, again.ticket.stage) == ((N, 2, 2) if goes_on else (N + 1, 0, 0))
+    assert (again.transfer, again.num_confirmed, again.ticket.stage) == ((N, 2, 2) if goes_on else (NEXT, 0, 0))
     assert_goes_on(instance)
 
 
 def test_a_first_read_that_was_declined_is_begun_anew() -> None:
-    """Nothing counts yet, so nothing is kept, and the next one has another number."""
+    """Nothing is confirmed yet, so the transfer ends, and the next read has a new one."""
     instance = checkpointed()
     instance.handle(Declined(N, DeclineReason.NO_BLOCKS), 1.0, D)
     [again] = told(instance.done(now=3.0), D)
     assert isinstance(again, Checkpoint)
-    assert (again.number, again.num_confirmed, again.ticket.stage) == (N + 1, 0, 0)
+    assert (again.transfer, again.num_confirmed, again.ticket.stage) == (NEXT, 0, 0)
 
 
-def test_a_read_that_nothing_is_heard_of_is_asked_for_again() -> None:
-    """After ten seconds the very same is sent, also where looking for others rests; no deadline stays in the past."""
+def test_an_unanswered_read_is_repeated() -> None:
+    """After ten seconds the same Checkpoint is sent again, even if no new read begins. No deadline lies in the past."""
     instance = checkpointed()
     [asked] = told(instance.effects, D)
     instance.done(now=10.95)
-    assert instance.state.checkpoints.next_deadline() == 11.0
+    assert instance.state.checkpoint_source.next_deadline() == 11.0
     assert told(instance.handle(Tick(), 11.0), D) == [asked]
-    assert instance.state.checkpoints.next_deadline() == 21.0
+    assert instance.state.checkpoint_source.next_deadline() == 21.0
 
 
 def test_the_end_of_a_request_ends_its_checkpoints() -> None:
-    """However it leaves, the guardian is told to let go."""
+    """However the request leaves, the holder gets Withdrawn."""
     instance = confirmed()
     assert told(instance.handle(Release("r", 1), 2.0), D) == [Withdrawn(N)]
-    assert not instance.state.checkpoints
+    assert not instance.state.checkpoint_source
     instance.done(now=2.0)
     assert_holds_nothing(instance)
     instance = confirmed()
     assert told(instance.handle(PeerDown(GATEWAY), 2.0), D) == [Withdrawn(N)]
-    assert not instance.state.checkpoints
+    assert not instance.state.checkpoint_source
 
 
-def test_a_guardian_that_asks_is_answered() -> None:
-    """Confirmed again for what is still of use, and Withdrawn for what is not."""
+def test_a_holder_that_asks_is_answered() -> None:
+    """It gets the confirmation again for checkpoints that are of use, and Withdrawn for others."""
     instance = confirmed()
     assert told(instance.handle(Copied(N, 0), 20.0, D), D)[0] == CheckpointConfirmed(N, 0)
     instance.handle(Release("r", 1), 20.0)
     assert told(instance.handle(Copied(N, 0), 20.0, D), D) == [Withdrawn(N)]
 
 
-def test_a_dead_guardian_is_forgotten() -> None:
-    """Nothing is sent to it; the next one begins from nothing."""
+def test_a_dead_holder_is_forgotten() -> None:
+    """Nothing is sent to it, and the next holder begins from nothing."""
     instance = confirmed()
     assert instance.handle(PeerDown(D), 2.0) == []
-    assert instance.state.checkpoints.holder is None
+    assert instance.state.checkpoint_source.holder is None
     assert told(instance.done(now=3.0), D, E) == []
     [anew] = told(instance.handle(CheckpointTo(E), 4.0, COORDINATOR), D, E)
     assert isinstance(anew, Checkpoint)
-    assert (anew.number, anew.num_confirmed, anew.ticket.stage) == (N + 1, 0, 0)
+    assert (anew.transfer, anew.num_confirmed, anew.ticket.stage) == (NEXT, 0, 0)
 
 
-def test_another_guardian_takes_the_place_of_the_one_before() -> None:
-    """The one before lets go, and what it still says is told to be of no use; being told again changes nothing."""
+def test_another_holder_replaces_the_one_before() -> None:
+    """The previous holder gets Withdrawn, now and for each later message; a repeated order changes nothing."""
     instance = confirmed()
     assert instance.handle(CheckpointTo(D), 1.5, COORDINATOR) == []
     effects = instance.handle(CheckpointTo(E), 2.0, COORDINATOR)
@@ -230,31 +230,31 @@ def test_another_guardian_takes_the_place_of_the_one_before() -> None:
     assert told(instance.handle(Copied(N, 0), 2.0, D), D) == [Withdrawn(N)]
 
 
-def test_a_guardian_that_is_not_known_yet_is_met_first() -> None:
-    """It is asked to read when it is up."""
+def test_an_unknown_holder_is_met_first() -> None:
+    """Its first read begins when it is up."""
     instance = Instance(replace(SOURCE, checkpoint_tokens=4))
     decoding(instance, max_tokens=20)
     assert instance.handle(CheckpointTo(D), 1.0, COORDINATOR) == [Meet(D)]
     assert told(instance.handle(PeerUp(D, Role.WORKER, INFO), 2.0), D)
 
 
-def test_without_checkpoints_nobody_guards() -> None:
-    """A source whose setting is 0 does nothing when it is told of a guardian."""
+def test_without_checkpoints_no_worker_holds_any() -> None:
+    """With checkpoint_tokens 0 an order to use a holder has no effect."""
     instance = source()
     decoding(instance)
     assert instance.handle(CheckpointTo(D), 1.0, COORDINATOR) == []
-    assert instance.state.checkpoints.holder is None
+    assert instance.state.checkpoint_source.holder is None
 
 
 # --- all together ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_rounds", [10, 14, 20])
-def test_a_dead_workers_requests_go_on_at_its_guardian(num_rounds: int) -> None:
-    """They get the tokens that they would have got, and the guardian computes only what it had not read."""
+def test_a_dead_workers_requests_go_on_at_the_holder(num_rounds: int) -> None:
+    """They get the same tokens as without the death, and the holder computes only the tokens after its checkpoints."""
     world = World(num_workers=2, num_blocks=48, scheduling=Scheduling(num_host_blocks=80, checkpoint_tokens=4))
-    world.guard("worker-0", "worker-1")
-    world.guard("worker-1", "worker-0")
+    world.checkpoint("worker-0", "worker-1")
+    world.checkpoint("worker-1", "worker-0")
     for number in range(4):
         world.open(f"r{number}", tuple(range(number, number + 17)), 40)
     for _ in range(num_rounds):
@@ -264,9 +264,9 @@ def test_a_dead_workers_requests_go_on_at_its_guardian(num_rounds: int) -> None:
     world.settle()
     assert all(client.tokens == client.expected for client in world.clients.values())
     log = world.processes["worker-1"].log
-    adopted = [m.request.request_id for _, _, m, _ in log if isinstance(m, Start) and m.migration is not None]
+    adopted = [m.request.request_id for _, _, m, _ in log if isinstance(m, Start) and m.transfer is not None]
     assert len(adopted) == 2
-    starts: dict[str, int] = {}  # of each request, the first token that was computed
+    starts: dict[str, int] = {}  # of each request: the first token that was computed
     for _, _, _, effects in log:
         for effect in effects:
             if isinstance(effect, RunStep):
@@ -275,24 +275,24 @@ def test_a_dead_workers_requests_go_on_at_its_guardian(num_rounds: int) -> None:
     assert all(starts[request_id] >= 16 for request_id in adopted)
     survivor = world.processes["worker-1"].core
     assert isinstance(survivor, InstanceState)
-    assert survivor.checkpoints.checkpointed_bytes > 0
+    assert survivor.checkpoint_source.checkpointed_bytes > 0
     world.check_at_rest()
 
 
-def test_a_guardian_that_dies_costs_nothing() -> None:
-    """Requests whose checkpoints are lost go on where they are; if their worker dies too, they are computed anew."""
+def test_a_dead_holder_costs_nothing() -> None:
+    """Requests whose checkpoints are lost go on where they run; if that worker dies too, they are computed again."""
     world = World(num_workers=3, num_blocks=48, scheduling=Scheduling(num_host_blocks=80, checkpoint_tokens=4))
-    world.guard("worker-0", "worker-1")
-    world.guard("worker-2", "worker-1")
+    world.checkpoint("worker-0", "worker-1")
+    world.checkpoint("worker-2", "worker-1")
     world.open("r", tuple(range(17)), 40)
     for _ in range(10):
         world.progress()
         world.advance(0.1)
     owner = world.owners[("r", 1)].name
     assert owner != "worker-1"
-    guardian_of_r = world.processes["worker-1"].core
-    assert isinstance(guardian_of_r, InstanceState)
-    assert len(guardian_of_r.checkpoint_store) == 1
+    holder_of_r = world.processes["worker-1"].core
+    assert isinstance(holder_of_r, InstanceState)
+    assert len(holder_of_r.checkpoint_store) == 1
     world.kill("worker-1")
     for _ in range(4):
         world.progress()

@@ -1,4 +1,4 @@
-"""Scenarios of a guardian: what it keeps of another worker's requests, until when, and how they go on from it."""
+"""Scenarios of a checkpoint holder: what it keeps of another worker's requests, for how long, and how they go on."""
 
 from dataclasses import replace
 
@@ -15,7 +15,6 @@ from actorserve.core.messages import (
     Declined,
     DeclineReason,
     Drain,
-    MigrationId,
     Peer,
     PeerDown,
     PeerUp,
@@ -23,12 +22,14 @@ from actorserve.core.messages import (
     Role,
     Start,
     Tick,
+    Transfer,
+    TransferId,
     Withdrawn,
 )
-from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+from tests.core.harness.driver import CONFIG, GATEWAY, Instance, checkpoint_id, spec
 from tests.core.harness.source import ACCESS, INFO, E, assert_holds_nothing, ticket, told
 
-N = 2**48  # the first number of a checkpoint
+N, NEXT, THIRD = map(checkpoint_id, (1, 2, 3))
 S = Peer("worker-0", 1)
 PROMPT = tuple(range(20))
 
@@ -42,12 +43,17 @@ def holder(num_host_blocks: int = 16, **changes: object) -> Instance:
 
 
 def read(
-    instance: Instance, num_blocks: int, num_confirmed: int = 0, stage: int = 0, now: float = 0.0, number: int = N
+    instance: Instance,
+    num_blocks: int,
+    num_confirmed: int = 0,
+    stage: int = 0,
+    now: float = 0.0,
+    transfer: TransferId = N,
 ) -> list[Effect]:
-    """S has it read so many blocks of r, whose tokens are PROMPT."""
+    """S has it read ``num_blocks`` blocks of r, whose tokens are PROMPT."""
     token_ids = PROMPT[4 * num_confirmed : 4 * (num_confirmed + num_blocks)]
     blocks = range(50 + num_confirmed, 50 + num_confirmed + num_blocks)
-    message = Checkpoint(number, "r", GATEWAY, num_confirmed, token_ids, ticket(number, stage, *blocks))
+    message = Checkpoint("r", GATEWAY, num_confirmed, token_ids, ticket(transfer, stage, *blocks))
     return instance.handle(message, now, S)
 
 
@@ -57,7 +63,7 @@ def fetch_of(effects: list[Effect]) -> Fetch:
 
 
 def keeps(num_blocks: int = 3, **changes: object) -> Instance:
-    """A guardian with so many blocks of r that count."""
+    """A holder with ``num_blocks`` confirmed blocks of r."""
     instance = holder(**changes)  # type: ignore[arg-type]
     fetch = fetch_of(read(instance, num_blocks))
     instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
@@ -66,12 +72,12 @@ def keeps(num_blocks: int = 3, **changes: object) -> Instance:
 
 
 def adopt(instance: Instance, token_ids: tuple[int, ...] = PROMPT[:18], now: float = 1.0) -> tuple[int, int]:
-    """S has died, and the gateway starts r there. Returns how many blocks are brought from the host, and from which
-    token on the rest is computed.
+    """S has died, and the gateway starts r at the holder. Returns how many blocks are swapped in, and the first token
+    that is computed.
     """
     output = token_ids[9:]
     request = replace(spec("r", 9, 12), prompt_token_ids=token_ids[:9], output_token_ids=output)
-    effects = instance.handle(Start(2, request, Attained(), MigrationId(S, N)), now)
+    effects = instance.handle(Start(2, request, Attained(), Transfer(S, N)), now)
     num_brought = sum(len(effect.device_blocks) for effect in effects if isinstance(effect, SwapIn))
     if num_brought:
         assert instance.plan is None
@@ -82,7 +88,7 @@ def adopt(instance: Instance, token_ids: tuple[int, ...] = PROMPT[:18], now: flo
 
 
 def finish(instance: Instance) -> None:
-    """r runs to its end; then nothing is held."""
+    """r runs to its end; then no block is in use."""
     while "r" in instance.state.requests:
         instance.done(now=1.0)
         while instance.copies:
@@ -97,8 +103,8 @@ def assert_keeps_nothing(instance: Instance) -> None:
     assert_holds_nothing(instance)
 
 
-def test_a_guardian_reads_into_its_hosts_pool_and_says_so() -> None:
-    """Nothing of the device's pool is taken, and what it holds for others is not its own load."""
+def test_a_holder_reads_into_its_hosts_pool_and_answers() -> None:
+    """No device block is used, and checkpoints do not count as the holder's own load."""
     instance = holder()
     fetch = fetch_of(read(instance, 3))
     assert (fetch.source, fetch.access, fetch.num_skipped, fetch.is_urgent) == (S, ACCESS, 0, False)
@@ -111,15 +117,15 @@ def test_a_guardian_reads_into_its_hosts_pool_and_says_so() -> None:
     assert (memory.host.num_free_blocks, memory.num_checkpoint_blocks, memory.held_blocks) == (13, 3, 0)
 
 
-def test_who_is_started_there_goes_on_from_what_counts() -> None:
-    """What was confirmed is brought from the host's pool, and only what came after it is computed."""
+def test_a_request_goes_on_from_its_confirmed_blocks() -> None:
+    """Confirmed blocks are swapped in, and only later tokens are computed."""
     instance = keeps()
     assert adopt(instance) == (3, 12)
     finish(instance)
 
 
 def test_adoption_goes_up_to_the_last_block_that_was_confirmed() -> None:
-    """What was read and not confirmed is void."""
+    """Blocks that were read and not confirmed are void."""
     instance = keeps(2)
     fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
     instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
@@ -127,8 +133,8 @@ def test_adoption_goes_up_to_the_last_block_that_was_confirmed() -> None:
     finish(instance)
 
 
-def test_what_was_confirmed_counts_though_more_is_being_read() -> None:
-    """The blocks of a read that is under way when its worker dies are free once that is over, not before."""
+def test_confirmed_blocks_count_during_another_read() -> None:
+    """If the worker dies during a read, that read's blocks are free once the copy has ended, not before."""
     instance = keeps(2)
     fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
     assert adopt(instance) == (2, 8)
@@ -138,7 +144,7 @@ def test_what_was_confirmed_counts_though_more_is_being_read() -> None:
 
 
 def test_a_read_that_failed_costs_only_itself() -> None:
-    """A worker that dies in the middle of a read leaves what was confirmed before."""
+    """If a worker dies during a read, the blocks confirmed before are still usable."""
     instance = keeps(2)
     fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
     assert told(instance.handle(CopyFailed(fetch.copy_id), 0.0), S) == [Declined(N, DeclineReason.UNREACHABLE)]
@@ -148,23 +154,23 @@ def test_a_read_that_failed_costs_only_itself() -> None:
     finish(instance)
 
 
-def test_a_gateway_that_has_not_got_the_newest_tokens_goes_on_from_those_it_has() -> None:
-    """Of what counts as much is used as belongs to the tokens that are known, and one is left to be fed."""
+def test_a_gateway_without_the_newest_tokens_goes_on_from_its_own() -> None:
+    """Only blocks of tokens that the gateway has are used, and one token is left to feed."""
     for num_tokens, num_blocks in ((13, 3), (12, 2), (11, 2)):
         instance = keeps(4)
         assert adopt(instance, PROMPT[:num_tokens]) == (num_blocks, 4 * num_blocks)
         finish(instance)
 
 
-def test_other_tokens_are_computed_anew() -> None:
-    """Where the tokens are not those whose KV is kept, nothing of it is used, and it is given up."""
+def test_checkpoints_of_other_tokens_are_not_used() -> None:
+    """If the request has other tokens than its checkpoints, they are freed and all KV is computed again."""
     instance = keeps()
     assert adopt(instance, (*PROMPT[:5], 29, *PROMPT[6:18])) == (0, 0)
     finish(instance)
 
 
-def test_what_was_never_confirmed_is_computed_anew() -> None:
-    """A first read that the source has not confirmed may be of anything."""
+def test_unconfirmed_checkpoints_are_not_used() -> None:
+    """Blocks that the source has not confirmed may hold anything."""
     instance = holder()
     fetch = fetch_of(read(instance, 3))
     instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
@@ -173,7 +179,7 @@ def test_what_was_never_confirmed_is_computed_anew() -> None:
 
 
 def test_a_dead_workers_checkpoints_are_kept_for_a_while() -> None:
-    """Gateways that notice later still find them; after ten seconds nobody will."""
+    """Gateways that notice the death later still find them for ten seconds."""
     instance = keeps()
     instance.handle(PeerDown(S), 1.0)
     instance.handle(Tick(), 10.9)
@@ -186,8 +192,8 @@ def test_a_dead_workers_checkpoints_are_kept_for_a_while() -> None:
     assert_keeps_nothing(instance)
 
 
-def test_a_dead_gateways_are_given_up() -> None:
-    """Nobody else can ask for them; also in the middle of a read, once that is over."""
+def test_a_dead_gateways_checkpoints_are_dropped() -> None:
+    """Only that gateway could use them. During a read, the blocks are free once the copy has ended."""
     instance = keeps()
     fetch = fetch_of(read(instance, 1, num_confirmed=3, stage=1))
     instance.handle(PeerDown(GATEWAY), 1.0)
@@ -197,9 +203,9 @@ def test_a_dead_gateways_are_given_up() -> None:
 
 
 def test_withdrawn_ends_it() -> None:
-    """All is given up at once, or once the read under way is over; another's are not touched."""
+    """All blocks are freed at once, and other transfers and other workers' checkpoints stay."""
     instance = keeps()
-    instance.handle(Withdrawn(N + 1), 1.0, S)
+    instance.handle(Withdrawn(NEXT), 1.0, S)
     instance.handle(Withdrawn(N), 1.0, E)
     assert len(instance.state.checkpoint_store) == 1
     instance.handle(Withdrawn(N), 1.0, S)
@@ -207,7 +213,7 @@ def test_withdrawn_ends_it() -> None:
 
 
 def test_a_lost_withdrawal_is_asked_for() -> None:
-    """When nothing was heard for ten seconds the source is asked, and without an answer all is given up."""
+    """After ten silent seconds the holder asks the source, and without an answer frees all blocks."""
     instance = keeps()
     assert instance.state.checkpoint_store.next_deadline() == 10.0
     assert told(instance.handle(Tick(), 10.0), S) == [Copied(N, 0)]
@@ -219,7 +225,7 @@ def test_a_lost_withdrawal_is_asked_for() -> None:
 
 
 def test_a_confirmation_that_was_lost_comes_with_the_next_read() -> None:
-    """What the source counts is what counts."""
+    """The source's count of confirmed blocks decides."""
     instance = holder()
     fetch = fetch_of(read(instance, 2))
     instance.handle(CopyDone(fetch.copy_id, 0.01), 0.0)
@@ -230,8 +236,8 @@ def test_a_confirmation_that_was_lost_comes_with_the_next_read() -> None:
     finish(instance)
 
 
-def test_a_void_read_is_read_over() -> None:
-    """The source names less than what was read: the rest is given up, and read anew behind what counts."""
+def test_a_void_read_is_repeated() -> None:
+    """If the source counts fewer confirmed blocks than were read, the rest is freed and read again."""
     instance = keeps(1)
     instance.handle(CopyDone(fetch_of(read(instance, 3, num_confirmed=1, stage=1)).copy_id, 0.01), 0.0)
     instance.handle(CopyDone(fetch_of(read(instance, 2, num_confirmed=1, stage=2)).copy_id, 0.01), 0.0)
@@ -241,8 +247,8 @@ def test_a_void_read_is_read_over() -> None:
     finish(instance)
 
 
-def test_a_confirmation_of_another_stage_is_of_no_use() -> None:
-    """Only the stage that was read last can be confirmed, and that only once it was read."""
+def test_a_confirmation_of_another_stage_is_ignored() -> None:
+    """Only the last stage can be confirmed, and only after its read."""
     instance = keeps(1)
     fetch = fetch_of(read(instance, 2, num_confirmed=1, stage=1))
     instance.handle(CheckpointConfirmed(N, 1), 0.0, S)
@@ -253,7 +259,7 @@ def test_a_confirmation_of_another_stage_is_of_no_use() -> None:
 
 
 def test_a_repeated_read_is_answered_again() -> None:
-    """The same Checkpoint is answered by the same Copied; while it is being read, by nothing."""
+    """The same Checkpoint gets the same Copied again, but no answer during the read."""
     instance = holder()
     fetch = fetch_of(read(instance, 2))
     assert read(instance, 2) == []
@@ -265,7 +271,7 @@ def test_a_repeated_read_is_answered_again() -> None:
 
 
 def test_a_failed_read_that_is_repeated_is_read_again() -> None:
-    """That it was declined may have been lost: it is not said to have been copied."""
+    """If the Declined was lost, the repeated Checkpoint is read again and not answered as copied."""
     instance = keeps(2)
     fetch = fetch_of(read(instance, 2, num_confirmed=2, stage=1))
     instance.handle(CopyFailed(fetch.copy_id), 0.0)
@@ -277,18 +283,18 @@ def test_a_failed_read_that_is_repeated_is_read_again() -> None:
 
 
 def test_half_of_the_hosts_pool_is_left_to_swapping() -> None:
-    """What would take more is declined, and what counts already stays."""
+    """A read that would need more is declined, and confirmed blocks stay."""
     instance = keeps(3, num_host_blocks=8)
     assert read(instance, 2, num_confirmed=3, stage=1) == [Send(S, Declined(N, DeclineReason.NO_BLOCKS))]
-    assert read(instance, 1, number=N + 1) != [Send(S, Declined(N + 1, DeclineReason.NO_BLOCKS))]
-    assert read(instance, 1, number=N + 2) == [Send(S, Declined(N + 2, DeclineReason.NO_BLOCKS))]
+    assert read(instance, 1, transfer=NEXT) != [Send(S, Declined(NEXT, DeclineReason.NO_BLOCKS))]
+    assert read(instance, 1, transfer=THIRD) == [Send(S, Declined(THIRD, DeclineReason.NO_BLOCKS))]
     assert len(instance.state.checkpoint_store) == 2
     assert adopt(instance) == (3, 12)
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 1])
 def test_without_a_pool_on_the_host_everything_is_declined(num_host_blocks: int) -> None:
-    """A worker that was told of such a guardian goes on without one."""
+    """A worker with such a holder goes on without checkpoints."""
     instance = holder(num_host_blocks)
     assert read(instance, 1) == [Send(S, Declined(N, DeclineReason.NO_BLOCKS))]
     assert_keeps_nothing(instance)
@@ -299,32 +305,32 @@ def test_without_a_pool_on_the_host_everything_is_declined(num_host_blocks: int)
     [(4, 1, 4), (2, 1, 4), (2**62, 1, 4), (3, 0, 0), (3, 1, 3), (3, 1, 5), (3, 1, 0), (-1, 1, 4)],
 )
 def test_numbers_that_make_no_sense_end_it(num_confirmed: int, num_blocks: int, num_tokens: int) -> None:
-    """More or less than was read, no blocks, or other than full ones: it is declined, and nothing of it is kept."""
+    """Wrong counts of confirmed blocks, blocks or tokens are declined, and the transfer's blocks are freed."""
     instance = keeps(3)
     blocks = ticket(N, 1, *range(num_blocks))
-    message = Checkpoint(N, "r", GATEWAY, num_confirmed, (1,) * num_tokens, blocks)
+    message = Checkpoint("r", GATEWAY, num_confirmed, (1,) * num_tokens, blocks)
     assert instance.handle(message, 0.0, S) == [Send(S, Declined(N, DeclineReason.UNKNOWN))]
     assert_keeps_nothing(instance)
 
 
-def test_what_was_never_heard_of_is_declined() -> None:
-    """Who has lost what counted says so, and the source begins anew."""
+def test_an_unknown_transfer_is_declined() -> None:
+    """A holder that has lost confirmed blocks says so, and the source begins again."""
     instance = holder()
     assert read(instance, 1, num_confirmed=2, stage=3) == [Send(S, Declined(N, DeclineReason.UNKNOWN))]
     instance.handle(CheckpointConfirmed(N, 0), 0.0, S)
     assert_keeps_nothing(instance)
 
 
-def test_a_worker_that_is_not_known_is_declined() -> None:
-    """Its KV can not be read from here."""
+def test_an_unknown_worker_is_declined() -> None:
+    """Its KV cannot be read from here."""
     instance = holder()
-    message = Checkpoint(N, "r", GATEWAY, 0, PROMPT[:4], ticket(N, 0, 1))
+    message = Checkpoint("r", GATEWAY, 0, PROMPT[:4], ticket(N, 0, 1))
     assert instance.handle(message, 0.0, E) == [Send(E, Declined(N, DeclineReason.UNREACHABLE))]
     assert_keeps_nothing(instance)
 
 
-def test_a_draining_guardian_keeps_nothing() -> None:
-    """It gives up what it has, takes nothing more, and waits for none of it."""
+def test_a_draining_holder_keeps_nothing() -> None:
+    """It frees all checkpoints, accepts none, and does not wait for them."""
     instance = keeps()
     instance.handle(Drain(), 1.0)
     assert_keeps_nothing(instance)

@@ -8,7 +8,8 @@ import pytest
 from actorserve.core.gateway.fallback import FallbackPlacer
 from actorserve.core.gateway.session import SessionStage
 from actorserve.core.gateway.state import GatewayState
-from actorserve.core.messages import Attained, Checkpointed, HandOver, PeerDown
+from actorserve.core.messages import Attained, Checkpointed, HandOver, PeerDown, Transfer
+from tests.core.harness.driver import checkpoint_id, migration_id
 from tests.core.harness.gateway import A, B, opened, running, tokens
 
 
@@ -38,14 +39,17 @@ BROKEN: list[tuple[Callable[[GatewayState], object], str]] = [
     (_go_back_to_placing, "lost its owner without a new epoch"),
     (lambda state: setattr(state.sessions["r"], "stage", SessionStage.PLACING), "was not started there"),
     (
-        lambda state: setattr(state.sessions["r"], "hand_over", HandOver("r", 1, B, 3, 2, Attained())),
+        lambda state: setattr(state.sessions["r"], "hand_over", HandOver("r", 1, B, migration_id(), 2, Attained())),
         "waits for no token",
     ),
     (
-        lambda state: setattr(state.sessions["r"], "hand_over", HandOver("r", 2, B, 3, 9, Attained())),
+        lambda state: setattr(state.sessions["r"], "hand_over", HandOver("r", 2, B, migration_id(), 9, Attained())),
         "under another epoch",
     ),
-    (lambda state: setattr(state.sessions["r"], "checkpointed", Checkpointed("r", 2, B, 3)), "of another epoch"),
+    (
+        lambda state: setattr(state.sessions["r"], "checkpointed", Checkpointed("r", 2, B, checkpoint_id())),
+        "of another epoch",
+    ),
     (lambda state: state.sessions.update(s=state.sessions["r"]), "under another request's id"),
     (_place_twice, "both place requests"),
 ]
@@ -75,10 +79,10 @@ def test_a_forgotten_retry_is_found() -> None:
 def test_what_belongs_to_a_lost_owner_is_found() -> None:
     """A session without an owner keeps nothing that belonged to its last one."""
     for field, value, text in (
-        ("migration", (A, 1), "has a migration's KV"),
+        ("transfer", Transfer(A, migration_id()), "has copied KV"),
         ("resend_requested_s", 1.0, "asked for tokens again"),
-        ("checkpointed", Checkpointed("r", 2, B, 3), "has checkpoints"),
-        ("hand_over", HandOver("r", 2, B, 3, 9, Attained()), "does not run"),
+        ("checkpointed", Checkpointed("r", 2, B, checkpoint_id()), "has checkpoints"),
+        ("hand_over", HandOver("r", 2, B, migration_id(), 9, Attained()), "does not run"),
     ):
         state = with_output()
         state.handle(PeerDown(A), 1.0)

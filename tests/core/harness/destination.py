@@ -1,4 +1,4 @@
-"""Drives the destination of a migration: an instance to which a worker has something to give."""
+"""Drives the destination of a migration: an instance to which the worker S offers a request."""
 
 from dataclasses import replace
 
@@ -8,7 +8,6 @@ from actorserve.core.messages import (
     CopyDone,
     KVAccess,
     KVTicket,
-    MigrationId,
     ModelInfo,
     Offer,
     Peer,
@@ -17,10 +16,11 @@ from actorserve.core.messages import (
     Role,
     Start,
     Started,
+    Transfer,
     WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig
-from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+from tests.core.harness.driver import CONFIG, GATEWAY, Instance, migration_id, spec
 
 S = Peer("worker-0", 1)
 STRANGER = Peer("worker-2", 1)
@@ -42,11 +42,11 @@ def destination(**changes: object) -> Instance:
 
 
 def ticket(stage: int, *blocks: int, number: int = 1) -> KVTicket:
-    return KVTicket(number, stage, False, blocks, "secret")
+    return KVTicket(migration_id(number), stage, False, blocks, "secret")
 
 
 def offer(request: RequestSpec = MOVED, num_computed: int = 8, *blocks: int, is_last: bool = False) -> Offer:
-    return Offer(1, 1, GATEWAY, request, num_computed, ticket(0, *(blocks or (40, 41))), is_last)
+    return Offer(1, GATEWAY, request, num_computed, ticket(0, *(blocks or (40, 41))), is_last)
 
 
 WHOLE = offer(MOVED, 9, 40, 41, 42, is_last=True)
@@ -67,16 +67,16 @@ def copied(instance: Instance, fetch: Fetch, now: float = 0.0) -> list[Effect]:
 
 
 def with_copy(**changes: object) -> Instance:
-    """All of r's KV lies here."""
+    """A destination that has copied all of r's KV."""
     instance = destination(**changes)
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
-    assert copied(instance, fetch) == [Send(S, Copied(1, 0))]
+    assert copied(instance, fetch) == [Send(S, Copied(migration_id(), 0))]
     return instance
 
 
 def adopted(instance: Instance) -> bool:
-    """r is started by its gateway under the next epoch. Whether it goes on with what was copied."""
-    effects = instance.handle(Start(2, MOVED, migration=MigrationId(S, 1)))
+    """r's gateway starts it under the next epoch. Returns whether r goes on with the copied KV."""
+    effects = instance.handle(Start(2, MOVED, transfer=Transfer(S, migration_id())))
     assert Send(GATEWAY, Started("r", 2)) in effects
     assert not instance.state.migration_destination
     [step] = [effect for effect in effects if isinstance(effect, RunStep)]

@@ -1,4 +1,4 @@
-"""Drives one InstanceState by hand: the engine's answers are the test's."""
+"""Drives one InstanceState by hand: the test answers for the engine."""
 
 from dataclasses import replace
 from math import inf
@@ -15,6 +15,8 @@ from actorserve.core.messages import (
     Start,
     StepDone,
     StepPlan,
+    TransferId,
+    TransferKind,
 )
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -54,6 +56,14 @@ def spec(name: str, num_prompt: int, max_tokens: int = 4, **sampling: object) ->
     return RequestSpec(name, tuple(range(num_prompt)), params)
 
 
+def migration_id(number: int = 1) -> TransferId:
+    return TransferId(TransferKind.MIGRATION, number)
+
+
+def checkpoint_id(number: int = 1) -> TransferId:
+    return TransferId(TransferKind.CHECKPOINT, number)
+
+
 class Instance:
     """Drives an InstanceState; keeps the plan in flight and what was sent to the gateway."""
 
@@ -63,21 +73,22 @@ class Instance:
         policy: SchedulingPolicy | None = None,
         times: StepTimes | None = None,
     ) -> None:
-        """``times``: those of ``policy``."""
+        """``policy`` uses the same ``times``."""
         self.state = InstanceState(config, policy or FirstComeFirstServed(), times or StepTimes(PROFILE))
         self.plan: StepPlan | None = None
         self.sent: list[Message] = []
         self.effects: list[Effect] = []
-        self.copies: list[SwapOut | SwapIn] = []  # under way
+        self.copies: list[SwapOut | SwapIn] = []  # in flight
 
     def handle(self, message: Message, now: float = 0.0, sender: Peer = GATEWAY) -> list[Effect]:
         return self._take(self.state.handle(message, now, sender))
 
     def advance(self, ends: list[tuple[float, float]], token: int) -> list[Effect]:
         """Quiet steps end, each at (now, duration)."""
-        return self._take(self.state.advance(ends, token))
+        return self._take(self.state.quiet_steps.advance(ends, token))
 
     def _take(self, effects: list[Effect]) -> list[Effect]:
+        self.state.validate()
         self.effects = effects
         for effect in self.effects:
             if isinstance(effect, RunStep):
@@ -92,7 +103,7 @@ class Instance:
         return self.handle(Start(epoch, request))
 
     def copied(self, now: float = 0.0, duration_s: float = 0.001) -> list[Effect]:
-        """The engine completes the copy that was asked for first."""
+        """The engine completes its oldest swap."""
         return self.handle(CopyDone(self.copies.pop(0).copy_id, duration_s), now)
 
     def done(self, token: int = 9, now: float = 0.0, duration_s: float = 0.01) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""A coordinator's core that pairs instances for migration, and instances that report what the test says."""
+"""A coordinator's core that pairs instances for migration; the test makes the instances' reports."""
 
 from collections.abc import Mapping
 
@@ -10,13 +10,13 @@ from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.instance_view import InstanceView
 from tests.core.harness.coordinator import handle_validated
 
-TOTAL = 1000  # blocks of a token and a byte each
+TOTAL = 1000  # blocks, each of one token and one byte
 CONFIG = PairingConfig(source_below=10.0, source_until=20.0, destination_above=40.0, ttl_s=1.0, rest_s=2.0)
 A, B, C = Peer("worker-0", 1), Peer("worker-1", 1), Peer("worker-2", 1)
 
 
 class Cluster:
-    """A coordinator whose instances report what the test says, and which decides when it says so."""
+    """A coordinator whose instances' reports and decision rounds the test controls."""
 
     def __init__(self, *workers: Peer, kinds: Mapping[Peer, str] = {}, **config: object) -> None:
         self.now = 0.0
@@ -31,7 +31,7 @@ class Cluster:
         return handle_validated(self.state, message, now, sender)
 
     def report(self, peer: Peer, needed: int, running: int, **fields: int | bool) -> list[Effect]:
-        """``needed`` bytes are in use by so many requests; V is as much where nothing else is said."""
+        """``running`` requests use ``needed`` bytes, which is also the default of V."""
         self.sequence += 1
         fields = {"virtual_usage_bytes": needed, "num_waiting": 0, "num_preemptions": 0} | fields
         report = LoadReport(

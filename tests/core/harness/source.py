@@ -1,4 +1,4 @@
-"""Drives the source of a migration: an instance that knows two workers which requests can go to."""
+"""Drives the source of a migration: an instance that knows two possible destinations."""
 
 from dataclasses import replace
 
@@ -19,11 +19,12 @@ from actorserve.core.messages import (
     Role,
     Stage,
     Tokens,
+    TransferId,
     WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.request import Request
-from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+from tests.core.harness.driver import CONFIG, GATEWAY, Instance, migration_id, spec
 
 COORDINATOR = Peer("coordinator", 1)
 D = Peer("worker-1", 1)
@@ -39,13 +40,13 @@ SOURCE = replace(
     max_batch_tokens=64,
     migration=MigrationConfig(ticket_key=KEY, timeout_s=TIMEOUT_S),
 )
-STAGES = ["copying", "last due", "standing still", "handing over"]
+STAGES = ["copying", "last due", "paused", "handing over"]
 
 
 def source(mode: MigrationMode = MigrationMode.LIVE, max_outgoing: int = 4, **changes: object) -> Instance:
     """An instance that knows the workers D and E."""
-    migration = replace(SOURCE.migration, mode=mode, max_outgoing=max_outgoing)
-    instance = Instance(replace(SOURCE, migration=migration, **changes))  # type: ignore[arg-type]
+    config = replace(SOURCE.migration, mode=mode, max_outgoing=max_outgoing)
+    instance = Instance(replace(SOURCE, migration=config, **changes))  # type: ignore[arg-type]
     for peer in (D, E):
         instance.handle(PeerUp(peer, Role.WORKER, INFO))
     return instance
@@ -54,7 +55,7 @@ def source(mode: MigrationMode = MigrationMode.LIVE, max_outgoing: int = 4, **ch
 def decoding(
     instance: Instance, name: str = "r", num_prompt: int = 5, max_tokens: int = 100, priority: int = 0
 ) -> None:
-    """A request comes and has its first token; those that are there get some, too."""
+    """A request arrives and gets its first token; the other requests get tokens meanwhile."""
     instance.start(replace(spec(name, num_prompt, max_tokens), priority=priority))
     while not request_of(instance, name).num_output:
         instance.done()
@@ -70,45 +71,46 @@ def order(
     return instance.handle(MigrateTo(to, num_bytes, ttl_s), now, COORDINATOR)
 
 
-def ticket(number: int, stage: int, *blocks: int, on_host: bool = False) -> KVTicket:
-    return make_ticket(bytes.fromhex(KEY), number, stage, blocks, on_host=on_host)
+def ticket(transfer: TransferId, stage: int, *blocks: int, on_host: bool = False) -> KVTicket:
+    return make_ticket(bytes.fromhex(KEY), transfer, stage, blocks, on_host=on_host)
 
 
-def told(effects: list[Effect], *whom: Peer) -> list[Message]:
-    """What was said to these peers, but for tokens."""
+def told(effects: list[Effect], *peers: Peer) -> list[Message]:
+    """The messages to these peers, except tokens."""
     return [
         effect.message
         for effect in effects
-        if isinstance(effect, Send) and effect.to in whom and not isinstance(effect.message, Tokens)
+        if isinstance(effect, Send) and effect.to in peers and not isinstance(effect.message, Tokens)
     ]
 
 
 def hand_over(num_output: int, number: int = 1, to: Peer = D, name: str = "r", epoch: int = 1) -> HandOver:
-    return HandOver(name, epoch, to, number, num_output, NEWCOMER)
+    """``number`` 0: no KV was copied."""
+    return HandOver(name, epoch, to, migration_id(number) if number else None, num_output, NEWCOMER)
 
 
 def at(stage: str, **changes: object) -> Instance:
-    """A source whose request r, alone there, has come so far on its way to D."""
+    """A source whose only request r is at this stage of its migration to D."""
     instance = source(**changes)  # type: ignore[arg-type]
     decoding(instance)
     assert isinstance(told(order(instance), D)[0], Offer)
-    order(instance, num_bytes=0)  # nothing more is to go
+    order(instance, num_bytes=0)  # no other request is to move
     if stage == "copying":
         return instance
-    instance.handle(Copied(1, 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
     if stage == "last due":
         return instance
     instance.done()
     assert isinstance(told(instance.effects, D)[0], Stage)
-    if stage == "standing still":
+    if stage == "paused":
         return instance
-    instance.handle(Copied(1, 1), 0.0, D)
+    instance.handle(Copied(migration_id(), 1), 0.0, D)
     assert isinstance(told(instance.effects, GATEWAY)[0], HandOver)
     return instance
 
 
 def assert_goes_on(instance: Instance, name: str = "r") -> None:
-    """It decodes, with what it has: nothing is computed again, and its tokens are those that follow."""
+    """The request decodes with the blocks that it has: nothing is computed again, and its tokens continue."""
     request = request_of(instance, name)
     blocks = list(request.blocks)
     for _ in range(3):
@@ -134,12 +136,12 @@ def assert_holds_nothing(instance: Instance) -> None:
 
 
 def chosen(instance: Instance) -> list[str]:
-    """Those on their way, in the order in which they were chosen; with nothing to wait for a step's end for."""
+    """The outgoing requests, in the order in which they were chosen."""
     return list(instance.state.migration_source._outgoing)
 
 
 def short_of_memory(**changes: object) -> Instance:
-    """r is about to lose its blocks, for the next token of "other", which came first."""
+    """r is about to lose its blocks to the next token of "other", which arrived first."""
     instance = source(num_blocks=6, max_context_tokens=24, max_outgoing=1, prefix_cache=False, **changes)  # type: ignore[arg-type]
     instance.start(spec("other", 8, 100))
     instance.start(replace(spec("r", 8, 100), priority=1))

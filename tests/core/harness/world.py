@@ -1,8 +1,8 @@
 """A whole cluster in one thread: the real cores of gateways, coordinator and workers, and a network that misbehaves.
 
-Messages lie in one queue per link until somebody delivers, drops or repeats them; deaths reach each survivor when the
-test says so; an engine takes its commands in the order in which they were issued, as on its thread. After every event
-``check`` holds the design's invariants.
+Messages wait in one queue per link until the test delivers, drops or repeats them, and each survivor hears of a death
+when the test says so. An engine takes its commands in the order in which they were issued, as on its thread. After each
+event ``check`` and the cores' own ``validate`` hold the design's invariants.
 """
 
 from collections import Counter
@@ -99,7 +99,7 @@ class World:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start a new incarnation of ``name``; everyone alive meets it (and hears of the old one's death first)."""
+        """Start a new incarnation of ``name``. Live processes hear of the old one's death, then meet the new one."""
         self.processes[name] = self.make(self._next_life(name))
         self.lives.append(self.processes[name])
         self._join(self.processes[name])
@@ -118,7 +118,7 @@ class World:
                 self._meet(process, other)
 
     def rejoin(self, name: str) -> None:
-        """A process was held for dead while it lived: its core loses everybody, and meets them anew as somebody new."""
+        """A live process was fenced: its core loses all peers, and meets them again as a new incarnation."""
         process = self.processes[name]
         for peer in list(process.met):
             self._lose(process, peer)
@@ -131,11 +131,11 @@ class World:
         self._join(process)
 
     def limit_memory(self, name: str, num_blocks: int) -> None:
-        """Others take a worker's memory, or give it back: so many blocks of the pool have room."""
+        """Other processes take a worker's memory or free it: ``num_blocks`` of the pool now fit."""
         self._handle(self.processes[name], MemoryLimit(num_blocks))
 
     def drain(self, name: str) -> None:
-        """An operator ends a worker in order: it says when nothing is left, and then leaves."""
+        """An operator drains a worker, which reports when it has no requests left, and then ends."""
         self._handle(self.processes[name], Drain())
 
     def _replace_drained(self) -> None:
@@ -177,14 +177,14 @@ class World:
         return Process(peer, Role.WORKER, core, engine=engine)
 
     def meet_again(self, name: str, other: str) -> None:
-        """One process takes another for dead, and then meets the same incarnation of it, which noticed nothing."""
+        """One process wrongly holds another for dead, and then meets the same incarnation, which noticed nothing."""
         process, alive = self.processes[name], self.processes[other]
         if alive.peer in process.met:
             self._lose(process, alive.peer)
             self._meet(process, alive)
 
     def _meet(self, process: Process, other: Process) -> None:
-        """Each knows the other from then on; but two workers only once one of them wants that (``Meet``)."""
+        """The process knows the other one from now on. Two workers meet only when one of them asks (``Meet``)."""
         if process.role is other.role:
             return
         self._tell_up(process, other)
@@ -204,27 +204,27 @@ class World:
             self._tell_up(other, process)
 
     def part(self, name: str, other: str) -> None:
-        """Two workers lose each other, and nobody else."""
+        """Two workers lose each other, and no other peer."""
         for one, two in ((name, other), (other, name)):
             process, lost = self.processes[one], self.processes[two]
             if lost.peer in process.met:
                 self._lose(process, lost.peer)
 
     def migrate(self, source: str, destination: str, num_bytes: int) -> None:
-        """The coordinator wants requests moved."""
+        """The coordinator orders a worker to migrate requests."""
         order = MigrateTo(self.processes[destination].peer, num_bytes, 5 * RETRY_S)
         coordinator = self.processes.get(COORDINATOR)
         if coordinator is not None:
             self._handle(self.processes[source], order, coordinator.peer)
 
     def _lose(self, process: Process, peer: Peer) -> None:
-        """Nothing of that incarnation is heard afterwards."""
+        """The process hears nothing of that incarnation from now on."""
         self.links.pop((peer, process.peer), None)
         del process.met[peer]
         self._handle(process, PeerDown(peer))
 
     def kill(self, name: str) -> None:
-        """kill -9: what it sent and nobody read may still arrive; what was sent to it is gone."""
+        """kill -9: its unread messages may still arrive; messages to it are lost."""
         dead = self.processes.pop(name)
         self._forget_links(dead.peer)
         self.pending_deaths += [(survivor.peer, dead.peer) for survivor in self.processes.values()]
@@ -233,7 +233,7 @@ class World:
                 client.closed |= client.gateway == dead.peer
 
     def tell_death(self, survivor: Peer, dead: Peer) -> None:
-        """The death watch of one survivor notices; nothing of the dead incarnation is heard afterwards."""
+        """The death watch of one survivor notices; it hears nothing of the dead incarnation from now on."""
         self.pending_deaths.remove((survivor, dead))
         process = self.processes.get(survivor.name)
         if process is not None and process.peer == survivor and dead in process.met:
@@ -275,7 +275,7 @@ class World:
     # --- network and time --------------------------------------------------------------------------------------------
 
     def deliver(self, link: tuple[Peer, Peer], index: int = 0, *, keep: bool = False) -> None:
-        """Deliver one message of a link; ``keep`` leaves a copy behind, to come again."""
+        """Deliver one message of a link; ``keep`` leaves a copy in the queue, to be delivered again."""
         queue = self.links[link]
         message = queue[index] if keep else queue.pop(index)
         if not queue:
@@ -301,7 +301,7 @@ class World:
         self._handle(process, done)
 
     def finish_copy(self, name: str) -> None:
-        """The engine of a worker completes the copy that it was asked for first."""
+        """The engine of a worker completes its oldest swap."""
         process = self.processes[name]
         copy = process.copies.popleft()
         assert process.engine is not None
@@ -311,20 +311,20 @@ class World:
             process.engine.copy_in(copy.host_blocks, copy.device_blocks)
         self._handle(process, CopyDone(copy.copy_id, 0.01))
 
-    def guard(self, worker: str, holder: str) -> None:
-        """The coordinator wants one worker's requests guarded by another."""
+    def checkpoint(self, worker: str, holder: str) -> None:
+        """The coordinator names the holder of a worker's checkpoints."""
         coordinator = self.processes.get(COORDINATOR)
         if coordinator is not None:
             self._handle(self.processes[worker], CheckpointTo(self.processes[holder].peer), coordinator.peer)
 
     def finish_fetch(self, name: str, *, failed: bool = False) -> None:
-        """A worker completes the copy from another that it was asked for first; what lies there now is what it gets."""
+        """A worker completes its oldest copy from another worker, with whatever lies in that memory now."""
         process = self.processes[name]
         fetch = process.fetches.popleft()
         if failed:
             self._handle(process, CopyFailed(fetch.copy_id))
             return
-        source = self.lives[int(fetch.access.address)].engine  # also after its death: its memory is mapped here
+        source = self.lives[int(fetch.access.address)].engine  # even after its death, because its memory is mapped here
         ticket = fetch.ticket
         assert source is not None
         assert process.engine is not None
@@ -349,7 +349,8 @@ class World:
                 assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
 
     def progress(self, *, fetches: bool = True) -> None:
-        """Everything that is under way arrives, and every engine completes its iteration; ``fetches`` end, too."""
+        """All messages in flight arrive, and all engines complete iterations, swaps and, with ``fetches``, copies from
+        other workers."""
         for link in list(self.links):
             for _ in range(len(self.links.get(link, ()))):
                 self.deliver(link)
@@ -374,7 +375,7 @@ class World:
         return [name for name, process in self.processes.items() if process.fetches]
 
     def settle(self, rounds: int = 2000) -> None:
-        """No more misfortune: tell all deaths, deliver everything, run all steps, until nothing is left to do."""
+        """Without further faults, report all deaths, deliver all messages and run all steps until no work is left."""
         for _ in range(rounds):
             for survivor, dead in list(self.pending_deaths):
                 self.tell_death(survivor, dead)
@@ -388,7 +389,7 @@ class World:
     def _occupied(self) -> bool:
         return any(
             process.core.requests
-            or process.core.ended
+            or process.core.outbox
             or process.commands
             or process.copies
             or process.fetches
@@ -402,6 +403,8 @@ class World:
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
         effects = process.core.handle(message, self.now, sender)
+        if isinstance(process.core, InstanceState):
+            process.core.validate()
         process.log.append((self.now, sender, message, effects))
         for effect in effects:
             self._perform(process, effect)
@@ -440,7 +443,7 @@ class World:
                 self.clients[request_id].end = effect
 
     def _run_commands(self, process: Process) -> None:
-        """Let the engine take what it is told, up to the next step."""
+        """Let the engine take its commands up to the next step."""
         assert process.engine is not None
         while process.commands and not isinstance(process.commands[0], RunStep):
             match process.commands.popleft():
@@ -450,21 +453,21 @@ class World:
                     process.engine.drop(request_id)
 
     def check_at_rest(self) -> None:
-        """Once everything has settled nothing is held for anybody, anywhere."""
+        """Once everything has settled, no process holds anything for any request."""
         self.advance(10 * RETRY_S)
         for process in self.processes.values():
             match process.core:
                 case InstanceState() as instance:
                     assert not instance.requests
-                    assert not instance.ended
-                    assert not instance.leaving
+                    assert not instance.outbox
+                    assert not instance.steps.leaving
                     assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
                     assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
                     assert not instance.memory.is_copying
                     assert not instance.memory.is_fetching
                     assert not instance.migration_source
                     assert not instance.migration_destination
-                    assert not instance.checkpoints
+                    assert not instance.checkpoint_source
                     assert not instance.checkpoint_store
                     assert not instance.memory.num_checkpoint_blocks
                     assert process.engine is not None

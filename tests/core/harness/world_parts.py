@@ -18,7 +18,7 @@ from workers.engines.fake_engine import FakeEngine
 
 @dataclass
 class Process:
-    """One incarnation of a process: its core, and whom it has met."""
+    """One incarnation of a process: its core, and the peers that it has met."""
 
     peer: Peer
     role: Role
@@ -27,8 +27,8 @@ class Process:
     log: list[tuple[float, Peer | None, Message, list[Effect]]] = field(default_factory=list)
     engine: FakeEngine | None = None
     commands: deque[Effect] = field(default_factory=deque)  # for the engine; a step waits until the test finishes it
-    copies: deque[SwapOut | SwapIn] = field(default_factory=deque)  # wait likewise
-    fetches: deque[Fetch] = field(default_factory=deque)  # and these
+    copies: deque[SwapOut | SwapIn] = field(default_factory=deque)  # wait like steps
+    fetches: deque[Fetch] = field(default_factory=deque)  # wait like steps
     drained: bool = False
 
 

@@ -44,9 +44,9 @@ def test_request_runs_from_start_to_release() -> None:
     assert Send(GATEWAY, Finished("a", 1, FinishReason.LENGTH, 2)) in effects
     assert DropFromEngine("a") in effects
     assert instance.state.memory.device.num_free_blocks == 8
-    assert "a" in instance.state.ended
+    assert "a" in instance.state.outbox
     instance.handle(Release("a", 1))
-    assert not instance.state.ended
+    assert not instance.state.outbox
 
 
 def test_prefill_chunks_share_the_iteration_with_decodes() -> None:
@@ -78,7 +78,7 @@ def test_stop_token_ends_the_request_but_not_before_min_tokens() -> None:
 
 
 def test_the_context_ends_the_request() -> None:
-    """Prompt and output together end at what the instance can hold, however many tokens were asked for."""
+    """Prompt and output together never exceed the instance's context, whatever max_tokens says."""
     instance = Instance()
     instance.start(spec("a", 30, max_tokens=100))
     while "a" in instance.state.requests:
@@ -87,7 +87,7 @@ def test_the_context_ends_the_request() -> None:
 
 
 def test_growth_preempts_the_least_urgent_and_recomputes_it() -> None:
-    """When blocks run out the last to come gives its own to one before it, and later starts again from nothing."""
+    """When blocks run out, the last request to arrive loses its own to an earlier one, and restarts from nothing."""
     config = replace(CONFIG, num_blocks=4, max_context_tokens=16)
     instance = Instance(config)
     instance.start(spec("a", 4, max_tokens=12))
@@ -95,8 +95,8 @@ def test_growth_preempts_the_least_urgent_and_recomputes_it() -> None:
     while instance.state.batcher.num_preemptions == 0:
         instance.done()
         if not instance.state.requests:
-            pytest.fail("nobody was preempted")
-        if "b" in instance.state.ended:
+            pytest.fail("no request was preempted")
+        if "b" in instance.state.outbox:
             instance.handle(Release("b", 1))
             instance.start(replace(spec("b", 3, max_tokens=9)), epoch=2)
     preempted = instance.state.requests["b"]
@@ -114,8 +114,8 @@ def test_head_of_the_line_blocks_those_behind_it() -> None:
     assert [r.is_started for r in instance.state.requests.values()] == [True, False, False]
 
 
-def test_admission_leaves_a_block_for_each_that_runs() -> None:
-    """A newcomer waits where the next growth of those that run would preempt it again."""
+def test_admission_leaves_a_block_for_each_running_request() -> None:
+    """A new request waits if the next growth of the running requests would preempt it again."""
     instance = Instance()
     instance.start(spec("a", 3))
     instance.start(spec("b", 28))
@@ -128,7 +128,7 @@ def test_admission_leaves_a_block_for_each_that_runs() -> None:
 
 
 def test_a_batch_is_bounded_in_requests() -> None:
-    """Beyond max_batch_requests a request waits, even where blocks and tokens are left."""
+    """Beyond max_batch_requests a request waits, even if blocks and tokens are left."""
     instance = Instance(replace(CONFIG, max_batch_requests=2))
     for name in "abc":
         instance.start(spec(name, 2))
@@ -137,7 +137,7 @@ def test_a_batch_is_bounded_in_requests() -> None:
 
 
 def test_release_during_a_step_drops_its_output() -> None:
-    """A request released under a running iteration keeps its blocks from others until the iteration ends."""
+    """No other request gets the blocks of a request released during an iteration before the iteration ends."""
     instance = Instance()
     instance.start(spec("a", 6))
     instance.handle(Release("a", 1))
@@ -164,7 +164,7 @@ def test_newer_epoch_replaces_and_older_is_dropped() -> None:
 
 
 def test_resumed_request_goes_on_from_its_tokens() -> None:
-    """After a failover prompt and output are prefilled together, and positions go on where they were."""
+    """After a failover prompt and output are prefilled together, and output positions continue."""
     instance = Instance()
     instance.start(replace(spec("a", 3, max_tokens=4), output_token_ids=(5, 6)), epoch=2)
     plan = instance.plan
@@ -174,7 +174,7 @@ def test_resumed_request_goes_on_from_its_tokens() -> None:
 
 
 def test_resumed_request_that_was_complete_finishes_at_once() -> None:
-    """If the last owner died between the last token and saying so, the next says so without computing."""
+    """If the last owner died after the last token and before Finished, the next owner sends Finished at once."""
     instance = Instance()
     instance.start(replace(spec("a", 3, max_tokens=2), output_token_ids=(5, 6)), epoch=2)
     assert instance.plan is None
@@ -213,7 +213,7 @@ def test_resend_knows_only_what_was_made_here_under_this_epoch() -> None:
 
 
 def test_too_large_and_draining_are_refused() -> None:
-    """What can never fit, and anything during a drain, is refused and leaves nothing behind."""
+    """Requests that can never fit, and all requests during a drain, are refused and leave nothing behind."""
     instance = Instance()
     instance.start(spec("a", 33))
     assert instance.sent == [Refused("a", 1, RefusalReason.TOO_LARGE, 1.0)]
@@ -225,7 +225,7 @@ def test_too_large_and_draining_are_refused() -> None:
 
 
 def test_drain_ends_when_the_last_request_is_released() -> None:
-    """A draining instance finishes what it has, and says once that nothing is left."""
+    """A draining instance finishes its requests, and reports once that none is left."""
     instance = Instance()
     instance.start(spec("a", 3, max_tokens=1))
     assert Drained() not in instance.handle(Drain())
@@ -235,7 +235,7 @@ def test_drain_ends_when_the_last_request_is_released() -> None:
 
 
 def test_dead_gateway_frees_all_of_its_requests() -> None:
-    """Requests of a dead gateway go, finished ones too; those of others stay."""
+    """A dead gateway's requests are forgotten, including finished ones; other gateways' requests stay."""
     instance = Instance()
     instance.start(spec("a", 6))
     instance.handle(Start(1, spec("b", 6)), sender=Peer("gateway-1", 1))
@@ -247,7 +247,7 @@ def test_dead_gateway_frees_all_of_its_requests() -> None:
 
 
 def test_load_reports_are_numbered_and_name_what_arrived() -> None:
-    """A listener hears the load at once, then every load_report_s, with the requests that came since."""
+    """A new listener hears the load at once, then every load_report_s, with the requests that arrived since."""
     instance = Instance()
     instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
     assert instance.sent == [LoadReport(0, 0, 0, 800, 0, 0, 100, 4, 0)]
@@ -277,7 +277,7 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
 
 
 def test_reports_end_with_the_last_listener_and_begin_again() -> None:
-    """Nobody to hear a report means no deadline; only the incarnation that went is forgotten."""
+    """Without listeners there is no deadline, and only the incarnation that died is forgotten."""
     instance = Instance()
     again = Peer("coordinator", 2)
     instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
@@ -293,7 +293,7 @@ def test_reports_end_with_the_last_listener_and_begin_again() -> None:
 
 
 def test_a_drain_is_reported_at_once_and_arrivals_once() -> None:
-    """The coordinator hears of a drain before its next report is due, and of each arrival in one report only."""
+    """The coordinator hears of a drain before the next regular report, and of each arrival in one report only."""
     instance = Instance()
     instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
     instance.start(spec("a", 6))
@@ -305,7 +305,7 @@ def test_a_drain_is_reported_at_once_and_arrivals_once() -> None:
 
 
 def test_unreleased_end_is_repeated() -> None:
-    """Finished comes again every retry_s until the gateway lets go."""
+    """Finished is repeated every retry_s until the gateway releases the request."""
     instance = Instance()
     instance.start(spec("a", 3, max_tokens=1))
     instance.done(now=2.0)

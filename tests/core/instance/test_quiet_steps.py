@@ -1,4 +1,4 @@
-"""Quiet steps: many iterations at once leave an instance as the same iterations one by one do."""
+"""Quiet steps: many iterations at once leave an instance in the same state as one by one."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ REQUESTS = st.lists(
 
 
 def make(policy: str, config: InstanceConfig) -> Instance:
-    """An instance whose policy and scheduler share their times."""
+    """An instance whose policy and scheduler share one StepTimes."""
     times = StepTimes(PROFILE)
     return Instance(config, make_policy(policy, times), times)
 
@@ -58,7 +58,7 @@ def test_quiet_steps_equal_single_ones(
     shares: list[float],
     slowness: float,
 ) -> None:
-    """Tokens, the plan in flight, the order, what was attained, and the next reports are the same."""
+    """Tokens, the plan in flight, the order, attained service and the load report are the same."""
     config = replace(QUIET, num_host_blocks=num_host_blocks, num_blocks=num_blocks)
     one, many = make(policy, config), make(policy, config)
     for instance in (one, many):
@@ -69,7 +69,7 @@ def test_quiet_steps_equal_single_ones(
     while one.state.requests:
         while one.copies:
             assert one.copied(now) == many.copied(now)
-        num_quiet = many.state.num_quiet_steps()
+        num_quiet = many.state.quiet_steps.count()
         num_steps = max(1, int(num_quiet * shares[turn % len(shares)])) if num_quiet else 0
         turn += 1
         if num_steps:
@@ -83,7 +83,7 @@ def test_quiet_steps_equal_single_ones(
             now += STEP_S
             assert one.done(9, now, STEP_S) == many.done(9, now, STEP_S)
         left, right = one.state, many.state
-        assert left._load_report(()) == right._load_report(())
+        assert left.load_report() == right.load_report()
         assert [r.request_id for r in left.policy.order(now)] == [r.request_id for r in right.policy.order(now)]
         for request_id, request in left.requests.items():
             same = right.requests[request_id]
@@ -93,31 +93,31 @@ def test_quiet_steps_equal_single_ones(
 
 
 def test_nothing_is_quiet_while_something_is_decided() -> None:
-    """Prefills, last tokens, requests that wait, and stop tokens keep steps single; else all but the last are quiet."""
+    """Prefills, last tokens, waiting requests and stop tokens keep steps single; else all except the last are quiet."""
     instance = make("skip_join_mlfq", QUIET)
-    assert instance.state.num_quiet_steps() == 0
+    assert instance.state.quiet_steps.count() == 0
     instance.start(spec("a", 50, max_tokens=10))
-    assert instance.state.num_quiet_steps() == 0  # it is being prefilled
+    assert instance.state.quiet_steps.count() == 0  # it is being prefilled
     instance.done()
     instance.done()
-    assert instance.state.num_quiet_steps() == 8  # the first token is there, and the tenth is the last
+    assert instance.state.quiet_steps.count() == 8  # the first token is there, and the tenth is the last
     instance.start(spec("b", 4))
-    assert instance.state.num_quiet_steps() == 0  # b waits
+    assert instance.state.quiet_steps.count() == 0  # b waits
     instance = make("fcfs", QUIET)
     instance.start(spec("c", 4, max_tokens=10, stop_token_ids=(3,)))
     instance.done()
-    assert instance.state.num_quiet_steps() == 0  # any token may be its last
+    assert instance.state.quiet_steps.count() == 0  # any token may be its last
 
 
-def test_nothing_is_quiet_while_somebody_may_move() -> None:
-    """An order to move requests is looked at again after each step, as long as it holds and could be followed."""
+def test_nothing_is_quiet_while_a_request_may_move() -> None:
+    """An order to migrate is reconsidered after each step while it is valid and its destination is known."""
     instance, other = make("fcfs", QUIET), Peer("worker-1", 1)
     instance.start(spec("a", 4, max_tokens=10))
     instance.done()
-    order = MigrateTo(other, 1, 5.0)  # of one byte: nobody is so small
+    order = MigrateTo(other, 1, 5.0)  # of one byte: no request is so small
     instance.handle(order)
-    assert instance.state.num_quiet_steps() == 8  # it has not met that one yet
+    assert instance.state.quiet_steps.count() == 8  # the destination is not known yet
     instance.handle(PeerUp(other, Role.WORKER))
-    assert instance.state.num_quiet_steps() == 0
+    assert instance.state.quiet_steps.count() == 0
     instance.handle(replace(order, num_bytes=0))
-    assert instance.state.num_quiet_steps() == 8
+    assert instance.state.quiet_steps.count() == 8

@@ -1,4 +1,4 @@
-"""Blocks: owned or free, with their content or without, and none is ever lost or given to two."""
+"""Blocks are owned or free, with or without content, and none is ever lost or owned by mistake."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ TEXTS = st.text("ab", min_size=1, max_size=5)
 
 @dataclass
 class Owner:
-    """Somebody who owns a chain of blocks, of which the first ``num_shared`` are computed and shared."""
+    """The owner of a chain of blocks, of which the first ``num_shared`` are computed and shared."""
 
     text: str
     blocks: list[int]
@@ -26,16 +26,16 @@ class Owner:
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    """The allocator beside a plain list of what lies where, which finds by looking at everything."""
+    """The allocator, compared with a plain list of all blocks' contents that is searched from end to end."""
 
     def __init__(self) -> None:
         super().__init__()
         self.allocator = BlockAllocator(NUM_BLOCKS)
         self.owners: list[Owner] = []
-        self.empty: list[int] = []  # given out and freed
-        self.num_untouched = NUM_BLOCKS  # never given out
+        self.empty: list[int] = []  # handed out and freed
+        self.num_untouched = NUM_BLOCKS  # never handed out
         self.limit = NUM_BLOCKS
-        self.cached: list[int] = []  # the one without an owner for longest first
+        self.cached: list[int] = []  # the longest without an owner first
         self.block_of: dict[bytes, int] = {}
 
     def _num_owners(self, block: int) -> int:
@@ -43,7 +43,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @property
     def _num_left(self) -> int:
-        """Blocks never given out that the limit leaves."""
+        """Blocks within the limit that were never handed out."""
         return max(0, self.limit - (NUM_BLOCKS - self.num_untouched))
 
     @property
@@ -70,7 +70,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(text=TEXTS, num_more=st.integers(0, 3))
     def start(self, text: str, num_more: int) -> None:
-        """A newcomer owns what is found of its text, and free blocks for the rest; or nothing where those are few."""
+        """A new owner gets the blocks found for its text and free blocks for the rest, or none if too few are free."""
         owner = Owner(text, [], 0)
         names = [owner.name(index) for index in range(len(text))]
         found: list[int] = []
@@ -91,7 +91,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        """The next block of a chain is computed: from now on it is found, or its owner goes over to the one found."""
+        """The next block of a chain is computed: others can find it, or its owner gets the block that was found."""
         owner = data.draw(st.sampled_from(self.owners))
         index = owner.num_shared
         if index == min(len(owner.text), len(owner.blocks)):
@@ -118,14 +118,14 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @rule(num_blocks=st.integers(1, NUM_BLOCKS + 1))
     def limit_memory(self, num_blocks: int) -> None:
-        """Memory is short, or there again: that is a matter of the blocks never given out."""
+        """Memory gets short or comes back, which affects only blocks that were never handed out."""
         self.allocator.limit(num_blocks)
         self.limit = min(num_blocks, NUM_BLOCKS)
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """A chain is given up, its tail first."""
+        """A chain loses an owner, its tail first."""
         owner = data.draw(st.sampled_from(self.owners))
         self.allocator.free(owner.blocks)
         while owner.blocks:
@@ -135,7 +135,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.empty or self.cached)
     @rule(data=st.data())
     def free_again(self, data: st.DataObject) -> None:
-        """A block without an owner cannot be given up, nor shared."""
+        """A block without an owner can be neither freed nor shared."""
         block = data.draw(st.sampled_from(self.empty + self.cached))
         with pytest.raises(ValueError, match="free already"):
             self.allocator.free([block])
@@ -144,7 +144,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     @invariant()
     def conserved(self) -> None:
-        """Each block is owned, cached or empty; one that has several owners is computed."""
+        """Each block is owned, cached or empty, and a block with several owners is computed."""
         owned = {block for owner in self.owners for block in owner.blocks}
         touched = range(NUM_BLOCKS - self.num_untouched)
         assert sorted([*owned, *self.empty, *self.cached]) == list(touched)
@@ -160,7 +160,7 @@ TestAllocator.settings = settings(max_examples=200, stateful_step_count=40, dead
 
 @given(st.lists(st.integers(0, 6), max_size=60))
 def test_conserved(sizes: list[int]) -> None:
-    """Whatever is taken and given back, free and owned add up and no block has two owners."""
+    """Whatever is allocated and freed, free and owned blocks sum to the pool, and no block has two owners."""
     allocator = BlockAllocator(10)
     owned: list[list[int]] = []
     for size in sizes:
@@ -177,7 +177,7 @@ def test_conserved(sizes: list[int]) -> None:
 
 
 def test_the_longest_unused_chain_is_evicted_first_and_from_its_tail() -> None:
-    """A block is taken from what is cached only when no other is left: of the chain freed first, the last block."""
+    """A cached block is handed out only if no other is left: the last block of the chain freed first."""
     allocator = BlockAllocator(5)
     chains = {}
     for names in ((b"a", b"ab"), (b"c", b"cd")):
@@ -193,7 +193,7 @@ def test_the_longest_unused_chain_is_evicted_first_and_from_its_tail() -> None:
 
 
 def test_double_free_raises() -> None:
-    """A block given back twice is a bug, and says so."""
+    """Freeing a block twice is a bug, and raises."""
     allocator = BlockAllocator(2)
     blocks = allocator.allocate(1)
     assert blocks is not None
@@ -203,7 +203,7 @@ def test_double_free_raises() -> None:
 
 
 def test_a_shared_block_keeps_its_name() -> None:
-    """A block's content does not change once it is shared, so another name for it is a bug."""
+    """A shared block's content never changes, so another name for it is a bug."""
     allocator = BlockAllocator(2)
     blocks = allocator.allocate(1)
     assert blocks is not None

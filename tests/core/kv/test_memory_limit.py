@@ -1,4 +1,4 @@
-"""Other processes take memory: an instance admits as far as room goes, loses no request, and comes back."""
+"""Other processes take memory: an instance admits what fits, loses no request, and recovers."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def test_untouched_blocks_are_kept_back_and_touched_ones_are_not() -> None:
 
 
 def test_admission_waits_until_memory_comes_back() -> None:
-    """A request that finds no room waits, and starts as soon as there is some."""
+    """A request that finds no room waits, and starts as soon as memory is free."""
     instance = Instance(NO_CACHE)
     instance.handle(MemoryLimit(2))
     instance.start(spec("a", 6))
@@ -53,8 +53,8 @@ def test_admission_waits_until_memory_comes_back() -> None:
     assert [request.is_started for request in instance.state.requests.values()] == [True, True]
 
 
-def test_what_cannot_fit_is_given_back() -> None:
-    """While memory is short a request larger than all that is usable is refused, and may find another place."""
+def test_a_request_that_cannot_fit_is_given_back() -> None:
+    """While memory is short, a request larger than all usable memory is refused, so that it can be placed elsewhere."""
     instance = Instance(NO_CACHE)
     instance.handle(MemoryLimit(3))
     effects = instance.start(spec("big", 20))
@@ -71,7 +71,7 @@ def test_what_cannot_fit_is_given_back() -> None:
     assert Send(GATEWAY, again) not in instance.handle(Tick(), now=2.0)
 
 
-def test_what_started_goes_on_in_the_memory_it_has() -> None:
+def test_a_started_request_keeps_its_memory() -> None:
     """A started request keeps its blocks under any limit, and is preempted only when it needs a new one."""
     instance = Instance(NO_CACHE)
     instance.start(spec("a", 6, max_tokens=4))
@@ -86,7 +86,7 @@ def test_what_started_goes_on_in_the_memory_it_has() -> None:
 
 
 def test_load_reports_follow_the_limit() -> None:
-    """Dispatch sees the memory that is usable, not the pool's size."""
+    """Load reports show the usable memory, not the pool's size."""
     instance = Instance(NO_CACHE)
     instance.handle(PeerUp(GATEWAY, Role.GATEWAY))
     instance.start(spec("a", 6, max_tokens=1))
@@ -102,7 +102,7 @@ def test_load_reports_follow_the_limit() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 14), st.integers(1, 4)), max_size=12))
 def test_no_request_is_lost_while_memory_comes_and_goes(changes: list[tuple[int, int]]) -> None:
-    """Whatever the limits and when they change, blocks are conserved and each answer is whole and the same."""
+    """Whatever the limits and whenever they change, blocks are conserved and each answer is complete and the same."""
     world = World(num_workers=1)
     for number in range(6):
         world.open(f"r{number}", tuple(range(number, 3 * number + 2)), max_tokens=14)
@@ -117,7 +117,7 @@ def test_no_request_is_lost_while_memory_comes_and_goes(changes: list[tuple[int,
 
 
 def test_a_journal_with_limits_replays() -> None:
-    """A worker's log with limits in it, told to a fresh core, gives equal effects."""
+    """A worker's journal with memory limits, replayed into a fresh core, gives equal effects."""
     world = World(num_workers=1)
     for number in range(6):
         world.open(f"r{number}", tuple(range(number, 3 * number + 2)), max_tokens=14)

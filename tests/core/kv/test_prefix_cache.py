@@ -1,4 +1,4 @@
-"""Scenarios of the prefix cache: what one request computed, others that begin alike do not compute again."""
+"""Scenarios of the prefix cache: requests with a common beginning compute its KV once."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +50,7 @@ def chunks(instance: Instance) -> dict[str, tuple[int, int]]:
 
 
 def cached_tokens(instance: Instance) -> dict[str, int]:
-    """What was told of each request's cached tokens."""
+    """The number of cached tokens sent for each request."""
     return {
         name: number
         for message in instance.sent
@@ -60,7 +60,7 @@ def cached_tokens(instance: Instance) -> dict[str, int]:
 
 
 def test_a_prompt_seen_before_is_not_computed_again() -> None:
-    """Its full blocks are taken as they are, and told with the first token; what follows them is computed."""
+    """Its full blocks are reused, and reported with the first token; only later tokens are computed."""
     instance = Instance()
     run(instance, spec("a", TEXT[:10], max_tokens=1))
     instance.start(spec("b", TEXT[:10], max_tokens=1))
@@ -72,19 +72,19 @@ def test_a_prompt_seen_before_is_not_computed_again() -> None:
 
 
 def test_the_last_token_is_always_computed() -> None:
-    """A prompt of whole blocks that are all cached is fed its last block, for feeding gives the next token."""
+    """If all blocks of a prompt are cached, the last one is fed again, because feeding gives the next token."""
     instance = Instance()
     run(instance, spec("a", TEXT[:8], max_tokens=2))
     instance.start(spec("b", TEXT[:8]))
     assert chunks(instance) == {"b": (4, 4)}
     instance.done()
-    # The block that b filled holds what a's holds: b went over to that one, and its own is free.
+    # The block that b filled has the same content as a's, so b now shares that one, and its own is free.
     assert instance.state.requests["b"].blocks[:2] == [0, 1]
     assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks - 3
 
 
 def test_a_prompt_that_begins_alike_shares_the_beginning() -> None:
-    """Blocks are shared up to the first one that differs, also while their first owner still runs."""
+    """Blocks are shared up to the first difference, even while their first owner still runs."""
     instance = Instance()
     instance.start(spec("a", TEXT[:8], max_tokens=8))
     instance.done()
@@ -100,8 +100,8 @@ def test_a_prompt_that_begins_alike_shares_the_beginning() -> None:
     assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks - 3
 
 
-def test_what_an_iteration_in_flight_computes_is_not_shared_yet() -> None:
-    """A request that comes while another's prompt is in prefill finds the chunks that are done, and no more."""
+def test_blocks_of_an_iteration_in_flight_are_not_shared_yet() -> None:
+    """A request that arrives during another's prefill finds the finished chunks, and no more."""
     instance = Instance(replace(CONFIG, max_batch_tokens=12, max_context_tokens=64, num_blocks=16))
     instance.start(spec("a", TEXT[:18], max_tokens=8))
     instance.start(spec("b", TEXT[:18], max_tokens=8))
@@ -109,14 +109,14 @@ def test_what_an_iteration_in_flight_computes_is_not_shared_yet() -> None:
     instance.done()
     assert chunks(instance) == {"a": (12, 6), "b": (12, 6)}
     instance.done()
-    # Both computed the fourth block; of two equal ones one is kept.
+    # Both computed the fourth block, and only one of the two equal blocks is kept.
     a, b = instance.state.requests.values()
     assert a.blocks[:4] == b.blocks[:4]
     assert a.blocks[4] != b.blocks[4]
 
 
 def test_an_aborted_iteration_shares_nothing() -> None:
-    """A request that leaves under a running iteration leaves nothing of it behind."""
+    """If a request leaves during an iteration, that iteration's blocks are not cached."""
     instance = Instance()
     instance.start(spec("a", TEXT[:8]))
     instance.handle(Release("a", 1))
@@ -126,7 +126,7 @@ def test_an_aborted_iteration_shares_nothing() -> None:
 
 
 def test_output_is_found_too() -> None:
-    """A conversation's next turn finds the prompt and the answer of the one before."""
+    """A conversation's next turn finds the previous prompt and answer."""
     instance = Instance()
     run(instance, spec("a", TEXT[:6], max_tokens=4))
     instance.start(spec("b", (*TEXT[:6], 9, 9, 9, 9, 1, 2)))
@@ -134,7 +134,7 @@ def test_output_is_found_too() -> None:
 
 
 def test_a_failed_over_request_finds_its_tokens() -> None:
-    """Output that came with the request counts like its prompt, and says nothing of the prompt's cached tokens."""
+    """Output that came with the request is cached like its prompt, and the cached prompt is not reported again."""
     instance = Instance()
     run(instance, spec("a", TEXT[:6], max_tokens=4))
     instance.start(spec("b", TEXT[:6], max_tokens=6, output_token_ids=(9, 9, 9)), epoch=2)
@@ -144,7 +144,7 @@ def test_a_failed_over_request_finds_its_tokens() -> None:
 
 
 def test_a_preempted_request_finds_its_own_blocks() -> None:
-    """Preemption keeps what was computed as long as nobody needs the place, and is not told as a cached prompt."""
+    """Blocks of a preempted request stay cached until they are needed, and do not count as a cached prompt."""
     instance = Instance(replace(CONFIG, num_blocks=7, max_context_tokens=28))
     instance.start(spec("a", TEXT[:8], max_tokens=12))
     instance.start(spec("b", (1, *TEXT[:8]), max_tokens=12))
@@ -161,7 +161,7 @@ def test_a_preempted_request_finds_its_own_blocks() -> None:
 
 
 def test_salts_are_kept_apart() -> None:
-    """Requests share with those of the same salt alone."""
+    """Requests share blocks only with requests of the same salt."""
     instance = Instance(replace(CONFIG, num_blocks=32))
     for index, (salt, first) in enumerate((("", 0), ("x", 0), ("x", 8), ("y", 0), ("", 8))):
         instance.start(spec(f"r{index}", TEXT[:10], max_tokens=1, cache_salt=salt))
@@ -170,8 +170,8 @@ def test_salts_are_kept_apart() -> None:
             instance.done()
 
 
-def test_eviction_takes_the_oldest_and_spares_what_is_to_be_used() -> None:
-    """Under pressure a newcomer keeps its own cached blocks while it takes others' places."""
+def test_eviction_takes_the_oldest_and_spares_found_blocks() -> None:
+    """Under pressure a new request keeps the cached blocks that it found, and evicts others."""
     instance = Instance(replace(CONFIG, num_blocks=6, max_context_tokens=24))
     run(instance, spec("a", TEXT[:9], max_tokens=1))
     run(instance, spec("b", (1, *TEXT[:8]), max_tokens=1))
@@ -183,7 +183,7 @@ def test_eviction_takes_the_oldest_and_spares_what_is_to_be_used() -> None:
 
 
 def test_admission_counts_what_is_free_and_cached_as_taken() -> None:
-    """Blocks that somebody owns cost a newcomer nothing; cached ones that nobody owns cost it their place."""
+    """Found blocks with an owner cost a new request no free block; cached blocks without one do."""
     instance = Instance(replace(CONFIG, num_blocks=7, max_batch_tokens=32))
     run(instance, spec("a", TEXT[:9], max_tokens=1))
     instance.start(spec("b", (1,) * 10, max_tokens=3))  # three of the seven
@@ -212,7 +212,7 @@ def test_without_the_setting_nothing_is_shared() -> None:
 
 
 def test_lost_first_tokens_tell_it_again() -> None:
-    """A resent first token tells the cached tokens as the lost one did."""
+    """A resent first token carries the number of cached tokens like the lost one."""
     instance = Instance()
     run(instance, spec("a", TEXT[:10], max_tokens=1))
     run(instance, spec("b", TEXT[:10], max_tokens=2))
@@ -222,7 +222,7 @@ def test_lost_first_tokens_tell_it_again() -> None:
 
 
 def test_reports_count_shared_blocks_once_and_what_was_found() -> None:
-    """Use is what is owned, each block once; the head of the line demands what would have to be taken for it."""
+    """Used memory counts each owned block once; the head of the line demands the free blocks that it would take."""
     coordinator = Peer("coordinator", 1)
     instance = Instance(replace(CONFIG, max_batch_requests=2, max_batch_tokens=32))
     instance.handle(PeerUp(coordinator, Role.COORDINATOR))
@@ -242,7 +242,7 @@ def test_reports_count_shared_blocks_once_and_what_was_found() -> None:
 
 @pytest.mark.parametrize("tokens_per_block", [1, 4])
 def test_names_stand_for_all_tokens_before(tokens_per_block: int) -> None:
-    """Blocks' names are equal exactly where salt and all tokens so far are, and do not depend on when they are made."""
+    """Names are equal exactly if the salt and all tokens so far are equal, and do not depend on when they are made."""
 
     def names(prompt: Sequence[int], salt: str = "") -> list[bytes]:
         request = Request(spec("r", prompt, cache_salt=salt), 1, GATEWAY)

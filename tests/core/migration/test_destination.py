@@ -1,4 +1,4 @@
-"""Scenarios of a migration's destination: what it reserves, copies, adopts and lets go."""
+"""Scenarios of a migration's destination: what it reserves, copies, adopts and frees."""
 
 from dataclasses import replace
 
@@ -13,7 +13,6 @@ from actorserve.core.messages import (
     DeclineReason,
     Drain,
     Message,
-    MigrationId,
     Peer,
     PeerDown,
     PeerUp,
@@ -25,6 +24,7 @@ from actorserve.core.messages import (
     Start,
     Started,
     Tick,
+    Transfer,
     Withdrawn,
 )
 from tests.core.harness.destination import (
@@ -46,26 +46,26 @@ from tests.core.harness.destination import (
     ticket,
     with_copy,
 )
-from tests.core.harness.driver import GATEWAY, spec
+from tests.core.harness.driver import GATEWAY, migration_id, spec
 
 # --- how it goes where nothing goes wrong ----------------------------------------------------------------------------
 
 
-def test_stage_by_stage_it_comes_here() -> None:
-    """Blocks for all tokens are reserved, each stage is copied, and the request goes on behind that when it starts."""
+def test_a_request_comes_stage_by_stage() -> None:
+    """Blocks for all tokens are reserved, each stage is copied, and the request goes on behind the copied KV."""
     instance = destination()
     effects = instance.handle(offer(), 0.0, S)
     first = fetch_of(effects)
     assert effects == [Fetch(1, S, ACCESS, ticket(0, 40, 41), 0, first.blocks, False)]
     assert (len(first.blocks), num_used(instance)) == (2, 3)
-    assert copied(instance, first) == [Send(S, Copied(1, 0))]
-    effects = instance.handle(Stage(1, (7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
+    assert copied(instance, first) == [Send(S, Copied(migration_id(), 0))]
+    effects = instance.handle(Stage((7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
     last = fetch_of(effects)
     assert effects == [Fetch(2, S, ACCESS, ticket(1, 42), 0, last.blocks, True)]
     assert (len(last.blocks), num_used(instance)) == (1, 4)
-    assert copied(instance, last) == [Send(S, Copied(1, 1))]
+    assert copied(instance, last) == [Send(S, Copied(migration_id(), 1))]
     request = replace(MOVED, output_token_ids=(9, 8, 7, 7, 7))
-    effects = instance.handle(Start(2, request, migration=MigrationId(S, 1)))
+    effects = instance.handle(Start(2, request, transfer=Transfer(S, migration_id())))
     assert effects[:2] == [Send(GATEWAY, Started("r", 2)), AddToEngine(request)]
     assert instance.plan is not None
     assert (instance.plan.starts, instance.plan.token_ids) == ((12,), ((7,),))
@@ -77,8 +77,8 @@ def test_stage_by_stage_it_comes_here() -> None:
     assert_holds_nothing(instance)
 
 
-def test_what_lies_here_already_is_not_copied() -> None:
-    """The prefix that another request left in the cache is skipped, and shared."""
+def test_cached_blocks_are_not_copied() -> None:
+    """A prefix that another request left in the cache is not copied, but shared."""
     instance = destination()
     instance.start(spec("before", 8, 5))
     instance.done()
@@ -93,19 +93,19 @@ def test_what_lies_here_already_is_not_copied() -> None:
     assert instance.state.requests["r"].blocks[0] == block
 
 
-def test_where_all_lies_here_nothing_is_copied() -> None:
-    """A stage of which every block was found is answered at once."""
+def test_a_fully_cached_stage_copies_nothing() -> None:
+    """If the prefix cache has every block of a stage, the stage is answered at once."""
     instance = destination()
     instance.start(spec("before", 8, 5))
     instance.done()
     instance.handle(Release("before", 1))
     instance.done()
-    assert instance.handle(offer(), 0.0, S) == [Send(S, Copied(1, 0))]
+    assert instance.handle(offer(), 0.0, S) == [Send(S, Copied(migration_id(), 0))]
     assert instance.state.next_deadline() is not None
 
 
-def test_nobody_shares_what_was_not_handed_over() -> None:
-    """What is being copied, or lies here whole, is found in the prefix cache only once its request is here."""
+def test_blocks_are_not_shared_before_the_hand_over() -> None:
+    """The prefix cache finds blocks of an incoming request only after that request has started here."""
     instance = with_copy()
     instance.start(replace(spec("like", 8, 40), output_token_ids=(9, 8)))
     assert instance.plan is not None
@@ -119,8 +119,8 @@ def test_nobody_shares_what_was_not_handed_over() -> None:
     assert other.plan.starts[other.plan.request_ids.index("like")] == 8
 
 
-def test_what_is_copied_belongs_to_nobody_else() -> None:
-    """While r comes, requests here get other blocks, and never r's."""
+def test_reserved_blocks_go_to_no_other_request() -> None:
+    """While r is being copied, requests that run here never get its blocks."""
     instance = destination()
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
     for number in range(4):
@@ -134,8 +134,8 @@ def test_what_is_copied_belongs_to_nobody_else() -> None:
     assert not {block for table in instance.plan.block_tables for block in table} & set(fetch.blocks)
 
 
-def test_what_has_run_keeps_a_block_for_each() -> None:
-    """A request comes only where it leaves a block for each that runs: else it would have somebody sent away."""
+def test_each_running_request_keeps_a_free_block() -> None:
+    """A request is accepted only if one block stays free for each running request, because growth would preempt one."""
     for num_others, comes in ((1, True), (3, False)):
         instance = destination(num_blocks=8, prefix_cache=False)
         for number in range(num_others):
@@ -144,71 +144,73 @@ def test_what_has_run_keeps_a_block_for_each() -> None:
             instance.done()
         effects = instance.handle(WHOLE, 0.0, S)
         assert bool(instance.state.migration_destination) is comes
-        assert (effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]) is not comes
+        assert (effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]) is not comes
 
 
 # --- no ---------------------------------------------------------------------------------------------------------------
 
 
 def test_without_room_nothing_is_held() -> None:
-    """A request for which too few blocks are free is declined, and what is free stays free."""
+    """A request that needs more blocks than are free is declined, and the free blocks stay free."""
     instance = destination()
     instance.start(spec("big", 50, 10))
     used = num_used(instance)
     assert used == 13
     long = replace(spec("r", 20, 40), output_token_ids=(9,))
     effects = instance.handle(offer(long, 20, 1, 2, 3, 4, 5), 0.0, S)
-    assert effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    assert effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     assert num_used(instance) == used
     assert not instance.state.migration_destination
 
 
-def test_a_stage_without_room_gives_back_what_was_reserved() -> None:
-    """Where blocks for what was made since are not free, all of it is let go."""
+def test_a_stage_without_room_frees_the_reservation() -> None:
+    """If too few blocks are free for a later stage, all of the request's blocks are freed."""
     instance = destination(num_blocks=5, max_context_tokens=20)
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
     instance.handle(Start(1, spec("other", 7, 10)))
     assert num_used(instance) == 5
-    effects = instance.handle(Stage(1, (7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
-    assert effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    effects = instance.handle(Stage((7, 7, 7), 12, ticket(1, 42), True), 0.0, S)
+    assert effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     assert num_used(instance) == 2
     assert not instance.state.migration_destination
 
 
-def test_one_that_is_full_already_is_declined() -> None:
-    """A request that could make no further token here does not come."""
+def test_a_request_at_the_context_limit_is_declined() -> None:
+    """A request that could make no further token here is not accepted."""
     instance = destination(max_context_tokens=10)
-    assert instance.handle(WHOLE, 0.0, S) == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    assert instance.handle(WHOLE, 0.0, S) == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     instance = destination(max_context_tokens=11)
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
-    effects = instance.handle(Stage(1, (7,), 10, ticket(1, 42), True), 0.0, S)
-    assert effects == [Send(S, Declined(1, DeclineReason.NO_BLOCKS))]
+    effects = instance.handle(Stage((7,), 10, ticket(1, 42), True), 0.0, S)
+    assert effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]
     assert_holds_nothing(instance)
 
 
-def test_a_draining_instance_takes_nobody() -> None:
-    """What comes is declined, and so is what was on its way; a request handed over all the same is refused."""
+def test_a_draining_instance_accepts_nothing() -> None:
+    """Offers and migrations in flight are declined, and a request that is handed over nevertheless is refused."""
     instance = destination()
-    instance.start(spec("runs", 4, 50))  # so that it does not end at once
+    instance.start(spec("runs", 4, 50))  # so that the drain does not end at once
     first = fetch_of(instance.handle(WHOLE, 0.0, S))
     effects = instance.handle(Drain())
-    assert Send(S, Declined(1, DeclineReason.DRAINING)) in effects
-    second = replace(WHOLE, number=2)
-    assert instance.handle(second, 0.0, S) == [Send(S, Declined(2, DeclineReason.DRAINING))]
+    assert Send(S, Declined(migration_id(), DeclineReason.DRAINING)) in effects
+    second = replace(WHOLE, ticket=ticket(0, 40, 41, 42, number=2))
+    assert instance.handle(second, 0.0, S) == [Send(S, Declined(migration_id(2), DeclineReason.DRAINING))]
     assert copied(instance, first) == []
-    effects = instance.handle(Start(2, MOVED, migration=MigrationId(S, 1)))
+    effects = instance.handle(Start(2, MOVED, transfer=Transfer(S, migration_id())))
     assert effects == [Send(GATEWAY, Refused("r", 2, RefusalReason.DRAINING, retry_after_s=DESTINATION.retry_s))]
     instance.handle(Release("runs", 1))
     instance.done()
     assert_holds_nothing(instance)
 
 
-def test_whose_kv_cannot_be_read_is_declined() -> None:
-    """A worker that is not up here, or that did not say how its KV is read, is told so."""
+def test_an_unreadable_source_is_declined() -> None:
+    """A worker that this instance has not met, or that did not say how to read its KV, gets UNREACHABLE."""
     instance = destination()
     instance.handle(PeerUp(STRANGER, Role.WORKER))
     for source in (STRANGER, Peer("nobody", 1)):
-        assert instance.handle(WHOLE, 0.0, source) == [Send(source, Declined(1, DeclineReason.UNREACHABLE))]
+        assert instance.handle(WHOLE, 0.0, source) == [
+            Send(source, Declined(migration_id(), DeclineReason.UNREACHABLE))
+        ]
     assert_holds_nothing(instance)
 
 
@@ -217,12 +219,12 @@ def test_whose_kv_cannot_be_read_is_declined() -> None:
 
 @pytest.mark.parametrize(
     "why",
-    [Withdrawn(1), PeerDown(S), PeerDown(GATEWAY), Drain()],
+    [Withdrawn(migration_id()), PeerDown(S), PeerDown(GATEWAY), Drain()],
     ids=["withdrawn", "source dies", "gateway dies", "drains"],
 )
 @pytest.mark.parametrize("outcome", [CopyDone(1, 0.01), CopyFailed(1)], ids=["done", "failed"])
-def test_given_up_while_it_is_copied(why: Message, outcome: Message) -> None:
-    """The blocks that the copy writes are free only once it is done, or failed; nobody is told of that."""
+def test_a_migration_ends_during_a_copy(why: Message, outcome: Message) -> None:
+    """The blocks that the copy writes are free once it has succeeded or failed, and no message follows."""
     instance = destination()
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
     instance.handle(why, 0.0, S)
@@ -233,27 +235,27 @@ def test_given_up_while_it_is_copied(why: Message, outcome: Message) -> None:
 
 
 def test_blocks_that_are_not_copied_are_free_at_once() -> None:
-    """Of a request given up in the middle of a stage only that stage's blocks are held until the copy is done."""
+    """When a migration ends during a stage, only that stage's blocks stay in use until the copy is done."""
     instance = destination()
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
-    fetch = fetch_of(instance.handle(Stage(1, (7, 7, 7), 12, ticket(1, 42), True), 0.0, S))
-    instance.handle(Withdrawn(1), 0.0, S)
+    fetch = fetch_of(instance.handle(Stage((7, 7, 7), 12, ticket(1, 42), True), 0.0, S))
+    instance.handle(Withdrawn(migration_id()), 0.0, S)
     assert num_used(instance) == len(fetch.blocks) == 1
     copied(instance, fetch)
     assert_holds_nothing(instance)
 
 
 def test_a_copy_that_fails_is_declined() -> None:
-    """The source hears that its KV could not be read, and nothing is held."""
+    """The source hears that reading its KV failed, and all blocks are free."""
     instance = destination()
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
-    assert instance.handle(CopyFailed(fetch.copy_id)) == [Send(S, Declined(1, DeclineReason.UNREACHABLE))]
+    assert instance.handle(CopyFailed(fetch.copy_id)) == [Send(S, Declined(migration_id(), DeclineReason.UNREACHABLE))]
     assert_holds_nothing(instance)
 
 
-@pytest.mark.parametrize("why", [Withdrawn(1), PeerDown(GATEWAY)], ids=["withdrawn", "gateway dies"])
-def test_given_up_when_it_lies_here_whole(why: Message) -> None:
-    """Its blocks are free at once; handed over all the same, it is computed anew."""
+@pytest.mark.parametrize("why", [Withdrawn(migration_id()), PeerDown(GATEWAY)], ids=["withdrawn", "gateway dies"])
+def test_a_migration_ends_after_the_last_copy(why: Message) -> None:
+    """Its blocks are free at once. If the request is handed over nevertheless, its KV is computed again."""
     instance = with_copy()
     instance.handle(why, 0.0, S)
     assert_holds_nothing(instance)
@@ -261,7 +263,7 @@ def test_given_up_when_it_lies_here_whole(why: Message) -> None:
 
 
 def test_a_whole_copy_outlives_its_source() -> None:
-    """It may just have been handed over; if it is not, its time ends."""
+    """The request may just have been handed over. If it was not, the copy ends at its deadline."""
     instance = with_copy()
     instance.handle(PeerDown(S))
     assert adopted(instance)
@@ -272,7 +274,7 @@ def test_a_whole_copy_outlives_its_source() -> None:
 
 
 def test_a_part_does_not_outlive_its_source() -> None:
-    """What is copied of a request that still decodes is of no use without the rest."""
+    """A partial copy is freed when its source dies, because it is of no use without the rest."""
     instance = destination()
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
     assert num_used(instance) == 3
@@ -280,26 +282,30 @@ def test_a_part_does_not_outlive_its_source() -> None:
     assert_holds_nothing(instance)
 
 
-def test_a_copy_that_nobody_claims_has_its_time() -> None:
-    """The source is told, and what follows finds nothing."""
+def test_an_unclaimed_copy_times_out() -> None:
+    """The source is told, and later messages about the transfer find nothing."""
     instance = destination()
     instance.handle(PeerDown(GATEWAY))  # so that no load report is due
     instance.handle(PeerUp(GATEWAY, Role.COORDINATOR))
     fetch = fetch_of(instance.handle(WHOLE, 1000.0, S))
     copied(instance, fetch, now=1000.0)
-    assert Send(S, Declined(1, DeclineReason.UNKNOWN)) not in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S - 0.01)
-    assert Send(S, Declined(1, DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S)
+    assert Send(S, Declined(migration_id(), DeclineReason.UNKNOWN)) not in instance.handle(
+        Tick(), 1000.0 + 2 * TIMEOUT_S - 0.01
+    )
+    assert Send(S, Declined(migration_id(), DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S)
     assert_holds_nothing(instance)
     assert not adopted(instance)
 
 
 def test_a_copy_that_does_not_end_is_given_up() -> None:
-    """The source is told; the blocks are free once the copy writes no more, and not before."""
+    """The source is told. The blocks are free once the copy has ended, and not before."""
     instance = destination()
     instance.handle(PeerDown(GATEWAY))
     instance.handle(PeerUp(GATEWAY, Role.COORDINATOR))
     fetch = fetch_of(instance.handle(WHOLE, 1000.0, S))
-    assert Send(S, Declined(1, DeclineReason.UNKNOWN)) in instance.handle(Tick(), 1000.0 + 2 * TIMEOUT_S + 1.0)
+    assert Send(S, Declined(migration_id(), DeclineReason.UNKNOWN)) in instance.handle(
+        Tick(), 1000.0 + 2 * TIMEOUT_S + 1.0
+    )
     assert not instance.state.migration_destination
     free = instance.state.memory.device.num_free_blocks
     instance.handle(CopyDone(fetch.copy_id, 9.0), 1010.0)
@@ -307,15 +313,15 @@ def test_a_copy_that_does_not_end_is_given_up() -> None:
     assert_holds_nothing(instance)
 
 
-def test_the_newer_life_of_a_source_knows_nothing_of_the_old_ones() -> None:
-    """What the old incarnation offered is not the new one's, whatever its numbers."""
+def test_a_new_incarnation_of_the_source_has_transfers_of_its_own() -> None:
+    """Transfers of the old incarnation are unknown to the new one, even under equal numbers."""
     instance = with_copy()
     reborn = Peer(S.name, 2)
     instance.handle(PeerDown(S))
     instance.handle(PeerUp(reborn, Role.WORKER, INFO))
-    instance.handle(Withdrawn(1), 0.0, reborn)
+    instance.handle(Withdrawn(migration_id()), 0.0, reborn)
     assert len(instance.state.migration_destination) == 1
-    effects = instance.handle(Start(2, MOVED, migration=MigrationId(reborn, 1)))
+    effects = instance.handle(Start(2, MOVED, transfer=Transfer(reborn, migration_id())))
     assert Send(GATEWAY, Started("r", 2)) in effects
     assert instance.plan is not None
     assert instance.plan.starts == (0,)
@@ -324,19 +330,19 @@ def test_the_newer_life_of_a_source_knows_nothing_of_the_old_ones() -> None:
 # --- handed over -----------------------------------------------------------------------------------------------------
 
 
-def test_a_request_with_other_tokens_than_were_copied_is_computed_anew() -> None:
-    """The gateway's tokens are what counts: a copy of others is dropped."""
+def test_a_copy_with_other_tokens_is_not_used() -> None:
+    """The gateway's tokens decide: a copy of other tokens is freed, and the KV is computed again."""
     for output in ((9,), (9, 8, 7), (9, 7)):
         instance = with_copy()
-        instance.handle(Start(2, replace(MOVED, output_token_ids=output), migration=MigrationId(S, 1)))
+        instance.handle(Start(2, replace(MOVED, output_token_ids=output), transfer=Transfer(S, migration_id())))
         assert not instance.state.migration_destination
         assert instance.plan is not None
         assert instance.plan.starts == (0,)
         assert len(instance.plan.token_ids[0]) == 8 + len(output)
 
 
-def test_handed_over_before_all_is_copied_it_is_computed_anew() -> None:
-    """What comes while the last stage, or any before it, is under way waits for no copy; that ends by itself."""
+def test_a_hand_over_before_the_last_copy_computes_again() -> None:
+    """A request that starts during a stage's copy does not wait for it; the copy ends by itself."""
     for message in (offer(), WHOLE):
         instance = destination()
         fetch = fetch_of(instance.handle(message, 0.0, S))
@@ -352,20 +358,20 @@ def test_handed_over_before_all_is_copied_it_is_computed_anew() -> None:
 
 
 def test_a_start_that_is_repeated_is_answered_again() -> None:
-    """It adopts once."""
+    """The request adopts its copy once, and the repeated Start is answered."""
     instance = with_copy()
     assert adopted(instance)
-    assert instance.handle(Start(2, MOVED, migration=MigrationId(S, 1))) == [Send(GATEWAY, Started("r", 2))]
+    assert instance.handle(Start(2, MOVED, transfer=Transfer(S, migration_id()))) == [Send(GATEWAY, Started("r", 2))]
 
 
-def test_it_comes_back_while_its_old_epoch_is_still_here() -> None:
-    """An old epoch that was never released makes way, and the new one takes the copy."""
+def test_a_request_returns_while_its_old_epoch_is_still_here() -> None:
+    """The new epoch replaces an old one that was never released, and takes the copy."""
     instance = destination(num_blocks=32)
     instance.start(MOVED, epoch=1)
     instance.done()
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
     copied(instance, fetch)
-    instance.handle(Start(3, MOVED, migration=MigrationId(S, 1)))
+    instance.handle(Start(3, MOVED, transfer=Transfer(S, migration_id())))
     assert instance.state.requests["r"].epoch == 3
     assert instance.state.requests["r"].num_computed == 9
     instance.done()
@@ -373,13 +379,13 @@ def test_it_comes_back_while_its_old_epoch_is_still_here() -> None:
     assert (instance.plan.request_ids, instance.plan.starts) == (("r",), (9,))
 
 
-def test_after_the_start_nothing_that_its_source_says_matters() -> None:
-    """A late withdrawal, stage or death is not the request's any more."""
+def test_after_the_start_the_source_has_no_say() -> None:
+    """A late withdrawal, a late stage or the source's death does not affect the started request."""
     instance = with_copy()
     assert adopted(instance)
-    instance.handle(Withdrawn(1), 0.0, S)
-    assert instance.handle(Stage(1, (7,), 10, ticket(1, 43), True), 0.0, S) == [
-        Send(S, Declined(1, DeclineReason.UNKNOWN))
+    instance.handle(Withdrawn(migration_id()), 0.0, S)
+    assert instance.handle(Stage((7,), 10, ticket(1, 43), True), 0.0, S) == [
+        Send(S, Declined(migration_id(), DeclineReason.UNKNOWN))
     ]
     instance.handle(PeerDown(S))
     instance.done()

@@ -1,4 +1,4 @@
-"""Scenarios of handing over at the gateway: it alone commits, and the client's stream goes on whole."""
+"""Scenarios of the hand-over at the gateway: only the gateway commits, and the client's stream goes on complete."""
 
 from dataclasses import replace
 
@@ -14,7 +14,6 @@ from actorserve.core.messages import (
     HandOver,
     Keep,
     Message,
-    MigrationId,
     Peer,
     PeerDown,
     Place,
@@ -28,28 +27,30 @@ from actorserve.core.messages import (
     Tick,
     TokenLogprobs,
     Tokens,
+    Transfer,
 )
+from tests.core.harness.driver import migration_id
 from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, running, tokens, up
 
 C = Peer("worker-2", 1)
 ATTAINED = Attained(service_s=1.0, quantum_s=0.5)
-HAND_OVER = HandOver("r", 1, B, 3, 2, ATTAINED)
+HAND_OVER = HandOver("r", 1, B, migration_id(3), 2, ATTAINED)
 """Of A, to B, of a request with two tokens whose KV was copied."""
 
 
 def with_tokens(count: int = 2, *workers: Peer) -> GatewayState:
-    """r runs on A under epoch 1, and its client has so many tokens: 10, 11, ..."""
+    """r runs on A under epoch 1, and its client has this many tokens: 10, 11, ..."""
     state = running(*(workers or (A, B)))
     for position in range(count):
         state.handle(tokens(1, position, 10 + position), 0.0, A)
     return state
 
 
-def start(epoch: int, output: tuple[int, ...], migration: MigrationId | None) -> Start:
-    return Start(epoch, replace(SPEC, output_token_ids=output), ATTAINED, migration)
+def start(epoch: int, output: tuple[int, ...], transfer: Transfer | None) -> Start:
+    return Start(epoch, replace(SPEC, output_token_ids=output), ATTAINED, transfer)
 
 
-COMMITTED = [Send(B, start(2, (10, 11), MigrationId(A, 3))), Send(A, Release("r", 1))]
+COMMITTED = [Send(B, start(2, (10, 11), Transfer(A, migration_id(3)))), Send(A, Release("r", 1))]
 
 
 def committed() -> GatewayState:
@@ -60,7 +61,7 @@ def committed() -> GatewayState:
 
 
 def test_the_gateway_commits() -> None:
-    """A new epoch starts at the destination, with what it copied and what was attained; the source is released."""
+    """A new epoch starts at the destination with the copied KV and the attained service; the source gets Release."""
     state = committed()
     assert state.counts.num_handed_over == 1
     assert state.handle(Started("r", 2), 0.0, B) == []
@@ -72,15 +73,15 @@ def test_the_gateway_commits() -> None:
     assert not state.sessions
 
 
-def test_one_without_kv_starts_without_a_migrations_name() -> None:
-    """What waited at its owner, or dropped its KV, is computed where it goes."""
+def test_a_request_without_kv_starts_without_a_transfer() -> None:
+    """A request that waited at its owner, or dropped its KV, is computed at the destination."""
     state = with_tokens()
-    effects = state.handle(replace(HAND_OVER, number=0), 0.0, A)
+    effects = state.handle(replace(HAND_OVER, transfer=None), 0.0, A)
     assert effects == [Send(B, start(2, (10, 11), None)), Send(A, Release("r", 1))]
 
 
 def test_nothing_is_committed_while_tokens_are_missing() -> None:
-    """The owner is asked for them once a retry_s, and it is committed the moment the last one comes."""
+    """The owner is asked for them once a retry_s, and the gateway commits as soon as the last one arrives."""
     state = with_tokens(0)
     assert state.handle(HAND_OVER, 0.0, A) == [Send(A, Resend("r", 1, 0))]
     assert state.handle(HAND_OVER, 0.5, A) == []
@@ -91,16 +92,16 @@ def test_nothing_is_committed_while_tokens_are_missing() -> None:
     assert state.handle(tokens(2, 2, 12), 1.3, B) == [Deliver("r", (12,))]
 
 
-def test_one_with_more_tokens_than_said_is_committed_with_all_of_them() -> None:
-    """The owner went on since it asked (it was told to keep the request, late): what the client has is what counts."""
+def test_later_tokens_are_committed_as_well() -> None:
+    """If the owner went on after it asked, because an earlier Keep was late, all tokens that the client has count."""
     state = with_tokens(3)
     [begin, _] = state.handle(HAND_OVER, 0.0, A)
-    assert begin == Send(B, start(2, (10, 11, 12), MigrationId(A, 3)))
+    assert begin == Send(B, start(2, (10, 11, 12), Transfer(A, migration_id(3))))
 
 
 @pytest.mark.parametrize("to", [C, Peer("worker-1", 2), Peer("worker-1", 0), COORDINATOR, Peer("", 0)])
-def test_to_whom_the_gateway_does_not_know_nothing_is_handed_over(to: Peer) -> None:
-    """The owner keeps it, each time that it asks; and what it makes is delivered."""
+def test_nothing_is_handed_to_an_unknown_worker(to: Peer) -> None:
+    """The owner gets Keep each time that it asks, and its tokens are delivered."""
     state = with_tokens()
     for now in (0.0, 1.0):
         assert state.handle(replace(HAND_OVER, to=to), now, A) == [Send(A, Keep("r", 1))]
@@ -109,7 +110,7 @@ def test_to_whom_the_gateway_does_not_know_nothing_is_handed_over(to: Peer) -> N
 
 
 def test_kept_while_tokens_were_missing() -> None:
-    """The destination dies before they come: the owner keeps the request then, and nothing is left of the wish."""
+    """If the destination dies before they arrive, the owner keeps the request, and the question is forgotten."""
     state = with_tokens(1)
     assert state.handle(HAND_OVER, 0.0, A) == [Send(A, Resend("r", 1, 1))]
     assert state.handle(PeerDown(B), 0.1) == []
@@ -121,7 +122,7 @@ def test_kept_while_tokens_were_missing() -> None:
 
 @pytest.mark.parametrize("now", [0.0, 5.0])
 def test_asked_again_after_it_committed(now: float) -> None:
-    """The Release was lost: it is sent again, and nothing moves twice."""
+    """If the Release was lost, it is sent again, and the request does not move twice."""
     state = committed()
     assert state.handle(HAND_OVER, now, A) == [Send(A, Release("r", 1))]
     assert state.counts.num_handed_over == 1
@@ -140,14 +141,14 @@ def test_asked_again_after_it_committed(now: float) -> None:
     ],
 )
 def test_what_the_old_owner_still_says_is_dropped(said: Message) -> None:
-    """It is told to let go, whatever it says of the old epoch."""
+    """It gets Release, whatever it says of the old epoch."""
     state = committed()
     assert state.handle(said, 0.0, A) == [Send(A, Release("r", 1))]
     assert state.handle(tokens(2, 2, 12), 0.0, B) == [Deliver("r", (12,))]
 
 
 def test_only_the_owner_hands_over() -> None:
-    """Another worker, or the destination itself, cannot ask for it: it is told to let go of what it does not own."""
+    """Any other worker that asks, even the destination, gets Release."""
     state = with_tokens()
     for stranger in (B, C):
         assert state.handle(HAND_OVER, 0.0, stranger) == [Send(stranger, Release("r", 1))]
@@ -157,7 +158,7 @@ def test_only_the_owner_hands_over() -> None:
 
 
 def test_the_start_is_repeated_until_it_is_answered() -> None:
-    """The same each time, with the copy's name."""
+    """Each repetition is the same, including the transfer."""
     state = committed()
     assert state.handle(Tick(), 1.0) == COMMITTED[:1]
     state.handle(Started("r", 2), 1.5, B)
@@ -166,7 +167,7 @@ def test_the_start_is_repeated_until_it_is_answered() -> None:
 
 @pytest.mark.parametrize("has_answered", [False, True])
 def test_the_destination_dies_right_after(has_answered: bool) -> None:
-    """The request fails over to another place, from the tokens that its client has, and with no copy's name."""
+    """The request fails over to another worker from the tokens that its client has, without a transfer."""
     state = committed()
     if has_answered:
         state.handle(Started("r", 2), 0.0, B)
@@ -175,14 +176,14 @@ def test_the_destination_dies_right_after(has_answered: bool) -> None:
     [begin] = state.handle(Placed("r", 3, A), 0.2, COORDINATOR)
     assert isinstance(begin, Send)
     assert isinstance(begin.message, Start)
-    assert (begin.to, begin.message.epoch, begin.message.migration) == (A, 3, None)
+    assert (begin.to, begin.message.epoch, begin.message.transfer) == (A, 3, None)
     assert begin.message.request.output_token_ids == (10, 11)
     assert state.handle(tokens(2, 2, 99), 0.3, B) == [Send(B, Release("r", 2))]
     assert state.handle(tokens(3, 2, 12), 0.3, A) == [Deliver("r", (12,))]
 
 
 def test_the_source_dies_before_it_asks() -> None:
-    """The copy is of no use then: the request fails over as any other, and a late HandOver finds no owner."""
+    """The copy is of no use, so the request fails over like any other, and a late HandOver finds no owner."""
     state = with_tokens()
     [place] = state.handle(PeerDown(A), 0.1)
     assert isinstance(place, Send)
@@ -192,7 +193,7 @@ def test_the_source_dies_before_it_asks() -> None:
 
 
 def test_the_source_dies_right_after() -> None:
-    """It is not the owner any more: nothing happens."""
+    """It is not the owner any more, so nothing happens."""
     state = committed()
     assert state.handle(PeerDown(A), 0.1) == []
     assert state.handle(tokens(2, 2, 12), 0.2, B) == [Deliver("r", (12,))]
@@ -200,7 +201,7 @@ def test_the_source_dies_right_after() -> None:
 
 @pytest.mark.parametrize("reason", [RefusalReason.DRAINING, RefusalReason.OVERLOADED, RefusalReason.TOO_LARGE])
 def test_the_destination_refuses_it(reason: RefusalReason) -> None:
-    """It looks for another place, under a new epoch, and keeps what its client has."""
+    """The request is placed again under a new epoch, with the tokens that its client has."""
     state = committed()
     effects = state.handle(Refused("r", 2, reason, 1.0, ATTAINED), 0.1, B)
     assert effects[0] == Send(B, Release("r", 2))
@@ -211,7 +212,7 @@ def test_the_destination_refuses_it(reason: RefusalReason) -> None:
 
 
 def test_the_client_leaves_right_after() -> None:
-    """The destination is told to let go; the source asks again, and is told too."""
+    """The destination gets Release, and so does the source when it asks again."""
     state = committed()
     assert Send(B, Release("r", 2)) in state.handle(Close("r"), 0.1)
     assert state.handle(HAND_OVER, 1.0, A) == [Send(A, Release("r", 1))]
@@ -219,7 +220,7 @@ def test_the_client_leaves_right_after() -> None:
 
 
 def test_the_client_leaves_while_tokens_are_missing() -> None:
-    """There is nothing to hand over any more: the owner is released, now and when it asks again."""
+    """Nothing is left to hand over, so the owner gets Release now and when it asks again."""
     state = with_tokens(1)
     state.handle(HAND_OVER, 0.0, A)
     assert state.handle(Close("r"), 0.1) == [Send(A, Release("r", 1))]
@@ -227,11 +228,11 @@ def test_the_client_leaves_while_tokens_are_missing() -> None:
 
 
 def test_there_and_back_again() -> None:
-    """A request may come back to where it was: each epoch has one owner, and only the newest is heard."""
+    """A request may return to its first worker: each epoch has one owner, and only the newest epoch is heard."""
     state = committed()
-    back = HandOver("r", 2, A, 1, 2, ATTAINED)
+    back = HandOver("r", 2, A, migration_id(), 2, ATTAINED)
     assert state.handle(back, 0.0, B) == [
-        Send(A, start(3, (10, 11), MigrationId(B, 1))),
+        Send(A, start(3, (10, 11), Transfer(B, migration_id()))),
         Send(B, Release("r", 2)),
     ]
     assert state.handle(HAND_OVER, 0.2, A) == [Send(A, Release("r", 1))]
@@ -241,7 +242,7 @@ def test_there_and_back_again() -> None:
 
 
 def test_logprobs_are_whole_after_a_move() -> None:
-    """Those of tokens made before come from the old owner, before it commits; those after from the new one."""
+    """Log-probabilities of earlier tokens come from the old owner before the commit, later ones from the new owner."""
     logprobs = [TokenLogprobs(-0.1 * n, (n,), (-0.1 * n,)) for n in range(4)]
     state = with_tokens(0)
     first = Tokens(("r",), (1,), (0,), (10,), (logprobs[0],))
@@ -254,9 +255,9 @@ def test_logprobs_are_whole_after_a_move() -> None:
 
 
 def test_absurd_numbers_commit_nothing() -> None:
-    """More tokens than there ever will be are asked for, and never handed over; fewer than none are as none."""
+    """A request with impossibly many tokens is never handed over; a negative count acts like none."""
     state = with_tokens()
     assert state.handle(replace(HAND_OVER, num_output_tokens=2**62), 0.0, A) == [Send(A, Resend("r", 1, 2))]
     assert state.counts.num_handed_over == 0
-    [begin, _] = state.handle(replace(HAND_OVER, num_output_tokens=-5, number=-7), 0.0, A)
-    assert begin == Send(B, start(2, (10, 11), MigrationId(A, -7)))
+    [begin, _] = state.handle(replace(HAND_OVER, num_output_tokens=-5, transfer=migration_id(-7)), 0.0, A)
+    assert begin == Send(B, start(2, (10, 11), Transfer(A, migration_id(-7))))

@@ -1,4 +1,4 @@
-"""Scenarios of a migration's source: what leaves, when it stands still, and how it goes on where it stays."""
+"""Scenarios of a migration's source: which requests leave, when they are paused, and how those that stay go on."""
 
 from dataclasses import replace
 
@@ -15,7 +15,6 @@ from actorserve.core.messages import (
     LoadReport,
     Message,
     MigrateTo,
-    MigrationId,
     Offer,
     PeerDown,
     PeerUp,
@@ -24,12 +23,13 @@ from actorserve.core.messages import (
     Stage,
     Start,
     Tick,
+    Transfer,
     Withdrawn,
 )
 from actorserve.core.migration.config import MigrationMode
 from actorserve.core.timing.profile import Link
 from actorserve.core.timing.step_times import StepTimes
-from tests.core.harness.driver import GATEWAY, PROFILE, Instance, spec
+from tests.core.harness.driver import GATEWAY, PROFILE, Instance, migration_id, spec
 from tests.core.harness.source import (
     COORDINATOR,
     INFO,
@@ -51,26 +51,26 @@ from tests.core.harness.source import (
 )
 from tests.core.harness.world import Scheduling, World
 
-# --- how it goes where nothing goes wrong ----------------------------------------------------------------------------
+# --- migrations without failures ----------------------------------------------------------------------------
 
 
 def test_the_stages_of_a_live_migration() -> None:
-    """Full blocks go while it decodes, the rest while it stands still, then its gateway is asked; Release ends it."""
+    """Full blocks are copied while the request decodes, the rest while it is paused; then its gateway is asked."""
     instance = source()
     decoding(instance)
     request = request_of(instance)
     first, second = request.blocks
     effects = order(instance)
-    assert effects == [Send(D, Offer(1, 1, GATEWAY, request.spec_now(), 4, ticket(1, 0, first), False))]
+    assert effects == [Send(D, Offer(1, GATEWAY, request.spec_now(), 4, ticket(migration_id(), 0, first), False))]
     instance.done()
-    assert request.num_output == 2  # it goes on while it is copied
-    assert instance.handle(Copied(1, 0), 0.0, D) == []
+    assert request.num_output == 2  # the request decodes during the copy
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == []
     assert instance.plan is not None  # the step in flight still has it
     effects = instance.done()
-    assert told(effects, D) == [Stage(1, (9, 9), 7, ticket(1, 1, second), True)]
+    assert told(effects, D) == [Stage((9, 9), 7, ticket(migration_id(), 1, second), True)]
     assert request.num_output == 3
     assert not any(isinstance(effect, RunStep) for effect in effects)
-    assert instance.handle(Copied(1, 1), 0.0, D) == [Send(GATEWAY, hand_over(3))]
+    assert instance.handle(Copied(migration_id(), 1), 0.0, D) == [Send(GATEWAY, hand_over(3))]
     assert instance.handle(Release("r", 1)) == [DropFromEngine("r")]
     assert instance.state.migration_source.num_migrated == 1
     assert instance.state.migration_source.migrated_bytes == 200
@@ -79,12 +79,12 @@ def test_the_stages_of_a_live_migration() -> None:
 
 
 def test_the_newest_tokens_kv_is_not_shipped() -> None:
-    """The last stage names all tokens, and the blocks that hold all of them but the newest, which has no KV yet."""
+    """The last stage names all tokens, and the blocks of all except the newest, which has no KV yet."""
     instance = source()
     decoding(instance, num_prompt=8)
     request = request_of(instance)
     order(instance)
-    instance.handle(Copied(1, 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
     [stage] = told(instance.done(), D)
     assert isinstance(stage, Stage)
     assert stage.num_computed == len(request.token_ids) - 1 == 9
@@ -92,8 +92,8 @@ def test_the_newest_tokens_kv_is_not_shipped() -> None:
 
 
 @pytest.mark.parametrize("num_prompt", [5, 40, 150])
-def test_what_is_copied_while_it_stands_still_does_not_grow_with_its_length(num_prompt: int) -> None:
-    """However long a request is, at most two blocks are left to be copied when it leaves the batch."""
+def test_the_pause_does_not_grow_with_the_length(num_prompt: int) -> None:
+    """However long a request is, at most two blocks are left to copy when it leaves the batch."""
     instance = source(max_batch_tokens=200)
     decoding(instance, num_prompt=num_prompt)
     order(instance)
@@ -105,12 +105,12 @@ def test_what_is_copied_while_it_stands_still_does_not_grow_with_its_length(num_
             assert isinstance(message, Stage)
             assert not message.is_last or len(message.ticket.blocks) <= 2
         if request_of(instance) not in instance.state.migration_source.paused:
-            instance.handle(Copied(1, number_of_stages - 1), 0.0, D)
+            instance.handle(Copied(migration_id(), number_of_stages - 1), 0.0, D)
     assert number_of_stages <= 3
 
 
-def test_it_misses_no_iteration_before_its_last_stage_and_others_none_at_all() -> None:
-    """While one is copied both get a token each iteration; while it stands still the other goes on."""
+def test_decoding_goes_on_during_a_migration() -> None:
+    """While a request is copied, it and others get a token in each iteration; while it is paused, the others go on."""
     instance = source(max_outgoing=1)
     decoding(instance, "other")
     decoding(instance, "r", priority=1)
@@ -119,36 +119,36 @@ def test_it_misses_no_iteration_before_its_last_stage_and_others_none_at_all() -
     had, other_had = request.num_output, other.num_output
     for _ in range(3):
         instance.done()
-    instance.handle(Copied(1, 0), 0.0, D)
-    instance.handle(Copied(1, 1), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 1), 0.0, D)
     instance.done()
     assert (request.num_output - had, other.num_output - other_had) == (4, 4)
     assert request in instance.state.migration_source.paused
     for _ in range(3):
         instance.done()
     assert (request.num_output - had, other.num_output - other_had) == (4, 7)
-    instance.handle(Copied(1, 2), 0.0, D)
+    instance.handle(Copied(migration_id(), 2), 0.0, D)
     instance.handle(Release("r", 1))
     instance.done()
     assert other.num_output - other_had == 8
 
 
 def test_stages_follow_as_blocks_fill() -> None:
-    """What filled while a stage was copied goes in a further stage, before the request has to stand still."""
+    """Blocks that filled during a stage's copy go in a further stage, before the request is paused."""
     instance = source()
     decoding(instance)
     request = request_of(instance)
     order(instance)
     for _ in range(8):
         instance.done()
-    [stage] = told(instance.handle(Copied(1, 0), 0.0, D), D)
-    assert stage == Stage(1, (9,) * 8, 12, ticket(1, 1, *request.blocks[1:3]), False)
-    assert instance.handle(Copied(1, 1), 0.0, D) == []
-    assert told(instance.done(), D) == [Stage(1, (9,), 14, ticket(1, 2, request.blocks[3]), True)]
+    [stage] = told(instance.handle(Copied(migration_id(), 0), 0.0, D), D)
+    assert stage == Stage((9,) * 8, 12, ticket(migration_id(), 1, *request.blocks[1:3]), False)
+    assert instance.handle(Copied(migration_id(), 1), 0.0, D) == []
+    assert told(instance.done(), D) == [Stage((9,), 14, ticket(migration_id(), 2, request.blocks[3]), True)]
 
 
-def test_a_link_slower_than_decoding_ends_in_a_last_stage_all_the_same() -> None:
-    """After eight stages the request stands still, however much was made meanwhile."""
+def test_a_link_slower_than_decoding_reaches_a_last_stage() -> None:
+    """After eight stages the request is paused, however many tokens it made meanwhile."""
     instance = source()
     decoding(instance)
     order(instance)
@@ -158,13 +158,13 @@ def test_a_link_slower_than_decoding_ends_in_a_last_stage_all_the_same() -> None
             stages += told(instance.done(), D)
         if request_of(instance) in instance.state.migration_source.paused:
             break
-        stages += told(instance.handle(Copied(1, number), 0.0, D), D)
+        stages += told(instance.handle(Copied(migration_id(), number), 0.0, D), D)
     assert [stage.is_last for stage in stages if isinstance(stage, Stage)] == [False] * 7 + [True]
 
 
 @pytest.mark.parametrize("num_prompt", [2, 3])
-def test_a_short_one_goes_in_a_single_stage(num_prompt: int) -> None:
-    """Without a full block there is nothing to copy ahead: it stands still at the step's end, and goes at once."""
+def test_a_short_request_goes_in_a_single_stage(num_prompt: int) -> None:
+    """Without a full block there is nothing to copy ahead, so the request is paused and copied at the step's end."""
     instance = source()
     decoding(instance, num_prompt=num_prompt)
     request = request_of(instance)
@@ -172,16 +172,16 @@ def test_a_short_one_goes_in_a_single_stage(num_prompt: int) -> None:
     assert request not in instance.state.migration_source.paused
     effects = instance.done()
     num_computed = num_prompt + 1
-    sent = Offer(1, 1, GATEWAY, request.spec_now(), num_computed, ticket(1, 0, request.blocks[0]), True)
+    sent = Offer(1, GATEWAY, request.spec_now(), num_computed, ticket(migration_id(), 0, request.blocks[0]), True)
     assert told(effects, D) == [sent]
-    assert instance.handle(Copied(1, 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
 
 
 # --- which ones, and how many ----------------------------------------------------------------------------------------
 
 
 def test_low_priority_goes_first() -> None:
-    """The one with the largest number goes first, even where a more urgent one is shorter or only waits."""
+    """The request with the largest priority number goes first, even if a more urgent one is shorter or only waits."""
     instance = source(max_outgoing=1, max_batch_requests=2)
     decoding(instance, "urgent", num_prompt=5, priority=-1)
     decoding(instance, "lazy", num_prompt=20, priority=1)
@@ -190,8 +190,8 @@ def test_low_priority_goes_first() -> None:
     assert chosen(instance) == ["lazy"]
 
 
-def test_who_waits_goes_before_who_started_and_short_before_long() -> None:
-    """Of one priority, one that costs no copy goes first, then the shorter one."""
+def test_waiting_requests_go_first_and_then_short_ones() -> None:
+    """Within a priority, requests that need no copy go first, then the shorter ones."""
     instance = source(max_batch_requests=2)
     decoding(instance, "long", num_prompt=20)
     decoding(instance, "short", num_prompt=8)
@@ -201,17 +201,17 @@ def test_who_waits_goes_before_who_started_and_short_before_long() -> None:
 
 
 def test_no_more_bytes_go_than_were_ordered() -> None:
-    """Those that do not fit into what is left of the order stay, and smaller ones behind them go."""
+    """Requests that do not fit into the rest of the order stay, and smaller ones behind them go."""
     instance = source()
     for name, num_prompt in (("two", 6), ("five", 18), ("three", 10)):
         decoding(instance, name, num_prompt)
-    assert instance.state.memory.bytes_of(request_of(instance, "two")) == 300  # it has grown meanwhile
+    assert instance.state.memory.bytes_of(request_of(instance, "two")) == 300  # the request has grown meanwhile
     order(instance, num_bytes=650)
     assert chosen(instance) == ["two", "three"]
 
 
-def test_no_more_go_at_once_than_may() -> None:
-    """The next one begins when one is gone, or stays."""
+def test_outgoing_requests_are_bounded() -> None:
+    """The next move begins when a request in flight is gone, or stays."""
     instance = source(max_outgoing=2, max_batch_requests=4)
     for number in range(4):
         decoding(instance, f"r{number}", num_prompt=8)
@@ -221,12 +221,12 @@ def test_no_more_go_at_once_than_may() -> None:
     assert len(instance.state.migration_source) == 2
     [third] = told(instance.effects, D)[1:]
     assert isinstance(third, Offer)
-    assert third.number == 3
+    assert third.transfer == migration_id(3)
 
 
 @pytest.mark.parametrize(("max_tokens", "goes"), [(5, False), (100, True)])
-def test_what_costs_more_than_it_gains_stays(max_tokens: int, goes: bool) -> None:
-    """One that will end soon is not worth its copy; one that may as well make as much again is."""
+def test_a_move_must_pay(max_tokens: int, goes: bool) -> None:
+    """A request that will end soon is not worth its copy; one that may double its output is."""
     times = StepTimes(replace(PROFILE, transfer=Link(0.0, 10_000.0)))  # 10 ms for a block, as for a token
     instance = Instance(SOURCE, times=times)
     instance.handle(PeerUp(D, Role.WORKER, INFO))
@@ -237,8 +237,8 @@ def test_what_costs_more_than_it_gains_stays(max_tokens: int, goes: bool) -> Non
     assert chosen(instance) == (["r"] if goes else [])
 
 
-def test_short_answers_here_say_that_the_next_is_short() -> None:
-    """A request that could run long is not worth its copy where all that ended were short, until it ran long itself."""
+def test_short_answers_predict_short_answers() -> None:
+    """If all finished requests were short, a request is not worth its copy until it has run for long itself."""
     times = StepTimes(replace(PROFILE, transfer=Link(0.0, 10_000.0)))
     instance = Instance(SOURCE, times=times)
     instance.handle(PeerUp(D, Role.WORKER, INFO))
@@ -253,8 +253,8 @@ def test_short_answers_here_say_that_the_next_is_short() -> None:
     assert chosen(instance) == ["r"]
 
 
-def test_what_costs_nothing_always_pays() -> None:
-    """One that waits goes over the slowest link."""
+def test_a_waiting_request_always_pays() -> None:
+    """A waiting request needs no copy, so it moves even over the slowest link."""
     times = StepTimes(replace(PROFILE, transfer=Link(0.0, 1.0)))
     instance = Instance(replace(SOURCE, max_batch_requests=1), times=times)
     instance.handle(PeerUp(D, Role.WORKER, INFO))
@@ -264,8 +264,8 @@ def test_what_costs_nothing_always_pays() -> None:
     assert chosen(instance) == ["waits"]
 
 
-def test_one_in_prefill_stays() -> None:
-    """A prompt that is not computed to its end does not move; once it decodes it does."""
+def test_a_request_in_prefill_stays() -> None:
+    """A request moves only after its prompt has been computed."""
     instance = source(max_batch_tokens=8)
     instance.start(spec("r", 20, 50))
     instance.done()
@@ -277,8 +277,8 @@ def test_one_in_prefill_stays() -> None:
     assert chosen(instance) == ["r"]
 
 
-def test_a_waiting_request_moves_by_handing_over_alone() -> None:
-    """It has nothing to copy: the gateway is asked at once, under no migration's number."""
+def test_a_waiting_request_moves_by_the_hand_over_alone() -> None:
+    """It has nothing to copy, so the gateway is asked at once, without a transfer."""
     instance = source(max_batch_requests=1)
     decoding(instance, "runs", num_prompt=40)
     instance.start(spec("r", 7))
@@ -292,7 +292,7 @@ def test_a_waiting_request_moves_by_handing_over_alone() -> None:
 
 
 def test_a_swapped_request_moves_from_the_hosts_pool_in_one_stage() -> None:
-    """All of its KV is offered at once, out of host blocks, and it is not brought back meanwhile."""
+    """All of its KV is offered at once, from host blocks, and it is not swapped in meanwhile."""
     instance = short_of_memory(num_host_blocks=8)
     instance.done()
     instance.copied()
@@ -301,24 +301,29 @@ def test_a_swapped_request_moves_from_the_hosts_pool_in_one_stage() -> None:
     num_computed = len(request.token_ids) - 1
     [offer] = told(order(instance), D)
     assert offer == Offer(
-        1, 1, GATEWAY, request.spec_now(), num_computed, ticket(1, 0, *request.host_blocks, on_host=True), True
+        1,
+        GATEWAY,
+        request.spec_now(),
+        num_computed,
+        ticket(migration_id(), 0, *request.host_blocks, on_host=True),
+        True,
     )
     instance.handle(Release("other", 1))
     instance.done()
     assert request.is_swapped
     assert instance.plan is None
-    instance.handle(Copied(1, 0), 0.0, D)
+    instance.handle(Copied(migration_id(), 0), 0.0, D)
     instance.handle(Release("r", 1))
     assert_holds_nothing(instance)
 
 
 def test_a_swapped_request_that_stays_is_brought_back() -> None:
-    """Where the destination has no room, it goes on here as soon as there is some."""
+    """If the destination has no room, the request goes on at the source as soon as there is some."""
     instance = short_of_memory(num_host_blocks=8)
     instance.done()
     instance.copied()
     order(instance)
-    instance.handle(Declined(1, DeclineReason.NO_BLOCKS), 0.0, D)
+    instance.handle(Declined(migration_id(), DeclineReason.NO_BLOCKS), 0.0, D)
     instance.handle(Release("other", 1))
     instance.done()
     instance.copied()
@@ -328,8 +333,8 @@ def test_a_swapped_request_that_stays_is_brought_back() -> None:
 # --- the other modes -------------------------------------------------------------------------------------------------
 
 
-def test_blocking_copies_all_while_it_stands_still() -> None:
-    """It leaves the batch first, and its one stage is all of its KV."""
+def test_blocking_copies_all_while_the_request_is_paused() -> None:
+    """The request leaves the batch first, and its single stage is all of its KV."""
     instance = source(MigrationMode.BLOCKING)
     decoding(instance, num_prompt=20)
     request = request_of(instance)
@@ -337,12 +342,14 @@ def test_blocking_copies_all_while_it_stands_still() -> None:
     effects = instance.done()
     num_computed = len(request.token_ids) - 1
     blocks = request.blocks[: -(-num_computed // 4)]
-    assert effects[1:] == [Send(D, Offer(1, 1, GATEWAY, request.spec_now(), num_computed, ticket(1, 0, *blocks), True))]
-    assert instance.handle(Copied(1, 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
+    assert effects[1:] == [
+        Send(D, Offer(1, GATEWAY, request.spec_now(), num_computed, ticket(migration_id(), 0, *blocks), True))
+    ]
+    assert instance.handle(Copied(migration_id(), 0), 0.0, D) == [Send(GATEWAY, hand_over(2))]
 
 
 def test_recomputing_copies_nothing() -> None:
-    """It leaves the batch, its KV is dropped, and the gateway is asked at once; where it stays it is computed again."""
+    """The request is paused, its KV is dropped, and the gateway is asked at once; if it stays, it is computed again."""
     instance = source(MigrationMode.RECOMPUTE, prefix_cache=False)
     decoding(instance, num_prompt=20)
     assert order(instance) == []
@@ -357,8 +364,8 @@ def test_recomputing_copies_nothing() -> None:
 # --- orders ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_not_known_yet_is_met_first() -> None:
-    """The instance asks to meet it, and begins when it is up; each order asks again."""
+def test_an_unknown_destination_is_met_first() -> None:
+    """The instance asks to meet the worker, and begins when it is up; each order asks again."""
     instance = Instance(SOURCE)
     decoding(instance)
     assert order(instance) == [Meet(D)]
@@ -368,8 +375,8 @@ def test_a_worker_that_is_not_known_yet_is_met_first() -> None:
     assert chosen(instance) == ["r"]
 
 
-def test_a_later_order_takes_the_place_of_the_one_before() -> None:
-    """What is under way goes on to where it was going; what follows goes to the new one."""
+def test_a_later_order_replaces_the_one_before() -> None:
+    """Migrations in flight keep their destination; later ones go to the new one."""
     instance = source(max_outgoing=1)
     decoding(instance, "first", num_prompt=5)
     decoding(instance, "second", num_prompt=20)
@@ -377,14 +384,14 @@ def test_a_later_order_takes_the_place_of_the_one_before() -> None:
     assert told(instance.effects, D)
     assert order(instance, E) == []
     assert chosen(instance) == ["first"]
-    assert told(instance.handle(Release("first", 1)), D, E) == [Withdrawn(1), *told(instance.effects, E)]
+    assert told(instance.handle(Release("first", 1)), D, E) == [Withdrawn(migration_id()), *told(instance.effects, E)]
     [offer] = told(instance.effects, E)
     assert isinstance(offer, Offer)
     assert offer.request.request_id == "second"
 
 
 def test_an_order_ends() -> None:
-    """By one of no bytes, when its time is over, or when its destination dies: nobody else leaves."""
+    """After an order of 0 bytes, its deadline, or its destination's death no other request leaves."""
     endings: list[tuple[Message, float]] = [
         (MigrateTo(D, 0, 5.0), 1.0),
         (PeerDown(D), 1.0),
@@ -401,8 +408,8 @@ def test_an_order_ends() -> None:
         assert chosen(instance) == []
 
 
-def test_an_order_for_nothing_that_is_there_waits_for_what_comes() -> None:
-    """A request that comes within the order's time moves as well."""
+def test_an_order_waits_for_requests() -> None:
+    """A request that arrives within the order's time moves as well."""
     instance = source()
     assert order(instance) == []
     effects = instance.start(spec("r", 5))
@@ -410,8 +417,8 @@ def test_an_order_for_nothing_that_is_there_waits_for_what_comes() -> None:
     assert instance.plan is None
 
 
-def test_whom_an_order_does_not_fit_it_moves_once_it_does() -> None:
-    """One in prefill when the order came goes as soon as it decodes."""
+def test_an_order_moves_a_request_once_its_prefill_ends() -> None:
+    """A request in prefill when the order came moves as soon as it decodes."""
     instance = source()
     instance.start(spec("r", 5, 50))
     order(instance)
@@ -420,23 +427,23 @@ def test_whom_an_order_does_not_fit_it_moves_once_it_does() -> None:
     assert chosen(instance) == ["r"]
 
 
-def test_who_has_just_come_stays_for_a_token_at_least() -> None:
-    """One that was handed over to this worker does not leave at once, though there is an order."""
+def test_a_request_that_arrived_stays_for_one_token() -> None:
+    """A request that was handed over to this worker does not leave before its next token, despite an order."""
     instance = source()
     come = replace(spec("r", 8, 40), output_token_ids=(9, 8))
-    blocks = ticket(1, 0, 40, 41, 42)
-    [fetch] = instance.handle(Offer(1, 1, GATEWAY, come, 9, blocks, True), 0.0, D)
+    blocks = ticket(migration_id(), 0, 40, 41, 42)
+    [fetch] = instance.handle(Offer(1, GATEWAY, come, 9, blocks, True), 0.0, D)
     assert isinstance(fetch, Fetch)
     instance.handle(CopyDone(fetch.copy_id, 0.01))
     order(instance)
-    instance.handle(Start(2, come, migration=MigrationId(D, 1)))
+    instance.handle(Start(2, come, transfer=Transfer(D, migration_id())))
     assert chosen(instance) == []
     instance.done()
     assert chosen(instance) == ["r"]
 
 
-def test_load_reports_tell_of_moves() -> None:
-    """The coordinator hears how many are on their way, how many are gone with how many bytes, and how many stayed."""
+def test_load_reports_count_migrations() -> None:
+    """The coordinator hears how many requests are in flight, how many left with how many bytes, and how many stayed."""
 
     def counts(instance: Instance) -> tuple[int, int, int, int]:
         [report] = told(instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR)), COORDINATOR)
@@ -457,8 +464,8 @@ def test_load_reports_tell_of_moves() -> None:
 
 @pytest.mark.parametrize("mode", list(MigrationMode))
 def test_a_request_goes_to_and_fro(mode: MigrationMode) -> None:
-    """Each move is committed once, its client gets each token once and soon, and nothing is computed twice unless KV is
-    dropped.
+    """Each move is committed once, the client gets each token once and soon, and KV is computed twice only if the mode
+    drops it.
     """
     world = World(num_workers=2, num_blocks=48, scheduling=Scheduling(migration=mode))
     world.open("r", tuple(range(2, 42)), 100)  # an answer that no stop token ends
@@ -469,7 +476,9 @@ def test_a_request_goes_to_and_fro(mode: MigrationMode) -> None:
         num_tokens, owner = len(client.tokens), gateway.sessions["r"].instance
         if num_tokens >= last + 8 and owner is not None:
             last = num_tokens
-            num_bytes = -(-(44 + num_tokens) // 4) * 32  # about its own: once there the order is fulfilled
+            num_bytes = (
+                -(-(44 + num_tokens) // 4) * 32
+            )  # about the request's own size: after one move the order is fulfilled
             world.migrate(owner.name, "worker-1" if owner.name == "worker-0" else "worker-0", num_bytes)
         world.progress()
         gap = 0 if len(client.tokens) > num_tokens else gap + 1

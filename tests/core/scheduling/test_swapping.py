@@ -139,11 +139,10 @@ def test_blocks_that_are_still_on_the_device_are_not_copied_back() -> None:
     instance.done()
     instance.done()
     long = instance.state.requests["long"]
-    effects = instance.effects
-    assert instance.state.memory.swap_out(long, effects)
+    assert instance.state.memory.swap_out(long)
     instance.state.memory.on_copy_done(1)
-    instance.state.memory.swap_in(long, effects)
-    swap_in = effects[-1]
+    instance.state.memory.swap_in(long)
+    swap_in = instance.state._effects[-1]
     assert isinstance(swap_in, SwapIn)
     assert len(swap_in.host_blocks) == 1
     assert long.num_computed == 25

@@ -29,7 +29,7 @@ PROFILE = Profile(
     ("x", "y"), [(0, 10.0), (1, 10.0), (50, 10.0), (100, 10.0), (200, 20.0), (300, 30.0), (400, 40.0)]
 )
 def test_a_curve_goes_through_its_points(x: float, y: float) -> None:
-    """Between points it is linear, before the first constant, and beyond the last it goes on as before it."""
+    """It is linear between points, constant before the first, and beyond the last it continues the last piece."""
     assert CURVE(x) == pytest.approx(y)
 
 
@@ -47,14 +47,14 @@ def test_a_curve_goes_through_its_points(x: float, y: float) -> None:
         ((1.0,), (math.nan,)),
     ],
 )
-def test_what_is_no_curve_is_refused(xs: tuple[float, ...], ys: tuple[float, ...]) -> None:
+def test_wrong_points_are_refused(xs: tuple[float, ...], ys: tuple[float, ...]) -> None:
     """Points that are missing, out of order, falling or not finite make no curve."""
     with pytest.raises(ValueError, match="curve"):
         Curve(xs, ys)
 
 
 def test_how_far_a_budget_reaches() -> None:
-    """Flat pieces cost nothing but the extra; a curve that stays flat is never left."""
+    """Flat pieces cost only the extra, and on a curve that stays flat the reach is infinite."""
     assert CURVE.reach(0, 5.0) == pytest.approx(150)
     assert CURVE.reach(50, 5.0) == pytest.approx(100)
     assert CURVE.reach(100, 5.0, scale=2.0) == pytest.approx(25)
@@ -84,7 +84,7 @@ def test_a_budget_reaches_as_far_as_its_cost_says(
 
 
 def test_prompts_together_take_what_one_of_their_sum_takes() -> None:
-    """Less the attention between them, which they do not need; a chunk's own context comes on top."""
+    """The attention between the prompts is subtracted, and a chunk's own context is added."""
     one = PROFILE.prefill_s(600)
     assert PROFILE.step_s([(600, 0)], 0, 0) == one
     assert PROFILE.step_s([(200, 0), (400, 0)], 0, 0) == pytest.approx(one - 80_000 * 1e-8)
@@ -93,13 +93,13 @@ def test_prompts_together_take_what_one_of_their_sum_takes() -> None:
 
 
 def test_short_prompts_share_the_reading_of_weights_up_to_the_knee() -> None:
-    """Many prompts that would each be bound by reading weights are bound by computing together."""
+    """Prompts that would each be bound by reading weights are together bound by computing."""
     assert PROFILE.step_s([(50, 0)], 0, 0) == pytest.approx(0.01)
     assert PROFILE.step_s([(50, 0)] * 12, 0, 0) > 0.055
 
 
 def test_decodes_and_prefills_share_an_iteration() -> None:
-    """Prefill tokens come on top of the decodes, and their place below the knee is what decodes leave."""
+    """Prefill tokens add to the decodes, and below the knee they fill what the decodes leave."""
     decode_s = PROFILE.decode_s(50, 1000)
     assert decode_s == pytest.approx(0.0149 + 0.001)
     assert PROFILE.step_s([], 50, 1000) == decode_s
@@ -109,7 +109,7 @@ def test_decodes_and_prefills_share_an_iteration() -> None:
 
 
 def test_nothing_takes_no_time() -> None:
-    """No tokens and no requests take nothing, and no bytes neither."""
+    """No tokens, no requests and no bytes take no time."""
     assert PROFILE.prefill_s(0, 100) == 0.0
     assert PROFILE.decode_s(0, 0) == 0.0
     assert PROFILE.step_s([], 0, 0) == 0.0

@@ -1,4 +1,4 @@
-"""Online correction: a wrong profile is put right by what iterations and copies take."""
+"""Online correction: measured iterations and copies correct a wrong profile."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ def slower(factor: float) -> Profile:
     )
 
 
-def test_at_first_times_are_the_profiles() -> None:
+def test_times_begin_as_the_profiles() -> None:
     """Before anything was measured, every time is the profile's own."""
     times = StepTimes(PROFILE)
     assert times.min_iteration_s == pytest.approx(PROFILE.min_iteration_s)
@@ -45,8 +45,8 @@ def test_iterations_are_the_profiles(chunks: list[tuple[int, int]], decodes: int
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.5, 2.0, 10.0])
-def test_a_wrong_profile_is_put_right(factor: float) -> None:
-    """A few tens of iterations of all kinds teach what decodes and prefills take, alone and together."""
+def test_a_wrong_profile_is_corrected(factor: float) -> None:
+    """After a few tens of mixed iterations the times of decodes and prefills are right, alone and together."""
     truth = slower(factor)
     times = StepTimes(PROFILE)
     kinds = [([(512, 0)], 0, 0), ([], 8, 4000), ([(300, 700)], 8, 4100), ([], 60, 30_000)]
@@ -61,7 +61,7 @@ def test_a_wrong_profile_is_put_right(factor: float) -> None:
 
 
 def test_prefills_alone_say_little_of_decodes() -> None:
-    """Where only prefills turn out slow, what decodes take changes by no more than what both have in common."""
+    """If only prefills are slow, the times of decodes change only by the part that both have in common."""
     times = StepTimes(PROFILE)
     for _ in range(40):
         times.observe(Iteration(0, 0, [(1000, 0)]), 3 * PROFILE.prefill_s(1000))
@@ -77,8 +77,8 @@ def test_an_outlier_counts_for_little() -> None:
 
 
 @pytest.mark.parametrize("duration_s", [0.0, -1.0, math.nan, math.inf])
-def test_what_is_no_duration_teaches_nothing(duration_s: float) -> None:
-    """Durations that cannot be are passed over."""
+def test_impossible_durations_are_ignored(duration_s: float) -> None:
+    """Durations that are zero, negative or not finite change nothing."""
     times = StepTimes(PROFILE)
     times.observe(Iteration(8, 4000), duration_s)
     times.observe_swap(1000, duration_s)
@@ -87,7 +87,7 @@ def test_what_is_no_duration_teaches_nothing(duration_s: float) -> None:
 
 
 def test_copies_are_corrected() -> None:
-    """Copies that take longer than the profile says are soon expected to, and iterations are not."""
+    """Copies slower than the profile soon change the times of copies, and not those of iterations."""
     times = StepTimes(PROFILE)
     for _ in range(20):
         times.observe_swap(50_000, 4 * PROFILE.swap.copy_s(50_000))
@@ -97,7 +97,7 @@ def test_copies_are_corrected() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 10**6), st.integers(0, 5000), st.floats()), max_size=60))
 def test_times_stay_positive_and_finite(steps: list[tuple[int, int, int, float]]) -> None:
-    """Whatever is measured, times stay numbers that can be worked with."""
+    """Whatever is measured, all times stay positive and finite."""
     times = StepTimes(PROFILE)
     for decodes, contexts, tokens, duration_s in steps:
         times.observe(Iteration(decodes, contexts, [(tokens, contexts)] if tokens else []), duration_s)
@@ -107,7 +107,7 @@ def test_times_stay_positive_and_finite(steps: list[tuple[int, int, int, float]]
 
 
 def test_fitting_tokens_fill_a_budget() -> None:
-    """As many tokens as fit a budget take just that much more, also when the times have been corrected."""
+    """The tokens that fit a budget take exactly that budget, even with corrected times."""
     times = StepTimes(PROFILE)
     for _ in range(5):
         times.observe(Iteration(8, 4000, [(500, 2000)]), 0.2)

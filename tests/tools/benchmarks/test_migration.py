@@ -20,7 +20,6 @@ from actorserve.core.messages import (
     HandOver,
     KVTicket,
     Message,
-    MigrationId,
     Offer,
     Peer,
     RequestSpec,
@@ -28,6 +27,9 @@ from actorserve.core.messages import (
     Stage,
     Start,
     StepDone,
+    Transfer,
+    TransferId,
+    TransferKind,
 )
 from actorserve.wire.journal import Entry
 from tools.benchmarks.__main__ import EXIT_INTERRUPTED
@@ -52,7 +54,7 @@ from tools.figures.files import read_figures
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 180.0
 SOURCE, GATEWAY = Peer("worker-0", 1), Peer("gateway-0", 1)
-MOVED = MigrationId(SOURCE, 7)
+MOVED = Transfer(SOURCE, TransferId(TransferKind.MIGRATION, 7))
 SPEC = RequestSpec("r", (1, 2), SamplingParams(seed=0, max_tokens=9))
 MOVE = Move(256, "live", 0.01, 0.018, 0.02, 0.05, True, 2, 4096, {"source": 1.01, "destination": 0.99}, {})
 QUICK = (
@@ -109,19 +111,20 @@ def test_parts_of_a_downtime_add_up() -> None:
     def entry(now: float, message: Message, sender: Peer | None = SOURCE) -> Entry:
         return Entry(now, sender, message)
 
-    ticket = KVTicket(7, 0, False, (1,), "")
-    offer = Offer(7, 1, GATEWAY, SPEC, 1, ticket, is_last=False)
+    ticket = KVTicket(MOVED.id, 0, False, (1,), "")
+    other = replace(ticket, transfer=TransferId(TransferKind.MIGRATION, 8))
+    offer = Offer(1, GATEWAY, SPEC, 1, ticket, is_last=False)
     destination = [
         entry(1.0, offer),
-        entry(1.1, replace(offer, number=8)),
+        entry(1.1, replace(offer, ticket=other)),
         entry(1.2, CopyDone(1, 0.1), None),
-        entry(2.5, Stage(7, (3,), 2, ticket, is_last=True)),
+        entry(2.5, Stage((3,), 2, ticket, is_last=True)),
         entry(2.75, CopyDone(2, 0.1), None),
-        entry(3.5, Start(2, SPEC, migration=MOVED), GATEWAY),
+        entry(3.5, Start(2, SPEC, transfer=MOVED), GATEWAY),
         entry(4.0, StepDone(1, 0.75, ("other",), (0,), (1,)), None),
         entry(5.0, StepDone(2, 0.75, ("other", "r"), (1, 1), (1, 1)), None),
     ]
-    gateway = [entry(3.0, HandOver("r", 1, Peer("worker-1", 1), 7, 1, Attained()))]
+    gateway = [entry(3.0, HandOver("r", 1, Peer("worker-1", 1), MOVED.id, 1, Attained()))]
     parts = parts_of(gateway, destination, MOVED, "r", last_token_s=2.0, first_token_s=5.25)
     assert list(parts.values()) == [0.5, 0.25, 0.25, 0.5, 0.75, 0.75, 0.25]
     assert list(parts) == list(PARTS)

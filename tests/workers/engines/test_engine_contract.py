@@ -10,7 +10,7 @@ import torch
 
 from actorserve.core.effects import Fetch
 from actorserve.core.kv.tickets import make_ticket
-from actorserve.core.messages import Peer, RequestSpec, SamplingParams, StepPlan
+from actorserve.core.messages import Peer, RequestSpec, SamplingParams, StepPlan, TransferId, TransferKind
 from workers.engine import Engine
 from workers.engine_options import EngineOptions
 from workers.engines.fake_engine import FAKE_MODEL, FakeEngine
@@ -129,7 +129,7 @@ def test_kv_of_another_engine_is_the_same(make_engine: MakeEngine, tmp_path: Pat
     # A GPU's memory is not opened twice in one process.
     access = source.access if is_mapped and source.access.shared else replace(source.access, shared="", cuda_ipc="")
     for number, (on_host, source_blocks, blocks) in enumerate(((False, (0, 1, 2), (9, 4, 7)), (True, (2,), (1,)))):
-        ticket = make_ticket(b"key", number, 0, source_blocks, on_host=on_host)
+        ticket = make_ticket(b"key", TransferId(TransferKind.MIGRATION, number), 0, source_blocks, on_host=on_host)
         destination.fetch(Fetch(1, Peer("there", 1), access, ticket, 0, blocks, is_urgent=False))
     destination.close()
     source.close()

@@ -17,6 +17,8 @@ from actorserve.core.messages import (
     SamplingParams,
     StepDone,
     StepPlan,
+    TransferId,
+    TransferKind,
 )
 from workers.engines.engine_thread import Done, EngineThread
 from workers.engines.fake_engine import FakeEngine, expected_tokens
@@ -149,7 +151,7 @@ class GatedFetcher:
 
 
 def fetch(copy_id: int, blocks: tuple[int, ...] = (0,), *, is_urgent: bool = False) -> Fetch:
-    ticket = KVTicket(1, 0, on_host=False, blocks=blocks, secret="")
+    ticket = KVTicket(TransferId(TransferKind.MIGRATION, 1), 0, on_host=False, blocks=blocks, secret="")
     return Fetch(copy_id, Peer("source", 1), KVAccess("", ""), ticket, 0, blocks, is_urgent)
 
 

@@ -128,13 +128,15 @@ GARBAGE = [
     request(b""),
     request(b"\xc1"),
     request(b"\xff" * 500),
-    request(msgpack.packb([1] * 7)),
     request(msgpack.packb([1] * 8)),
+    request(msgpack.packb([1] * 9)),
     request(msgpack.packb({"number": 1})),
-    request(msgpack.packb([1, 0, False, [-1], "s", 0, 64, True])),
-    request(msgpack.packb([1, 0, False, [1.5], "s", 0, 64, True])),
-    request(msgpack.packb([1, 0, False, [0], "s", 0, 0, True])),
-    request(b"\x98"),
+    request(msgpack.packb(["migration", 1, 0, False, [-1], "s", 0, 64, True])),
+    request(msgpack.packb(["migration", 1, 0, False, [1.5], "s", 0, 64, True])),
+    request(msgpack.packb(["migration", 1, 0, False, [0], "s", 0, 0, True])),
+    request(msgpack.packb(["other", 1, 0, False, [0], "s", 0, 64, True])),
+    request(msgpack.packb([["migration"], 1, 0, False, [0], "s", 0, 64, True])),
+    request(b"\x99"),
 ]
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from actorserve.core.effects import Fetch
 from actorserve.core.kv.tickets import make_ticket
-from actorserve.core.messages import KVAccess, Peer
+from actorserve.core.messages import KVAccess, Peer, TransferId, TransferKind
 from tools.benchmarks.cluster.transport_peer import KEY, make_pools
 from tools.benchmarks.common.arguments import add_json
 from tools.benchmarks.common.console import print_table, say
@@ -83,7 +83,9 @@ class _Ours:
         self._numbers = numbers
 
     def __call__(self) -> None:
-        ticket = make_ticket(KEY, next(self._numbers), 0, self._source_blocks, on_host=False)
+        ticket = make_ticket(
+            KEY, TransferId(TransferKind.MIGRATION, next(self._numbers)), 0, self._source_blocks, on_host=False
+        )
         blocks = tuple(range(len(self._source_blocks)))
         self._transfer.fetch(Fetch(1, _SOURCE, self._access, ticket, 0, blocks, is_urgent=False))
 

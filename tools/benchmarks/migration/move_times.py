@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from actorserve.core.messages import CopyDone, HandOver, MigrationId, Offer, Stage, Start, StepDone
+from actorserve.core.messages import CopyDone, HandOver, Offer, Stage, Start, StepDone, Transfer
 from actorserve.wire.journal import Entry
 from tools.benchmarks.common.errors import BenchError
 from tools.figures.figure import Figure
@@ -134,7 +134,7 @@ def slowdown_of(streams: Sequence[Sequence[float]], steady_s: float, begin_s: fl
     return (before / (begin_s - steady_s)) / (during / (end_s - begin_s))
 
 
-def num_stages(destination: Sequence[Entry], migration: MigrationId) -> int:
+def num_stages(destination: Sequence[Entry], migration: Transfer) -> int:
     """The number of stages in which the KV was copied."""
     return sum(_is_stage(entry, migration) for entry in destination)
 
@@ -142,7 +142,7 @@ def num_stages(destination: Sequence[Entry], migration: MigrationId) -> int:
 def parts_of(
     gateway: Sequence[Entry],
     destination: Sequence[Entry],
-    migration: MigrationId,
+    migration: Transfer,
     request_id: str,
     last_token_s: float,
     first_token_s: float,
@@ -156,7 +156,7 @@ def parts_of(
         entry.now for entry in gateway if isinstance(entry.message, HandOver) and entry.message.request_id == request_id
     ]
     started_s = [
-        entry.now for entry in destination if isinstance(entry.message, Start) and entry.message.migration == migration
+        entry.now for entry in destination if isinstance(entry.message, Start) and entry.message.transfer == migration
     ]
     steps = [
         (entry.now, entry.message.duration_s)
@@ -176,11 +176,9 @@ def parts_of(
     return {name: later - earlier for name, (earlier, later) in zip(PARTS, pairwise(points), strict=True)}
 
 
-def _is_stage(entry: Entry, migration: MigrationId) -> bool:
+def _is_stage(entry: Entry, migration: Transfer) -> bool:
     message = entry.message
-    return (
-        entry.sender == migration.source and isinstance(message, Offer | Stage) and message.number == migration.number
-    )
+    return entry.sender == migration.source and isinstance(message, Offer | Stage) and message.transfer == migration.id
 
 
 def summary_of(moves: Sequence[Move]) -> MoveSummary:

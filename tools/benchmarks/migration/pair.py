@@ -27,7 +27,6 @@ from actorserve.core.messages import (
     LoadReport,
     Message,
     MigrateTo,
-    MigrationId,
     Open,
     Peer,
     PeerDown,
@@ -37,6 +36,7 @@ from actorserve.core.messages import (
     RequestSpec,
     Role,
     Start,
+    Transfer,
 )
 from actorserve.processes import launch
 from actorserve.processes.child import write_settings
@@ -62,7 +62,7 @@ class Stream:
     token_ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
     handed_over_s: float | None = None
-    migration: MigrationId | None = None
+    migration: Transfer | None = None
     has_ended: bool = False
 
 
@@ -274,4 +274,4 @@ class Pair:
         stream = self._streams.get(start.request.request_id)
         if stream is not None:
             stream.handed_over_s = time.monotonic()
-            stream.migration = start.migration
+            stream.migration = start.transfer

@@ -1,0 +1,24 @@
+"""What the parts of one instance share."""
+
+from dataclasses import dataclass
+
+from actorserve.core.effects import Effects
+from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.kv.kv_memory import KVMemory
+from actorserve.core.request import Request
+from actorserve.core.scheduling.batching import Batcher
+from actorserve.core.scheduling.policy import SchedulingPolicy
+from actorserve.core.timing.step_times import StepTimes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InstanceParts:
+    """One instance's requests and what schedules them. ``requests``, by id, wait or have started."""
+
+    config: InstanceConfig
+    requests: dict[str, Request]
+    memory: KVMemory
+    policy: SchedulingPolicy
+    times: StepTimes
+    batcher: Batcher
+    effects: Effects

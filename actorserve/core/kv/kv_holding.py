@@ -1,0 +1,56 @@
+"""KV of one sequence of tokens: how far it is computed, and which blocks hold it."""
+
+from collections.abc import Iterable
+
+
+class KVHolding:
+    """What the KV memory knows of a request, of an incoming migration, or of a checkpoint.
+
+    KV exists for the first ``num_computed`` of ``token_ids``. It lies in ``blocks`` of the device's pool or in
+    ``host_blocks`` of the host's pool, and in both while the swap ``copy_id`` is in flight (``core.kv.kv_memory``).
+    ``copy_id`` may also be a copy from another instance (``core.kv.kv_pools``).
+
+    ``block_names`` names its first full blocks (``core.kv.prefix_cache``), as far as names were needed yet.
+    ``num_cached_tokens`` is how many tokens the prefix cache had computed when this was first admitted; None before.
+    """
+
+    __slots__ = (
+        "block_names",
+        "blocks",
+        "cache_salt",
+        "copy_id",
+        "host_blocks",
+        "num_cached_tokens",
+        "num_computed",
+        "token_ids",
+    )
+
+    def __init__(self, token_ids: Iterable[int] = (), cache_salt: str = "") -> None:
+        self.token_ids = list(token_ids)
+        self.cache_salt = cache_salt
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.host_blocks: list[int] = []
+        self.copy_id: int | None = None
+        self.block_names: list[bytes] = []
+        self.num_cached_tokens: int | None = None
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens to feed before the next token can be sampled: 1 in decode, more in prefill, never 0."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it holds blocks. Otherwise it waits: it is new, or its KV was dropped."""
+        return bool(self.blocks or self.host_blocks)
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether its KV lies on the device, so that it can run."""
+        return bool(self.blocks) and self.copy_id is None
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether its KV lies on the host alone."""
+        return bool(self.host_blocks) and self.copy_id is None
