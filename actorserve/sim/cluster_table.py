@@ -14,7 +14,7 @@ from actorserve.options import (
     SchedulingOptions,
 )
 from actorserve.sim.tables import Table
-from actorserve.sim.traces import MAX_TRACE_TOKENS
+from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
 
 _MAX_BLOCKS: Final = 10**8  # of all instances: each block is held in memory
 _MAX_INSTANCES: Final = 10_000

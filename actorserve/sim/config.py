@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 from actorserve.errors import WorkloadError
 from actorserve.options import MAX_S, Count, Period, parse_priority
 from actorserve.sim.cluster_table import ClusterTable, Lengths, require_path
-from actorserve.sim.lengths import PAIRS, parse_lengths
 from actorserve.sim.tables import Table, parse_table
-from actorserve.sim.traces import MAX_TRACE_TOKENS
+from actorserve.sim.workload.lengths import PAIRS, parse_lengths
+from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
 
 COORDINATOR = "coordinator"
 MIN_RATE_PER_S: Final = 1e-4  # at a lower rate a run is nothing but the load reports of idle instances

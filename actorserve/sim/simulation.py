@@ -58,7 +58,7 @@ from actorserve.sim.instance_metrics import Interruptions, fragmentation, unmet_
 from actorserve.sim.results import Counts, Outcomes, Results
 from actorserve.sim.simulated_process import Process
 from actorserve.sim.timeline import Timeline
-from actorserve.sim.traces import TraceRow
+from actorserve.sim.workload.traces import TraceRow
 
 GATEWAY = "gateway-0"
 _SAMPLE_S = 1.0  # time between two samples of the memory's fragmentation

@@ -9,10 +9,9 @@ from statistics import fmean, median, pstdev
 import pytest
 
 from actorserve.errors import SimulationError, WorkloadError
-from actorserve.sim.arrivals import arrivals
-from actorserve.sim.lengths import PAIRS, parse_lengths
-from actorserve.sim.traces import TraceRow, read_trace
-from actorserve.sim.workload import (
+from actorserve.sim.workload.arrivals import arrivals
+from actorserve.sim.workload.lengths import PAIRS, parse_lengths
+from actorserve.sim.workload.requests import (
     Arrival,
     Prompts,
     cut,
@@ -28,6 +27,7 @@ from actorserve.sim.workload import (
     warped,
     with_ratio,
 )
+from actorserve.sim.workload.traces import TraceRow, read_trace
 from tests.sim.runs import config
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

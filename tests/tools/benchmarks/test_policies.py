@@ -9,7 +9,7 @@ import pytest
 
 from actorserve.errors import SettingsError
 from actorserve.settings import load_settings
-from actorserve.sim.workload import Arrival
+from actorserve.sim.workload.requests import Arrival
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.serving import policies, under_load
 from tools.benchmarks.serving.policies import Measured, compare

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from actorserve.sim import lengths
-from actorserve.sim.traces import read_trace
-from actorserve.sim.workload import Arrival, independent, replayed, synthetic
+from actorserve.sim.workload.requests import Arrival, independent, replayed, synthetic
+from actorserve.sim.workload.traces import read_trace
 from tools.benchmarks.common.arguments import add_json, count, positive
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.figures import save_figures

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.sim.results import summary
-from actorserve.sim.workload import LengthPairs, synthetic
+from actorserve.sim.workload.requests import LengthPairs, synthetic
 from tools.benchmarks.common.console import print_table, say
 from tools.benchmarks.common.figures import save_figures
 from tools.benchmarks.serving import under_load

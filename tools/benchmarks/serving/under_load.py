@@ -14,8 +14,8 @@ import httpx
 from rich.console import Console
 
 from actorserve.settings import load_settings
-from actorserve.sim.lengths import HELP, parse_lengths
-from actorserve.sim.workload import Arrival, LengthPairs, cut, independent, synthetic
+from actorserve.sim.workload.lengths import HELP, parse_lengths
+from actorserve.sim.workload.requests import Arrival, LengthPairs, cut, independent, synthetic
 from tools.benchmarks.common.arguments import add_json, add_model
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.paths import ROOT

@@ -6,9 +6,8 @@ from itertools import islice
 
 from actorserve.errors import SimulationError
 from actorserve.sim.config import ArrivalsTable, LengthsTable, RunConfig
-from actorserve.sim.lengths import PAIRS, parse_lengths
-from actorserve.sim.traces import MAX_TRACE_S, TraceRow
-from actorserve.sim.workload import (
+from actorserve.sim.workload.lengths import PAIRS, parse_lengths
+from actorserve.sim.workload.requests import (
     Arrival,
     LengthPairs,
     cut,
@@ -24,6 +23,7 @@ from actorserve.sim.workload import (
     warped,
     with_ratio,
 )
+from actorserve.sim.workload.traces import MAX_TRACE_S, TraceRow
 
 
 def arrivals(config: RunConfig, trace: Sequence[TraceRow]) -> Iterator[Arrival]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import count, cycle
 
 from actorserve.errors import WorkloadError
-from actorserve.sim.lengths import Lengths
-from actorserve.sim.traces import TraceRow
+from actorserve.sim.workload.lengths import Lengths
+from actorserve.sim.workload.traces import TraceRow
 
 
 @dataclass(frozen=True, slots=True)
