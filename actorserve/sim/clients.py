@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from actorserve.core.messages import FinishReason, Open, RequestSpec, SamplingParams
+from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import RunConfig
 from actorserve.sim.results import Outcomes
 from actorserve.sim.timeline import Timeline
-from actorserve.sim.workload.arrivals import arrivals
 from actorserve.sim.workload.requests import Arrival, Prompts
 from actorserve.sim.workload.traces import TraceRow
 

@@ -9,7 +9,7 @@ from statistics import fmean, median, pstdev
 import pytest
 
 from actorserve.errors import SimulationError, WorkloadError
-from actorserve.sim.workload.arrivals import arrivals
+from actorserve.sim.arrivals import arrivals
 from actorserve.sim.workload.lengths import PAIRS, parse_lengths
 from actorserve.sim.workload.requests import (
     Arrival,

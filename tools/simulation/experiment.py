@@ -12,10 +12,10 @@ from pydantic import Field, model_validator
 from actorserve.core.timing.profile import Profile
 from actorserve.errors import ActorserveError, SimulationError
 from actorserve.profile_files import load_profile
+from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import MAX_RATE_PER_S, MIN_RATE_PER_S, RunConfig, parse_run
 from actorserve.sim.results import PERCENTILES
 from actorserve.sim.tables import Table, parse_table
-from actorserve.sim.workload.arrivals import arrivals
 from actorserve.sim.workload.traces import TraceRow, read_trace
 from tools.simulation.figures import ROOTS
 

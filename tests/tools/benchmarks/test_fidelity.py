@@ -26,9 +26,9 @@ from actorserve.core.messages import (
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.profile_files import save_profile
 from actorserve.settings import Settings
+from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import RunConfig
 from actorserve.sim.simulation import Simulation
-from actorserve.sim.workload.arrivals import arrivals
 from actorserve.wire.journal import Entry, write_entry
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.journals import (

@@ -29,10 +29,10 @@ from actorserve.core.messages import LoadReport
 from actorserve.core.timing.profile import Profile
 from actorserve.profile_files import load_profile
 from actorserve.settings import Settings, load_settings
+from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import RunConfig, parse_run
 from actorserve.sim.results import Results, summary
 from actorserve.sim.simulation import Simulation
-from actorserve.sim.workload.arrivals import arrivals
 from actorserve.sim.workload.requests import Arrival, synthetic
 from tools.benchmarks.common.console import print_table, say
 from tools.benchmarks.common.errors import BenchError

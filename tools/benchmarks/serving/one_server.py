@@ -14,7 +14,7 @@ import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from actorserve.sim import lengths
+from actorserve.sim.workload import lengths
 from actorserve.sim.workload.requests import Arrival, independent, replayed, synthetic
 from actorserve.sim.workload.traces import read_trace
 from tools.benchmarks.common.arguments import add_json, count, positive
