@@ -211,8 +211,8 @@ class Schema:
             return _integer(*bounds)
         if hint is float:
             return _number if non_finite else _finite
-        recipe, arguments = get_origin(hint), get_args(hint)
-        if recipe is tuple:
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin is tuple:
             if len(arguments) == 2 and arguments[1] is Ellipsis:
                 if arguments[0] is str:
                     return _text_column
@@ -220,7 +220,7 @@ class Schema:
                     return _integer_column(*bounds)
                 return _column(self._compile(arguments[0], bounds, non_finite))
             return _fixed(tuple(self._compile(one, bounds, non_finite) for one in arguments))
-        if recipe in (types.UnionType, typing.Union) and len(arguments) == 2 and type(None) in arguments:
+        if origin in (types.UnionType, typing.Union) and len(arguments) == 2 and type(None) in arguments:
             inner = arguments[0] if arguments[1] is type(None) else arguments[1]
             return _optional(self._compile(inner, bounds, non_finite))
         if isinstance(hint, type) and issubclass(hint, StrEnum):
