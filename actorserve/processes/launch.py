@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -172,7 +173,8 @@ def runtime_dir(settings: Settings) -> Iterator[Path]:
 
     A new folder is removed at the end.
 
-    Raises: LaunchError for a folder that others may enter, or whose path is too long for sockets.
+    Raises: LaunchError for a folder that others may enter, that another server uses, or whose path is too long for
+    sockets.
     """
     given = settings.cluster.runtime_dir
     if given is None:
@@ -189,7 +191,25 @@ def runtime_dir(settings: Settings) -> Iterator[Path]:
     try:
         if len(os.fsencode(folder)) > _MAX_RUNTIME_DIR_BYTES:
             raise LaunchError(f"the path of the runtime folder {folder} is too long for sockets")
-        yield folder
+        with _locked(folder):
+            yield folder
     finally:
         if given is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other servers out, because their processes would bind the same addresses and so take ours over.
+
+    The kernel drops the lock when this process ends, however that happens.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(f"another server uses the runtime folder {folder}; choose another") from None
+        yield
+    finally:
+        os.close(descriptor)

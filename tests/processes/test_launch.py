@@ -69,6 +69,17 @@ def test_a_runtime_folder_that_others_may_enter_is_refused(tmp_path: Path) -> No
         pass
 
 
+def test_a_runtime_folder_that_another_server_uses_is_refused() -> None:
+    """A second server would take over the sockets of the first. When the first ends, the folder is free again."""
+    with tempfile.TemporaryDirectory(prefix="as-") as short:
+        settings = load_settings(None, {"cluster": {"runtime_dir": short}})
+        first = launch.runtime_dir(settings)
+        with first, pytest.raises(LaunchError, match="another server uses"), launch.runtime_dir(settings):
+            pass
+        with launch.runtime_dir(settings) as folder:
+            assert folder == Path(short)
+
+
 def test_a_runtime_folder_with_a_long_path_is_refused(tmp_path: Path) -> None:
     """A path that would not fit a socket's address is refused before anything starts."""
     settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path / ("x" * 80))}})
