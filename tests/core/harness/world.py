@@ -460,7 +460,7 @@ class World:
                 case InstanceState() as instance:
                     assert not instance.requests
                     assert not instance.outbox
-                    assert not instance.steps.leaving
+                    assert not instance.steps.removed
                     assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
                     assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
                     assert not instance.memory.is_copying
