@@ -50,7 +50,8 @@ class PeerDown:
     """Local: ``peer`` has been silent too long, said goodbye, or was replaced. This incarnation never comes back.
 
     One exception: a process that was fenced (``Fenced``) rejoins as a new incarnation of itself. Its own core sees
-    every peer go down first; then the same incarnations may come up again, because they now meet a new incarnation.
+    every peer go down first; then the same peers may come up again, with their old incarnations, because its own is
+    new.
     """
 
     peer: Peer

@@ -56,7 +56,7 @@ def parse_lengths(spec: str) -> Lengths:
     """Parse a distribution as a person types it: ``100``, ``fixed:100``, ``uniform:50:150``, ...
 
     Power law: P(x) ~ x^-alpha between MIN and MAX, drawn by inverting the continuous distribution. With a MEAN, MIN
-    is 1 and alpha is solved for. A lognormal length above MAX becomes MAX; a MEAN holds after this cut.
+    is 1 and alpha is solved for. A lognormal length above MAX becomes MAX; MEAN is the mean after that cut.
 
     Raises: WorkloadError.
     """

@@ -1,4 +1,4 @@
-"""``InstanceState.validate`` notices each kind of damage that it is there for."""
+"""``InstanceState.validate`` notices each broken invariant."""
 
 from collections.abc import Callable
 
@@ -107,7 +107,7 @@ def test_a_paused_request_that_runs_is_noticed() -> None:
 
 
 def test_a_checkpoint_of_a_request_that_is_gone_is_noticed() -> None:
-    """The source keeps account of its own requests alone."""
+    """The source tracks only its own requests."""
     instance = source(checkpoint_tokens=4)
     decoding(instance, num_prompt=9)
     instance.handle(CheckpointTo(D), 1.0)
