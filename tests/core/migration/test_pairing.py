@@ -150,7 +150,7 @@ def test_migrations_in_flight_when_a_move_ends_are_waited_for() -> None:
 
 
 def test_a_terminating_instance_moves_everything_to_one_after_another() -> None:
-    """A terminating instance is a source before all others, whatever its load, for all that its destination can take."""
+    """A terminating instance is a source before all others, whatever its load, for what its destination can take."""
     cluster = Cluster(A, B, C)
     cluster.report(A, 300, 3, draining=True)
     cluster.report(B, 990, 10)
