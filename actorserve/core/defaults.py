@@ -12,5 +12,5 @@ gateways place requests themselves while the coordinator is gone.
 
 
 def placement_ttl_s(retry_s: float) -> float:
-    """How long a placement counts that no load report confirms: its gateway may have died."""
+    """How long a placement counts if no load report confirms it, because its gateway may have died."""
     return 5 * retry_s

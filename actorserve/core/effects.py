@@ -48,7 +48,8 @@ class RunStep:
 class SwapOut:
     """Copy blocks of KV to the host's pool, block by block in order; answered by a CopyDone.
 
-    It runs in parallel to the iterations: before it is done no step writes these device blocks or reads the host's.
+    It runs in parallel to the iterations. Until it is done, no step writes these device blocks or reads these host
+    blocks.
     """
 
     copy_id: int
@@ -98,7 +99,8 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand new tokens to the client's stream, in order and each token once. ``logprobs`` is empty or as long.
+    """Hand new tokens to the client's stream, in order and each token once. ``logprobs`` is empty, or has one entry per
+    token.
 
     ``num_cached_tokens``, set with the first tokens, is how many of the prompt's tokens a prefix cache had computed.
     """

@@ -57,7 +57,7 @@ class Participant:
 
 
 class Receiver(Protocol):
-    """The side that copies KV here, and gives it to the request once a gateway starts that here."""
+    """The side that copies KV here, and gives it to the request once a gateway starts the request here."""
 
     kind: ClassVar[TransferKind]
 

@@ -1,4 +1,4 @@
-"""What a core was made from. With the core's inputs it is all that a replay needs."""
+"""The recipe that a core was made from. Together with the core's inputs it is all that a replay needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A request as its instance holds it: its tokens, its KV, and what its gateway is to hear."""
+"""A request as its instance holds it: its tokens, its KV, and why it finished."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ class Request(KVHolding):
     """The mutable state of one request on one instance, under one epoch. ``token_ids`` is prompt and output together.
 
     ``attained`` is the service that the gateway hears of if the instance gives the request back. ``owed_s`` is the
-    service that the request is to get before it gives up its blocks on the device (``core.scheduling.swapping``).
+    service that the request must get before it gives up its blocks on the device (``core.scheduling.swapping``).
     """
 
     __slots__ = (

@@ -27,9 +27,11 @@ from actorserve.sim.workload.traces import MAX_TRACE_S, TraceRow
 
 
 def arrivals(config: RunConfig, trace: Sequence[TraceRow]) -> Iterator[Arrival]:
-    """In the order of time. Lengths and times come from two sources of chance, so that a rate changes no length.
+    """The arrivals in order of time. Lengths and times have separate random generators, so that a rate changes no
+    length.
 
-    A trace's times go with its own lengths, unless ``lengths`` says otherwise; lengths alone are drawn from its rows.
+    With a trace's times, its lengths are taken in order unless ``lengths`` says otherwise. Without its times, lengths
+    are drawn from its rows.
 
     Raises: SimulationError, WorkloadError.
     """

@@ -1,4 +1,4 @@
-"""The clients of a run: they send its requests, and note what becomes of each."""
+"""The clients of a run: they send its requests, and record each request's outcome."""
 
 from collections.abc import Callable, Sequence
 
@@ -35,11 +35,11 @@ class Clients:
         self._next: Arrival | None = None
         self._prompts = Prompts(compared=config.cluster.prefix_cache)
         self._sampling: dict[int, SamplingParams] = {}  # by output length
-        self._without_token: set[str] = set()  # never iterated
+        self._awaiting_first_token: set[str] = set()  # never iterated
 
     @property
     def have_more(self) -> bool:
-        """Whether requests are still to arrive."""
+        """Whether more requests will arrive."""
         return self._next is not None
 
     def expect_arrival(self) -> None:
@@ -48,12 +48,12 @@ class Clients:
             self._timeline.at(max(self._timeline.now, self._next.at_s), self._arrive)
 
     def on_token(self, request_id: str) -> None:
-        if request_id in self._without_token:
-            self._without_token.discard(request_id)
+        if request_id in self._awaiting_first_token:
+            self._awaiting_first_token.discard(request_id)
             self.outcomes.first_token_s[int(request_id)] = self._timeline.now
 
     def on_end(self, request_id: str, reason: FinishReason) -> None:
-        self._without_token.discard(request_id)
+        self._awaiting_first_token.discard(request_id)
         self.outcomes.end(int(request_id), self._timeline.now, reason)
 
     def tell_progress(self) -> None:
@@ -73,7 +73,7 @@ class Clients:
             self._sampling[arrival.output_tokens] = sampling
         prompt = self._prompts.token_ids(arrival, number)
         spec = RequestSpec(str(number), prompt, sampling, priority=arrival.priority)
-        self._without_token.add(spec.request_id)
+        self._awaiting_first_token.add(spec.request_id)
         self._send(Open(spec))
         if number % _PROGRESS_EVERY == 0:
             self.tell_progress()

@@ -16,7 +16,7 @@ from actorserve.options import (
 from actorserve.sim.tables import Table
 from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
 
-_MAX_BLOCKS: Final = 10**8  # of all instances: each block is held in memory
+_MAX_BLOCKS: Final = 10**8  # of all instances together, because the simulator holds an entry for each block
 _MAX_INSTANCES: Final = 10_000
 
 Lengths = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
@@ -28,7 +28,7 @@ def require_path(name: str, value: str) -> None:
 
 
 class MigrationTable(Table, MigrationOptions):
-    """Migration between simulated instances: switched off if the file does not say otherwise."""
+    """Migration between simulated instances; off by default."""
 
     enabled: bool = Field(False, description="whether running requests move from instance to instance")
 
@@ -37,12 +37,12 @@ class ScalingTable(Table, ScalingOptions):
     """How many instances there are."""
 
     warm_up_s: float = Field(
-        10.0, ge=0, le=MAX_S, description="time from the order to start an instance until it is there"
+        10.0, ge=0, le=MAX_S, description="time from the order to start an instance until it is up"
     )
 
 
 class ClusterTable(Table, SchedulingOptions, ClusterOptions):
-    """The instances, all alike, and the processes around them. Options that a server's settings have as well have the
+    """The instances, all alike, and the processes around them. Options that a server's settings also have use the
     same names and, except ``migration.enabled`` and ``prefix_cache``, the same defaults.
     """
 
@@ -58,12 +58,13 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         ge=2, le=MAX_TRACE_TOKENS, description="prompt and output of the longest request; longer ones are cut"
     )
     prefix_cache: bool = Field(
-        False, description="reuse the KV of prompts that begin with equal tokens; without it no two prompts do"
+        False,
+        description="reuse the KV of prompts with equal prefixes; without it no two prompts share one",
     )
     network_s: float = Field(0.0005, ge=0, le=10.0, description="time of a message from one process to another")
     step_overhead_s: float = Field(0.0, ge=0, le=3600.0, description="pause of an engine before each iteration")
     copy_slowdown: float = Field(
-        0.0, ge=0, le=100, description="share by which KV copies beside an iteration make it longer"
+        0.0, ge=0, le=100, description="share by which concurrent KV copies lengthen an iteration"
     )
     noise: float = Field(0.0, ge=0, le=1, description="standard deviation of an iteration's duration, as a share of it")
 

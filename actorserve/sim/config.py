@@ -13,13 +13,15 @@ from actorserve.sim.workload.lengths import PAIRS, parse_lengths
 from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
 
 COORDINATOR = "coordinator"
-MIN_RATE_PER_S: Final = 1e-4  # at a lower rate a run is nothing but the load reports of idle instances
+MIN_RATE_PER_S: Final = 1e-4  # at a lower rate a run consists of load reports of idle instances
 MAX_RATE_PER_S: Final = 1e6
 _MAX_FACTORS: Final = 10_000
 
 
 class CycleTable(Table):
-    """A rate that changes as over a day: it is multiplied by each factor in turn for ``each_s``, again and again."""
+    """A rate that cycles, as over a day: it is multiplied by one factor after the other, each for ``each_s``,
+    repeatedly.
+    """
 
     factors: tuple[float, ...] = Field(strict=False, min_length=1, max_length=_MAX_FACTORS)
     each_s: Period
@@ -52,7 +54,7 @@ class ArrivalsTable(Table):
         None, ge=0.01, le=100, description="standard deviation over mean of the gaps of a gamma process"
     )
     time_scale: float = Field(
-        1.0, ge=1e-6, le=1e6, description="factor of a trace's times; 0.5: requests come twice as fast"
+        1.0, ge=1e-6, le=1e6, description="factor on a trace's times; with 0.5 requests arrive twice as fast"
     )
     cycle: CycleTable | None = None
     spike: SpikeTable | None = None
@@ -64,22 +66,25 @@ class ArrivalsTable(Table):
         if self.process != "gamma" and self.cv is not None:
             raise ValueError(f"cv is {self.cv}: expected only with process = 'gamma'")
         if self.process == "trace" and self.rate_per_s is not None:
-            raise ValueError(f"rate_per_s is {self.rate_per_s}: expected none where the trace says when requests come")
+            raise ValueError(f"rate_per_s is {self.rate_per_s}: expected none if the trace gives the times")
         if self.process == "trace" and (self.cycle is not None or self.spike is not None):
-            raise ValueError("cycle and spike are not expected where the trace says when requests come")
+            raise ValueError("cycle and spike are not expected if the trace gives the times")
         if self.cycle is not None and self.spike is not None:
-            raise ValueError("spike is not expected beside cycle")
+            raise ValueError("spike is not expected together with cycle")
         return self
 
 
 class LengthsTable(Table):
-    """How long requests are: ``like`` a known workload, or ``prompt`` and ``output`` as a distribution each."""
+    """How long requests are: ``like`` a known workload, or by two distributions, ``prompt`` and ``output``."""
 
     like: str | None = Field(None, description=f"{', '.join(PAIRS)}, or trace")
     prompt: Lengths | None = Field(None, description="a length, or a distribution")
     output: Lengths | None = Field(None, description="a length, or a distribution")
     ratio: float | None = Field(
-        None, ge=1e-4, le=1e4, description="mean prompt over mean output; the mean of their sum stays"
+        None,
+        ge=1e-4,
+        le=1e4,
+        description="mean prompt length over mean output length; the mean of their sum stays the same",
     )
 
     @model_validator(mode="after")
@@ -87,7 +92,7 @@ class LengthsTable(Table):
         if self.like is not None and self.like not in PAIRS and self.like != "trace":
             raise ValueError(f"like is {self.like!r}: expected {', '.join(PAIRS)}, or trace")
         if self.like is not None and not self.prompt is self.output is None:
-            raise ValueError("prompt and output are not expected beside like")
+            raise ValueError("prompt and output are not expected together with like")
         if self.like is None and (self.prompt is None or self.output is None):
             raise ValueError("like is missing: expected it, or prompt and output")
         for name, spec in (("prompt", self.prompt), ("output", self.output)):
@@ -116,13 +121,13 @@ class FailureTable(Table):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.restart_at_s is not None and self.restart_at_s < self.at_s:
-            raise ValueError(f"restart_at_s is {self.restart_at_s}: expected it after at_s, which is {self.at_s}")
+            raise ValueError(f"restart_at_s is {self.restart_at_s}: expected a time after at_s, which is {self.at_s}")
         return self
 
 
 class RunConfig(Table):
     """One run. ``priorities`` are shares of the requests by class; arrivals end after ``duration_s`` or
-    ``num_requests``, whichever comes first, and all that came are served to the end.
+    ``num_requests``, whichever comes first, and all requests that arrived are served to the end.
     """
 
     seed: int = Field(0, ge=-(2**63), le=2**63 - 1)
@@ -153,7 +158,7 @@ class RunConfig(Table):
         if self.duration_s is None and self.num_requests is None and self.arrivals.process != "trace":
             raise ValueError("duration_s is missing: expected it, or num_requests")
         if self.prefixes is not None and not self.cluster.prefix_cache:
-            raise ValueError("prefixes are of no use: expected cluster.prefix_cache = true")
+            raise ValueError("prefixes have no effect: expected cluster.prefix_cache = true")
         for name, share in self.priorities.items():
             if parse_priority(name) is None or not 0 < share <= 1e6:
                 shown = name if name.isprintable() else repr(name)
@@ -161,7 +166,7 @@ class RunConfig(Table):
                     f"priorities.{shown} is {share:g}: expected a whole number of 32 bits = a share above 0, up to 1e6"
                 )
         last: dict[str, float | None] = {}
-        for failure in sorted(self.failures, key=lambda each: each.at_s):
+        for failure in sorted(self.failures, key=lambda failure: failure.at_s):
             name = failure.process
             if name != COORDINATOR and int(name.removeprefix("worker-")) >= self.cluster.instances:
                 raise ValueError(
@@ -169,7 +174,7 @@ class RunConfig(Table):
                 )
             restarted_s = last.get(name, 0.0)
             if restarted_s is None or failure.at_s < restarted_s:
-                raise ValueError(f"failures: {name} is killed at {failure.at_s} s, when it is dead: expected it alive")
+                raise ValueError(f"failures: {name} is killed at {failure.at_s} s, but is not running then")
             last[name] = failure.restart_at_s
         return self
 

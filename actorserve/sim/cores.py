@@ -1,4 +1,4 @@
-"""The cores of a simulated cluster's processes, mapped from its table as a server's settings are."""
+"""The cores of a simulated cluster's processes, made from its table with the mapping that a server's settings use."""
 
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.gateway.state import GatewayState
@@ -7,7 +7,7 @@ from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, cluster_config, gateway_config, instance_recipe
 from actorserve.sim.cluster_table import ClusterTable
 
-_TICKET_KEY = b"\0"  # simulated instances read each other's KV without proof
+_TICKET_KEY = b"\0"  # simulated instances do not check tickets
 
 
 def make_coordinator(cluster: ClusterTable) -> ClusterState:
@@ -19,7 +19,7 @@ def make_gateway(cluster: ClusterTable) -> GatewayState:
 
 
 def make_instance(cluster: ClusterTable, profile: Profile) -> InstanceState:
-    """An instance whose engine has memory as ``cluster`` says, and takes the times that ``profile`` says."""
+    """An instance with the memory that ``cluster`` gives, and the step and copy times of ``profile``."""
     sizes = EngineSizes(
         cluster.num_blocks,
         cluster.tokens_per_block,

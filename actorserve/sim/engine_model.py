@@ -12,7 +12,7 @@ TOKEN_ID = 0
 
 
 class Flight:
-    """The step in flight, and the quiet ones that will follow it (``core.instance.quiet_steps``)."""
+    """The step in flight, and the quiet steps that will follow it (``core.instance.quiet_steps``)."""
 
     __slots__ = ("ends", "plan")
 
@@ -21,7 +21,7 @@ class Flight:
         self.ends = ends  # each step's end and duration; the first step is in flight
 
     def num_ended(self, now: float) -> int:
-        """How many steps have ended; the last step is not counted."""
+        """How many steps have ended, not counting the last step."""
         ends = self.ends
         num_ended = 0
         while num_ended < len(ends) - 1 and ends[num_ended][0] <= now:
@@ -30,12 +30,12 @@ class Flight:
 
 
 class EngineModel:
-    """Takes the steps and copies that the core asks of an engine, and says when they are done.
+    """Takes the steps and copies that the core asks of an engine, and computes when they are done.
 
-    Copies run beside steps. Swaps out, swaps in, and copies between instances have a link each, where one copy follows
-    another. A step that begins while copies run takes longer, by the share ``copy_slowdown`` of the time that both
-    overlap. ``noise`` is the standard deviation of a step's duration, as a share of it. A pause of ``overhead_s`` goes
-    before each step.
+    Copies run in parallel to steps. Swaps out, swaps in, and copies between instances each have a link, on which one
+    copy follows another. A step that begins while copies run takes longer, by ``copy_slowdown`` times the overlap.
+    ``noise`` is the standard deviation of a step's duration, as a share of it. A pause of ``overhead_s`` precedes each
+    step.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EngineModel:
         self._copy_slowdown = copy_slowdown
         self._noise = noise
         self._rng = rng
-        self._noises: deque[float] = deque()  # one for each step to come, however often it is predicted
+        self._noises: deque[float] = deque()  # one for each future step, kept if its duration is predicted again
         self._num_prompt: dict[str, int] = {}
         self._out_free_s = 0.0
         self._in_free_s = 0.0
@@ -117,7 +117,7 @@ class EngineModel:
         self.num_rows += num_steps * len(flight.plan.starts)
 
     def copy(self, effect: SwapOut | SwapIn, now: float) -> tuple[float, float]:
-        """When this copy is done, after earlier copies in its direction, and how long it takes by itself."""
+        """When this copy is done, after earlier copies in its direction, and how long it takes on its own."""
         duration_s = self._profile.swap.copy_s(len(effect.device_blocks) * self._bytes_per_block)
         if isinstance(effect, SwapOut):
             self._out_free_s = max(now, self._out_free_s) + duration_s
@@ -138,31 +138,31 @@ class EngineModel:
         """When a copy of this many blocks from another instance is done, and how long that is from ``now``.
 
         A copy uses the links of both instances at their whole speed, one copy after the other. An urgent copy waits
-        only for other urgent ones, and goes before all copies that have not begun. ``bytes_per_s`` paces the copies
+        only for other urgent copies, and goes before all copies that have not begun. ``bytes_per_s`` paces the copies
         from one source that are not urgent. A copy ``into_host`` memory slows only the source's iterations down.
         """
         num_bytes = num_blocks * self._bytes_per_block
         copy_s = self._profile.transfer.copy_s(num_bytes)
         ends = (self, source)
         if is_urgent:
-            done_s = max(now, *(each._urgent_free_s for each in ends)) + copy_s
-            for each in ends:
-                each._urgent_free_s = done_s
-                each._link_free_s = max(now, each._link_free_s) + copy_s
+            done_s = max(now, *(engine._urgent_free_s for engine in ends)) + copy_s
+            for engine in ends:
+                engine._urgent_free_s = done_s
+                engine._link_free_s = max(now, engine._link_free_s) + copy_s
         else:
-            done_s = max(now, *(each._link_free_s for each in ends)) + copy_s
-            for each in ends:
-                each._link_free_s = done_s
+            done_s = max(now, *(engine._link_free_s for engine in ends)) + copy_s
+            for engine in ends:
+                engine._link_free_s = done_s
             if bytes_per_s is not None:
                 paced_s = max(now, self._paced_free_s.get(source, now)) + num_bytes / bytes_per_s
                 self._paced_free_s[source] = paced_s
                 done_s = max(done_s, paced_s)
-        for each in (source,) if into_host else ends:
-            each._transfers_until_s = max(each._transfers_until_s, done_s)
+        for engine in (source,) if into_host else ends:
+            engine._transfers_until_s = max(engine._transfers_until_s, done_s)
         return done_s, done_s - now
 
     def _noise_of(self, place: int) -> float:
-        """The noise factor of the step that comes after ``place`` others."""
+        """The noise factor of the step that follows after ``place`` other steps."""
         while len(self._noises) <= place:
             self._noises.append(max(0.1, self._rng.gauss(1.0, self._noise)))
         return self._noises[place]

@@ -1,4 +1,4 @@
-"""What clients do not see: how long requests were interrupted, and free memory that no waiting request can use."""
+"""What clients do not see: how long requests were interrupted, and how fragmented the free memory is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,8 @@ from actorserve.core.request import Request
 
 @dataclass(slots=True)
 class Gaps:
-    """For requests that paused for a move: the time between the two tokens around it, and the duration of the iteration
-    that made the second token, which is what the gap would have been without the move.
+    """For requests that paused to migrate: the time between the tokens before and after the pause, and the duration of
+    the iteration that made the second token. Without the migration the gap would have been that duration.
     """
 
     gaps_s: list[float] = field(default_factory=list)
@@ -20,21 +20,21 @@ class Gaps:
 
 
 class Interruptions:
-    """Times in which requests were interrupted, until the iteration ends that makes their next token.
+    """Measures how long requests are interrupted: until the end of the iteration that makes their next token.
 
-    Preemption loss, as Llumnix has it, is the time that a request loses by its preemptions: waiting for room, and
-    computing its KV again, or copying it back. It counts from when its KV is taken to its next token, wherever that is
-    made. (One iteration would have gone by without a preemption, too; that is not taken off.)
+    Preemption loss, as in Llumnix, is the time that a request loses by its preemptions: it waits for room, and its KV
+    is computed again or copied back. The loss lasts from the preemption to the request's next token, on any instance.
+    (This includes the one iteration that the token would have taken anyway.)
     """
 
     def __init__(self) -> None:
         self.moved = Gaps()
         self._preempted_s: dict[str, float] = {}  # the time of the preemption, by request id
-        self._standing_s: dict[str, float] = {}
+        self._paused_s: dict[str, float] = {}
         self._offered: dict[Transfer, str] = {}  # the request of each transfer
 
     def on_preemptions(self, instance: InstanceState, now: float) -> list[str]:
-        """The instance has preempted requests. Returns those that were not known to be preempted."""
+        """The instance has preempted requests. Returns the newly preempted ones."""
         found = [
             request.request_id
             for request in instance.requests.values()
@@ -46,44 +46,44 @@ class Interruptions:
         return found
 
     def on_send(self, source: Peer, message: Message, now: float) -> None:
-        """An instance sends a message: its request may pause for a move from now on."""
+        """An instance sends a message, from which on its request may be paused to migrate."""
         match message:
             case Offer(request=request):
                 self._offered[Transfer(source, message.transfer)] = request.request_id
                 if message.is_last:
-                    self._standing_s.setdefault(request.request_id, now)
+                    self._paused_s.setdefault(request.request_id, now)
             case Stage(is_last=True) if (transfer := Transfer(source, message.transfer)) in self._offered:
-                self._standing_s.setdefault(self._offered[transfer], now)
+                self._paused_s.setdefault(self._offered[transfer], now)
             case HandOver(request_id=request_id, transfer=None, num_output_tokens=num_output) if num_output:
-                self._standing_s.setdefault(request_id, now)
+                self._paused_s.setdefault(request_id, now)
 
     def on_step(self, plan: StepPlan, end_s: float, duration_s: float) -> list[tuple[str, float]]:
         """An iteration begins. Returns the requests that resume after a preemption, and the time that each lost."""
         caught_up: list[tuple[str, float]] = []
-        if not self._preempted_s and not self._standing_s:
+        if not self._preempted_s and not self._paused_s:
             return caught_up
         for request_id, samples in zip(plan.request_ids, plan.samples, strict=True):
             if not samples:
                 continue
             preempted_s = self._preempted_s.pop(request_id, None)
-            standing_s = self._standing_s.pop(request_id, None)
+            paused_s = self._paused_s.pop(request_id, None)
             if preempted_s is not None:
                 caught_up.append((request_id, end_s - preempted_s))
-            elif standing_s is not None:
-                self.moved.gaps_s.append(end_s - standing_s)
+            elif paused_s is not None:
+                self.moved.gaps_s.append(end_s - paused_s)
                 self.moved.usual_s.append(duration_s)
         return caught_up
 
     def on_lost(self, request_id: str, now: float) -> float:
         """The request's instance died, or the request has ended. Returns the time that preemption cost it."""
-        self._standing_s.pop(request_id, None)
+        self._paused_s.pop(request_id, None)
         preempted_s = self._preempted_s.pop(request_id, None)
         return 0.0 if preempted_s is None else now - preempted_s
 
 
 def _is_preempted(request: Request) -> bool:
-    """Whether the request ran here, and its KV is gone, on the host, or being copied there. (A new request without a
-    token is not preempted.)
+    """Whether the request ran here, and its KV is gone, on the host, or being copied there. (A new request without
+    tokens is not preempted.)
     """
     if not request.is_started:
         return request.num_output > request.resumed_output or request.num_cached_tokens is not None
@@ -95,29 +95,29 @@ def head_of_line(instance: InstanceState) -> Request | None:
     requests, paused = instance.requests, instance.migration_source.paused
     return next(
         (
-            each
-            for each in chain(instance.batcher.order, requests.values())
-            if not each.is_started and each not in paused and requests.get(each.request_id) is each
+            request
+            for request in chain(instance.batcher.order, requests.values())
+            if not request.is_started and request not in paused and requests.get(request.request_id) is request
         ),
         None,
     )
 
 
 def fragmentation(instances: Sequence[InstanceState], demands: Sequence[int], in_line: Sequence[int] = ()) -> float:
-    """The share of the cluster's memory that is free, but of no use only because it lies on several instances.
+    """The share of the cluster's memory that is free, but unusable only because it is spread over instances.
 
-    As Llumnix (Figure 12) counts it: of the requests that are first in a line, each with a demand in blocks that it
-    finds no room for, as many as would fit into all of the free memory if that lay together; their demands over all
-    memory. ``demands`` are those of the first on instances (``unmet_demand``). Requests in the coordinator's
-    queue (``in_line``; the paper has none) count if no instance has room for them, and at most one per instance: that
-    many would be first in a line if each instance had its own.
+    As in Llumnix (Figure 12), it is the summed demand, over all memory, of the head-of-line requests without room that
+    would fit if all free memory lay on one instance. ``demands``, in blocks, are those of the first waiting request of
+    each instance (``unmet_demand``). ``in_line`` are those of the coordinator's queue, which the paper does not have.
+    They count if no instance has room for them, and at most one per instance, because each instance would have one
+    head of line.
     """
     if not instances:
         return 0.0
     most = max(map(room, instances))
     num_free = sum(instance.memory.device.num_free_blocks for instance in instances)
     num_wanted = 0
-    for demand in (*demands, *(each for each in in_line if each > most)):
+    for demand in (*demands, *(wanted for wanted in in_line if wanted > most)):
         if num_wanted + demand <= num_free:
             num_wanted += demand
     return num_wanted / sum(instance.memory.device.num_blocks for instance in instances)

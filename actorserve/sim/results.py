@@ -15,14 +15,14 @@ from actorserve.sim.instance_metrics import Gaps
 from actorserve.sim.statistics import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
-_WINDOW_S: Final = 2.0  # arrivals within this time are looked at together
+_WINDOW_S: Final = 2.0  # arrivals within this time form one window
 _WAITING, _COMPLETED, _REFUSED = 0, 1, 2
 
 
 class Outcomes:
-    """One row a request, numbered in the order of arrival; times in seconds of the virtual clock.
+    """One row per request, numbered in the order of arrival; times in seconds of the virtual clock.
 
-    In columns, because a million requests would not fit into memory as objects.
+    Columns, because a million requests would not fit into memory as objects.
     """
 
     def __init__(self) -> None:
@@ -68,14 +68,14 @@ class Outcomes:
         ]
 
     def recovery_s(self, from_s: float, ttft_s: float) -> float | None:
-        """How long after ``from_s`` the median TTFT is back within ``ttft_s``, in one window of arrivals and in the
-        next one. None if that does not happen.
+        """How long after ``from_s`` the median TTFT is back within ``ttft_s`` for two windows of arrivals in a row.
+        None if that does not happen.
         """
         windows: dict[int, list[float]] = {}
-        for came_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True):
-            if came_s >= from_s:
-                windows.setdefault(int((came_s - from_s) / _WINDOW_S), []).append(
-                    math.inf if math.isnan(first_s) else first_s - came_s
+        for arrived_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True):
+            if arrived_s >= from_s:
+                windows.setdefault(int((arrived_s - from_s) / _WINDOW_S), []).append(
+                    math.inf if math.isnan(first_s) else first_s - arrived_s
                 )
         is_back = {number: percentile(sorted(found), 50) <= ttft_s for number, found in windows.items()}
         numbers = sorted(is_back)
@@ -89,15 +89,15 @@ class Outcomes:
 
     def latencies(self, numbers: Sequence[int]) -> dict[str, dict[str, float] | None]:
         """TTFT, Llumnix's prefill latency; TPOT (time per output token after the first), its decode latency; E2E; E2E
-        over all output tokens, which FastServe calls per-token latency; and what preemption cost, of which most
-        requests have none.
+        over all output tokens, which FastServe calls per-token latency; and the time lost by preemption, which is 0 for
+        most requests.
         """
-        came, first, ended, output = self.arrived_s, self.first_token_s, self.ended_s, self.num_output
+        arrived, first, ended, output = self.arrived_s, self.first_token_s, self.ended_s, self.num_output
         return {
-            "ttft_s": summary([first[n] - came[n] for n in numbers]),
+            "ttft_s": summary([first[n] - arrived[n] for n in numbers]),
             "tpot_s": summary([(ended[n] - first[n]) / (output[n] - 1) for n in numbers if output[n] > 1]),
-            "e2e_s": summary([ended[n] - came[n] for n in numbers]),
-            "per_token_s": summary([(ended[n] - came[n]) / output[n] for n in numbers]),
+            "e2e_s": summary([ended[n] - arrived[n] for n in numbers]),
+            "per_token_s": summary([(ended[n] - arrived[n]) / output[n] for n in numbers]),
             "preempted_s": summary([self.preempted_s[n] for n in numbers]),
         }
 
@@ -113,7 +113,7 @@ def summary(values: list[float]) -> dict[str, float] | None:
 
 @dataclass
 class Counts:
-    """What instances counted, summed over all of their lives."""
+    """The instances' counts, summed over all incarnations."""
 
     busy_s: float = 0.0
     num_steps: int = 0
@@ -142,7 +142,7 @@ class Counts:
         self.checkpointed_bytes += report.checkpointed_bytes
 
     def add_moves(self, migration_source: MigrationSource) -> None:
-        """Add what an instance moved away in its life."""
+        """Add the migrations from an instance in its life."""
         self.num_migrated += migration_source.num_migrated
         self.num_migrations_failed += migration_source.num_failed
         self.migrated_bytes += migration_source.migrated_bytes
@@ -150,8 +150,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Results:
-    """A finished run. ``alive_s`` is how long instances lived (from when they were ordered) up to the last request's
-    end, summed: what the run costs. ``fragmentation`` is by moments, equally far apart, while requests came.
+    """A finished run. ``alive_s``, the run's cost, is the sum of the instances' lifetimes, each from its order
+    to its end or the last request's end. ``fragmentation`` has samples at equal intervals while requests arrived.
     """
 
     outcomes: Outcomes

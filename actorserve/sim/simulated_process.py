@@ -33,13 +33,13 @@ class Process:
     num_preemptions: int = 0
 
     @property
-    def its_engine(self) -> EngineModel:
+    def worker_engine(self) -> EngineModel:
         """The engine of a worker."""
         assert self.engine is not None
         return self.engine
 
     @property
-    def its_instance(self) -> InstanceState:
+    def worker_core(self) -> InstanceState:
         """The core of a worker."""
         assert isinstance(self.core, InstanceState)
         return self.core

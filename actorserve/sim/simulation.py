@@ -3,7 +3,7 @@
 Events are ordered by (time, sequence number), so a run depends on its configuration alone. The network takes a fixed
 time and keeps the order of each link. A process that is killed loses its state; its earlier messages still arrive, and
 its peers notice its death after the death watch's time. A restarted process is a new incarnation. Two workers meet a
-round trip after one of them asks for it. An ordered worker is there after its warm-up, and a drained one says goodbye.
+round trip after one of them asks for it. A new worker is up after its warm-up, and a drained one says goodbye.
 """
 
 import random
@@ -88,7 +88,7 @@ class Simulation:
         self._alive_s = 0.0
         self._interruptions = Interruptions()
         self._fragmentation: list[float] = []
-        self._num_workers = config.cluster.instances  # all that ever ran, or are ordered
+        self._num_workers = config.cluster.instances  # all workers that were ever started or ordered
         self._ordered_s: dict[str, float] = {}  # when each worker that is warming up was ordered
         self._network_s = config.cluster.network_s
         self._incarnations: dict[str, int] = {}
@@ -156,7 +156,7 @@ class Simulation:
 
     def _tick(self, process: Process, at_s: float) -> None:
         if process.tick_at_s != at_s or not self._is_alive(process):
-            return  # an earlier tick was asked for since, or the process died
+            return  # an earlier tick replaced this one, or the process died
         process.tick_at_s = None
         deadline = process.core.next_deadline()
         if deadline is not None and deadline <= at_s:
@@ -203,7 +203,7 @@ class Simulation:
                 self._lose_time(request_id)
                 self._clients.on_end(request_id, reason)
             case SwapOut() | SwapIn():
-                done_s, duration_s = process.its_engine.copy(effect, self.now)
+                done_s, duration_s = process.worker_engine.copy(effect, self.now)
                 self._at(done_s, self._engine_done, process, CopyDone(effect.copy_id, duration_s))
             case Fetch():
                 self._fetch(process, effect)
@@ -214,9 +214,9 @@ class Simulation:
             case Drained():
                 self._end(process, self._network_s)
             case AddToEngine(request=request):
-                process.its_engine.add(request)
+                process.worker_engine.add(request)
             case DropFromEngine(request_id=request_id):
-                process.its_engine.drop(request_id)
+                process.worker_engine.drop(request_id)
 
     def _expect_tick(self, process: Process) -> None:
         deadline = process.core.next_deadline()
@@ -225,7 +225,7 @@ class Simulation:
             self._at(at_s, self._tick, process, at_s)
 
     def _start(self, name: str) -> None:
-        """Start a new incarnation. Its peers hear of the death of the one before it first, and then meet it."""
+        """Start a new incarnation. Its peers first hear of the old incarnation's death, and then meet the new one."""
         self._incarnations[name] = incarnation = self._incarnations.get(name, 0) + 1
         process = self._make(Peer(name, incarnation))
         process.born_s = self._ordered_s.pop(name, self.now)
@@ -234,7 +234,7 @@ class Simulation:
         if incarnation > 1:
             for other in others:
                 self._lose(other, Peer(name, incarnation - 1))
-        if process.role is Role.WORKER:  # workers meet only when one asks for it
+        if process.role is Role.WORKER:  # two workers meet only when one of them asks for it
             hubs = (self.processes.get(hub) for hub in (COORDINATOR, GATEWAY))
             others = sorted((hub for hub in hubs if hub is not None), key=lambda hub: hub.born_s)
         for other in others:
@@ -281,7 +281,7 @@ class Simulation:
         self._meet(process, other)
 
     def _lose(self, process: Process, peer: Peer) -> None:
-        """``process`` notices the death of ``peer``, and hears nothing of that incarnation afterwards."""
+        """``process`` notices the death of ``peer``, and gets no messages from that incarnation afterwards."""
         if process.met.pop(peer, None) is not None:
             self._handle(process, PeerDown(peer))
 
@@ -294,7 +294,7 @@ class Simulation:
             self._advance(dead, dead.flight, dead.flight.num_ended(self.now))
         self._end(dead, self.config.cluster.death_after_s)
         if dead.engine is not None:
-            for request_id in dead.its_instance.requests:
+            for request_id in dead.worker_core.requests:
                 self._lose_time(request_id)
         if restart_at_s is not None:
             self._at(restart_at_s, self._start, name)
@@ -318,13 +318,13 @@ class Simulation:
             self._lose(process, dead)
 
     def _count(self, process: Process, until_s: float) -> None:
-        """Add what a process counted in its life."""
+        """Add the counts of a process's whole life."""
         if isinstance(process.core, GatewayState):
             self._num_failovers += process.core.counts.num_failovers
         if process.engine is None:
             return
         self._alive_s += max(0.0, until_s - process.born_s)
-        self.counts.add_moves(process.its_instance.migration_source)
+        self.counts.add_moves(process.worker_core.migration_source)
         self.counts.busy_s += process.engine.busy_s
         self.counts.num_steps += process.engine.num_steps
         self.counts.num_rows += process.engine.num_rows
@@ -337,7 +337,7 @@ class Simulation:
 
     def _send(self, process: Process, effect: Send) -> None:
         message = effect.message
-        if type(message) is LoadReport and message is not process.report:  # one report goes to several
+        if type(message) is LoadReport and message is not process.report:  # one report goes to several peers
             process.report = message
             process.num_reports += 1
             used = message.kv_used_bytes / message.kv_total_bytes
@@ -348,23 +348,23 @@ class Simulation:
         self._at(self.now + self._network_s, self._arrive_message, process.peer, effect.to, message)
 
     def _fetch(self, process: Process, effect: Fetch) -> None:
-        """Copy from another instance. The copy fails if its source is gone by the end."""
+        """Copy from another instance. The copy fails if its source has died by the end."""
         source = self.processes.get(effect.source.name)
         if source is None or source.peer != effect.source:
             self._at(self.now + self._network_s, self._engine_done, process, CopyFailed(effect.copy_id))
             return
-        done_s, duration_s = process.its_engine.fetch(
-            source.its_engine,
+        done_s, duration_s = process.worker_engine.fetch(
+            source.worker_engine,
             len(effect.blocks),
             self.now,
-            bytes_per_s=process.its_instance.config.migration.bytes_per_s,
+            bytes_per_s=process.worker_core.config.migration.bytes_per_s,
             is_urgent=effect.is_urgent,
             into_host=effect.into_host,
         )
         self._at(done_s, self._fetched, process, source, CopyDone(effect.copy_id, duration_s))
         if self.config.cluster.copy_slowdown:
-            for each in (source,) if effect.into_host else (source, process):
-                self._forget_prediction(each)
+            for slowed in (source,) if effect.into_host else (source, process):
+                self._forget_prediction(slowed)
 
     def _fetched(self, process: Process, source: Process, done: CopyDone) -> None:
         self._engine_done(process, done if self._is_alive(source) else CopyFailed(done.copy_id))
@@ -372,7 +372,7 @@ class Simulation:
     # --- what clients do not see -------------------------------------------------------------------------------------
 
     def _look_for_preemptions(self, process: Process) -> None:
-        instance = process.its_instance
+        instance = process.worker_core
         num_preemptions = instance.batcher.num_preemptions
         if num_preemptions != process.num_preemptions:
             process.num_preemptions = num_preemptions
@@ -385,17 +385,19 @@ class Simulation:
     def _sample(self) -> None:
         """Sample how fragmented the memory is, once per ``_SAMPLE_S`` as long as requests arrive."""
         workers = [process for process in self.processes.values() if process.engine is not None]
-        instances = [process.its_instance for process in workers]
-        # No request waits on an instance in which quiet steps go on.
+        instances = [process.worker_core for process in workers]
+        # No request waits on an instance while its steps are quiet.
         are_quiet = [process.flight is not None and len(process.flight.ends) > 1 for process in workers]
-        demands = [unmet_demand(each) for each, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet]
+        demands = [
+            unmet_demand(instance) for instance, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet
+        ]
         coordinator = self.processes.get(COORDINATOR)
         waiting: Iterable[WaitingRequest] = ()
         if coordinator is not None and isinstance(coordinator.core, ClusterState):
             waiting = coordinator.core.waiting.values()
         in_line = [
-            blocks_for(each.place.num_tokens, self.config.cluster.tokens_per_block)
-            for each in islice(waiting, len(instances))
+            blocks_for(request.place.num_tokens, self.config.cluster.tokens_per_block)
+            for request in islice(waiting, len(instances))
         ]
         if any(demands) or in_line:
             for process in workers:
@@ -410,14 +412,14 @@ class Simulation:
     # --- iterations --------------------------------------------------------------------------------------------------
 
     def _run_step(self, process: Process, plan: StepPlan) -> None:
-        """Begin a step. It makes one event together with the quiet steps after it, in which nothing is decided."""
-        process.flight = process.its_engine.begin(plan, self._num_quiet_steps(process), self.now)
+        """Begin a step. It and the quiet steps after it, in which nothing is decided, are one event."""
+        process.flight = process.worker_engine.begin(plan, self._num_quiet_steps(process), self.now)
         self._expect_end(process, process.flight)
         for request_id, lost_s in self._interruptions.on_step(plan, *process.flight.ends[0]):
             self.outcomes.preempted_s[int(request_id)] += lost_s
 
     def _num_quiet_steps(self, process: Process) -> int:
-        return process.its_instance.quiet_steps.count()
+        return process.worker_core.quiet_steps.count()
 
     def _expect_end(self, process: Process, flight: Flight) -> None:
         at_s = flight.ends[-1][0]
@@ -436,14 +438,14 @@ class Simulation:
             return  # a message came in between
         self._advance(process, flight, len(flight.ends) - 1)
         process.flight = None
-        self._handle(process, process.its_engine.done(flight))
+        self._handle(process, process.worker_engine.done(flight))
 
     def _advance(self, process: Process, flight: Flight, num_steps: int) -> None:
         """Tell the core about quiet steps that have ended."""
         if not num_steps:
             return
-        process.its_engine.count(flight, num_steps)
-        for effect in process.its_instance.quiet_steps.advance(flight.ends[:num_steps], TOKEN_ID):
+        process.worker_engine.count(flight, num_steps)
+        for effect in process.worker_core.quiet_steps.advance(flight.ends[:num_steps], TOKEN_ID):
             if isinstance(effect, RunStep):
                 flight.plan = effect.plan  # in flight already
             else:

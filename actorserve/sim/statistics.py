@@ -1,4 +1,4 @@
-"""Figures of many values."""
+"""Statistics of samples."""
 
 import math
 from collections.abc import Sequence

@@ -39,10 +39,10 @@ def parse_table(model: type[_T], values: Mapping[str, Any], place: str) -> _T:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise SimulationError(f"{place}: {_told(error.errors()[0], model)}") from None
+        raise SimulationError(f"{place}: {_explain(error.errors()[0], model)}") from None
 
 
-def _told(problem: ErrorDetails, model: type[Table]) -> str:
+def _explain(problem: ErrorDetails, model: type[Table]) -> str:
     path = problem["loc"]
     key = ".".join(str(part) if str(part).isprintable() else repr(part) for part in path)
     match problem["type"]:
@@ -51,8 +51,8 @@ def _told(problem: ErrorDetails, model: type[Table]) -> str:
         case "missing":
             return f"{key} is missing: expected {_expected(model, path)}"
         case "value_error":
-            told = problem["msg"].removeprefix("Value error, ")
-            return f"{key}.{told}" if key else told
+            expectation = problem["msg"].removeprefix("Value error, ")
+            return f"{key}.{expectation}" if key else expectation
         case "too_short":
             return f"{key} is empty: expected at least one"
         case "string_type" if _expected(model, path) != "a value":
@@ -81,20 +81,20 @@ def _shown(value: Any) -> str:
         return "a table"
     if isinstance(value, list | tuple):
         return "a list"
-    if isinstance(value, int) and abs(value) >= 10**30:  # beyond some length Python shows none
+    if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to convert very long integers to text
         return "a huge number"
     return repr(value[:60] if isinstance(value, str) else value)
 
 
 def _table(model: type[Table], path: tuple[int | str, ...]) -> type[Table] | None:
-    """The model of the table at this place, or of those in the list there."""
+    """The model of the table at this path, or of the tables in the list there."""
     for part in path:
         if isinstance(part, int):
             continue
         inner = model.model_fields.get(part)
         if inner is None:
             return None
-        found = [each for each in _types(inner.annotation) if isinstance(each, type) and issubclass(each, Table)]
+        found = [kind for kind in _types(inner.annotation) if isinstance(kind, type) and issubclass(kind, Table)]
         if not found:
             return None
         model = found[0]
@@ -103,7 +103,7 @@ def _table(model: type[Table], path: tuple[int | str, ...]) -> type[Table] | Non
 
 def _types(annotation: Any) -> list[Any]:
     arguments = getattr(annotation, "__args__", ())
-    return [annotation, *(inner for each in arguments for inner in _types(each))]
+    return [annotation, *(inner for argument in arguments for inner in _types(argument))]
 
 
 def _known(model: type[Table], path: tuple[int | str, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The virtual clock: what happens when, in order."""
+"""The virtual clock: actions in the order of their times."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -20,7 +20,7 @@ class Timeline:
         return self._heap[0][0] if self._heap else None
 
     def at(self, at_s: float, act: Callable[..., None], *arguments: object) -> None:
-        """Call ``act`` at this time, after the actions that were added for the same time before."""
+        """Call ``act`` at this time, after the actions that were added earlier for the same time."""
         self._num_added += 1
         heappush(self._heap, (at_s, self._num_added, act, arguments))
 

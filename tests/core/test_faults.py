@@ -175,7 +175,7 @@ class ClusterMachine(RuleBasedStateMachine):
         worker=st.sampled_from(WORKERS), data=st.data(), how=st.sampled_from(["drain", "suspect", "rejoin", "memory"])
     )
     def unsettle(self, worker: str, data: st.DataObject, how: str) -> None:
-        """A worker is drained or loses memory, or a live process is held for dead and then fenced."""
+        """A worker is drained or loses memory, or a live process is considered dead and then fenced."""
         if how == "rejoin":
             name = data.draw(st.sampled_from(NAMES))
             if name in self.world.processes:
@@ -217,7 +217,7 @@ def test_no_fault_costs_a_token(fault_examples: int) -> None:
 
 
 def test_requests_share_blocks_after_a_failover() -> None:
-    """Requests with a common beginning share blocks wherever they run, even after a failover."""
+    """Requests with a common prefix share blocks wherever they run, even after a failover."""
     world = World(num_workers=2, num_blocks=24)
     for number in range(8):
         world.open(f"r{number}", (*STEMS[0], number), 12)
@@ -232,7 +232,7 @@ def test_requests_share_blocks_after_a_failover() -> None:
 
 
 def test_a_fenced_gateway_gets_its_only_worker_back() -> None:
-    """A gateway that was held for dead goes on with its worker, which is the only one and never died."""
+    """A gateway that was considered dead goes on with its worker, which is the only one and never died."""
     world = World(num_workers=1)
     world.open("r1", (1, 2, 3), 24)
     for _ in range(6):

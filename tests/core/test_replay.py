@@ -1,4 +1,4 @@
-"""Replay: what a core was told, told again to a fresh one, gives the same effects."""
+"""Replay: a core's inputs, given to a fresh core, lead to the same effects."""
 
 from tests.core.harness.world import COORDINATOR, World
 

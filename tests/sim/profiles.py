@@ -1,4 +1,4 @@
-"""A profile that one can do sums with."""
+"""A profile with round numbers, for times that are easy to compute by hand."""
 
 from actorserve.core.timing.profile import Curve, Link, Profile
 

@@ -72,7 +72,7 @@ def test_an_experiment_gives_the_same_bytes_twice(tmp_path: Path, capsys: pytest
     for case in (fcfs, srpt):
         rates = [run["rate_per_s"] for run in case["runs"]]
         assert rates == sorted(rates)
-        assert fcfs["held"][goal] in rates  # where all are compared
+        assert fcfs["held"][goal] in rates  # at which all arms are compared
         assert all(run["requests"]["completed"] == 40 for run in case["runs"])
         means = {run["rate_per_s"]: run["latency"]["per_token_s"]["mean"] for run in case["runs"]}
         assert means[case["held"][goal]] <= 3.0
@@ -152,7 +152,7 @@ WRONG = [
         "lengths.prompt: length distribution 'uniform:30:1': MIN is above MAX",
     ),
     ('prompt = "uniform:1:30"', 'like = "bert"', "lengths.like is 'bert': expected sharegpt, alpaca"),
-    ('prompt = "uniform:1:30"', 'like = "alpaca"', "lengths.prompt and output are not expected beside like"),
+    ('prompt = "uniform:1:30"', 'like = "alpaca"', "lengths.prompt and output are not expected together with like"),
     ('prompt = "uniform:1:30"', "", "lengths.like is missing: expected it, or prompt and output"),
     ("low = 0.05", "low = 0", "search.low is 0: expected at least 0.0001"),
     ("low = 0.05", "low = 5", "search.high is 3.2: expected at least low"),
@@ -178,18 +178,18 @@ WRONG = [
     (
         "[search]",
         '[[failures]]\nprocess = "worker-0"\nat_s = 2.0\nrestart_at_s = 1.0\n[search]',
-        "failures.0.restart_at_s is 1.0: expected it after at_s",
+        "failures.0.restart_at_s is 1.0: expected a time after at_s",
     ),
     (
         "[search]",
         '[[failures]]\nprocess = "worker-0"\nat_s = 2.0\n[[failures]]\nprocess = "worker-0"\nat_s = 3.0\n[search]',
-        "failures: worker-0 is killed at 3.0 s, when it is dead",
+        "failures: worker-0 is killed at 3.0 s, but is not running then",
     ),
     ("[search]", "[priorities]\nhigh = 1.0\n[search]", "priorities.high is 1: expected a whole number"),
     (
         "[search]",
         "[prefixes]\ncount = 1\ntokens = 5\n[search]",
-        "prefixes are of no use: expected cluster.prefix_cache",
+        "prefixes have no effect: expected cluster.prefix_cache",
     ),
 ]
 
@@ -216,7 +216,7 @@ FAR_OFF = [
     ("arrivals.cycle={factors=[0.0],each_s=1.0}", "arrivals.cycle.factors.0 is 0: expected a number from 0.001"),
     (
         "arrivals={cycle={factors=[1.0],each_s=1.0},spike={at_s=1.0,duration_s=1.0,factor=2.0,ttft_s=1.0}}",
-        "arrivals.spike is not expected beside cycle",
+        "arrivals.spike is not expected together with cycle",
     ),
     ('lengths.prompt="lognormal:161:338:1024"', "lengths.prompt: length distribution 'lognormal:161:338:1024': SIGMA"),
     ('lengths.prompt="powerlaw-mean:5:1e300"', "lengths.prompt: length distribution 'powerlaw-mean:5:1e300': MAX must"),
@@ -262,7 +262,9 @@ FAR_OFF = [
 
 @pytest.mark.parametrize(("setting", "told"), FAR_OFF, ids=[f"{number}" for number in range(len(FAR_OFF))])
 def test_a_value_far_off_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, told: str) -> None:
-    """A value that no run could work with, or not in a lifetime, is one line that names its key, before any work."""
+    """A value that no run can work with, or that would make it endless, gives one line that names its key, before any
+    run.
+    """
     assert main([str(write(tmp_path)), "--out", str(tmp_path), "--set", setting]) == EXIT_UNUSABLE
     err = capsys.readouterr().err
     assert err.startswith("simulate: ")
@@ -290,7 +292,7 @@ def test_goals_are_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_file_of_something_else_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, told: str
 ) -> None:
-    """A file that is no TOML at all is one line."""
+    """A file that is not TOML gives an error of one line."""
     file = tmp_path / "some.toml"
     file.write_bytes(content)
     assert main([str(file), "--out", str(tmp_path)]) == EXIT_UNUSABLE
@@ -303,7 +305,7 @@ def test_a_file_of_something_else_is_told(
 def test_where_nothing_can_be_written_is_told_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str
 ) -> None:
-    """A file where the folder should be, or a folder where the results should, is one line before any run."""
+    """A file in place of the output folder, or a folder in place of the results, gives one line before any run."""
     (tmp_path / "file").touch()
     (tmp_path / "folder" / "metrics.json").mkdir(parents=True)
     assert main([str(write(tmp_path)), "--out", str(tmp_path / out)]) == EXIT_UNUSABLE
@@ -316,7 +318,7 @@ def test_where_nothing_can_be_written_is_told_first(
 def test_a_wrong_file_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], was: str, now: str, told: str
 ) -> None:
-    """What is wrong with a file is one line, which names the file and the key and says what was expected."""
+    """An error in a file is one line that names the file, the key and what was expected."""
     assert EXPERIMENT.count(was) >= 1
     file = write(tmp_path, EXPERIMENT.replace(was, now, 1))
     assert main([str(file), "--out", str(tmp_path)]) == EXIT_UNUSABLE
@@ -327,7 +329,9 @@ def test_a_wrong_file_is_told(
 
 
 def test_a_profile_without_a_quantum_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A profile whose shortest iteration takes no time, so that its first quantum is 0, is told by its key."""
+    """A profile whose shortest iteration takes no time, so that its first quantum is 0, gives an error that names its
+    key.
+    """
     file = write(tmp_path)
     profile = tmp_path / "tiny.toml"
     profile.write_text(profile.read_text().replace("seconds = [0.5, 0.5]", "seconds = [0, 0.5]"))
@@ -336,7 +340,7 @@ def test_a_profile_without_a_quantum_is_told(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_damaged_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A trace's damaged row is one line that names file, row and column."""
+    """A damaged row of a trace gives one line that names the file, the row and the column."""
     (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,1\n")
     text = EXPERIMENT.replace('prompt = "uniform:1:30"\noutput = "uniform:1:30"', 'like = "trace"')
     file = write(tmp_path, text.replace("seed = 1", 'seed = 1\ntrace = "t.csv"'))
@@ -345,7 +349,7 @@ def test_a_damaged_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_no_journal_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A replay of what is no log, or of nothing, is one line."""
+    """A replay of an empty file, or of one that is not a log, gives an error of one line."""
     (tmp_path / "text").write_text("hello, this is no journal at all")
     for name in ("text", "nothing"):
         assert main(["--replay", str(tmp_path / name)]) == EXIT_UNUSABLE
@@ -360,13 +364,13 @@ def test_a_wrong_override_is_told(text: str) -> None:
 
 
 def test_overrides_are_values_or_texts() -> None:
-    """What TOML reads is its value, anything else is a text."""
+    """A value that TOML can read has that type; anything else is a string."""
     assert parse_override("cluster.instances=4") == {"cluster": {"instances": 4}}
     assert parse_override("trace=/tmp/a.csv") == {"trace": "/tmp/a.csv"}
 
 
 def test_the_highest_rate_is_found_by_bisection() -> None:
-    """Of rates that grow, the last that holds; with few tries, and none where even the first does not hold."""
+    """Of growing rates the search finds the last that holds, with few tries; none if even the first does not hold."""
     asked: list[float] = []
 
     def below(limit: float) -> float | None:
@@ -384,7 +388,7 @@ def test_the_highest_rate_is_found_by_bisection() -> None:
 
 
 def test_a_rate_is_held_by_all() -> None:
-    """A goal is missed by its figure, and by anybody who was refused or has not finished."""
+    """A goal is missed by its figure, and by any request that was refused or has not finished."""
     goal = Goal(metric="ttft_s.p99", limit=1.0)
     figures = {"latency": {"ttft_s": {"p99": 1.0}}, "requests": {"arrived": 3, "completed": 3}}
     assert holds(figures, goal)

@@ -1,4 +1,4 @@
-"""Migration, scaling and what they are measured by, in simulated clusters."""
+"""Migration, scaling, checkpoints and their measures in simulated clusters."""
 
 import random
 from collections import Counter
@@ -37,7 +37,7 @@ MOVING: dict[str, Any] = {
 
 
 class Watched(Simulation):
-    """Counts what each client gets."""
+    """Counts each client's tokens and ends."""
 
     def __init__(self, changes: dict[str, Any]) -> None:
         super().__init__(config(changes), PROFILE)
@@ -74,9 +74,7 @@ FAILURES = [
 @pytest.mark.parametrize("mode", ["live", "blocking", "recompute"])
 @pytest.mark.parametrize("policy", ["fcfs", "skip_join_mlfq"])
 def test_requests_move_and_lose_nothing(mode: str, policy: str) -> None:
-    """However requests move, and whoever dies meanwhile, each client gets each token once; and twice the same run is
-    the same.
-    """
+    """However requests move and whichever process dies, each client gets each token once. Equal runs are equal."""
     changes = merged(MOVING, {"cluster": {"migration": {"mode": mode}, "policy": policy}, "failures": FAILURES})
     one, again = Watched(changes), Watched(changes)
     figures = one.run().figures()
@@ -86,7 +84,7 @@ def test_requests_move_and_lose_nothing(mode: str, policy: str) -> None:
 
 
 def test_a_live_move_is_shorter_than_a_copy() -> None:
-    """A request that moves stands still for less time if it goes on while its KV is copied, and for less of a step."""
+    """A request pauses for a shorter time if it decodes while its KV is copied."""
     gaps = {
         mode: run(merged(MOVING, {"cluster": {"migration": {"mode": mode}}})).figures()["migration"]["gap_s"]["mean"]
         for mode in ("live", "blocking", "recompute")
@@ -120,7 +118,7 @@ def test_instances_know_the_pace() -> None:
 def test_many_steps_in_one_event_are_the_same_with_moves(
     mode: str, slowdown: float, failures: list[dict[str, Any]]
 ) -> None:
-    """Quiet steps make one event, whatever moves at the same time, and no time or figure changes by that."""
+    """Quiet steps are one event, whatever migrates at the same time, and that changes no time or figure."""
     changes = merged(
         MOVING,
         {
@@ -139,7 +137,7 @@ def test_many_steps_in_one_event_are_the_same_with_moves(
 
 
 def test_instances_come_and_go_with_the_load() -> None:
-    """A burst has instances started, which are there after their warm-up; afterwards they drain, and leave."""
+    """A burst starts instances, which are up after their warm-up; afterwards they drain and end."""
     changes = merged(
         MOVING,
         {
@@ -174,7 +172,7 @@ def test_instances_come_and_go_with_the_load() -> None:
 
 
 def test_an_instance_costs_from_when_it_was_ordered() -> None:
-    """Time in which an instance warms up is paid as well, also where it never comes to be of use."""
+    """The cost includes an instance's warm-up, even if the instance never serves a request."""
     scaling = {"max_workers": 2, "min_workers": 2, "hold_s": 1.0, "warm_up_s": 1000.0}
     results = run({"cluster": {"scaling": scaling}})
     ended_s = results.outcomes.ended_s[0]
@@ -182,8 +180,8 @@ def test_an_instance_costs_from_when_it_was_ordered() -> None:
 
 
 def test_preemption_loss_is_from_the_preemption_to_the_next_token() -> None:
-    """Of two requests that outgrow the memory the later one is preempted once, and loses the rest of the other one's
-    time and its own prefill.
+    """Of two requests that outgrow the memory the later one is preempted once. It loses the remaining time of the first
+    one, and its own prefill.
     """
     results = run(
         {
@@ -196,8 +194,8 @@ def test_preemption_loss_is_from_the_preemption_to_the_next_token() -> None:
     outcomes = results.outcomes
     assert list(outcomes.num_preempted) == [0, 1]
     assert outcomes.preempted_s[0] == 0.0
-    # Of ten blocks each has five, for 20 tokens. So the first one's tenth token takes the second one's, which has made
-    # nine; ten more follow, and the second one computes its 20 tokens again.
+    # Each has five of ten blocks, for 20 tokens. So the first request's tenth token takes the blocks of the second one,
+    # which has made nine tokens. After ten more tokens the second request computes its 20 tokens again.
     assert outcomes.preempted_s[1] == pytest.approx(10 * 0.5 + PROFILE.prefill_s(20))
     figures = results.figures()
     assert figures["preemption"]["requests_share"] == 0.5
@@ -207,8 +205,8 @@ def test_preemption_loss_is_from_the_preemption_to_the_next_token() -> None:
 
 
 def test_copies_take_turns_on_their_links() -> None:
-    """A copy waits for those before it at either end; an urgent one only for others like it, and those behind wait for
-    it; a budget holds back all but the urgent.
+    """A copy waits for earlier copies at both ends. An urgent copy waits only for urgent copies, and later copies wait
+    for it. A pace delays all copies except urgent ones.
     """
     rng = random.Random(0)
     one, two, other = (EngineModel(PROFILE, 4000, rng, overhead_s=0.0, copy_slowdown=0.0, noise=0.0) for _ in range(3))
@@ -222,14 +220,14 @@ def test_copies_take_turns_on_their_links() -> None:
     assert done_s(other, two) == pytest.approx(3 * copy_s)
     assert done_s(one, two, is_urgent=True) == pytest.approx(copy_s)
     assert done_s(one, other, is_urgent=True, budget=1.0) == pytest.approx(2 * copy_s)
-    assert done_s(one, two) == pytest.approx(5 * copy_s)  # three, but for the one between the others
+    assert done_s(one, two) == pytest.approx(5 * copy_s)  # behind all earlier copies, the urgent included
     assert done_s(two, one, budget=100.0) == pytest.approx(40.0)
     assert done_s(two, one, budget=100.0) == pytest.approx(80.0)
     assert done_s(two, other, budget=100.0) == pytest.approx(40.0)
 
 
 def test_copies_into_host_memory_slow_the_source_alone() -> None:
-    """An iteration beside a copy takes longer where the copy reads or writes the device's memory."""
+    """A concurrent copy lengthens an iteration if the copy reads or writes the device's memory."""
     rng = random.Random(0)
 
     def model() -> EngineModel:
@@ -248,7 +246,7 @@ def test_copies_into_host_memory_slow_the_source_alone() -> None:
 
 @pytest.mark.parametrize("slowdown", [0.0, 0.5])
 def test_checkpoints_lose_nothing(slowdown: float) -> None:
-    """With checkpoints each client gets each token once, whatever dies; and twice the same run is the same."""
+    """With checkpoints each client gets each token once, whatever dies. Equal runs are equal."""
     changes = merged(
         MOVING,
         {
@@ -285,7 +283,7 @@ def test_a_death_costs_a_copy_with_checkpoints() -> None:
 
 
 def test_recovery_is_when_first_tokens_are_quick_again() -> None:
-    """It counts from the spike's end to the first arrivals that, like those after them, wait less than the bound."""
+    """Recovery lasts from the spike's end to the first arrivals that, like the next ones, wait less than the bound."""
     outcomes = Outcomes()
     for at_s, ttft_s in ((1.0, 9.0), (10.5, 9.0), (11.0, 9.0), (13.0, 1.0), (15.0, 9.0), (17.0, 1.0), (19.0, 1.0)):
         number = outcomes.arrive(at_s, 1, 1, 0)
@@ -297,7 +295,7 @@ def test_recovery_is_when_first_tokens_are_quick_again() -> None:
 
 
 def test_fragmentation_is_free_memory_that_lies_apart() -> None:
-    """A request that fits into the free memory of two instances, and of neither, makes its size fragmented; one that
+    """A request that fits only into two instances' free memory together makes its size fragmented. A request that
     fits nowhere, or into one instance, makes none.
     """
     cluster = config({"cluster": {"kv_tokens": 40}}).cluster
@@ -305,7 +303,7 @@ def test_fragmentation_is_free_memory_that_lies_apart() -> None:
     for number, instance in enumerate(instances):
         spec = RequestSpec(f"r{number}", (0,) * 20, SamplingParams(seed=0, max_tokens=9))
         instance.handle(Start(1, spec), 0.0, Peer("gateway-0", 1))
-        assert room(instance) == 4  # of ten blocks; five are taken, and one more may soon be
+        assert room(instance) == 4  # of ten blocks five are used, and the running request may soon need one more
     assert fragmentation(instances, [6]) == 6 / 20
     assert fragmentation(instances, [6, 6]) == 6 / 20
     assert fragmentation(instances, [11]) == 0.0

@@ -27,7 +27,7 @@ def times(outcomes: Outcomes) -> list[tuple[float, float]]:
 
 
 def test_one_request_takes_what_the_profile_says() -> None:
-    """TTFT is the way to the worker, the prefill and the way back; each further token takes one iteration."""
+    """TTFT is the network time to the worker and back, plus the prefill; each further token takes one iteration."""
     results = run()
     ((ttft_s, e2e_s),) = times(results.outcomes)
     assert ttft_s == pytest.approx(ASKING_S + 2.0 + NETWORK_S)
@@ -52,8 +52,9 @@ def test_a_prefill_shares_its_iteration_with_decodes() -> None:
     """A prompt that comes while another request decodes is prefilled in the next iteration, and both go on together."""
     results = run({"num_requests": 2, "arrivals": {"rate_per_s": 0.5}, "lengths": {"output": 3}})
     first, second = times(results.outcomes)
-    # The first's prefill ends as the second comes, 0.03 s before it reaches the worker: so one decode goes before it.
-    # The shared iteration takes the prefill's part above the weights, and the decode's, which is nothing.
+    # The first prefill ends when the second request arrives, 0.03 s before that reaches the worker. So one decode runs
+    # in between.
+    # The shared iteration adds the prefill's time beyond reading the weights, and the decode's, which is 0.
     joint_s = PROFILE.step_s([(11, 0)], 1, 13)
     assert first[0] == pytest.approx(ASKING_S + 2.0 + NETWORK_S)
     assert second[0] == pytest.approx(0.5 + ASKING_S + joint_s + NETWORK_S)
@@ -61,7 +62,7 @@ def test_a_prefill_shares_its_iteration_with_decodes() -> None:
 
 
 def test_overhead_lies_between_iterations() -> None:
-    """The time between iterations is waited before each, and is no part of the engine's time."""
+    """The overhead delays each iteration, and does not count as the engine's busy time."""
     plain, slow = run(), run({"cluster": {"step_overhead_s": 0.125}})
     assert times(slow.outcomes)[0][1] == pytest.approx(times(plain.outcomes)[0][1] + 4 * 0.125)
     assert slow.counts.busy_s == plain.counts.busy_s
@@ -98,7 +99,7 @@ def test_the_same_seed_gives_the_same_bytes(policy: str, swap: str) -> None:
 
 
 class Watched(Simulation):
-    """Counts what each client gets."""
+    """Counts each client's tokens and ends."""
 
     def __init__(self, changes: dict[str, Any]) -> None:
         super().__init__(config(changes), PROFILE)
@@ -143,7 +144,9 @@ class StepByStep(Simulation):
 @pytest.mark.parametrize("failures", [[], FAILURES], ids=["calm", "failures"])
 @pytest.mark.parametrize("policy", ["skip_join_mlfq", "fcfs"])
 def test_many_steps_in_one_event_are_the_same_as_each_alone(policy: str, failures: list[dict[str, Any]]) -> None:
-    """Steps in which nothing is decided make one event, which changes no time and no figure but that of the events."""
+    """Steps in which nothing is decided make one event, which changes no time and no figure except the number of
+    events.
+    """
     changes = {
         **MANY,
         "cluster": {
@@ -162,14 +165,14 @@ def test_many_steps_in_one_event_are_the_same_as_each_alone(policy: str, failure
     assert together.num_events < 0.95 * alone.num_events
     assert times(together.outcomes) == times(alone.outcomes)
     figures = [results.figures() for results in (together, alone)]
-    assert [each.pop("events") for each in figures] == [together.num_events, alone.num_events]
-    for each in figures:
-        each["utilisation"].pop("busy")  # summed up in another order
+    assert [result.pop("events") for result in figures] == [together.num_events, alone.num_events]
+    for result in figures:
+        result["utilisation"].pop("busy")  # the summands have another order
     assert figures[0] == figures[1]
 
 
 def test_a_death_is_noticed_after_the_watch_s_patience() -> None:
-    """A request on a killed worker is carried on elsewhere from the time at which the gateway learns of the death."""
+    """A killed worker's request continues on another one from the time at which the gateway learns of the death."""
     results = run(
         {
             "cluster": {"instances": 2, "death_after_s": 5.0},
@@ -179,7 +182,7 @@ def test_a_death_is_noticed_after_the_watch_s_patience() -> None:
     )
     ((ttft_s, _),) = times(results.outcomes)
     undisturbed_s = ASKING_S + 2.0 + NETWORK_S
-    # It came at 1 s. Ties in freeness end on the greater name, so worker-1 had it.
+    # It arrived at 1 s. Ties in freeness go to the greater name, so it was on worker-1.
     assert ttft_s == pytest.approx(undisturbed_s)
     results = run(
         {
@@ -193,21 +196,21 @@ def test_a_death_is_noticed_after_the_watch_s_patience() -> None:
 
 
 def test_nobody_is_left_to_serve() -> None:
-    """Where all workers are gone for good, requests end as refused after the gateway's patience."""
+    """If no worker ever comes back, requests are refused after the gateway's timeout."""
     results = run({"cluster": {"no_instance_timeout_s": 7.0}, "failures": [{"process": "worker-0", "at_s": 0.5}]})
     assert results.figures()["requests"] == {"arrived": 1, "completed": 0, "refused": 1, "unfinished": 0}
     assert results.figures()["latency"]["ttft_s"] is None
 
 
 def test_what_is_unfinished_is_counted() -> None:
-    """After the drain's limit a run ends, and says who had no end."""
+    """After the drain limit a run ends, and reports how many requests were unfinished."""
     results = run({"lengths": {"output": 100}, "drain_limit_s": 10.0})
     assert results.figures()["requests"]["unfinished"] == 1
     assert math.isnan(results.outcomes.ended_s[0])
 
 
 def test_prefixes_are_found() -> None:
-    """Requests that begin alike find their prefix's KV, and nothing else of each other's."""
+    """Requests with one prefix reuse the prefix's KV, and no other KV of each other."""
     results = run(
         {
             "num_requests": 10,
@@ -217,7 +220,7 @@ def test_prefixes_are_found() -> None:
             "prefixes": {"count": 1, "tokens": 10},
         }
     )
-    # Two whole blocks of four, for all but the first.
+    # Two whole blocks of four, for all requests except the first.
     assert results.figures()["prefix_cache"] == {"looked_up": 200, "found": 72}
 
 

@@ -1,4 +1,4 @@
-"""What is measured and simulated: lengths, arrivals, traces."""
+"""Workloads of measurements and simulations: lengths, arrivals, traces."""
 
 import math
 import random
@@ -98,7 +98,7 @@ def test_fits_are_near_the_traces(name: str, prompts: tuple[float, ...], outputs
     ],
 )
 def test_a_wrong_distribution_is_told(spec: str) -> None:
-    """What is no distribution is refused with one line."""
+    """A text that is no distribution is refused with one line."""
     with pytest.raises(WorkloadError) as caught:
         parse_lengths(spec)
     assert "\n" not in str(caught.value)
@@ -125,12 +125,12 @@ def test_gamma_gaps_have_their_cv(cv: float) -> None:
 
 
 def test_regular_arrivals_are_equally_far_apart() -> None:
-    """One a gap, from the end of the first gap on."""
+    """One arrival per gap, the first after one gap."""
     assert list(islice(regular_times(4.0), 3)) == [0.25, 0.5, 0.75]
 
 
 def test_a_spike_has_its_rate_and_no_more() -> None:
-    """While it lasts there are as many times more arrivals, and as many as ever before and after it."""
+    """During the spike the rate is multiplied by its factor; before and after it the rate is unchanged."""
     times = list(islice(warped(regular_times(2.0), spike_factors(10.0, 5.0, 10.0)), 200))
     assert times == sorted(times)
     counts = [sum(at_s < time <= at_s + 5.0 for time in times) for at_s in (0.0, 5.0, 10.0, 15.0, 20.0)]
@@ -138,7 +138,7 @@ def test_a_spike_has_its_rate_and_no_more() -> None:
 
 
 def test_a_rate_goes_up_and_down_in_a_cycle() -> None:
-    """Each factor holds for its time, and after the last comes the first."""
+    """Each factor holds for its time, and the first follows the last."""
     times = list(islice(warped(regular_times(10.0), cycle_factors((0.5, 2.0), 4.0)), 300))
     counts = [sum(at_s < time <= at_s + 4.0 for time in times) for at_s in (0.0, 4.0, 8.0, 12.0)]
     assert counts == [20, 80, 20, 80]
@@ -164,7 +164,7 @@ def test_a_workload_depends_on_its_seed_alone() -> None:
 
 
 def test_a_ratio_keeps_the_total() -> None:
-    """Prompts are so many times as long as outputs in the mean, the mean total stays, and each has a token at least."""
+    """The mean prompt is the ratio times the mean output, the mean sum stays, and each length is at least 1."""
     pairs = independent(parse_lengths("uniform:1:300"), parse_lengths("uniform:1:100"))
     for ratio in (0.25, 1.0, 256.0):
         draw, rng = with_ratio(pairs, ratio), random.Random(1)
@@ -176,7 +176,7 @@ def test_a_ratio_keeps_the_total() -> None:
 
 
 def test_who_is_too_long_is_cut() -> None:
-    """A prompt gives way to the output, and keeps a token."""
+    """A request that is too long loses prompt tokens first, but keeps one."""
     assert cut(10, 5, 15) == (10, 5)
     assert cut(100, 5, 15) == (10, 5)
     assert cut(100, 50, 15) == (1, 14)
@@ -240,7 +240,7 @@ def test_a_bad_trace_is_told(tmp_path: Path, text: str, why: str) -> None:
 
 
 def test_a_trace_may_begin_with_a_mark(tmp_path: Path) -> None:
-    """The byte order mark that spreadsheets put before UTF-8 is no part of the first column's name."""
+    """A byte order mark, as spreadsheets write it, is no part of the first column's name."""
     file = tmp_path / "trace.csv"
     file.write_text(AZURE, encoding="utf-8-sig")
     assert len(read_trace(file)) == 3
@@ -254,13 +254,13 @@ def test_a_trace_may_begin_with_a_mark(tmp_path: Path) -> None:
     ],
 )
 def test_distributions_at_their_bounds_can_be_drawn(spec: str) -> None:
-    """Nothing overflows at the largest and smallest numbers that are taken."""
+    """Nothing overflows at the largest and smallest accepted numbers."""
     lengths = drawn(spec, 200)
     assert 1 <= min(lengths) <= max(lengths) <= 10_000_001
 
 
 def test_a_trace_is_not_stretched_without_end() -> None:
-    """A scale that makes a trace last longer than a month is told by its key."""
+    """A scale that makes a trace last longer than a month gives an error that names its key."""
     changes = {
         "trace": "x",
         "arrivals": {"process": "trace", "rate_per_s": None, "time_scale": 1e6},
@@ -291,14 +291,16 @@ def test_rows_are_drawn_whole() -> None:
 
 
 def test_arrivals_end_with_the_duration() -> None:
-    """Nobody comes after ``duration_s``, and as many as the rate says before."""
+    """No request arrives after ``duration_s``, and before it as many as the rate gives."""
     found = list(arrivals(config({"num_requests": None, "duration_s": 1000.0, "arrivals": {"process": "poisson"}}), ()))
     assert found[-1].at_s <= 1000.0
     assert len(found) == pytest.approx(1000, abs=4 * math.sqrt(1000))
 
 
 def test_prompts_are_alike_as_far_as_they_shall_be() -> None:
-    """Prompts of one prefix share its tokens and no more; where nothing is compared, all of a length are one."""
+    """Prompts of one prefix share its tokens and no more; if nothing is compared, all prompts of one length are the
+    same object.
+    """
     prompts = Prompts(compared=True)
     one, two, other = (
         prompts.token_ids(Arrival(0.0, 10, 1, prefix=prefix, prefix_tokens=4), number)

@@ -1,1 +1,1 @@
-"""Copies of requests' KV in another worker's host memory, so that a worker's death costs a copy."""
+"""Copies of requests' KV in another worker's host memory. After a worker's death they save recomputation."""

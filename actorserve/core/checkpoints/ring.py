@@ -1,7 +1,7 @@
-"""Which instance holds whose checkpoints (``core.checkpoints.source``): a ring over each kind, sorted by name.
+"""Which instance holds the checkpoints of which (``core.checkpoints.source``): one sorted ring for each kind.
 
-If an instance comes or goes, only two instances change their holder. Each instance holds the checkpoints of one other
-instance, so no host memory is asked for twice.
+Each instance holds the checkpoints of the instance before it in the ring, so no host memory is asked for twice. If an
+instance comes or goes, only two instances change their holder.
 """
 
 from collections import defaultdict

@@ -1,7 +1,8 @@
-"""KV checkpoints, the source's side: another worker's host memory keeps KV, so that a worker's death costs a copy.
+"""KV checkpoints, the source's side: another worker's host memory keeps KV, so that after a worker's death a copy
+replaces recomputation.
 
 No paper has this; Splitwise (section 4.5) proposes it. The coordinator names a worker as the *holder* of this worker's
-checkpoints. The holder reads the full blocks of requests, a few at a time and in parallel to all else, as in a
+checkpoints. The holder reads the full blocks of requests, a few at a time and in parallel to iterations, as in a
 migration (``core.migration.source``). The source confirms each read afterwards if the request kept its blocks during
 it. Confirmed blocks stay right whatever happens to the request, because KV is only ever appended to.
 
@@ -35,7 +36,7 @@ from actorserve.core.participant import Handler, Participant
 from actorserve.core.request import Request
 
 _MAX_READS = 2  # in flight from one source
-_MAX_READ_BLOCKS = 64  # in one read, so that a death during a long prompt's reads loses only the last of them
+_MAX_READ_BLOCKS = 64  # in one read, so that a death while a long prompt is read loses only the last read
 _ASK_AGAIN_S = 10.0  # for a read that was not answered
 _LOOK_EVERY_S = 0.1  # for requests with enough new blocks
 _REST_S = 2.0  # after the holder has declined
@@ -45,8 +46,8 @@ _REST_S = 2.0  # after the holder has declined
 class _Checkpoints:
     """The checkpoints of one request, of which ``num_confirmed`` blocks are confirmed.
 
-    While the holder reads the blocks that ``asked`` names, ``blocks`` is the very list that the request had when the
-    read began. The source asks again at ``deadline_s``.
+    While the holder reads the blocks that ``asked`` names, ``blocks`` is the same list object that the request had when
+    the read began (preemption replaces it). The source asks again at ``deadline_s``.
     """
 
     id: TransferId
@@ -60,7 +61,7 @@ class _Checkpoints:
 
 
 class CheckpointSource(Participant):
-    """Has the holder read the KV of the instance's requests, each time that a request has enough new tokens."""
+    """Asks the holder to read a request's KV each time the request has enough new tokens."""
 
     kind = TransferKind.CHECKPOINT
 
@@ -90,25 +91,29 @@ class CheckpointSource(Participant):
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
-        return {CheckpointTo: self._on_order}
+        return {CheckpointTo: self._on_checkpoint_to}
 
     @property
     def transfer_handlers(self) -> Mapping[type[Message], Handler]:
         return {Copied: self._on_copied, Declined: self._on_declined}
 
     def next_deadline(self) -> float | None:
-        in_flight = (kept.deadline_s for kept in self._checkpoints.values() if kept.asked is not None)
+        in_flight = (
+            checkpoints.deadline_s for checkpoints in self._checkpoints.values() if checkpoints.asked is not None
+        )
         return min(in_flight, default=None)
 
     def validate(self) -> None:
-        for request_id, kept in self._checkpoints.items():
-            assert self._requests.get(request_id) is kept.request, f"checkpoints of {request_id}, which is gone"
-            assert kept.confirmed_stage <= kept.stage, f"{request_id} has a confirmed stage that was never read"
+        for request_id, checkpoints in self._checkpoints.items():
+            assert self._requests.get(request_id) is checkpoints.request, f"checkpoints of {request_id}, which is gone"
+            assert checkpoints.confirmed_stage <= checkpoints.stage, (
+                f"{request_id} has a confirmed stage that was never read"
+            )
         assert self.holder is not None or not self._checkpoints, "checkpoints without a holder"
 
     # --- messages and events -----------------------------------------------------------------------------------------
 
-    def _on_order(self, message: CheckpointTo, sender: Peer, now: float) -> None:
+    def _on_checkpoint_to(self, message: CheckpointTo, sender: Peer, now: float) -> None:
         """From now on this worker holds the checkpoints."""
         if not self._every_blocks:
             return
@@ -131,47 +136,50 @@ class CheckpointSource(Participant):
         """A read is done; it counts if the request kept its blocks during it. Or the holder repeats its last answer to
         ask whether its checkpoints are still of use. Returns whether they are.
         """
-        kept = self._find(message.transfer, sender)
-        if kept is None:
+        checkpoints = self._find(message.transfer, sender)
+        if checkpoints is None:
             self._effects.send(sender, Withdrawn(message.transfer))  # an earlier Withdrawn may have been lost
             return False
-        request, asked = kept.request, kept.asked
-        if asked is not None and message.stage == kept.stage:
-            if request.blocks is kept.blocks and request.copy_id is None:
+        request, asked = checkpoints.request, checkpoints.asked
+        if asked is not None and message.stage == checkpoints.stage:
+            if request.blocks is checkpoints.blocks and request.copy_id is None:
                 num_blocks = len(asked.ticket.blocks)
-                kept.num_confirmed, kept.confirmed_stage = kept.num_confirmed + num_blocks, kept.stage
+                checkpoints.num_confirmed, checkpoints.confirmed_stage = (
+                    checkpoints.num_confirmed + num_blocks,
+                    checkpoints.stage,
+                )
                 self.checkpointed_bytes += self._memory.bytes_of_blocks(num_blocks)
                 # Sent after each read, because an earlier one may have been lost.
-                checkpointed = Checkpointed(request.request_id, request.epoch, sender, kept.id)
+                checkpointed = Checkpointed(request.request_id, request.epoch, sender, checkpoints.id)
                 self._effects.send(request.gateway, checkpointed)
-            kept.asked = kept.blocks = None
-        if kept.num_confirmed:
-            self._effects.send(sender, CheckpointConfirmed(kept.id, kept.confirmed_stage))
+            checkpoints.asked = checkpoints.blocks = None
+        if checkpoints.num_confirmed:
+            self._effects.send(sender, CheckpointConfirmed(checkpoints.id, checkpoints.confirmed_stage))
         return True
 
     def _on_declined(self, message: Declined, sender: Peer, now: float) -> bool:
         """The holder has no room, could not read, or has lost what it had."""
-        kept = self._find(message.transfer, sender)
-        if kept is None:
+        checkpoints = self._find(message.transfer, sender)
+        if checkpoints is None:
             return False
-        kept.asked = kept.blocks = None
+        checkpoints.asked = checkpoints.blocks = None
         is_kept = message.reason in (DeclineReason.NO_BLOCKS, DeclineReason.UNREACHABLE)
-        if not is_kept or not kept.num_confirmed:
-            del self._checkpoints[kept.request.request_id]
+        if not is_kept or not checkpoints.num_confirmed:
+            del self._checkpoints[checkpoints.request.request_id]
         self._next_look_s = now + _REST_S
         return True
 
     def on_gone(self, request: Request) -> None:
-        kept = self._checkpoints.get(request.request_id)
-        if kept is not None and kept.request is request:
+        checkpoints = self._checkpoints.get(request.request_id)
+        if checkpoints is not None and checkpoints.request is request:
             del self._checkpoints[request.request_id]
             if self.holder is not None:
-                self._effects.send(self.holder, Withdrawn(kept.id))
+                self._effects.send(self.holder, Withdrawn(checkpoints.id))
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
-        """Repeat reads that were not answered, and begin new ones, first for requests with the most to lose.
+        """Repeat reads that were not answered, and begin new ones, first for requests with the most new blocks.
 
         A read that preemption has voided goes on like any other: it does no harm, and will not be confirmed.
         """
@@ -179,12 +187,12 @@ class CheckpointSource(Participant):
         if holder is None or holder not in self._peers:
             return
         num_reads = 0
-        for kept in self._checkpoints.values():
-            if kept.asked is not None:
+        for checkpoints in self._checkpoints.values():
+            if checkpoints.asked is not None:
                 num_reads += 1
-                if now >= kept.deadline_s:
-                    kept.deadline_s = now + _ASK_AGAIN_S
-                    self._effects.send(holder, kept.asked)
+                if now >= checkpoints.deadline_s:
+                    checkpoints.deadline_s = now + _ASK_AGAIN_S
+                    self._effects.send(holder, checkpoints.asked)
         if now < self._next_look_s or num_reads >= _MAX_READS:
             return
         self._next_look_s = now + _LOOK_EVERY_S
@@ -195,37 +203,43 @@ class CheckpointSource(Participant):
             self._offer(request, min(num_new, _MAX_READ_BLOCKS), holder, now)
 
     def _num_new(self, request: Request) -> int:
-        """Full blocks that the holder neither has nor reads."""
+        """How many full blocks the holder neither has nor reads now."""
         if request.num_output == 0:
             return 0
-        kept = self._checkpoints.get(request.request_id)
+        checkpoints = self._checkpoints.get(request.request_id)
         num_full = request.num_computed // self._memory.tokens_per_block
-        if kept is None:
+        if checkpoints is None:
             return num_full
-        return 0 if kept.asked is not None else num_full - kept.num_confirmed
+        return 0 if checkpoints.asked is not None else num_full - checkpoints.num_confirmed
 
     def _offer(self, request: Request, num_blocks: int, holder: Peer, now: float) -> None:
-        kept = self._checkpoints.get(request.request_id)
-        if kept is None:
+        checkpoints = self._checkpoints.get(request.request_id)
+        if checkpoints is None:
             self._num_transfers += 1
             transfer = TransferId(self.kind, self._num_transfers)
-            kept = self._checkpoints[request.request_id] = _Checkpoints(transfer, request)
-        kept.stage += 1
-        kept.blocks = request.blocks
-        kept.deadline_s = now + _ASK_AGAIN_S
-        first, end, size = kept.num_confirmed, kept.num_confirmed + num_blocks, self._memory.tokens_per_block
-        ticket = make_ticket(self._key, kept.id, kept.stage, tuple(request.blocks[first:end]), on_host=False)
+            checkpoints = self._checkpoints[request.request_id] = _Checkpoints(transfer, request)
+        checkpoints.stage += 1
+        checkpoints.blocks = request.blocks
+        checkpoints.deadline_s = now + _ASK_AGAIN_S
+        first, end, size = (
+            checkpoints.num_confirmed,
+            checkpoints.num_confirmed + num_blocks,
+            self._memory.tokens_per_block,
+        )
+        ticket = make_ticket(
+            self._key, checkpoints.id, checkpoints.stage, tuple(request.blocks[first:end]), on_host=False
+        )
         token_ids = tuple(request.token_ids[first * size : end * size])
-        kept.asked = Checkpoint(request.request_id, request.gateway, first, token_ids, ticket)
-        self._effects.send(holder, kept.asked)
+        checkpoints.asked = Checkpoint(request.request_id, request.gateway, first, token_ids, ticket)
+        self._effects.send(holder, checkpoints.asked)
 
     def _withdraw_all(self) -> None:
         if self.holder is not None:
-            for kept in self._checkpoints.values():
-                self._effects.send(self.holder, Withdrawn(kept.id))
+            for checkpoints in self._checkpoints.values():
+                self._effects.send(self.holder, Withdrawn(checkpoints.id))
         self._checkpoints.clear()
 
     def _find(self, transfer: TransferId, sender: Peer) -> _Checkpoints | None:
         if sender != self.holder:
             return None
-        return next((kept for kept in self._checkpoints.values() if kept.id == transfer), None)
+        return next((checkpoints for checkpoints in self._checkpoints.values() if checkpoints.id == transfer), None)

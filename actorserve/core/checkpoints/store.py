@@ -23,11 +23,11 @@ from actorserve.core.messages import (
 from actorserve.core.participant import Handler, Participant
 from actorserve.core.request import Request
 
-_HOST_SHARE = 2  # checkpoints leave this part of the host's pool to swapping: one half
+_HOST_SHARE = 2  # checkpoints leave at least half of the host's pool to swapping
 
 
 @dataclass(slots=True, eq=False)
-class _Kept:
+class _Stored:
     """The checkpoints of another worker's request. The first ``num_confirmed`` host blocks of ``kv`` are confirmed.
 
     ``stage`` is the last that was read or is being read. ``kv`` has the tokens of all its host blocks.
@@ -46,7 +46,7 @@ class CheckpointStore(Participant):
     """Keeps checkpoints until their request leaves, its gateway dies, or swapping needs the blocks.
 
     It asks a live source every ``timeout_s`` whether a checkpoint is still of use, because the source's Withdrawn may
-    have been lost. It keeps a dead source's checkpoints for ``timeout_s``, in which the gateways will have noticed.
+    have been lost. It keeps a dead source's checkpoints for ``timeout_s``; by then the gateways have noticed.
     """
 
     kind = TransferKind.CHECKPOINT
@@ -56,21 +56,23 @@ class CheckpointStore(Participant):
         self._timeout_s = timeout_s
         self._effects = effects
         self._access: dict[Peer, KVAccess] = {}
-        self._kept: dict[Transfer, _Kept] = {}  # the oldest first
+        self._stored: dict[Transfer, _Stored] = {}  # the oldest first
         self._is_draining = False
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._stored)
 
     @property
     def holdings(self) -> list[KVHolding]:
         """What owns the checkpoints' host blocks."""
-        return [kept.kv for kept in self._kept.values()]
+        return [stored.kv for stored in self._stored.values()]
 
     @property
     def num_blocks(self) -> int:
-        """Host blocks in use for checkpoints, including those that a copy still writes after they were given up."""
-        return sum(len(kept.kv.host_blocks) for kept in self._kept.values()) + self._pools.num_released_host_blocks
+        """Host blocks in use for checkpoints, including released blocks that a copy still writes."""
+        return (
+            sum(len(stored.kv.host_blocks) for stored in self._stored.values()) + self._pools.num_released_host_blocks
+        )
 
     @property
     def transfer_handlers(self) -> Mapping[type[Message], Handler]:
@@ -81,16 +83,16 @@ class CheckpointStore(Participant):
         }
 
     def next_deadline(self) -> float | None:
-        return min((kept.deadline_s for kept in self._kept.values()), default=None)
+        return min((stored.deadline_s for stored in self._stored.values()), default=None)
 
     def validate(self) -> None:
-        for transfer, kept in self._kept.items():
-            num_blocks = len(kept.kv.host_blocks)
-            assert not kept.kv.blocks, f"{transfer} has blocks on the device"
-            assert kept.num_confirmed <= num_blocks, (
-                f"{transfer} has {num_blocks} blocks, {kept.num_confirmed} confirmed"
+        for transfer, stored in self._stored.items():
+            num_blocks = len(stored.kv.host_blocks)
+            assert not stored.kv.blocks, f"{transfer} has blocks on the device"
+            assert stored.num_confirmed <= num_blocks, (
+                f"{transfer} has {num_blocks} blocks, {stored.num_confirmed} confirmed"
             )
-            assert len(kept.kv.token_ids) == num_blocks * self._pools.tokens_per_block, f"{transfer} has other tokens"
+            assert len(stored.kv.token_ids) == num_blocks * self._pools.tokens_per_block, f"{transfer} has other tokens"
 
     # --- messages and events -----------------------------------------------------------------------------------------
 
@@ -100,147 +102,147 @@ class CheckpointStore(Participant):
 
     def on_peer_down(self, peer: Peer, now: float) -> None:
         self._access.pop(peer, None)
-        for kept in list(self._kept.values()):
-            if kept.gateway == peer:
-                self._drop(kept)
-            elif kept.transfer.source == peer:
-                kept.deadline_s, kept.was_asked_for = now + self._timeout_s, True
+        for stored in list(self._stored.values()):
+            if stored.gateway == peer:
+                self._drop(stored)
+            elif stored.transfer.source == peer:
+                stored.deadline_s, stored.was_asked_for = now + self._timeout_s, True
 
     def on_drain(self) -> None:
         self._is_draining = True
-        for kept in list(self._kept.values()):
-            self._drop(kept)
+        for stored in list(self._stored.values()):
+            self._drop(stored)
 
     def on_tick(self, now: float) -> None:
-        for kept in list(self._kept.values()):
-            if now < kept.deadline_s:
+        for stored in list(self._stored.values()):
+            if now < stored.deadline_s:
                 continue
-            if kept.was_asked_for:
-                self._drop(kept)
+            if stored.was_asked_for:
+                self._drop(stored)
             else:
-                kept.deadline_s, kept.was_asked_for = now + self._timeout_s, True
-                if kept.kv.copy_id is None:
-                    self._send_copied(kept)
+                stored.deadline_s, stored.was_asked_for = now + self._timeout_s, True
+                if stored.kv.copy_id is None:
+                    self._send_copied(stored)
 
     def _on_checkpoint(self, message: Checkpoint, source: Peer, now: float) -> None:
-        """Read blocks behind those that are confirmed."""
+        """Read the blocks that follow the confirmed ones."""
         transfer, ticket, pools = Transfer(source, message.transfer), message.ticket, self._pools
         if self._is_draining:
             self._decline(transfer, DeclineReason.DRAINING)
             return
-        kept = self._kept.get(transfer)
-        if kept is not None and (kept.kv.copy_id is not None or ticket.stage <= kept.stage):
-            if kept.kv.copy_id is None and ticket.stage == kept.stage:
-                self._send_copied(kept)  # the first answer may have been lost
+        stored = self._stored.get(transfer)
+        if stored is not None and (stored.kv.copy_id is not None or ticket.stage <= stored.stage):
+            if stored.kv.copy_id is None and ticket.stage == stored.stage:
+                self._send_copied(stored)  # the first answer may have been lost
             return
-        if kept is None and not message.num_confirmed:
-            kept = self._kept[transfer] = _Kept(transfer, message.gateway, ticket.stage - 1)
+        if stored is None and not message.num_confirmed:
+            stored = self._stored[transfer] = _Stored(transfer, message.gateway, ticket.stage - 1)
         num_tokens, num_told = len(ticket.blocks) * pools.tokens_per_block, len(message.token_ids)
         if (
-            kept is None
-            or not kept.num_confirmed <= message.num_confirmed <= len(kept.kv.host_blocks)
+            stored is None
+            or not stored.num_confirmed <= message.num_confirmed <= len(stored.kv.host_blocks)
             or not 0 < num_tokens == num_told
         ):
             self._decline(transfer, DeclineReason.UNKNOWN)
             return
-        kept.num_confirmed = message.num_confirmed  # an earlier CheckpointConfirmed may have been lost
-        self._void_unconfirmed(kept)
-        kept.deadline_s, kept.was_asked_for = now + self._timeout_s, False
+        stored.num_confirmed = message.num_confirmed  # an earlier CheckpointConfirmed may have been lost
+        self._void_unconfirmed(stored)
+        stored.deadline_s, stored.was_asked_for = now + self._timeout_s, False
         if source not in self._access:
             self._decline(transfer, DeclineReason.UNREACHABLE)
             return
-        blocks = self._allocate(kept, len(ticket.blocks))
+        blocks = self._allocate(stored, len(ticket.blocks))
         if blocks is None:
             self._decline(transfer, DeclineReason.NO_BLOCKS)
             return
-        kept.stage = ticket.stage
-        kept.kv.token_ids += message.token_ids
-        copy_id = pools.begin_fetch(transfer, kept.kv, blocks, into_host=True)
+        stored.stage = ticket.stage
+        stored.kv.token_ids += message.token_ids
+        copy_id = pools.begin_fetch(transfer, stored.kv, blocks, into_host=True)
         access = self._access[source]
         self._effects.append(Fetch(copy_id, source, access, ticket, 0, blocks, is_urgent=False, into_host=True))
 
     def on_fetched(self, transfer: Transfer, now: float, *, failed: bool) -> None:
         """The copy in flight for this transfer succeeded or failed."""
-        kept = self._kept[transfer]
+        stored = self._stored[transfer]
         if failed:
-            kept.stage -= 1
-            self._void_unconfirmed(kept)
+            stored.stage -= 1
+            self._void_unconfirmed(stored)
             self._decline(transfer, DeclineReason.UNREACHABLE)
         else:
-            self._send_copied(kept)
+            self._send_copied(stored)
 
     def _on_confirmed(self, message: CheckpointConfirmed, source: Peer, now: float) -> None:
-        kept = self._kept.get(Transfer(source, message.transfer))
-        if kept is None:
+        stored = self._stored.get(Transfer(source, message.transfer))
+        if stored is None:
             return
-        kept.deadline_s, kept.was_asked_for = now + self._timeout_s, False
-        if kept.stage == message.stage and kept.kv.copy_id is None:
-            kept.num_confirmed = len(kept.kv.host_blocks)
+        stored.deadline_s, stored.was_asked_for = now + self._timeout_s, False
+        if stored.stage == message.stage and stored.kv.copy_id is None:
+            stored.num_confirmed = len(stored.kv.host_blocks)
 
     def _on_withdrawn(self, message: Withdrawn, source: Peer, now: float) -> None:
-        kept = self._kept.get(Transfer(source, message.transfer))
-        if kept is not None:
-            self._drop(kept)
+        stored = self._stored.get(Transfer(source, message.transfer))
+        if stored is not None:
+            self._drop(stored)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def make_room(self, num_blocks: int) -> None:
-        """Drop checkpoints, the oldest first, until ``num_blocks`` host blocks are free. Swapping goes first."""
-        for kept in list(self._kept.values()):
+        """Drop checkpoints, the oldest first, until ``num_blocks`` host blocks are free for swapping."""
+        for stored in list(self._stored.values()):
             if self._pools.host.num_free_blocks >= num_blocks:
                 return
-            if kept.kv.copy_id is None:
-                self._drop(kept)
+            if stored.kv.copy_id is None:
+                self._drop(stored)
 
     def adopt(self, transfer: Transfer, request: Request) -> bool:
         """Give ``request``, which is this instance's from now on, its confirmed blocks, as if it had been swapped out.
         False if none is usable.
         """
-        kept = self._kept.pop(transfer, None)
-        if kept is None:
+        stored = self._stored.pop(transfer, None)
+        if stored is None:
             return False
         size = self._pools.tokens_per_block
         # The gateway may not have the newest tokens. The last token must be fed to get the next one.
-        num_blocks = min(kept.num_confirmed, (len(request.token_ids) - 1) // size)
+        num_blocks = min(stored.num_confirmed, (len(request.token_ids) - 1) // size)
         num_tokens = num_blocks * size
-        if kept.kv.token_ids[:num_tokens] != request.token_ids[:num_tokens]:
+        if stored.kv.token_ids[:num_tokens] != request.token_ids[:num_tokens]:
             num_blocks = 0
-        request.host_blocks = kept.kv.host_blocks[:num_blocks]
-        del kept.kv.host_blocks[:num_blocks]
-        self._pools.release(kept.kv)
+        request.host_blocks = stored.kv.host_blocks[:num_blocks]
+        del stored.kv.host_blocks[:num_blocks]
+        self._pools.release(stored.kv)
         if not num_blocks:
             return False
         request.num_computed = num_tokens
         request.num_cached_tokens = 0  # it was first admitted elsewhere
         return True
 
-    def _allocate(self, kept: _Kept, num_blocks: int) -> tuple[int, ...] | None:
+    def _allocate(self, stored: _Stored, num_blocks: int) -> tuple[int, ...] | None:
         """``num_blocks`` more host blocks for these checkpoints, unless swapping's share of the pool would suffer."""
         host = self._pools.host
         num_spare = -(-host.num_blocks // _HOST_SHARE)
         blocks = host.allocate(num_blocks) if num_blocks + num_spare <= host.num_free_blocks else None
         if blocks is None:
             return None
-        kept.kv.host_blocks += blocks
+        stored.kv.host_blocks += blocks
         return tuple(blocks)
 
-    def _void_unconfirmed(self, kept: _Kept) -> None:
-        """Free the blocks that are not confirmed; no copy writes any of them."""
-        self._pools.host.free(kept.kv.host_blocks[kept.num_confirmed :])
-        del kept.kv.host_blocks[kept.num_confirmed :]
-        del kept.kv.token_ids[kept.num_confirmed * self._pools.tokens_per_block :]
+    def _void_unconfirmed(self, stored: _Stored) -> None:
+        """Free the unconfirmed blocks. No copy may be writing them."""
+        self._pools.host.free(stored.kv.host_blocks[stored.num_confirmed :])
+        del stored.kv.host_blocks[stored.num_confirmed :]
+        del stored.kv.token_ids[stored.num_confirmed * self._pools.tokens_per_block :]
 
-    def _drop(self, kept: _Kept) -> None:
-        del self._kept[kept.transfer]
-        self._pools.release(kept.kv)
+    def _drop(self, stored: _Stored) -> None:
+        del self._stored[stored.transfer]
+        self._pools.release(stored.kv)
 
-    def _send_copied(self, kept: _Kept) -> None:
-        self._effects.send(kept.transfer.source, Copied(kept.transfer.id, kept.stage))
+    def _send_copied(self, stored: _Stored) -> None:
+        self._effects.send(stored.transfer.source, Copied(stored.transfer.id, stored.stage))
 
     def _decline(self, transfer: Transfer, reason: DeclineReason) -> None:
         """Refuse a read. Confirmed blocks stay if only this read failed."""
-        kept = self._kept.get(transfer)
+        stored = self._stored.get(transfer)
         is_kept = reason in (DeclineReason.NO_BLOCKS, DeclineReason.UNREACHABLE)
-        if kept is not None and not (is_kept and kept.num_confirmed):
-            self._drop(kept)
+        if stored is not None and not (is_kept and stored.num_confirmed):
+            self._drop(stored)
         self._effects.send(transfer.source, Declined(transfer.id, reason))

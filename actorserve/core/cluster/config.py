@@ -1,4 +1,4 @@
-"""What the coordinator's core is told when it is made."""
+"""The configuration of the coordinator's core."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,5 +42,5 @@ class ClusterConfig:
 
     @property
     def placement_ttl_s(self) -> float:
-        """How long a placement counts that no load report confirms."""
+        """How long a placement counts if no load report confirms it."""
         return placement_ttl_s(self.retry_s)

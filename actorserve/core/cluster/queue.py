@@ -18,7 +18,7 @@ from actorserve.core.scheduling.fair_share import FairShare, MinShare
 from actorserve.core.scheduling.mlfq import MultiLevelQueue
 
 MAX_RETRY_AFTER_S: Final = 60.0
-"""No client is told to stay away longer, because no longer time can be foreseen."""
+"""No client is told to stay away longer, because no prediction reaches further."""
 
 _NUM_DEPARTURES = 64
 
@@ -64,7 +64,8 @@ class ClusterQueue:
         self._min_share = MinShare(min_share)
         self._classes: dict[int, _Class] = {}  # the priorities that have requests, the most urgent first
         self._sizes: list[tuple[int, str]] = []  # a heap; entries of requests that have left are dropped at its top
-        self._departures_s: deque[float] = deque(maxlen=_NUM_DEPARTURES)  # before them, when the queue began to fill
+        # The first may be the time at which the queue began to fill.
+        self._departures_s: deque[float] = deque(maxlen=_NUM_DEPARTURES)
 
     def __len__(self) -> int:
         return len(self.waiting)
@@ -117,7 +118,7 @@ class ClusterQueue:
         return self.remove(request_id, now)
 
     def order(self, now: float) -> Sequence[str]:
-        """The ids of all waiting requests, the most urgent first. Later changes do not reach into this list."""
+        """The ids of all waiting requests, the most urgent first. Later changes do not affect this list."""
         owed: list[str] = []
         others: list[Sequence[str]] = []
         for class_ in self._classes.values():
@@ -173,7 +174,7 @@ class ClusterQueue:
     def validate(self) -> None:
         """Raises: AssertionError if a request is not in exactly its class, or an account does not add up."""
         assert all(request_id == waiting.place.request_id for request_id, waiting in self.waiting.items()), (
-            "waiting requests go by their ids"
+            "waiting requests are keyed by id"
         )
         num_tokens = sum(waiting.place.num_tokens for waiting in self.waiting.values())
         assert self.num_tokens == num_tokens, "num_tokens is the sum over the waiting requests"
@@ -184,7 +185,9 @@ class ClusterQueue:
             assert ids, f"the class of priority {priority} is not empty"
             assert 0.0 <= class_.share.owed <= 1.0, f"priority {priority} is owed at most one turn"
             class_.queue.validate()
-        assert sum(len(class_.queue) for class_ in self._classes.values()) == len(self.waiting), "each waits once"
+        assert sum(len(class_.queue) for class_ in self._classes.values()) == len(self.waiting), (
+            "each request is in one class"
+        )
         assert {(waiting.place.num_tokens, request_id) for request_id, waiting in self.waiting.items()} <= set(
             self._sizes
         ), "the heap of sizes knows every waiting request"

@@ -5,14 +5,14 @@ others are full. Therefore the mean here is over running requests: what is free 
 in it. Each instance would have that freeness if load were balanced, and migration balances it. Demand that has no KV
 yet counts too: that of requests waiting on instances, and of requests waiting in the cluster.
 
-An instance takes a while to start. Starting instances count as free memory to come, so that one need starts only one.
-If starts fail one after another, the pause before the next one doubles each time. The free memory of the cluster is
-foreseen as far ahead as the last start took, by the trend of the demand over the same time back. Tokens and requests
-are foreseen separately, because their quotient jumps when few requests run.
+An instance takes a while to start. Starting instances already count as free memory, so that one shortage starts only
+one. If starts fail one after another, the pause before the next one doubles each time. The free memory of the cluster
+is predicted as far ahead as the last start took, from the trend of the demand over a past of the same length. Tokens
+and requests are predicted separately, because their quotient jumps when few requests run.
 
 To scale in means to tell one instance to terminate; then its freeness makes migration drain it. This happens only if
 the remaining instances would be over the lower bound without it, and only after a quiet time as long as a start takes,
-because an instance that is missed later comes back no sooner. All state is soft.
+because an instance that is needed again takes that long to come back. All state is soft.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from actorserve.core.messages import Drain, Peer
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
 MAX_PAUSE_S: Final = 300.0
-"""If no start ever succeeds, another one is still tried this often."""
+"""If no start ever succeeds, another one is still tried once in this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Scaling:
     """Decides when an instance starts or ends."""
 
     def __init__(self, config: ScalingConfig) -> None:
-        self.mean_freeness: float | None = None  # in iterations, as foreseen; None while there is no instance
+        self.mean_freeness: float | None = None  # in iterations, as predicted; None while there is no instance
         self.warm_up_s = 0.0  # how long the last start took, from the order to the first report
         self._config = config
         self._samples: deque[_Sample] = deque()
@@ -126,31 +126,31 @@ class Scaling:
         effects: list[Effect] = [
             Send(view.peer, Drain()) for view in views if view.told_to_drain and not view.report.draining
         ]
-        present = [view for view in views if not view.is_terminating]  # even if silent for a moment
+        present = [view for view in views if not view.is_terminating]  # even if their reports are stale
         count = len(present) + max(self.num_starting, num_new)
         self._sample(present, num_waiting, waiting_tokens, now)
         capacity_tokens = sum(map(_capacity_tokens, present)) / max(1, len(present))
-        self.mean_freeness = self._foresee(capacity_tokens * (len(present) + self.num_starting))
+        self.mean_freeness = self._predict(capacity_tokens * (len(present) + self.num_starting))
         self._note_bounds(count, now)
         if count < self._config.max_workers and now >= self._paused_until_s and self._is_short(now):
-            self._begin_anew()
+            self._reset_bounds()
             self._starting_s.append(now)
             effects.append(StartWorker())
         elif (
             self._is_ample(now)
             and len(present) > self._config.min_workers
             and count == len(present) == len(instances)  # no instance is starting or terminating
-            and (self._foresee(capacity_tokens * (len(present) - 1)) or -inf) >= self._config.scale_out_below
+            and (self._predict(capacity_tokens * (len(present) - 1)) or -inf) >= self._config.scale_out_below
         ):
-            self._begin_anew()
-            leaving = min(present, key=lambda view: (_num_requests(view), view.peer))
-            effects.append(Send(leaving.peer, Drain()))
-            return effects, leaving
+            self._reset_bounds()
+            terminating = min(present, key=lambda view: (_num_requests(view), view.peer))
+            effects.append(Send(terminating.peer, Drain()))
+            return effects, terminating
         return effects, None
 
     def validate(self) -> None:
         """Raises: AssertionError if the accounts of starts or the samples are out of bounds."""
-        assert 0 <= self._num_initial <= self._config.num_initial, "initial instances are only counted down"
+        assert 0 <= self._num_initial <= self._config.num_initial, "the number of initial instances only falls"
         assert len(self._starting_s) <= self._config.max_workers, "no more starts are ordered than workers may run"
         assert list(self._starting_s) == sorted(self._starting_s), (
             "starts stand in the order in which they were ordered"
@@ -198,7 +198,7 @@ class Scaling:
         """Whether freeness has been high for long enough."""
         return _has_lasted(self._above_since_s, max(self._config.hold_s, self.warm_up_s), now)
 
-    def _begin_anew(self) -> None:
+    def _reset_bounds(self) -> None:
         """Forget how long a bound has been crossed, because the decision has to take effect first."""
         self._below_since_s = self._above_since_s = self._too_few_since_s = None
 
@@ -215,7 +215,7 @@ class Scaling:
         while self._samples[0].now < now - max(self._config.hold_s, self.warm_up_s):
             self._samples.popleft()
 
-    def _foresee(self, capacity_tokens: float) -> float | None:
+    def _predict(self, capacity_tokens: float) -> float | None:
         """The mean freeness now or when a start would be over, whichever is less, in a cluster of this capacity."""
         if not self._samples:
             return None
@@ -229,13 +229,15 @@ class Scaling:
 
 
 def _capacity_tokens(view: InstanceView) -> float:
-    """The tokens of KV that the instance holds."""
+    """The tokens of KV that fit into the instance."""
     report = view.report
     return report.kv_total_bytes / report.bytes_per_block * report.tokens_per_block
 
 
 def _demand_tokens(view: InstanceView) -> float:
-    """What requests there and placements in flight hold or want. Migrations do not change the sum over a cluster."""
+    """The tokens that requests there and placements in flight hold or want. Migrations do not change the sum over a
+    cluster.
+    """
     report = view.report
     needed_bytes = max(report.virtual_usage_bytes, report.kv_needed_bytes + report.kv_wanted_bytes)
     num_blocks = needed_bytes / report.bytes_per_block + view.num_blocks_in_flight

@@ -1,4 +1,4 @@
-"""How long a prefill takes, for the level that a waiting request joins: as the fastest instance says."""
+"""The prefill time by which a waiting request joins a level of the queue: the fastest instance's."""
 
 from actorserve.core.messages import Peer, Speed
 from actorserve.core.timing.profile import Curve

@@ -4,14 +4,14 @@ The state is soft: after a restart, workers and gateways tell the coordinator ag
 
 Requests are bound late. If some instance can admit a request, the request goes at once to the freest one that can
 (``core.placement.dispatch``). Otherwise it waits here in a skip-join queue (``core.cluster.queue``) of bounded length;
-its gateway decides how long. Whenever room may have come, the waiting requests get it in their order, and a request
-that fits nowhere now lets those behind it pass. Short requests could then take all free room for ever. Therefore, if a
-request would be passed after it has waited for its promotion, an instance is reserved for it: the one with the most
-room of those that could hold it. No other request is sent there, so its room grows until the request fits, there or
-elsewhere.
+its gateway decides for how long. Whenever room may have become free, waiting requests are dispatched in order, and a
+request that fits nowhere now lets the requests behind it pass. Then short requests could take all free room for ever.
+Therefore, if a request would be passed after it has waited for its promotion, an instance is reserved for it: the one
+with the most room of those that could hold it. No other request is sent there, so its room grows until the request
+fits, there or elsewhere.
 
 Each round decides which instances move requests to which (``core.migration.pairing``), whether an instance starts or
-ends (``core.cluster.scaling``), and which instance holds whose checkpoints (``core.checkpoints.ring``).
+ends (``core.cluster.scaling``), and which instance holds the checkpoints of which (``core.checkpoints.ring``).
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class ClusterState:
         return self.queue.waiting
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
-        """Take one message (local ones have no sender), and return what the shell must do, in order."""
+        """Take one message (local ones have no sender), and return the effects, in order."""
         sender = sender or LOCAL
         effects: list[Effect] = []
         self.fleet.expire_reports(now)
@@ -157,10 +157,10 @@ class ClusterState:
         self._next_round_s = now + self.config.round_s if self._has_rounds() else None
         if self.scaling is not None:
             instances = self.fleet.instances.values()
-            decided, leaving = self.scaling.round(instances, len(self.queue), self.queue.num_tokens, now)
+            decided, terminating = self.scaling.round(instances, len(self.queue), self.queue.num_tokens, now)
             effects += decided
-            if leaving is not None:
-                self.fleet.drain(leaving)
+            if terminating is not None:
+                self.fleet.drain(terminating)
         if self.pairing is not None:
             self._reserve_for_first(now)
             effects += self.pairing.round(now)
@@ -176,18 +176,18 @@ class ClusterState:
         if place.epoch < known_epoch:
             self.num_stale_messages += 1
         elif placement is not None and place.epoch == known_epoch:
-            effects.append(Send(gateway, placement.placed))  # it is repeated, because the answer may have been lost
+            effects.append(Send(gateway, placement.placed))  # answer again, because the first answer may have been lost
         elif waiting is not None and place.epoch == known_epoch:
             if place.avoid != waiting.place.avoid:
-                # It is repeated with another instance to avoid. It keeps its turn, though it may go elsewhere now.
+                # The gateway asks again, with another instance to avoid. The request keeps its turn in the queue.
                 self.fleet.release(place.request_id)
                 self.queue.avoid(place.request_id, place.avoid)
         else:
             self._forget(place.request_id, place.epoch, now)
-            self._dispatch_waiting(now, effects)  # requests that wait already come first for what that may have freed
-            self._take(WaitingRequest(gateway, place, now), now, effects)
+            self._dispatch_waiting(now, effects)  # waiting requests go first for the room that this may have freed
+            self._dispatch_or_queue(WaitingRequest(gateway, place, now), now, effects)
 
-    def _take(self, waiting: WaitingRequest, now: float, effects: list[Effect]) -> None:
+    def _dispatch_or_queue(self, waiting: WaitingRequest, now: float, effects: list[Effect]) -> None:
         """Dispatch a new request, let it wait, or refuse it.
 
         It overtakes no waiting request, because these have no room now, or their room is reserved for others.
@@ -215,7 +215,7 @@ class ClusterState:
         effects.append(Send(waiting.gateway, refused))
 
     def _forget(self, request_id: str, epoch: int, now: float) -> None:
-        """Drop what is known of this request at this or an older epoch."""
+        """Forget the request's place in the queue and its placement, at this or an older epoch."""
         waiting = self.waiting.get(request_id)
         if waiting is not None and waiting.place.epoch <= epoch:
             self._remove_waiting(request_id, now)
@@ -239,7 +239,7 @@ class ClusterState:
     # --- waiting requests are dispatched -----------------------------------------------------------------------------
 
     def _dispatch_waiting(self, now: float, effects: list[Effect]) -> None:
-        """Give the room that there is to the waiting requests, in their order.
+        """Dispatch waiting requests, in their order, as far as there is room.
 
         This costs nothing while even the shortest request fits nowhere. Otherwise it passes few requests before one
         fits: those whose promotion is not due yet, and those that instances are reserved for.

@@ -1,4 +1,4 @@
-"""What a gateway's core is told when it is made."""
+"""The configuration of a gateway's core."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ class GatewayConfig:
 
     @property
     def placement_ttl_s(self) -> float:
-        """How long a placement counts that no load report confirms."""
+        """How long a placement counts if no load report confirms it."""
         return placement_ttl_s(self.retry_s)
 
     @property
     def retry_slack_s(self) -> float:
-        """Retries that come due this soon go along, so that thousands that wait cost a few ticks and not thousands."""
+        """A tick also sends retries due within this time, so that thousands of waiting requests cost few ticks."""
         return self.retry_s / 8

@@ -1,4 +1,4 @@
-"""What a gateway's sessions count."""
+"""Counters of a gateway's sessions."""
 
 from dataclasses import dataclass
 

@@ -20,7 +20,7 @@ from actorserve.core.placement.instance_view import NewInstance
 
 
 class FallbackPlacer:
-    """Places requests on the workers that the gateway knows. Made anew each time that the coordinator goes."""
+    """Places requests on the workers that the gateway knows. A new one is made each time the coordinator goes down."""
 
     def __init__(self, config: GatewayConfig, peers: KnownPeers, now: float) -> None:
         self._fleet = Fleet(config.max_queue_per_instance, config.placement_ttl_s)

@@ -1,4 +1,4 @@
-"""What the owners of requests say: tokens, the end, refusals, and requests to hand over."""
+"""Messages from the workers that own requests: tokens, the end, refusals, and hand-overs."""
 
 from actorserve.core.effects import Deliver, Effect, End, Send
 from actorserve.core.gateway.counts import GatewayCounts
@@ -44,7 +44,7 @@ class OwnerMessages:
             session.stage = SessionStage.RUNNING
 
     def on_tokens(self, message: Tokens, sender: Peer, now: float, effects: list[Effect]) -> None:
-        """Deliver each token that comes next at its request; drop repeats, and ask for what is missing."""
+        """Deliver the tokens that continue a request's output; drop repeats, and ask for missing tokens."""
         delivered: dict[str, Deliver] = {}
         request_ids, epochs, positions = message.request_ids, message.epochs, message.positions
         end = 0
@@ -130,7 +130,7 @@ class OwnerMessages:
         return None
 
     def _request_resend(self, session: Session, now: float, effects: list[Effect]) -> None:
-        """Ask for the missing tokens, once per ``retry_s``: every token until they come would ask again."""
+        """Ask for the missing tokens, at most once per ``retry_s``, although each token before they come calls this."""
         assert session.instance is not None
         requested_s = session.resend_requested_s
         if requested_s is None or now >= requested_s + self._retry_s:

@@ -73,7 +73,7 @@ class GatewayState:
         return self._placer.fallback
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
-        """Take one message (local ones have no sender), and return what is to be done, in order."""
+        """Take one message (local ones have no sender), and return the effects, in order."""
         sender = sender or LOCAL
         effects: list[Effect] = []
         match message:

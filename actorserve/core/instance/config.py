@@ -1,4 +1,4 @@
-"""What an instance's core is told when it is made."""
+"""The configuration of an instance's core."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,9 @@ class InstanceConfig:
 
     An iteration holds at most ``max_batch_requests`` requests and ``max_batch_tokens`` tokens. Prefills are fed in
     chunks so short that an iteration with decodes takes no longer than ``tpot_target_s`` (infinite: no target).
-    ``headroom_bytes``, by priority, is KV memory that counts as used beside running requests of that priority. After
-    each ``checkpoint_tokens`` new tokens of a request another worker copies its KV; 0 switches checkpoints off.
+    ``headroom_bytes``, by priority, is KV memory that counts as used in addition to what running requests of that
+    priority hold. After each ``checkpoint_tokens`` new tokens of a request another worker copies its KV; 0 switches
+    checkpoints off.
     """
 
     num_blocks: int

@@ -1,4 +1,4 @@
-"""What an instance reports of its load: its memory, its requests, and how often."""
+"""An instance's load reports: what they say of its memory and requests, and when they are sent."""
 
 from collections.abc import Callable, Mapping, Sequence
 

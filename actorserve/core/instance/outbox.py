@@ -1,4 +1,4 @@
-"""Requests that ended on this instance, until their gateways have heard of it."""
+"""Requests that ended on this instance, until their gateways release them."""
 
 from actorserve.core.effects import Effects
 from actorserve.core.messages import Finished, Message, RefusalReason, Refused
@@ -25,7 +25,7 @@ class Outbox(dict[str, Request]):
             self.next_retry_s = now + self._retry_s
 
     def send(self, request: Request) -> None:
-        """Tell it again."""
+        """Tell the gateway, for the first time or again."""
         self._effects.send(request.gateway, self._ending(request))
 
     def on_tick(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What the parts of one instance share."""
+"""The objects that the components of one instance share."""
 
 from dataclasses import dataclass
 

@@ -10,7 +10,9 @@ from actorserve.core.participant import Participant
 
 
 class QuietSteps:
-    """Foresees quiet iterations, and accounts for those that have ended. The result is the same as one by one."""
+    """Predicts how many iterations will be quiet, and applies those that have ended, with the same result as one by
+    one.
+    """
 
     def __init__(self, parts: InstanceParts, steps: Steps, participants: Sequence[Participant]) -> None:
         self._config = parts.config

@@ -80,7 +80,7 @@ class RequestLife:
         self._reporter.accept(spec.request_id)
         self._effects.send(gateway, Started(spec.request_id, epoch))
         if request.check_finished(self._parts.config.max_tokens):
-            # Its last owner died after it made the last token and before it said so.
+            # Its last owner died after it made the last token and before it reported the end.
             self.outbox.add(request, now)
         else:
             self._admit(request, message, now)

@@ -128,7 +128,7 @@ class InstanceState:
     # --- the shell's calls -------------------------------------------------------------------------------------------
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
-        """Take one message (local messages have no sender), and return what is to be done, in order."""
+        """Take one message (local messages have no sender), and return the effects, in order."""
         handler = self._handlers.get(type(message))
         if handler is None and isinstance(message, TransferMessage):
             handler = self._transfer_handlers.get((type(message), message.transfer.kind))
@@ -154,7 +154,7 @@ class InstanceState:
         for participant in self._participants:
             participant.validate()
         self.steps.validate()
-        requests = [*self.requests.values(), *self.steps.leaving]
+        requests = [*self.requests.values(), *self.steps.removed]
         self.memory.validate(requests, self.migration_destination.holdings, self.checkpoint_store.holdings)
 
     # --- iterations and copies ---------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Steps:
 
     def __init__(self, parts: InstanceParts) -> None:
         self.in_flight: Step | None = None
-        self.leaving: list[Request] = []  # requests that are gone while the step in flight still writes their blocks
+        self.removed: list[Request] = []  # requests that are gone while the step in flight still writes their blocks
         self._requests = parts.requests
         self._memory = parts.memory
         self._policy = parts.policy
@@ -54,7 +54,7 @@ class Steps:
     def free(self, request: Request) -> None:
         """Free the blocks of a request that is gone, once the iteration in flight does not write them."""
         if request in self.running:
-            self.leaving.append(request)
+            self.removed.append(request)
         else:
             self._memory.drop(request)
 
@@ -67,9 +67,9 @@ class Steps:
         if step is None or step.step_id != done.step_id:
             raise ValueError(f"step {done.step_id} is done, but was not in flight")
         self.in_flight = None
-        for request in self.leaving:
+        for request in self.removed:
             self._memory.drop(request)
-        self.leaving.clear()
+        self.removed.clear()
         batch = step.batch
         assert batch.budget is not None
         planned = batch.budget.iteration
@@ -102,8 +102,8 @@ class Steps:
     def validate(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
         running = self.running
-        assert all(request in running for request in self.leaving), "a request that left waits for no step"
-        leaving = {id(request) for request in self.leaving}
+        assert all(request in running for request in self.removed), "a removed request is not in the step in flight"
+        removed = {id(request) for request in self.removed}
         for request in running:
             is_present = self._requests.get(request.request_id) is request
-            assert is_present != (id(request) in leaving), f"{request.request_id} runs, but is neither here nor leaving"
+            assert is_present != (id(request) in removed), f"{request.request_id} runs, but is neither here nor removed"

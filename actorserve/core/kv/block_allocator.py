@@ -37,9 +37,8 @@ class BlockAllocator:
         self._empty: list[int] = []
         self._num_touched = 0  # the first blocks of the pool, which were handed out before
         self._limit = num_blocks
-        self._cached: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # shared blocks without an owner, the longest without first
+        # Shared blocks without an owner; the block that has had none for longest is first.
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_owners = [0] * num_blocks
         self._names: list[bytes | None] = [None] * num_blocks  # of each shared block's content
         self._block_of: dict[bytes, int] = {}

@@ -10,7 +10,7 @@ class KVHolding:
     ``host_blocks`` of the host's pool, and in both while the swap ``copy_id`` is in flight (``core.kv.kv_memory``).
     ``copy_id`` may also be a copy from another instance (``core.kv.kv_pools``).
 
-    ``block_names`` names its first full blocks (``core.kv.prefix_cache``), as far as names were needed yet.
+    ``block_names`` names its first full blocks (``core.kv.prefix_cache``), as far as names have been needed.
     ``num_cached_tokens`` is how many tokens the prefix cache had computed when this was first admitted; None before.
     """
 

@@ -24,7 +24,7 @@ class ReclaimableBlocks(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """How many host blocks are in this use."""
+        """How many such host blocks there are."""
         ...
 
     def make_room(self, num_blocks: int) -> None:
@@ -97,7 +97,7 @@ class KVMemory:
         return num_blocks * self._bytes_per_block
 
     def blocks_wanted(self, holding: KVHolding) -> int:
-        """Free device blocks that it would take; it holds none on the device."""
+        """How many free device blocks it would take, given that it holds none on the device."""
         return self.prefixes.num_blocks_wanted(holding)
 
     def has_blocks(self, holding: KVHolding) -> bool:
@@ -109,7 +109,7 @@ class KVMemory:
         self.prefixes.start(holding)
 
     def grow(self, holding: KVHolding) -> bool:
-        """Have a block for the newest token. False if none is free."""
+        """Ensure a device block for the newest token. False if none is free."""
         if len(holding.token_ids) <= len(holding.blocks) * self.tokens_per_block:
             return True
         blocks = self.device.allocate(1)
@@ -134,9 +134,7 @@ class KVMemory:
         return len(found)
 
     def extend(self, holding: KVHolding) -> bool:
-        """Have device blocks for all of its tokens, in addition to those it has. False, with none given, if too few
-        are free.
-        """
+        """Ensure device blocks for all of its tokens. False, with none allocated, if too few are free."""
         blocks = self.device.allocate(self.blocks_of(holding) - len(holding.blocks))
         if blocks is None:
             return False
@@ -144,7 +142,7 @@ class KVMemory:
         return True
 
     def drop(self, holding: KVHolding) -> None:
-        """Take its KV away: the request waits again, with nothing computed.
+        """Free its KV: the request waits again, with nothing computed.
 
         Blocks that a swap reads or writes stay in use until the swap is done.
         """
@@ -231,13 +229,13 @@ class KVMemory:
     # --- invariants --------------------------------------------------------------------------------------------------
 
     def validate(
-        self, requests: Collection[KVHolding], incoming: Collection[KVHolding], kept: Collection[KVHolding]
+        self, requests: Collection[KVHolding], incoming: Collection[KVHolding], checkpoints: Collection[KVHolding]
     ) -> None:
         """Raise AssertionError unless blocks are conserved and shared blocks hold the same content for every owner.
 
-        ``incoming`` are incoming migrations, ``kept`` checkpoints of other instances' requests.
+        ``incoming`` are incoming migrations, ``checkpoints`` those of other instances' requests.
         """
-        holdings = [*requests, *incoming, *kept]
+        holdings = [*requests, *incoming, *checkpoints]
         copying = {holding.copy_id for holding in holdings if holding.copy_id is not None}
         left = [swap.effect for swap in self._swaps.values() if swap.holding is None]
         for copy_id, swap in self._swaps.items():
@@ -245,8 +243,12 @@ class KVMemory:
         assert all(copy_id in self._swaps or self.pools.is_fetch(copy_id) for copy_id in copying), "a copy is unknown"
         num_freeing = sum(swap.num_freed for swap in self._swaps.values())
         assert self.num_freeing_blocks == num_freeing, f"{self.num_freeing_blocks} blocks freeing, not {num_freeing}"
-        num_kept = sum(len(holding.host_blocks) for holding in kept) + self.pools.num_released_host_blocks
-        assert self.num_checkpoint_blocks == num_kept, f"{self.num_checkpoint_blocks} checkpoint blocks, not {num_kept}"
+        num_held_for_others = (
+            sum(len(holding.host_blocks) for holding in checkpoints) + self.pools.num_released_host_blocks
+        )
+        assert self.num_checkpoint_blocks == num_held_for_others, (
+            f"{self.num_checkpoint_blocks} checkpoint blocks, not {num_held_for_others}"
+        )
         self.pools.validate(
             [*(holding.blocks for holding in holdings), *(swap.device_blocks for swap in left)],
             [*(holding.host_blocks for holding in holdings), *(swap.host_blocks for swap in left)],

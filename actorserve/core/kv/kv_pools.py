@@ -10,7 +10,7 @@ from actorserve.core.messages import Transfer
 
 @dataclass(slots=True)
 class _Fetch:
-    """A copy from another instance, and the blocks that it writes. ``holding`` is None once that was released."""
+    """A copy from another instance, and the blocks that it writes. ``holding`` is None once it was released."""
 
     transfer: Transfer
     blocks: tuple[int, ...]
@@ -70,7 +70,7 @@ class KVPools:
         return copy_id in self._fetches
 
     def on_fetched(self, copy_id: int) -> Transfer | None:
-        """The copy succeeded or failed, and writes nothing more. None if its holding was released meanwhile.
+        """The copy succeeded or failed. Returns its transfer; None if its holding was released meanwhile.
 
         Raises: KeyError for a copy that is not in flight.
         """
@@ -82,7 +82,7 @@ class KVPools:
         return fetch.transfer
 
     def release(self, holding: KVHolding) -> None:
-        """Free all blocks of a holding that no request owns; those that a copy writes once that copy has ended."""
+        """Free all blocks of a holding that no request owns. Blocks that a copy writes are freed once it has ended."""
         written: set[int] = set()
         fetch = None if holding.copy_id is None else self._fetches[holding.copy_id]
         if fetch is not None:

@@ -1,9 +1,9 @@
-"""The prefix cache: a request starts behind the tokens whose KV already lies in the pool, computed by any request.
+"""The prefix cache: a request skips the tokens whose KV already lies in the pool, whichever request computed it.
 
 The KV of a token depends on that token and all tokens before it. So a full block is named by a hash of its tokens and
 of the previous block's name: equal names, equal KV. The first block's hash starts from the tenant's ``cache_salt``:
 tenants with different salts share nothing, and cannot learn from an answer's speed what other tenants asked. Names have
-256 bits because clients choose tokens, and must not find two prompts with the same name.
+256 bits because clients choose tokens, and must not be able to find two prompts with the same name.
 """
 
 from array import array

@@ -1,7 +1,7 @@
 """Tickets: permission to read blocks of a worker's KV pool, sent over the control plane, shown on the data plane.
 
 A ticket carries a keyed hash of what it allows, so the worker that issued it need not remember it. The server of the
-blocks sees to it that each ticket is used only once (``workers.kv_transfer``). A process that may map the worker's
+blocks ensures that each ticket is used only once (``workers.kv_transfer``). A process that may map the worker's
 memory, one of the same user on the same host, needs no ticket.
 """
 
@@ -14,9 +14,9 @@ KEY_BYTES = 32
 
 
 def make_ticket(key: bytes, transfer: TransferId, stage: int, blocks: tuple[int, ...], *, on_host: bool) -> KVTicket:
-    """A ticket for these blocks that is valid at the holder of ``key`` (1 to 64 bytes).
+    """A ticket for these blocks that is valid at the worker with this ``key`` (1 to 64 bytes).
 
-    Raises: ValueError for an empty key, because anybody could forge such tickets.
+    Raises: ValueError for an empty key, because anyone could forge such tickets.
     """
     if not key:
         raise ValueError("a ticket needs a key")
@@ -24,7 +24,7 @@ def make_ticket(key: bytes, transfer: TransferId, stage: int, blocks: tuple[int,
 
 
 def is_genuine(key: bytes, ticket: KVTicket) -> bool:
-    """Whether the holder of ``key`` issued exactly this ticket."""
+    """Whether the worker with this ``key`` issued exactly this ticket."""
     secret = _secret(key, ticket.transfer, ticket.stage, ticket.blocks, ticket.on_host)
     return compare_digest(secret.encode(), ticket.secret.encode())
 

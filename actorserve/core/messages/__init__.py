@@ -5,7 +5,8 @@ recorded log replay them. Hot messages are columnar: one object for a whole batc
 cross hosts, timestamps never do.
 
 Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker; in a migration ``s`` is the source and ``d`` the destination, two
-workers. ``g -> w`` in a docstring says who sends to whom; *local* messages never leave the process that made them.
+workers. ``g -> w`` in a docstring means from a gateway to a worker; *local* messages never leave the process that made
+them.
 """
 
 from actorserve.core.messages.checkpoints import (
@@ -91,7 +92,9 @@ from actorserve.core.messages.values import (
 PROTOCOL_VERSION = 5
 
 TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
-"""Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of their parts they are for."""
+"""Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of a worker's participants gets
+them.
+"""
 
 Message = (
     Hello

@@ -1,4 +1,4 @@
-"""Messages: what an instance reports of its load."""
+"""Messages: an instance's load report."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ class LoadReport:
     """w -> c and g, numbered: an instance's load as its own scheduler sees it.
 
     ``kv_*`` is the device's pool, ``host_*`` the pool that KV is swapped to; host blocks that hold other instances'
-    checkpoints count in neither ``host_*`` field. Counts without another remark are since the instance started.
+    checkpoints count in neither ``host_*`` field. Unless stated otherwise, counts are since the instance started.
 
     - ``virtual_usage_bytes`` is the sum of V over its requests (``core.placement.freeness``). It includes
       ``kv_reserved_bytes``, the blocks that incoming migrations hold, and the demand of the first waiting request.

@@ -21,7 +21,9 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """c -> all: the processes now known, as parallel columns. Peers connect to whom they do not know yet."""
+    """c -> all: the processes now known, as parallel columns. A peer connects to the processes that it does not know
+    yet.
+    """
 
     names: tuple[str, ...]
     incarnations: tuple[int, ...]
@@ -31,12 +33,12 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Any -> any peer: I am alive. Silence for longer than the death watch's patience is death."""
+    """Any -> any peer: I am alive. A peer that is silent for longer than the death watch's timeout counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerUp:
-    """Local: the death watch met ``peer`` (a new incarnation ends the old one first, with a PeerDown)."""
+    """Local: the death watch met ``peer`` (a new incarnation first ends the old one, with a PeerDown)."""
 
     peer: Peer
     role: Role
@@ -48,7 +50,8 @@ class PeerDown:
     """Local: ``peer`` has been silent too long, said goodbye, or was replaced. This incarnation never comes back.
 
     One exception: a process that was fenced (``Fenced``) rejoins as a new incarnation of itself. Its own core sees
-    every peer go down first; then the same incarnations may come up again, for they now meet somebody new.
+    every peer go down first; then the same peers may come up again, with their old incarnations, because its own is
+    new.
     """
 
     peer: Peer
@@ -56,14 +59,14 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """Any -> any: I am leaving in order; do not wait for my heartbeats."""
+    """Any -> any: I am shutting down as planned; do not wait for my heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """Any -> any: I hold your incarnation for dead (it was silent too long, or is older than one that I know).
+    """Any -> any: I consider your incarnation dead (it was silent too long, or is older than one that I know).
 
-    Nothing it says is heard any more; it has to rejoin as an incarnation above ``incarnation``.
+    Messages from it are ignored from now on. The process must rejoin as an incarnation above ``incarnation``.
     """
 
     incarnation: int

@@ -14,7 +14,7 @@ from actorserve.core.messages.values import Attained, Peer, RequestSpec
 class MigrateTo:
     """c -> w: for the next ``ttl_s`` move requests to this worker, one after another, ``num_bytes`` of KV in all.
 
-    A later order replaces this one, and an order of 0 bytes ends it. Migrations in flight go on.
+    A later MigrateTo replaces this one, and one of 0 bytes cancels it. Migrations in flight go on.
     """
 
     destination: Peer
@@ -66,7 +66,9 @@ class Copied:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """d -> s: the destination does not take this stage. After a migration's it holds nothing of the transfer."""
+    """d -> s: the destination does not take this stage. If it was a migration's, the destination holds nothing any
+    more.
+    """
 
     transfer: TransferId
     reason: DeclineReason

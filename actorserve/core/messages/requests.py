@@ -68,7 +68,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """g -> w: send the tokens from output position ``from_position`` on again."""
+    """g -> w: send the tokens again, from output position ``from_position`` on."""
 
     request_id: str
     epoch: int

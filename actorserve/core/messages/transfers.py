@@ -11,7 +11,7 @@ class TransferKind(StrEnum):
     """Why KV is copied to another worker."""
 
     MIGRATION = "migration"  # the request moves there
-    CHECKPOINT = "checkpoint"  # the request is to go on there if its worker dies
+    CHECKPOINT = "checkpoint"  # the request goes on there if its worker dies
 
 
 class TransferId(NamedTuple):
@@ -22,7 +22,7 @@ class TransferId(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One transfer as the rest of the cluster names it, because each source counts for itself."""
+    """One transfer as the rest of the cluster names it: with its source, because each source counts for itself."""
 
     source: Peer
     id: TransferId

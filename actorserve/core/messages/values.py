@@ -42,11 +42,11 @@ class RefusalReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample tokens, and when to stop. Complete: requests with equal params and tokens continue equally.
+    """How to sample tokens, and when to stop. Requests with equal parameters and tokens continue equally.
 
     ``seed`` is always set (the gateway draws one if the client gave none): token ``i`` is chosen with randomness
     that depends on ``(seed, i)`` alone. ``top_k`` 0 and ``top_p`` 1.0 switch those off; temperature 0 is greedy.
-    ``top_logprobs`` -1 asks for none, 0 for the chosen token's, k for the k best beside it.
+    ``top_logprobs`` -1 asks for none, 0 for the chosen token's, k for that and the k best.
     """
 
     seed: int
@@ -153,8 +153,8 @@ class KVAccess:
 class WorkerInfo:
     """What a worker tells every process that it meets.
 
-    ``kind`` names the bits that it computes (weights, numeric mode, kernels, ISA or GPU, threads): workers of one kind
-    give the same tokens. ``speed`` and ``kv`` may be unknown.
+    ``kind`` identifies all that its results depend on (weights, numeric mode, kernels, ISA or GPU, threads): workers of
+    one kind give the same tokens. ``speed`` and ``kv`` may be unknown.
     """
 
     kind: str

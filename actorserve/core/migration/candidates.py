@@ -1,4 +1,4 @@
-"""Which request of an instance should move to another one next (Llumnix, section 4.4.3)."""
+"""Which request of an instance should move to another instance next (Llumnix, section 4.4.3)."""
 
 import math
 from collections.abc import Collection, Container, Mapping
@@ -55,8 +55,8 @@ class MigrationCandidates:
     def _can_move(self, request: Request, running: Collection[Request]) -> bool:
         if not request.is_started:
             return request not in running
-        # A request that was handed over to this instance makes a token before it leaves again. Otherwise orders that
-        # cross would send it to and fro.
+        # A request that was handed over to this instance makes a token before it leaves again. Otherwise
+        # MigrateTo messages that cross would send it back and forth.
         has_run = request.num_output > request.resumed_output
         return has_run and request.copy_id is None and request.num_uncomputed == 1
 

@@ -2,8 +2,8 @@
 
 KV that is copied here belongs to no request until the gateway hands the request over (``Start.transfer``). Only then
 may other requests find it in the prefix cache. Until then the destination gives it up at once if the source withdraws
-it or dies, the gateway dies, a copy fails, or the next stage does not come in time. Only if all of a request's KV is
-here, it survives the source's death until its deadline, because the request may just have been handed over.
+it or dies, the gateway dies, a copy fails, or the next stage does not come in time. Only complete
+KV survives the source's death, until its deadline, because the request may just have been handed over.
 """
 
 import math
@@ -198,7 +198,7 @@ class MigrationDestination(Participant):
             self._on_stage_copied(self._incoming[transfer], now)
 
     def adopt(self, transfer: Transfer, request: Request) -> bool:
-        """Give ``request``, which is this instance's from now on, the KV that was copied. False if that is not all."""
+        """Give ``request``, which is this instance's from now on, the KV that was copied. False if some is missing."""
         incoming = self._incoming.get(transfer)
         if incoming is None:
             return False
@@ -220,7 +220,7 @@ class MigrationDestination(Participant):
         return sum(transfer.source == source for transfer in self._incoming)
 
     def _is_sound(self, num_computed: int, num_tokens: int, num_blocks: int) -> bool:
-        """Whether ``num_blocks`` blocks hold the KV of that many tokens, of which the newest has none."""
+        """Whether ``num_blocks`` blocks hold the KV of that many tokens, with none for the newest token."""
         return 0 < num_computed < num_tokens and num_blocks == self._memory.blocks_for(num_computed)
 
     def _reserve(self, kv: KVHolding, spec: RequestSpec) -> int | None:

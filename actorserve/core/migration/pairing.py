@@ -1,18 +1,18 @@
 """Migration pairing: which instance moves requests to which (Llumnix, section 4.4.3).
 
-Each round the instances under one freeness are sources, and those over another are destinations. The lowest source is
-paired with the highest destination of the same kind, so that a request's tokens stay the same. A source goes on until
-its freeness is high enough. Its worker chooses the requests (``core.migration.source``); this module decides only the
-pairs, and how much may move at most:
+In each round instances below one bound of freeness are sources, and instances above another are destinations. The
+lowest source is paired with the highest destination of the same kind, so that a request's tokens stay the same. A
+source goes on until its freeness is high enough. Its worker chooses the requests (``core.migration.source``); this
+module decides only the pairs, and how much may move at most:
 
-- half of what the destination has free more than the source, which makes both equal. If one request of the source's
-  mean size is more than that, then one request, as long as the destination stays clearly freer; otherwise a source of
-  few large requests could move none.
-- so little that the destination stays over the bound at which a source stops, if the moved requests are of the source's
-  mean size. A move never makes another source.
+- half of the difference between the destination's and the source's free memory, which makes both equal. If a request
+  of the source's mean size is larger than that, one such request may move, as long as the destination stays clearly
+  freer. Otherwise a source with a few large requests could move none.
+- so little that the destination stays above the bound at which a source stops, if the moved requests have the source's
+  mean size. So a move never turns its destination into a source.
 
 The capacity of links does not count here. The source knows it best: it weighs a move's gain against its cost by the
-measured bandwidth. What the source has not moved when the time of its move is over counts no more.
+measured bandwidth. When a move's time is over, bytes that have not moved no longer count.
 
 A terminating instance is a source whatever its load, for all its requests, and gets one destination after another. If
 an instance is reserved for a request that waits in the cluster, this request counts there as the head of the line. So
@@ -20,7 +20,7 @@ the instance becomes a source, and small requests make room for the big one: de-
 
 To prevent storms, a source stops at a higher freeness than it starts at and rests afterwards, and a destination does
 not become a source for as long. A pair whose move moved nothing is left alone, twice as long each time. At most
-``max_moves`` go on at once.
+``max_moves`` are in progress at once.
 
 All state is soft: after a restart the first round begins with what the instances report.
 """
@@ -38,10 +38,10 @@ from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import InstanceView
 
 MAX_BACKOFF_S: Final = 60.0
-"""A pair that fails again and again is still tried this often."""
+"""A pair that keeps failing is still tried once in this time."""
 
 PATIENCE: Final = 10
-"""Migrations in flight when a move's time is over are waited for, up to this many times its ``ttl_s``."""
+"""After a move's ``ttl_s``, its migrations in flight are waited for, for up to this many times ``ttl_s``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class PairingConfig:
     """Bounds of freeness are in iterations: how many tokens each request of the batch can still generate.
 
     An instance below ``source_below`` sends until it is above ``source_until``; an instance above ``destination_above``
-    may receive. An order holds for ``ttl_s``. For ``rest_s`` a source does not receive and a destination does not send.
+    may receive. A move lasts for ``ttl_s``. For ``rest_s`` a source does not receive and a destination does not send.
     Raises: ValueError if the three bounds do not rise, because an instance would send and receive in turn.
     """
 
@@ -72,7 +72,7 @@ class PairingConfig:
 class Move:
     """A source's current task: to hand over ``num_bytes`` of KV until ``expires_s``.
 
-    It has not reported the last ``left_bytes`` of them as handed over. The other counts are those that the source had
+    The source has not yet reported ``left_bytes`` of them as handed over. The other counts are what the source had
     reported when the move began.
     """
 
@@ -93,7 +93,7 @@ class _Backoff:
 
 
 class Pairing:
-    """The current moves. It counts the bytes that are on their way in the views of the destinations."""
+    """Decides the moves, and counts the bytes that are on their way in the destinations' views."""
 
     def __init__(self, config: PairingConfig, fleet: Fleet) -> None:
         self.moves: dict[Peer, Move] = {}  # by source
@@ -104,7 +104,7 @@ class Pairing:
         self._backoffs: dict[tuple[Peer, Peer], _Backoff] = {}  # by source and destination
 
     def on_report(self, view: InstanceView) -> None:
-        """What a source has handed over is in its destination's report, or soon will be."""
+        """Stop counting bytes that a source has handed over, because the destination reports them now or soon."""
         move = self.moves.get(view.peer)
         if move is not None and move.source is view and move.left_bytes:
             moved_bytes = view.report.migrated_bytes - move.migrated_bytes
@@ -120,7 +120,7 @@ class Pairing:
         self._backoffs = {pair: backoff for pair, backoff in self._backoffs.items() if peer not in pair}
 
     def round(self, now: float) -> list[Send]:
-        """What to tell the sources now."""
+        """Review the current moves and begin new ones. Returns the messages to the sources."""
         self._forget_expired(now)
         sends: list[Send] = []
         for move in list(self.moves.values()):
@@ -137,7 +137,7 @@ class Pairing:
     def validate(self) -> None:
         """Raises: AssertionError if an instance takes part twice, or promised bytes are not those of the moves."""
         views = self._fleet.views
-        assert len(self.moves) <= self._config.max_moves, "no more moves go on than max_moves"
+        assert len(self.moves) <= self._config.max_moves, "at most max_moves moves are in progress"
         taking_part = [view.peer for move in self.moves.values() for view in (move.source, move.destination)]
         assert len(set(taking_part)) == len(taking_part), "an instance takes part in one move at most"
         promised_bytes = dict.fromkeys(views, 0)
@@ -153,7 +153,7 @@ class Pairing:
     # --- current moves -----------------------------------------------------------------------------------------------
 
     def _review(self, move: Move, now: float, sends: list[Send]) -> None:
-        """End a move that is done, over, or of no use any more, and learn from how it went."""
+        """End a move that is done, expired or pointless, and back off from a pair that moved nothing."""
         source, destination, report = move.source, move.destination, move.source.report
         num_migrated = report.num_migrated - move.num_migrated
         num_failed = report.num_migrations_failed - move.num_failed
@@ -171,7 +171,7 @@ class Pairing:
             self._stop(move, now, sends)
             self._rest(source.peer, now)
         elif is_busy:
-            return  # whether more moves is decided when the migrations in flight have ended
+            return  # decide about more once the migrations in flight have ended
         elif num_migrated <= 0 and (is_over or num_failed > 0):
             self._stop(move, now, sends)
             num_failures = 1 + (self._backoffs[pair].num_failures if pair in self._backoffs else 0)

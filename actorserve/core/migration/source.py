@@ -1,17 +1,17 @@
 """Live migration (Llumnix, section 4.2), the source's side: a request moves to another instance and hardly pauses.
 
 KV is only ever appended to, so blocks that were copied stay right. Stage 0 copies all full blocks while the request
-goes on decoding, and each later stage copies what has filled since. When little is left, the request leaves the batch
+goes on decoding, and each later stage copies the blocks filled since. When little is left, the request leaves the batch
 at a step's end and is *paused*. The last stage copies the rest, and the source asks the request's gateway to hand it
 over. The newest token has no KV yet, so the KV of all tokens but one is copied.
 
 Differences from the paper and from systems built on it:
 
-- The destination reads (``Fetch``); the source never writes there. So a source that was suspended or held for dead can
-  never write into blocks that have a new owner. A destination that reads too late reads garbage, but nothing uses it: a
-  source asks for the hand-over only if it still had the request's blocks unchanged after all were copied.
+- The destination reads (``Fetch``); the source never writes there. So a source that was suspended or considered dead
+  can never write into blocks that have a new owner. A destination that reads too late reads garbage, but nothing uses
+  it: a source asks for the hand-over only if it still had the request's blocks unchanged after all were copied.
 - The gateway commits by issuing the new epoch (``core.gateway.state``); source and destination only propose. The source
-  repeats its question until it is answered. If either side dies meanwhile, the gateway fails the request over or has
+  repeats its HandOver until it is answered. If either side dies meanwhile, the gateway fails the request over or has
   the source keep it.
 - If a request is handed to a destination that has no copy any more, the destination computes its KV again. So a copy
   only ever saves time, and may be given up at any moment.
@@ -19,7 +19,7 @@ Differences from the paper and from systems built on it:
   host's pool. A request in prefill stays.
 
 Each stage has a deadline. Blocks are reserved stage by stage, and the destination may decline. The source gives up if
-the request finished, left, or was preempted; it says so, or the destination's deadline passes.
+the request finished, left, or was preempted. It sends Withdrawn; if that is lost, the destination's deadline passes.
 ``core.migration.destination`` is the destination's side.
 """
 
@@ -54,7 +54,7 @@ from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.timing.step_times import StepTimes
 
 _MAX_STAGES = 8  # before the last one, because a link slower than decoding never catches up
-_PATIENCE = 4.0  # times the expected time of a copy
+_PATIENCE = 4.0  # a stage may take this many times the expected time of its copy
 
 
 class _Phase(Enum):
@@ -67,7 +67,7 @@ class _Phase(Enum):
 class _Outgoing:
     """A request that moves away.
 
-    ``blocks`` is the very list of its blocks when the move began: if the request has another list, it was preempted.
+    ``blocks`` is the list object of its blocks when the move began: if the request has another list, it was preempted.
     The first ``num_offered`` of them are copied or being copied. The destination knows ``num_told`` of its tokens.
     """
 
@@ -87,8 +87,8 @@ class _Outgoing:
 
 
 @dataclass(slots=True)
-class _Order:
-    """Where the coordinator wants requests to go."""
+class _Target:
+    """Where the coordinator wants requests to go, and how many bytes of KV it still wants moved."""
 
     to: Peer
     num_bytes: int
@@ -96,7 +96,7 @@ class _Order:
 
 
 class MigrationSource(Participant):
-    """Chooses requests, and takes each through its stages until it is gone or stays."""
+    """Chooses requests to migrate, and runs each migration stage by stage until it is committed or cancelled."""
 
     kind = TransferKind.MIGRATION
 
@@ -111,8 +111,8 @@ class MigrationSource(Participant):
         steps: Running,
         effects: Effects,
     ) -> None:
-        """``requests`` are the instance's. ``retry_s``: how often a gateway is asked again."""
-        self.paused: set[Request] = set()  # only looked up: in no batch, and not preempted
+        """``requests`` are the instance's. ``retry_s``: after this time a gateway is asked again."""
+        self.paused: set[Request] = set()  # in no batch, and not preempted; never iterated
         self.num_migrated = 0
         self.num_failed = 0
         self.migrated_bytes = 0
@@ -126,7 +126,7 @@ class MigrationSource(Participant):
         self._effects = effects
         self._candidates = MigrationCandidates(requests, memory, times, config.bytes_per_s)
         self._key = bytes.fromhex(config.ticket_key)
-        self._order: _Order | None = None
+        self._target: _Target | None = None
         self._peers: set[Peer] = set()
         self._outgoing: dict[str, _Outgoing] = {}  # by request id
         self._num_transfers = 0
@@ -136,15 +136,15 @@ class MigrationSource(Participant):
 
     @property
     def wants_step_end(self) -> bool:
-        """Whether a last stage waits for the step's end, or an order may be followed then."""
-        order = self._order
-        if order is not None and order.to in self._peers and len(self._outgoing) < self._config.max_outgoing:
+        """Whether a last stage waits for the step's end, or a new move may begin then."""
+        target = self._target
+        if target is not None and target.to in self._peers and len(self._outgoing) < self._config.max_outgoing:
             return True
         return any(outgoing.phase is _Phase.LAST_DUE for outgoing in self._outgoing.values())
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
-        return {MigrateTo: self._on_order, Keep: self._on_keep}
+        return {MigrateTo: self._on_migrate_to, Keep: self._on_keep}
 
     @property
     def transfer_handlers(self) -> Mapping[type[Message], Handler]:
@@ -166,10 +166,10 @@ class MigrationSource(Participant):
 
     # --- messages and events -----------------------------------------------------------------------------------------
 
-    def _on_order(self, message: MigrateTo, sender: Peer, now: float) -> None:
-        self._order = None
+    def _on_migrate_to(self, message: MigrateTo, sender: Peer, now: float) -> None:
+        self._target = None
         if message.num_bytes:
-            self._order = _Order(message.destination, message.num_bytes, now + message.ttl_s)
+            self._target = _Target(message.destination, message.num_bytes, now + message.ttl_s)
             if message.destination not in self._peers:
                 self._effects.append(Meet(message.destination))
 
@@ -179,10 +179,10 @@ class MigrationSource(Participant):
     def on_peer_down(self, peer: Peer, now: float) -> None:
         """A request that is being handed over waits for its gateway; only the gateway knows whether it moved."""
         self._peers.discard(peer)
-        self._end_order(peer)
+        self._drop_target(peer)
         for outgoing in list(self._outgoing.values()):
             if outgoing.to == peer and outgoing.phase is not _Phase.HANDING_OVER:
-                self._stay(outgoing)
+                self._cancel(outgoing)
 
     def _on_copied(self, message: Copied, sender: Peer, now: float) -> bool:
         outgoing = self._find(message.transfer, sender)
@@ -210,8 +210,8 @@ class MigrationSource(Participant):
         outgoing = self._find(message.transfer, sender)
         if outgoing is None or outgoing.phase is _Phase.HANDING_OVER:
             return False
-        self._stay(outgoing)
-        self._end_order(sender)
+        self._cancel(outgoing)
+        self._drop_target(sender)
         return True
 
     def _on_keep(self, message: Keep, sender: Peer, now: float) -> bool:
@@ -220,8 +220,8 @@ class MigrationSource(Participant):
         if outgoing is None or outgoing.phase is not _Phase.HANDING_OVER or outgoing.request.epoch != message.epoch:
             return False
         self._withdraw(outgoing)
-        self._stay(outgoing)
-        self._end_order(outgoing.to)
+        self._cancel(outgoing)
+        self._drop_target(outgoing.to)
         return True
 
     def on_gone(self, request: Request) -> None:
@@ -248,14 +248,14 @@ class MigrationSource(Participant):
                 self._ask_to_hand_over(outgoing, now)
             else:
                 self._withdraw(outgoing)
-                self._stay(outgoing)
+                self._cancel(outgoing)
 
     # --- stages ------------------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
         """Give up moves that preemption has voided, pause requests whose last stage is due, and begin new moves."""
-        order = self._order
-        if not self._outgoing and order is None:
+        target = self._target
+        if not self._outgoing and target is None:
             return
         for outgoing in list(self._outgoing.values()):
             request = outgoing.request
@@ -263,26 +263,26 @@ class MigrationSource(Participant):
                 continue
             if request.blocks is not outgoing.blocks or request.copy_id is not None:
                 self._withdraw(outgoing)
-                self._stay(outgoing)
+                self._cancel(outgoing)
             elif outgoing.phase is _Phase.LAST_DUE and request not in self._steps.running:
                 self._begin_last_stage(outgoing, now)
-        if order is None:
+        if target is None:
             return
-        if now >= order.until_s:
-            self._order = None
-        elif order.to in self._peers:
-            self._begin(order, now)
+        if now >= target.until_s:
+            self._target = None
+        elif target.to in self._peers:
+            self._begin(target, now)
 
-    def _begin(self, order: _Order, now: float) -> None:
+    def _begin(self, target: _Target, now: float) -> None:
         running, size = self._steps.running, self._memory.tokens_per_block
         while len(self._outgoing) < self._config.max_outgoing:
-            request = self._candidates.choose(order.num_bytes, self._outgoing, running)
+            request = self._candidates.choose(target.num_bytes, self._outgoing, running)
             if request is None:
                 return
-            order.num_bytes -= self._memory.bytes_of(request)
+            target.num_bytes -= self._memory.bytes_of(request)
             self._num_transfers += 1
             transfer = TransferId(self.kind, self._num_transfers)
-            outgoing = _Outgoing(transfer, request, order.to, _Phase.LAST_DUE, request.blocks, math.inf)
+            outgoing = _Outgoing(transfer, request, target.to, _Phase.LAST_DUE, request.blocks, math.inf)
             self._outgoing[request.request_id] = outgoing
             num_full = request.num_computed // size
             if self._config.mode is MigrationMode.LIVE and request.is_resident and num_full:
@@ -339,21 +339,21 @@ class MigrationSource(Participant):
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    def _stay(self, outgoing: _Outgoing) -> None:
+    def _cancel(self, outgoing: _Outgoing) -> None:
         """The request does not move, and goes on here."""
         self.num_failed += 1
         del self._outgoing[outgoing.request.request_id]
         self.paused.discard(outgoing.request)
 
-    def _end_order(self, to: Peer) -> None:
-        """No more requests go there, because it has no room, wants none, or is unknown. The coordinator will notice."""
-        if self._order is not None and self._order.to == to:
-            self._order = None
+    def _drop_target(self, to: Peer) -> None:
+        """Stop moving requests there: it has no room, is draining, or is down. The coordinator will notice."""
+        if self._target is not None and self._target.to == to:
+            self._target = None
 
     def _withdraw(self, outgoing: _Outgoing) -> None:
         if outgoing.num_told:
             self._effects.send(outgoing.to, Withdrawn(outgoing.id))
 
     def _find(self, transfer: TransferId, sender: Peer) -> _Outgoing | None:
-        found = (each for each in self._outgoing.values() if each.id == transfer and each.to == sender)
+        found = (outgoing for outgoing in self._outgoing.values() if outgoing.id == transfer and outgoing.to == sender)
         return next(found, None)

@@ -3,7 +3,7 @@
 Only an instance that admits the request is considered: it is healthy, its room suffices, and it is not reserved for
 another request. If no instance admits the request, it waits in the cluster.
 
-An instance that holds the beginning of the prompt (``core.placement.prefix_map``) counts as freer by the KV that this
+An instance that holds a prefix of the prompt (``core.placement.prefix_map``) counts as freer by the KV that this
 saves. The paper has no prefix cache.
 """
 
@@ -16,7 +16,7 @@ from actorserve.core.placement.prefix_map import PrefixMap
 
 
 class DispatchRule(Protocol):
-    """What instances are compared by: of those that admit a request, it goes to the one with the highest score."""
+    """How instances are compared: a request goes to the instance with the highest score of those that admit it."""
 
     @property
     def counts_prefixes(self) -> bool:
@@ -40,9 +40,9 @@ class HighestFreeness:
 def dispatch(place: Place, index: InstanceIndex, rule: DispatchRule, prefixes: PrefixMap | None) -> InstanceView | None:
     """The instance with the highest score of those that admit the request now; None if no instance does.
 
-    Ties end on the greater name. ``prefixes`` is None if prompts' beginnings do not count. Then the answer is the first
-    instance in the index that admits the request. Otherwise the few instances that hold the prompt's beginning are
-    compared with it, each by the score that includes what it saves.
+    Ties go to the greater name. ``prefixes`` is None if prompt prefixes do not count. Then the answer is the first
+    instance in the index that admits the request. Otherwise that instance is compared with the few instances that hold
+    a prefix of the prompt; their scores include the tokens that this saves.
     """
     if place.num_tokens > index.max_admitted_tokens:
         return None

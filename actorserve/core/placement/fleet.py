@@ -1,4 +1,4 @@
-"""The fleet: what is known of all instances, and the accounts that dispatch goes by.
+"""The fleet: what is known of all instances, and the counts that dispatch relies on.
 
 It keeps the views of the instances, the placements in flight, the reservations and the index in step. The rule itself
 is in ``core.placement.dispatch``. An instance that is terminating, or has not reported for a while, gets no requests,
@@ -26,7 +26,7 @@ class Fleet:
 
     ``max_queue`` bounds how many requests may wait at an instance. If it is None, a request goes at once to an instance
     that could ever hold it, and waits there. An unconfirmed placement counts for ``placement_ttl_s`` seconds, and a
-    report counts for ``report_ttl_s`` seconds. Without ``prefix_aware`` the beginnings of prompts do not count.
+    report counts for ``report_ttl_s`` seconds. Without ``prefix_aware`` prompt prefixes do not count.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Fleet:
         return view
 
     def expire_reports(self, now: float) -> None:
-        """An instance that was silent for too long gets nothing until it reports again."""
+        """An instance that was silent for too long gets no requests until it reports again."""
         while self._reported_s:
             peer, reported_s = next(iter(self._reported_s.items()))
             if now < reported_s + self._report_ttl_s:
@@ -117,7 +117,7 @@ class Fleet:
         self._update(view)
 
     def promise(self, view: InstanceView, num_bytes: int) -> None:
-        """So many more bytes (fewer if negative) will come by migration. For an instance that is gone this is void."""
+        """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
         view.promised_bytes += num_bytes
         if self.instances.get(view.peer) is view:
             self._update(view)
@@ -126,7 +126,7 @@ class Fleet:
 
     @property
     def room_tokens(self) -> int:
-        """No instance admits a longer request now."""
+        """The longest request that any instance admits now."""
         return self._index.max_admitted_tokens
 
     def choose(self, place: Place) -> InstanceView | None:
@@ -205,7 +205,7 @@ class Fleet:
     # --- the index ---------------------------------------------------------------------------------------------------
 
     def _update(self, view: InstanceView) -> None:
-        """Tell the index what may have changed."""
+        """Update the instance's score and room in the index."""
         self._index.update(view, self._rule.score(view), self._admitted_tokens(view))
 
     def _admitted_tokens(self, view: InstanceView) -> int:
@@ -218,7 +218,7 @@ class Fleet:
     def validate(self) -> None:
         """Raises: AssertionError if the index, the accounts and the views do not agree."""
         views = self.views
-        assert all(peer == instance.peer for peer, instance in self.instances.items()), "instances go by their peers"
+        assert all(peer == instance.peer for peer, instance in self.instances.items()), "instances are keyed by peer"
         largest_tokens = max((instance.model.max_tokens for instance in self.instances.values()), default=None)
         assert self.largest_tokens == largest_tokens, "largest_tokens is that of the largest instance"
         self._placements.validate(views.values())

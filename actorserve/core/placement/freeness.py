@@ -8,7 +8,7 @@ A request's virtual usage V, in bytes of KV:
   several requests share count once in the sum, as in memory. Blocks that are merely cached do not count.
 
 Freeness F = (M - sum of V) / B with M the KV memory in bytes and B = max(1, running requests). It estimates how many
-iterations the batch can still run (each adds one token a request) and may be negative. A terminating instance counts
+iterations the batch can still run (each adds one token per request) and may be negative. A terminating instance counts
 as infinitely loaded.
 """
 
@@ -25,7 +25,7 @@ def virtual_usage_bytes(
     bytes_per_block: int,
     headroom_bytes: Mapping[int, int],
 ) -> int:
-    """The sum of V over an instance's requests, given in scheduling order.
+    """The sum of V over an instance's requests, which ``order`` has in scheduling order.
 
     ``held_blocks`` is what the running requests hold together, ``blocks_wanted`` gives what a waiting request would
     take in addition, and ``headroom_bytes`` is by priority.
@@ -39,7 +39,7 @@ def virtual_usage_bytes(
 
 
 def freeness(memory_bytes: int, usage_bytes: int, num_running: int, *, terminating: bool = False) -> float:
-    """F in bytes a running request; minus infinity for a terminating instance."""
+    """F in bytes per running request; minus infinity for a terminating instance."""
     if terminating:
         return float("-inf")
     return (memory_bytes - usage_bytes) / max(1, num_running)

@@ -22,7 +22,7 @@ class InstanceIndex:
 
     @property
     def max_admitted_tokens(self) -> int:
-        """No instance admits a longer request now."""
+        """The longest request that any instance admits now."""
         return self._by_room[-1][0] if self._by_room else NO_ROOM
 
     def add(self, view: InstanceView) -> None:
@@ -30,7 +30,7 @@ class InstanceIndex:
         self._sort_in(view)
 
     def update(self, view: InstanceView, score: float, admitted_tokens: int) -> None:
-        """Give an instance in the index these values, and sort it in anew if they have changed."""
+        """Set these values of an instance in the index, and re-sort it if they have changed."""
         if score != view.score or admitted_tokens != view.admitted_tokens:
             self._sort_out(view)
             view.score, view.admitted_tokens = score, admitted_tokens
@@ -41,10 +41,10 @@ class InstanceIndex:
         self._sort_out(view)
 
     def best_first(self, num_tokens: int) -> Iterable[InstanceView]:
-        """All instances that admit ``num_tokens``, the highest score first; ties end on the greater name.
+        """All instances that admit ``num_tokens``, the highest score first; ties go to the greater name.
 
-        If few instances do, only these are sorted. Otherwise all instances are walked through, and those without
-        enough room come too.
+        If few instances do, only these are sorted. Otherwise the result is the whole index, including instances
+        without enough room.
         """
         first = bisect_left(self._by_room, num_tokens, key=itemgetter(0))
         num_with_room = len(self._by_room) - first
@@ -63,7 +63,7 @@ class InstanceIndex:
 
     def validate(self) -> None:
         """Raises: AssertionError if the sorted lists do not agree with the views."""
-        assert all(peer == view.peer for peer, view in self._views.items()), "views go by their peers"
+        assert all(peer == view.peer for peer, view in self._views.items()), "views are keyed by peer"
         by_score = sorted((view.score, peer) for peer, view in self._views.items())
         by_room = sorted((view.admitted_tokens, peer) for peer, view in self._views.items())
         assert self._by_score == by_score, "the list by score agrees with the views"

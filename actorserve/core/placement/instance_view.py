@@ -96,8 +96,8 @@ class InstanceView:
     def room_tokens(self, max_queue: int | None) -> int:
         """The longest request that the instance has room for; ``NO_ROOM`` if ``max_queue`` requests wait there already.
 
-        There is room for a request if its blocks fit beside the KV of all started requests, in device and host memory
-        together. With a ``max_queue`` of None there is room for every request that the instance can ever hold.
+        There is room for a request if its blocks fit in addition to the KV of all started requests, in device and host
+        memory together. With a ``max_queue`` of None there is room for every request that the instance can ever hold.
         """
         if self.is_stale:
             return NO_ROOM

@@ -26,7 +26,7 @@ class PlacementsInFlight:
         view.add_placement(PlacementInFlight(gateway, placed, num_blocks, now + self._ttl_s))
 
     def drop(self, request_id: str) -> InstanceView | None:
-        """Stop counting a request; the instance that it was sent to, or None if it is not in flight."""
+        """Stop counting a request. Returns the instance that it was sent to; None if it is not in flight."""
         view = self._views.pop(request_id, None)
         if view is not None:
             view.drop_placement(request_id)

@@ -1,8 +1,8 @@
-"""Which instance holds the KV of which prompts' beginnings, as the coordinator infers from its own placements.
+"""Which instances hold the KV of which prompt prefixes, as the coordinator infers from its own placements.
 
-A prompt's beginning goes by a name: a hash of its tokens and of the tenant's ``cache_salt``, so that tenants with
-different salts share nothing here either. A gateway names only the beginnings of the lengths in ``PREFIX_TOKENS``.
-Therefore the message stays short however long the prompt is, and the coordinator never sees a token.
+A prefix has a name: a hash of its tokens and of the tenant's ``cache_salt``, so that tenants with different salts share
+nothing here either. A gateway names only prefixes of the lengths in ``PREFIX_TOKENS``. Therefore the message stays
+short however long the prompt is, and the coordinator never sees a token.
 
 Instances do not report what they evict. So the map is a guess, and a wrong guess costs a little speed: for each
 instance it remembers as many tokens as the pool holds, those placed there last.
@@ -25,11 +25,11 @@ PREFIX_TOKENS: Final = (*(n * _STEP for n in range(1, 9)), *(n * _STEP << k for 
 _HEX_DIGITS: Final = frozenset("0123456789abcdef")
 
 MAX_HOLDERS: Final = 16
-"""At most so many instances are remembered for one name. If more hold it, the freest of all does as well."""
+"""At most this many instances are remembered for one name. If more hold the prefix, forgetting some costs little."""
 
 
 def prefix_names(spec: RequestSpec) -> tuple[str, ...]:
-    """The names of a prompt's beginnings; number ``i`` stands for its first ``PREFIX_TOKENS[i]`` tokens.
+    """The names of a prompt's prefixes; number ``i`` stands for its first ``PREFIX_TOKENS[i]`` tokens.
 
     No name includes the prompt's last token, because that is computed in any case.
     """
@@ -54,21 +54,21 @@ class PrefixMap:
     """The names that each instance is thought to hold. A request without names costs nothing."""
 
     def __init__(self) -> None:
-        self._holders: dict[str, OrderedDict[Peer, None]] = {}  # by name, the instance that got it last at the end
+        self._holders: dict[str, OrderedDict[Peer, None]] = {}  # by name, the most recent holder last
         self._names: dict[Peer, OrderedDict[str, int]] = {}  # by instance, with their lengths, the oldest first
         self._num_tokens: dict[Peer, int] = {}
 
     def learn(self, peer: Peer, names: Sequence[str], capacity_tokens: int) -> None:
         """A request with these names goes to ``peer``, whose pool holds ``capacity_tokens``.
 
-        Texts that ``prefix_names`` cannot make are passed over, and so are more names than there are lengths, so that a
-        faulty gateway fills no memory here.
+        Ignores texts that ``prefix_names`` cannot produce, and more names than there are lengths, so that a faulty
+        gateway cannot fill the memory.
         """
         if not names:
             return
         held = self._names.setdefault(peer, OrderedDict())
         num_tokens = self._num_tokens.get(peer, 0)
-        # From the longest on, so that tails are forgotten first, as in the instance's own cache.
+        # The longest first, so that tails are forgotten first, as in the instance's own cache.
         for index in reversed(range(min(len(names), len(PREFIX_TOKENS)))):
             name = names[index]
             if name not in held:
@@ -96,7 +96,7 @@ class PrefixMap:
         self._num_tokens.pop(peer, None)
 
     def holders(self, names: Sequence[str]) -> dict[Peer, int]:
-        """The instances that hold a beginning of the prompt with these names, and its length in tokens, longest first.
+        """The instances that hold a prefix of the prompt with these names, and its length in tokens, longest first.
 
         At most ``MAX_HOLDERS`` instances are returned.
         """
@@ -114,7 +114,7 @@ class PrefixMap:
         return sum(map(len, self._names.values()))
 
     def num_tokens(self, peer: Peer) -> int:
-        """How many tokens of beginnings the instance is thought to hold."""
+        """How many tokens of prefixes the instance is thought to hold."""
         return self._num_tokens.get(peer, 0)
 
     def _drop_holder(self, name: str, peer: Peer) -> None:

@@ -1,6 +1,6 @@
 """Reservations: instances that admit only one particular request, until they have room for it.
 
-Short requests could otherwise take all room that comes free for ever, and a long one would starve.
+Otherwise short requests could keep taking all room that becomes free, and a long request would starve.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class Reservations:
     """At most one instance for a request, and one request for an instance."""
 
     def __init__(self) -> None:
-        self._views: dict[str, InstanceView] = {}  # by the id of the request that each is reserved for
+        self._views: dict[str, InstanceView] = {}  # the reserved instance, by request id
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._views

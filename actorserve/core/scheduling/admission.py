@@ -13,7 +13,7 @@ from actorserve.core.request import Request
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.scheduling.swapping import ArrivalReserve, BlockBudget, SwapMode, Swapper
 
-_RESERVE_SHARE = 8  # at most this part of the pool is kept free for new requests
+_RESERVE_SHARE = 8  # at most one eighth of the pool is kept free for new requests
 _RESERVE_WINDOW_S = 0.3
 
 
@@ -47,9 +47,9 @@ class Admission:
         self._reserve.on_arrival(self._memory.blocks_of(request), now)
 
     def make_room(self, order: Sequence[Request], now: float, *, may_swap: bool) -> set[Request]:
-        """Let due requests grow, start or come back; returns the waiting requests that may start now.
+        """Find blocks for due requests to grow, start or be swapped in. Returns waiting requests that may start now.
 
-        With ``may_swap`` this may evict less urgent requests. Otherwise it goes only as far as blocks are free.
+        With ``may_swap`` this may evict less urgent requests. Otherwise it uses only blocks that are free.
         """
         memory, max_requests = self._memory, self._max_batch_requests
         ranking = self._ranking(order, now)
@@ -61,7 +61,7 @@ class Admission:
         num_reserved = self._num_reserved_blocks(now)
         admitted: set[Request] = set()
         num_admitted_tokens = 0
-        num_admitted_blocks = 0  # taken only when the requests start, which is as far as the token budget goes
+        num_admitted_blocks = 0  # still free, because admitted requests take their blocks only when they start
         num_ahead = 0
         for rank, request in enumerate(ranking):
             num_ahead += request.is_resident
@@ -70,19 +70,19 @@ class Admission:
             if self._mode is SwapMode.REACTIVE and rank >= max_requests:
                 break
             num_wanted = self._num_final_blocks(request) if reserves_output else memory.blocks_wanted(request)
-            # One block stays free for each request before it. Otherwise their very next growth would preempt it again.
+            # One block stays free for each request ahead. Otherwise their next growth would preempt this one again.
             spare = 0 if reserves_output else num_ahead
             if request.is_swapped and num_ahead:
                 spare += num_reserved
-            # A request that is not due for the next iteration is brought ahead of need, so it evicts no other.
+            # A request that is not due for the next iteration gets blocks ahead of need, so it evicts no other request.
             ahead_of = rank if may_swap and rank < max_requests else len(ranking)
             if not budget.make(num_wanted, ahead_of, spare):
                 break
             num_ahead += 1
             if num_wanted + num_admitted_blocks > memory.device.num_free_blocks:
-                continue  # the blocks are promised to it, and soon free
+                continue  # its blocks are promised to it, and will soon be free
             if request.is_swapped:
-                # Asked again, because blocks that it would have shared may have been evicted to make this very room.
+                # Check again, because making room may have evicted cached blocks that it would have shared.
                 if memory.blocks_wanted(request) + num_admitted_blocks <= memory.device.num_free_blocks:
                     self._swapper.bring_back(request, is_due=rank < max_requests)
                     budget.hand_out(num_wanted)
@@ -115,7 +115,7 @@ class Admission:
                 budget.hand_out(1)
 
     def _ranking(self, order: Sequence[Request], now: float) -> Sequence[Request]:
-        """The requests by ENST if that matters, because some are swapped or not all fit; else the policy's order."""
+        """The requests by ENST if some are swapped or not all fit into memory; otherwise in the policy's order."""
         if self._mode is not SwapMode.PROACTIVE or self._has_room_for_all(order):
             return order
         starts_s = self._policy.next_starts_s(order, now, self._max_batch_requests)

@@ -20,7 +20,7 @@ class NaiveMLFQ(SkipJoinMLFQ):
 
 
 class _ShortestFirst(ABC):
-    """Preemptive, by a time for each request; ties in order of arrival. Without promotion long requests starve."""
+    """Preemptive, the shortest time first; ties go by arrival. Without promotion long requests starve."""
 
     reserves_output = False
     is_preemptive = True
@@ -36,7 +36,7 @@ class _ShortestFirst(ABC):
 
     @abstractmethod
     def _time_s(self, request: Request, num_computed: int) -> float:
-        """What ``request`` is ordered by, if ``num_computed`` of its tokens have KV."""
+        """The time that ``request`` is ordered by, if ``num_computed`` of its tokens have KV."""
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         self._times_s[request] = self._time_s(request, num_cached_tokens)
@@ -58,7 +58,7 @@ class _ShortestFirst(ABC):
         return self._order
 
     def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
-        """A request starts after the times of all before it, as many at once as a batch holds."""
+        """A request starts when all requests before it are done; as many run at once as a batch holds."""
         starts_s = []
         ahead_s = 0.0
         for request in order:
@@ -68,7 +68,7 @@ class _ShortestFirst(ABC):
 
 
 class FixedPriority(_ShortestFirst):
-    """By the profiled prefill time of the input, for good: it ignores that a short prompt may decode for long."""
+    """Orders by the profiled prefill time of the input, which stays fixed even if a short prompt decodes for long."""
 
     def _time_s(self, request: Request, num_computed: int) -> float:
         return self._times.prefill_s(len(request.token_ids) - num_computed, num_computed)
@@ -78,19 +78,19 @@ class FixedPriority(_ShortestFirst):
 
 
 class ShortestRemainingTime(_ShortestFirst):
-    """SRPT: what is left of the prefill, and one shortest iteration for each output token that is left.
+    """SRPT: the time of the remaining prefill, plus the shortest iteration for each remaining output token.
 
     It is an oracle: it takes ``max_tokens`` for the length of the output, which only a simulation or a benchmark that
     ignores the end of sequence knows beforehand.
     """
 
     def _time_s(self, request: Request, num_computed: int) -> float:
-        num_to_come = request.sampling.max_tokens - request.num_output
+        num_remaining = request.sampling.max_tokens - request.num_output
         num_uncomputed = len(request.token_ids) - num_computed
         if num_uncomputed <= 1:
-            return num_to_come * self._times.min_iteration_s
+            return num_remaining * self._times.min_iteration_s
         prefill_s = self._times.prefill_s(num_uncomputed, num_computed)  # makes the first output token
-        return prefill_s + (num_to_come - 1) * self._times.min_iteration_s
+        return prefill_s + (num_remaining - 1) * self._times.min_iteration_s
 
     def on_service(self, request: Request, service_s: float, now: float) -> None:
         self._times_s[request] = self._time_s(request, request.num_computed)

@@ -22,7 +22,7 @@ class Batch:
         return self.budget.iteration.num_decodes if self.budget is not None else 0
 
     def step_plan(self, step_id: int) -> StepPlan:
-        """What the engine is told of the iteration."""
+        """The iteration as the engine gets it."""
         rows = self.rows
         return StepPlan(
             step_id=step_id,

@@ -1,9 +1,9 @@
 """Which requests make up the next iteration.
 
 FastServe's iteration-level preemption: the batch is the front of the policy's order, chosen anew for each iteration, up
-to ``max_batch_requests``. A request that is not in it keeps its KV until a more urgent one needs the room
+to ``max_batch_requests``. A request outside the batch keeps its KV until a more urgent request needs the blocks
 (``core.scheduling.admission``). Decodes take one token each, and prefills share what ``core.scheduling.token_budget``
-leaves. A request that cannot run now, because its KV is on the host, lets those behind it pass.
+leaves. If a request cannot run now because its KV is on the host, the requests behind it may run first.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +19,7 @@ from actorserve.core.timing.step_times import StepTimes
 
 
 class Batcher:
-    """Plans iterations, asks for copies, and counts how long due requests waited for these copies."""
+    """Plans iterations, begins swaps, and measures how long due requests waited for these copies."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class Batcher:
         self._num_blocked = 0
         self.blocked_s = 0.0
         self.order: Sequence[Request] = ()
-        """All requests in the order of the last planning. (Asked in between, the policy would count the requests of the
-        running iteration as waiting.)"""
+        """All requests in the order of the last planning. (Between two plannings the policy would count the requests
+        of the running iteration as waiting.)"""
 
     @property
     def num_preemptions(self) -> int:
@@ -66,14 +66,14 @@ class Batcher:
         self._admission.on_arrival(request, now)
 
     def on_token(self, request: Request, service_s: float) -> None:
-        """A request got a token, for so much service."""
+        """A request got a token, and was served for ``service_s``."""
         self._swapper.on_token(request, service_s)
 
     def plan(self, now: float, paused: Collection[Request] = ()) -> tuple[Batch, list[Request]]:
         """The next iteration, and the requests that must look for another instance.
 
-        The iteration has no rows if nothing can run before a copy is done or a request comes. The KV of the requests
-        returned does not fit into the memory that is usable now. Paused requests are left alone, with what they hold.
+        The iteration has no rows if nothing can run before a copy is done or a request comes. The KV of the returned
+        requests does not fit into the memory that is usable now. Paused requests are not planned, and keep their KV.
         """
         self._count_blocked(now)
         order = self._policy.order(now)
@@ -89,7 +89,7 @@ class Batcher:
             if batch.rows or self._memory.is_copying:
                 break
             if had_waited or self._swapper.num_preemptions > num_preemptions:
-                continue  # room may be made now, or was made and may suffice for another request
+                continue  # the next attempt may evict, or the evicted blocks may suffice for another request
             stuck = next((request for request in reversed(order) if request.is_resident), None)
             if stuck is None:
                 break
@@ -99,13 +99,13 @@ class Batcher:
         return batch, refused
 
     def rest(self, now: float) -> None:
-        """No request is left to plan for."""
+        """No request is left to plan."""
         self._count_blocked(now)
         self._num_blocked = 0
         self.order = ()
 
     def plan_quiet(self, now: float) -> Batch:
-        """The next iteration of a batch of decodes that holds all requests, and whose blocks are free: as ``plan``."""
+        """Do what ``plan`` does if all requests decode in one batch and the blocks that they need are free."""
         self._blocked_since_s = now
         self.order = order = self._policy.order(now)
         for request in order:
@@ -115,7 +115,7 @@ class Batcher:
         return Batch([(request, 1) for request in order], budget)
 
     def _plan(self, order: Sequence[Request], now: float) -> Batch:
-        # After an iteration has waited for copies, the requests that these were made for run before any other copy.
+        # Once an iteration has waited for copies, the requests that were copied run before any other copy begins.
         admitted = self._admission.make_room(order, now, may_swap=not self._has_waited_for_copies)
         if self._mode is SwapMode.REACTIVE:
             self._has_waited_for_copies = self._memory.is_copying
@@ -124,7 +124,7 @@ class Batcher:
         return self._fill(order, admitted)
 
     def _too_large_now(self, order: Sequence[Request]) -> list[Request]:
-        """The requests off the device that would not fit there alone, because memory is short now."""
+        """The requests without device blocks that would not fit even alone, because memory is short now."""
         num_usable = self._memory.device.num_usable_blocks
         if num_usable == self._memory.device.num_blocks:
             return []
@@ -157,7 +157,7 @@ class Batcher:
                     self._swapper.admit(request)
                 rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
         if len(decodes) != budget.iteration.num_decodes:
-            # Prefills got no token, and left their rows to decodes behind them.
+            # Prefills that got no tokens left their rows to decodes behind them.
             budget.iteration.set_decodes(len(decodes), _num_context_tokens(decodes))
         return Batch(rows, budget)
 
@@ -172,7 +172,8 @@ class Batcher:
             return 0
         due = order[: self._max_batch_requests]
         if self._mode is SwapMode.REACTIVE:
-            return sum(request.is_started for request in due)  # the iteration waits for the copies, and all with it
+            # The iteration waits for the copies, and so do all its requests.
+            return sum(request.is_started for request in due)
         return sum(request.copy_id is not None for request in due)
 
 

@@ -44,5 +44,5 @@ class FairShare:
         self.owed = owed
 
     def settle(self, due: float, received: float, least: float = -inf, most: float = inf) -> None:
-        """Credit what is due, subtract what was received, and keep ``owed`` between the bounds (``most`` wins)."""
+        """Credit what is due, subtract what was received, and bound ``owed`` (``most`` takes precedence)."""
         self.owed = min(max(self.owed + due - received, least), most)

@@ -1,9 +1,9 @@
 """The skip-join multi-level feedback queue (FastServe, section 4.1, Algorithm 1).
 
 Queues Q1, Q2, ... have quanta that double; the first quantum is the shortest iteration of the profile. A new request
-joins the highest queue whose quantum its first iteration fits into. A request that has used up its quantum goes down,
-so far that its next iteration fits. A request that has waited too long goes up to Q1. Iterations take requests from Q1
-first, then from Q2, and so on. Levels are counted from 0 here: level 0 is Q1.
+joins the highest queue whose quantum its first iteration fits into. A request that has used up its quantum goes down to
+a queue whose quantum its next iteration fits into. A request that has waited too long goes up to Q1. Iterations take
+requests from Q1 first, then from Q2, and so on. Levels are counted from 0 here: level 0 is Q1.
 """
 
 import math
@@ -28,7 +28,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class _Entry(Generic[T]):
-    """Where one item stands, and what it has had."""
+    """One item's level, and the service that it has had."""
 
     __slots__ = ("item", "level", "number", "promotion_s", "service_s", "used_s", "waiting_since_s")
 
@@ -50,8 +50,8 @@ class MultiLevelQueue(Generic[T]):
 
     Three rules are ours. An item that is promoted while in Q1 gets a fresh quantum but keeps its place in the level. Of
     several items that are promoted at once, the one that waited longest goes first. And if the queue
-    ``promotes_singly``, the next item is promoted when the one before it has come down to its former level, or is due
-    again itself.
+    ``promotes_singly``, the next item is promoted only after the item promoted before has gone down to its former level
+    or is due for promotion again.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class MultiLevelQueue(Generic[T]):
         self._entries: dict[T, _Entry[T]] = {}
         self._num_joined = 0
         self._order: list[T] | None = None  # kept while nothing has changed
-        # A heap of (time, number, entry), one for each entry. To serve an item leaves its tuple alone, so that service
-        # costs nothing here. So a tuple's time may be before the entry's ``promotion_s``, but never after it.
+        # A heap of (time, number, entry), one for each entry. Serving an item does not update its tuple, which keeps
+        # service cheap. So a tuple's time may be before the entry's ``promotion_s``, but never after it.
         self._promotions: list[tuple[float, int, _Entry[T]]] = []
 
     def __len__(self) -> int:
@@ -86,8 +86,8 @@ class MultiLevelQueue(Generic[T]):
     def join(self, item: T, needed_s: float, now: float, attained: Attained = NEWCOMER) -> None:
         """Lines 6-9: to the back of the highest level whose quantum is at least ``needed_s``.
 
-        An item that had a level elsewhere joins the first level here with at least that quantum, and what it used of
-        it counts here too. The time that it has waited counts for its promotion.
+        An item that had a level elsewhere joins the first level here with at least that quantum, and the part of it
+        that the item used counts here too. The time that it has waited counts for its promotion.
         """
         level = self._fitting_level(attained.quantum_s or needed_s)
         self._num_joined += 1
@@ -109,7 +109,7 @@ class MultiLevelQueue(Generic[T]):
             heapify(self._promotions)
 
     def serve(self, item: T, service_s: float, now: float) -> bool:
-        """Count service, and begin its waiting anew. True if it has now used up its quantum: ``demote`` it."""
+        """Count service, and restart the waiting time. True if the item has used up its quantum: ``demote`` it."""
         entry = self._entries[item]
         entry.service_s += service_s
         entry.used_s += service_s
@@ -126,7 +126,7 @@ class MultiLevelQueue(Generic[T]):
             del self._promoted_from[item]
 
     def order(self, now: float) -> Sequence[T]:
-        """Promote the items that are due, and return all items. Later changes do not reach into this list."""
+        """Promote the items that are due, and return all items. Later changes do not affect this list."""
         if self._promotions and self._promotions[0][0] <= now:
             self._promote(now)
         if self._order is None:
@@ -134,7 +134,7 @@ class MultiLevelQueue(Generic[T]):
         return self._order
 
     def attained(self, item: T, now: float) -> Attained:
-        """What the item has had, and where it stands, in durations. It has waited since its last service or arrival."""
+        """The item's service and level, as durations. Its waiting time began with its last service or its arrival."""
         entry = self._entries[item]
         return Attained(entry.service_s, self._quanta[entry.level], entry.used_s, now - entry.waiting_since_s)
 
@@ -233,18 +233,19 @@ class MultiLevelQueue(Generic[T]):
 
 
 class SkipJoinMLFQ(MultiLevelQueue[Request]):
-    """FastServe's policy. Times are those of the profile, corrected by measurements; the quanta stay as they began.
+    """FastServe's policy. Times come from the profile, corrected by measurements; the quanta keep their first values.
 
     The next iteration is a prefill as long as prompt tokens (or, after a recompute, output tokens) have no KV yet, else
-    one decode. The engine may cut a prefill into chunks; here its iteration is all that is left of it, so that a prompt
-    finds a quantum that it can be done in. As in Algorithm 1 only a used-up quantum demotes: if something is left of
-    it, the next iteration may overrun it. The overrun is not charged to the next level.
+    one decode. The engine may cut a prefill into chunks; here the whole remaining prefill counts as one iteration, so
+    that a prompt joins a level whose quantum covers it. As in Algorithm 1 only a used-up quantum demotes a request, so
+    its next iteration may overrun what is left of the quantum. The overrun is not charged to the next level.
 
     Promotions go one after the other: the next request that has waited too long is promoted when the one before it has
     gone down to its former level, or has itself waited too long again. In the paper all are promoted at once. If more
-    requests wait than fit, then all have soon waited too long, and its queue turns into a round robin that swaps
-    everything at every iteration. Simulated (OPT-13B, ShareGPT-like lengths, 2 requests/s, where FCFS still holds 0.3 s
-    a token): 1.2 s a token and 110,000 swaps in 300 s; with one promotion at a time 0.05 s, and 170.
+    requests wait than fit, then all have soon waited too long, and the paper's queue turns into a round robin that
+    swaps every request at every iteration. Simulated (OPT-13B, ShareGPT-like lengths, 2 requests/s, where FCFS still
+    holds 0.3 s a token): 1.2 s a token and 110,000 swaps in 300 s; with one promotion at a time 0.05 s a token and 170
+    swaps.
     """
 
     reserves_output = False

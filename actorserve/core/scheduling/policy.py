@@ -8,7 +8,7 @@ from actorserve.core.request import Request
 
 
 class SchedulingPolicy(Protocol):
-    """Orders the requests of one instance, most urgent first. Deterministic in its calls.
+    """Orders the requests of one instance, most urgent first. The order depends on the calls alone.
 
     The instance walks ``order`` at each iteration: it batches from the front, and evicts from the back when memory runs
     out. A request may take memory only from requests behind it. Therefore a policy that runs requests to completion
@@ -39,13 +39,14 @@ class SchedulingPolicy(Protocol):
     def on_service(self, request: Request, service_s: float, now: float) -> None:
         """Count that ``request`` took part in an iteration and was served for ``service_s``.
 
-        By the profile, that is the time of its own prefill chunk as a part of the whole prefill, or of one iteration of
-        the batch's decodes without the prefills. The request counts the iteration's tokens already.
+        ``service_s`` comes from the profile. For a prefill it is the chunk's part of the whole prefill, and for a
+        decode one iteration of the batch's decodes without prefills. The request already includes the iteration's
+        tokens.
         """
         ...
 
     def attained(self, request: Request, now: float) -> Attained:
-        """What travels with the request to another instance."""
+        """The request's service and level, which travel with it to another instance."""
         ...
 
     def order(self, now: float) -> Sequence[Request]:

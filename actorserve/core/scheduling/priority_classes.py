@@ -12,9 +12,9 @@ from actorserve.core.scheduling.policy import SchedulingPolicy
 
 
 class _Class:
-    """The requests of one priority, and the seconds of service that they are owed; below 0, they had too much.
+    """The requests of one priority, and the seconds of service that they are owed (negative if they had too much).
 
-    ``stands_first``: because of what the class was owed, all of its requests stood first in the last order.
+    ``stands_first``: all of its requests stood first in the last order, because of what the class was owed.
     """
 
     __slots__ = ("num_requests", "policy", "served_s", "service_s", "share", "stands_first")
@@ -34,10 +34,10 @@ class PriorityClasses:
     The lower the number, the more urgent, as in vLLM's API. Classes come before levels: all requests of a class stand
     before those of the next class. But while they have requests, the classes below the most urgent one keep
     ``min_share`` (from 0 to below 1, else ValueError) of all attained service together, in equal parts
-    (``core.scheduling.fair_share``). If a class got less, then as many of its requests stand before all others as
-    make up for it in one iteration. So a large batch always holds a few of its requests, the same ones, and a small
-    batch one now and then. A class may use the room that urgent requests leave at no cost to its share, except for what
-    it got in the last iteration.
+    (``core.scheduling.fair_share``). If a class got less, enough of its requests go before all others to make up for it
+    in one iteration. So a large batch always holds the same few of its requests, and a small batch holds one now and
+    then. If a class uses room that urgent requests leave free, only the service of the last iteration counts against
+    its share.
     """
 
     def __init__(self, make_policy: Callable[[int], SchedulingPolicy], min_share: float) -> None:
@@ -55,12 +55,12 @@ class PriorityClasses:
 
     @property
     def requests(self) -> Collection[Request]:
-        return [request for its_class in self._classes.values() for request in its_class.policy.requests]
+        return [request for class_ in self._classes.values() for request in class_.policy.requests]
 
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         priority = request.spec.priority
         if priority not in self._classes:
-            # It begins as if it had just been served. Otherwise a class would gain by leaving and coming back.
+            # The class begins as if it had just been served. Otherwise a class would gain by leaving and coming back.
             self._classes[priority] = _Class(self._make_policy(priority), -self._service_s)
             self._classes = dict(sorted(self._classes.items()))
         class_ = self._classes[priority]
@@ -102,10 +102,7 @@ class PriorityClasses:
         return owed + others
 
     def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
-        """A request starts when its class's policy says, after the more urgent classes' requests that stand before it.
-
-        That is at the latest of their starts.
-        """
+        """A request starts when its class's policy says, after the latest start of more urgent requests before it."""
         if len(self._classes) <= 1:
             for only_class in self._classes.values():
                 return only_class.policy.next_starts_s(order, now, max_batch_requests)
@@ -134,7 +131,7 @@ class PriorityClasses:
             assert class_.served_s >= 0.0, f"the service of priority {priority} is not negative"
 
     def _settle(self) -> None:
-        """Bring the accounts up to date with the service since the last time."""
+        """Update what the classes are owed by the service since the last call."""
         served_s = sum(class_.served_s for class_ in self._classes.values())
         if not served_s:
             return

@@ -1,14 +1,14 @@
 """Proactive KV swapping (FastServe, section 4.2): make room ahead of need, so that no iteration waits for a copy.
 
 Requests are ranked by their estimated next scheduling time, ENST. The requests with the largest ENST give up their
-device blocks first, those with the smallest get theirs back first, and the copies run beside the iterations. Some
-blocks stay free for requests that are yet to come; their number follows the arrivals of the last seconds.
+device blocks first, those with the smallest get theirs back first, and the copies run in parallel to the iterations.
+Some blocks stay free for future requests; how many depends on the arrivals of the last seconds.
 
 The paper leaves some rules open. Here a request makes room only at the cost of requests with a larger ENST. Room that
 the copies in flight will free is counted, so that nothing is swapped out twice for one need. No request gets room
 before all requests with a smaller ENST have it. And a request that has come to the device stays for as much service as
-coming and going cost, and for at least one token. Otherwise, if more requests wait than fit, promotions would have
-requests swapped in and out, or computed again and again, without any progress.
+swapping it in and out cost, and for at least one token. Otherwise, if more requests wait than fit, promotions would
+swap requests in and out, or compute them again and again, without any progress.
 """
 
 from collections import deque
@@ -23,13 +23,13 @@ from actorserve.core.timing.step_times import StepTimes
 class SwapMode(StrEnum):
     """What happens to the KV of a request that has to give up its device blocks."""
 
-    PROACTIVE = "proactive"  # copied to the host ahead of need, beside the iterations
+    PROACTIVE = "proactive"  # copied to the host ahead of need, in parallel to the iterations
     REACTIVE = "reactive"  # copied to the host at need, and the next iteration waits for it
     RECOMPUTE = "recompute"  # dropped, and computed again
 
 
 class ArrivalReserve:
-    """How many blocks to keep free for new requests: the most that came at once in the last seconds.
+    """How many blocks to keep free for new requests: the most that requests needed at once in the last seconds.
 
     "At once" is within ``window_s``, the time that it takes to make room. A burst is remembered for 64 windows.
     """
@@ -38,7 +38,7 @@ class ArrivalReserve:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
-        self._arrived: deque[tuple[int, int]] = deque()  # number of the window, blocks that came in it
+        self._arrived: deque[tuple[int, int]] = deque()  # number of the window, blocks of the requests that came in it
 
     def on_arrival(self, num_blocks: int, now: float) -> None:
         window = int(now / self._window_s)
@@ -54,7 +54,7 @@ class ArrivalReserve:
 
 
 class Swapper:
-    """Moves requests to the device and away from it, and keeps account of what that cost."""
+    """Moves requests to the device and away from it, and accounts for the cost."""
 
     def __init__(self, memory: KVMemory, times: StepTimes, mode: SwapMode) -> None:
         self._memory = memory
@@ -75,19 +75,21 @@ class Swapper:
             self.num_preemptions += 1
 
     def admit(self, request: Request) -> None:
-        """Give a waiting request its blocks, which are free. If its KV is computed again, that is a cost of coming."""
+        """Give a waiting request its blocks, which are free. It stays for as long as recomputing its KV takes."""
         self._memory.start(request)
-        again_s = self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
-        request.owed_s = max(again_s, self._times.min_iteration_s)
+        recompute_s = (
+            self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
+        )
+        request.owed_s = max(recompute_s, self._times.min_iteration_s)
 
     def bring_back(self, request: Request, *, is_due: bool) -> None:
-        """Begin to swap a request in, whose blocks are free. If it is not due yet, it may be evicted before it runs."""
+        """Begin to swap in a request whose blocks are free. If it is not due yet, it may be evicted before it runs."""
         both_ways_s = 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
         self._memory.swap_in(request)
         request.owed_s = max(both_ways_s, self._times.min_iteration_s) if is_due else 0.0
 
     def on_token(self, request: Request, service_s: float) -> None:
-        """A request got a token, for so much service."""
+        """A request got a token, and was served for ``service_s``."""
         if request.owed_s > 0.0:
             request.owed_s -= max(service_s, self._times.min_iteration_s)
 
@@ -98,7 +100,7 @@ class Swapper:
 
 
 class BlockBudget:
-    """The blocks that are free now or soon, while one iteration is planned; promised blocks are gone for the rest."""
+    """Counts blocks that are free now or soon, while one iteration is planned. Promised blocks no longer count."""
 
     def __init__(self, memory: KVMemory, swapper: Swapper, ranking: Sequence[Request]) -> None:
         """``ranking``: all requests, the smallest ENST first. Requests are evicted from its end."""
@@ -109,9 +111,9 @@ class BlockBudget:
         self._num_promised = 0
 
     def make(self, num_blocks: int, ahead_of: int, spare: int = 0) -> bool:
-        """Promise so many blocks and leave ``spare`` more free, at the cost of requests ranked behind ``ahead_of``.
+        """Promise ``num_blocks`` blocks, with ``spare`` more left free. May evict requests ranked behind ``ahead_of``.
 
-        False if even these have too few blocks. Then nothing is promised, but they are evicted all the same.
+        False if evicting all of these does not suffice. Then nothing is promised, but they have been evicted.
         """
         while self._num_coming < num_blocks + spare:
             if self._next_victim <= ahead_of:
@@ -124,7 +126,7 @@ class BlockBudget:
         return True
 
     def promise(self, num_blocks: int) -> None:
-        """Keep so many blocks from others, even if fewer are there."""
+        """Set ``num_blocks`` blocks aside, even if fewer are free."""
         self._num_promised += num_blocks
 
     def hand_out(self, num_blocks: int) -> None:

@@ -15,9 +15,9 @@ import math
 from actorserve.core.timing.step_times import Iteration, StepTimes
 
 MIN_PREFILL_TOKENS = 16
-"""What all prefills of an iteration get at least, because a target that cannot be met must not stop them.
+"""The prefills of an iteration together get at least this many tokens, so that a target out of reach cannot stop them.
 
-``max_batch_tokens`` must leave this many with the most decodes that may run; settings that do not are refused.
+``max_batch_tokens`` must exceed the largest possible number of decodes by this many; other settings are refused.
 """
 
 _AIM = 0.95  # of the target, because the duration omits the time between iterations, and noise goes both ways

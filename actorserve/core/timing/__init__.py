@@ -1,1 +1,1 @@
-"""What iterations and copies take: measured profiles, and their correction while the engine runs."""
+"""How long iterations and copies take: measured profiles, and their correction while the engine runs."""

@@ -96,7 +96,7 @@ class Profile:
     """How long each kind of work takes.
 
     - ``prefill``: tokens -> seconds of an iteration that prefills them, with no tokens before them.
-    - ``prefill_context_s``: additional seconds for each of its tokens and each token before its chunk.
+    - ``prefill_context_s``: additional seconds for each pair of one of its tokens and one token before its chunk.
     - ``decode``: requests -> seconds of an iteration that decodes them, without context.
     - ``decode_context``: tokens of context of all decodes together -> additional seconds.
 

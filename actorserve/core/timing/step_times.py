@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from actorserve.core.timing.profile import Profile
 
 _GAIN = 0.4  # the share of a measured deviation that the next prediction adopts
-_MAX_DEVIATION = math.log(
-    2.0
-)  # adopted from one measurement, because a larger one is an outlier or will be measured again
+# The most to adopt from one measurement, because a larger deviation is an outlier or will be measured again.
+_MAX_DEVIATION = math.log(2.0)
 _LEAST_DEVIATION = 1e-6  # smaller deviations are rounding errors
 _DURATION_BOUNDS_S = (1e-6, 1e3)
 _FACTOR_BOUNDS = (1e-3, 1e3)
@@ -28,12 +27,12 @@ class Iteration:
     __slots__ = ("num_apart", "num_before", "num_context_tokens", "num_decodes", "num_tokens")
 
     def __init__(self, num_decodes: int, num_context_tokens: int, chunks: Sequence[tuple[int, int]] = ()) -> None:
-        """``num_context_tokens``: the decodes attend to these, in all. ``chunks``: each (tokens, tokens before it)."""
+        """``num_context_tokens``: what the decodes attend to together. ``chunks``: each (tokens, tokens before it)."""
         self.num_decodes = num_decodes
         self.num_context_tokens = num_context_tokens
         self.num_tokens = 0  # in prefill chunks
-        self.num_before = 0  # sum over these of the tokens before their chunk
-        self.num_apart = 0  # pairs of these and tokens of other requests (``Profile.chunks_s``)
+        self.num_before = 0  # sum, over the prefill tokens, of the tokens before their chunk
+        self.num_apart = 0  # pairs of a prefill token and another request's token (``Profile.chunks_s``)
         for num_tokens, num_before in chunks:
             self.add_chunk(num_tokens, num_before)
 

@@ -10,7 +10,7 @@ from typing import Final
 from actorserve.errors import WorkloadError
 
 _LEAST, _MOST = 1e-3, 1e7  # bounds of every parameter
-_MAX_SHAPE: Final = 10.0  # SIGMA and ALPHA above this make nearly all lengths the smallest or the largest
+_MAX_SHAPE: Final = 10.0  # larger SIGMA or ALPHA would make nearly all lengths MIN or MAX
 
 _FORMS = {
     "fixed": ("fixed:N", 1),
@@ -23,15 +23,15 @@ _FORMS = {
 HELP = "N, " + ", ".join(form for form, _ in _FORMS.values())
 
 PAIRS = {
-    # Single turns of ShareGPT and Alpaca as vLLM's paper counts them: mean 161 and 338, and 19 and 58. Their shapes are
-    # not published as numbers: lognormal, as long-tailed as its histograms look.
+    # Single turns of ShareGPT and Alpaca with the means of vLLM's paper: 161 and 338, and 19 and 58. It publishes no
+    # numbers for the shapes; these lognormals have tails as long as its histograms show.
     "sharegpt": ("lognormal-mean:161:1.2:1024", "lognormal-mean:338:1.0:2048"),
     "alpaca": ("lognormal-mean:19:0.6:512", "lognormal-mean:58:1.0:1024"),
     # Fits of Azure's inference traces of 2023-11-11 (Splitwise).
     "azure-conversation": ("lognormal:757:0.99:14050", "lognormal:151:0.86:1000"),
     "azure-code": ("lognormal:1097:1.36:7437", "lognormal:16.3:0.85:1899"),
-    # Conversations of BurstGPT: published are the means, about 700 prompt and 250 output tokens;
-    # the shapes are ours, as is the bound of 6k, which is that of Llumnix's generated lengths.
+    # Conversations of BurstGPT: only the means are published, about 700 prompt and 250 output tokens. We chose the
+    # shapes, and the bound of 6k tokens of Llumnix's generated lengths.
     "burstgpt": ("lognormal-mean:700:1.0:6144", "lognormal-mean:250:0.8:2048"),
     # Llumnix's generated lengths (section 6.1): power laws, short, medium and long in the mean, up to 6k.
     **{
@@ -46,7 +46,7 @@ PAIRS = {
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of lengths in tokens, each at least 1. ``draw`` uses no other source of chance."""
+    """A distribution of lengths in tokens, each at least 1. ``draw`` uses only the given generator."""
 
     spec: str
     draw: Callable[[random.Random], int]
@@ -55,8 +55,8 @@ class Lengths:
 def parse_lengths(spec: str) -> Lengths:
     """Parse a distribution as a person types it: ``100``, ``fixed:100``, ``uniform:50:150``, ...
 
-    Power law: P(x) ~ x^-alpha between MIN and MAX, drawn by inverting the continuous distribution. With a MEAN it
-    begins at 1 and alpha follows. A lognormal length above MAX is MAX; with a MEAN that is so after this cut.
+    Power law: P(x) ~ x^-alpha between MIN and MAX, drawn by inverting the continuous distribution. With a MEAN, MIN
+    is 1 and alpha is solved for. A lognormal length above MAX becomes MAX; MEAN is the mean after that cut.
 
     Raises: WorkloadError.
     """
@@ -94,7 +94,7 @@ def parse_lengths(spec: str) -> Lengths:
 
 
 def _solve(spec: str, mean_of: Callable[[float], float], mean: float, low: float, high: float) -> float:
-    """The parameter that gives ``mean``, where the mean grows with the parameter."""
+    """The parameter that gives ``mean``; the mean must grow with the parameter."""
     if not mean_of(low) < mean < mean_of(high):
         raise WorkloadError(f"length distribution {spec!r}: MEAN must lie between 1 and MAX")
     for _ in range(100):

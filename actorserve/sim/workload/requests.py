@@ -42,7 +42,7 @@ def poisson_times(rate_per_s: float, rng: random.Random) -> Iterator[float]:
 
 
 def gamma_times(rate_per_s: float, cv: float, rng: random.Random) -> Iterator[float]:
-    """Arrival times whose gaps are Gamma distributed: mean ``1 / rate_per_s``, deviation ``cv`` times that.
+    """Arrival times whose gaps are Gamma distributed: mean ``1 / rate_per_s``, standard deviation ``cv`` times that.
 
     A ``cv`` of 1 is a Poisson process; above it arrivals come in bursts.
     """
@@ -58,10 +58,10 @@ def regular_times(rate_per_s: float) -> Iterator[float]:
 
 
 def warped(times: Iterator[float], factors: Iterator[tuple[float, float]]) -> Iterator[float]:
-    """Arrival times at a rate that changes: that of ``times`` multiplied by a factor, each (until_s, factor).
+    """Arrival times at a changing rate: the rate of ``times`` multiplied by ``factors``, each (until_s, factor).
 
-    Time itself runs faster or slower for the process, so that its bursts stay what they are. Factors are above 0 and
-    the last of them holds for ever.
+    The process's own time runs faster or slower, so that the shape of its bursts stays. Factors are above 0, and the
+    last factor holds for ever.
     """
     own_s = since_s = 0.0  # in the process's own time, and in the run's time
     until_s, factor = next(factors)
@@ -110,10 +110,10 @@ def sampled(rows: Sequence[TraceRow]) -> LengthPairs:
 
 
 def with_ratio(pairs: LengthPairs, ratio: float) -> LengthPairs:
-    """Prompts ``ratio`` times as long as outputs in the mean, and both together as long in the mean as they were.
+    """Scaled so that the mean prompt is ``ratio`` times the mean output, and the mean sum stays the same.
 
     Prompts and outputs are each scaled by a factor, as FastServe's Figure 14 alters the ratio "while preserving the
-    original length distribution": a long prompt still says nothing of its output. At least a token each.
+    original length distribution": a long prompt still says nothing about its output. Each has at least one token.
     """
     rng = random.Random("means")
     drawn = [pairs(rng) for _ in range(_NUM_DRAWN)]
@@ -131,7 +131,7 @@ def with_ratio(pairs: LengthPairs, ratio: float) -> LengthPairs:
 
 
 def cut(prompt_tokens: int, output_tokens: int, max_tokens: int) -> tuple[int, int]:
-    """Both within a context of ``max_tokens``: a request that is too long loses prompt first, except one token."""
+    """Lengths that fit a context of ``max_tokens``: one that is too long first loses prompt, down to one token."""
     output_tokens = min(output_tokens, max_tokens - 1)
     return min(prompt_tokens, max_tokens - output_tokens), output_tokens
 
@@ -157,7 +157,7 @@ def replayed(
 
     ``max_tokens`` bounds prompt + output: longer requests are cut, the prompt first.
 
-    Raises: WorkloadError, where times are wanted and the trace has none.
+    Raises: WorkloadError if times are needed and the trace has none.
     """
     if closed_loop:
         times = [0.0] * len(rows)
@@ -174,7 +174,7 @@ def replayed(
 
 
 def trace_times(rows: Sequence[TraceRow], time_scale: float = 1.0) -> list[float]:
-    """When the trace's requests came. Raises: WorkloadError where it has no times."""
+    """When the trace's requests arrived. Raises: WorkloadError if it has no times."""
     times = [row.at_s * time_scale for row in rows if row.at_s is not None]
     if len(times) < len(rows):
         raise WorkloadError("the trace has no times; give a rate")
@@ -182,10 +182,10 @@ def trace_times(rows: Sequence[TraceRow], time_scale: float = 1.0) -> list[float
 
 
 class Prompts:
-    """Token ids of prompts of a given length: those of one prefix begin alike, else no two are alike.
+    """Token ids of prompts of a given length. Prompts of one prefix share its tokens; all other tokens differ.
 
-    A simulated engine only compares ids. Where nothing is compared (no prefix cache), all
-    prompts of a length are one and the same tuple.
+    A simulated engine only compares ids. If nothing is compared (no prefix cache), all prompts of one length are the
+    same tuple.
     """
 
     def __init__(self, compared: bool) -> None:
@@ -193,7 +193,7 @@ class Prompts:
         self._same: dict[int, tuple[int, ...]] = {}
 
     def token_ids(self, arrival: Arrival, number: int) -> tuple[int, ...]:
-        """The prompt of the request with this number; each request has a number of its own."""
+        """The prompt of the request with this number; no two requests have the same number."""
         length = arrival.prompt_tokens
         if self._compared:
             num_shared = min(arrival.prefix_tokens, length)

@@ -23,7 +23,7 @@ _TIME_COLUMN = "TIMESTAMP"
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """``at_s`` counts from the trace's first row; None where the file has no times."""
+    """``at_s`` counts from the trace's first row; None if the file has no times."""
 
     at_s: float | None
     prompt_tokens: int
@@ -34,7 +34,7 @@ def read_trace(file: Path, num_requests: int | None = None) -> list[TraceRow]:
     """Read the first rows of a CSV file as Azure publishes them: ``TIMESTAMP,ContextTokens,GeneratedTokens``.
 
     Files without times, and with the columns ``num_prefill_tokens,num_decode_tokens``, are read as well. Rows without
-    a prompt or an output (zero tokens) are left out: no server makes them.
+    a prompt or an output (zero tokens) are left out, because no server serves them.
 
     Raises: WorkloadError, naming the file and the line.
     """

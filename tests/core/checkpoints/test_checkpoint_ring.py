@@ -31,7 +31,7 @@ def test_each_instance_has_the_next_of_its_kind_as_holder() -> None:
 
 
 def test_an_instance_that_goes_changes_the_holder_of_one() -> None:
-    """Only the instance whose holder has gone is told of another, and the rest again only after a while."""
+    """Only the instance whose holder is gone gets a new one at once; the others are told again after a while."""
     ring = CheckpointRing()
     ring.round(views("a", "b", "c"), 0.0)
     assert ring.round(views("a", "b", "c"), 1.0) == []
@@ -51,7 +51,7 @@ def test_a_new_incarnation_is_told_and_named() -> None:
 
 
 def test_an_instance_that_cannot_hold_checkpoints_is_not_in_the_ring() -> None:
-    """An instance without a host pool, without a report, or terminating holds none; and one alone has no holder."""
+    """An instance without a host pool, without a report, or terminating holds none; a single instance has no holder."""
     bare, leaving, alone = views("a", "c", "d")
     bare.report = replace(REPORT, host_total_bytes=0)
     leaving.report = replace(REPORT, draining=True)

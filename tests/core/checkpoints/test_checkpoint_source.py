@@ -94,7 +94,7 @@ def test_a_long_prompt_is_read_in_parts() -> None:
     for stage, now in enumerate((2.0, 3.0)):
         assert told(instance.done(now=now), D) == []
         sent += told(instance.handle(Copied(N, stage), now + 0.5, D), D)
-    assert [len(each.ticket.blocks) for each in sent if isinstance(each, Checkpoint)] == [64, 64, 23]
+    assert [len(message.ticket.blocks) for message in sent if isinstance(message, Checkpoint)] == [64, 64, 23]
 
 
 def test_two_reads_at_a_time_for_the_requests_with_most_to_lose() -> None:
@@ -103,10 +103,10 @@ def test_two_reads_at_a_time_for_the_requests_with_most_to_lose() -> None:
     for name, num_prompt in (("short", 5), ("long", 20), ("longer", 30)):
         decoding(instance, name, num_prompt)
     sent = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
-    assert [each.request_id for each in sent if isinstance(each, Checkpoint)] == ["longer", "long"]
+    assert [message.request_id for message in sent if isinstance(message, Checkpoint)] == ["longer", "long"]
     assert told(instance.done(now=2.0), D) == []
     sent = told(instance.handle(Copied(N, 0), 2.0, D), D)
-    assert [each.request_id for each in sent if isinstance(each, Checkpoint)] == ["short"]
+    assert [message.request_id for message in sent if isinstance(message, Checkpoint)] == ["short"]
 
 
 def test_a_request_in_prefill_is_not_read() -> None:
@@ -123,7 +123,9 @@ def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> N
     """A read of a request that was preempted meanwhile is not confirmed, and is repeated once the request is back."""
     instance = short_of_memory(checkpoint_tokens=4, num_host_blocks=num_host_blocks)
     asked = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
-    [transfer] = [each.transfer for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
+    [transfer] = [
+        message.transfer for message in asked if isinstance(message, Checkpoint) and message.request_id == "r"
+    ]
     instance.done(now=1.0)
     assert instance.handle(Copied(transfer, 0), 1.0, D) == []
     if num_host_blocks:
@@ -133,9 +135,9 @@ def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> N
         instance.done(now=2.0 + step)
         while instance.copies:
             instance.copied(2.0 + step)
-        for each in told(instance.effects, D):
-            if isinstance(each, Checkpoint) and each.transfer == transfer:
-                assert (each.num_confirmed, each.ticket.stage) == (0, 1)
+        for message in told(instance.effects, D):
+            if isinstance(message, Checkpoint) and message.transfer == transfer:
+                assert (message.num_confirmed, message.ticket.stage) == (0, 1)
                 return
     raise AssertionError("it was not read anew")
 
@@ -144,14 +146,16 @@ def test_confirmed_blocks_survive_a_preemption() -> None:
     """Blocks that were confirmed before a preemption are not read again after it."""
     instance = short_of_memory(checkpoint_tokens=4)
     asked = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
-    [transfer] = [each.transfer for each in asked if isinstance(each, Checkpoint) and each.request_id == "r"]
+    [transfer] = [
+        message.transfer for message in asked if isinstance(message, Checkpoint) and message.request_id == "r"
+    ]
     assert told(instance.handle(Copied(transfer, 0), 1.0, D), D) == [CheckpointConfirmed(transfer, 0)]
     num_confirmed = request_of(instance).num_computed // 4
     instance.done(now=1.0)
     assert not request_of(instance).blocks
     instance.handle(Release("other", 1), 1.0)
-    sent = [each for step in range(8) for each in told(instance.done(now=2.0 + step), D)]
-    again = next(each for each in sent if isinstance(each, Checkpoint) and each.transfer == transfer)
+    sent = [message for step in range(8) for message in told(instance.done(now=2.0 + step), D)]
+    again = next(message for message in sent if isinstance(message, Checkpoint) and message.transfer == transfer)
     assert (again.num_confirmed, again.ticket.stage) == (num_confirmed, 1)
 
 
@@ -160,7 +164,7 @@ def test_the_source_rests_after_a_decline(reason: DeclineReason) -> None:
     """After two seconds it goes on behind the confirmed blocks if only the read failed, else it begins again."""
     instance = confirmed()
     sent = [message for now in (1.2, 1.4, 1.6) for message in told(instance.done(now=now), D)]
-    assert [each.ticket.stage for each in sent if isinstance(each, Checkpoint)] == [1]
+    assert [message.ticket.stage for message in sent if isinstance(message, Checkpoint)] == [1]
     instance.handle(Declined(N, reason), 2.0, D)
     assert [told(instance.done(now=now), D) for now in (2.5, 3.9)] == [[], []]
     [again] = told(instance.done(now=4.0), D)
@@ -221,7 +225,7 @@ def test_a_dead_holder_is_forgotten() -> None:
 
 
 def test_another_holder_replaces_the_one_before() -> None:
-    """The previous holder gets Withdrawn, now and for each later message; a repeated order changes nothing."""
+    """The previous holder gets Withdrawn, now and for each later message; a repeated CheckpointTo changes nothing."""
     instance = confirmed()
     assert instance.handle(CheckpointTo(D), 1.5, COORDINATOR) == []
     effects = instance.handle(CheckpointTo(E), 2.0, COORDINATOR)
@@ -239,7 +243,7 @@ def test_an_unknown_holder_is_met_first() -> None:
 
 
 def test_without_checkpoints_no_worker_holds_any() -> None:
-    """With checkpoint_tokens 0 an order to use a holder has no effect."""
+    """With checkpoint_tokens 0 a CheckpointTo has no effect."""
     instance = source()
     decoding(instance)
     assert instance.handle(CheckpointTo(D), 1.0, COORDINATOR) == []

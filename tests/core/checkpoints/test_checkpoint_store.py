@@ -1,4 +1,6 @@
-"""Scenarios of a checkpoint holder: what it keeps of another worker's requests, for how long, and how they go on."""
+"""Scenarios of a checkpoint holder: what it stores of another worker's requests, for how long, and how the requests go
+on.
+"""
 
 from dataclasses import replace
 

@@ -28,7 +28,7 @@ def test_late_binding_holds_under_random_events(events: list[tuple[object, ...]]
 
 
 def test_a_new_request_does_not_take_what_is_reserved_in_the_same_call() -> None:
-    """A request that comes when another one gets overdue finds the freest instance reserved, and waits."""
+    """A request that comes when another request becomes overdue finds the freest instance reserved, and waits."""
     coordinator = Coordinator(A, promote_after_s=1.0)
     coordinator.report(A, 600)
     coordinator.place("long", 800)

@@ -106,7 +106,7 @@ def test_requests_wait_for_an_instance_up_to_a_bound() -> None:
 
 
 def test_waiting_requests_go_to_the_first_instance_that_reports() -> None:
-    """A worker that joins takes what waits, in order of arrival."""
+    """A worker that joins gets the waiting requests, in order of arrival."""
     cluster = SmallCluster(0)
     cluster.handle(Place("r1", 1, 4), 0.0, GATEWAY)
     cluster.handle(Place("r2", 1, 4), 0.0, GATEWAY)
@@ -117,7 +117,7 @@ def test_waiting_requests_go_to_the_first_instance_that_reports() -> None:
 
 
 def test_dead_peers_are_forgotten() -> None:
-    """A dead worker gets nothing more; a dead gateway's requests neither wait nor count."""
+    """A dead worker gets no more requests; a dead gateway's requests neither wait nor count."""
     cluster = SmallCluster(1)
     cluster.place("r1")
     cluster.handle(PeerDown(GATEWAY), 0.0)
@@ -136,7 +136,7 @@ def test_too_large_for_every_instance_is_refused_at_once() -> None:
 
 
 def test_a_repeated_place_keeps_its_turn_and_may_avoid_another() -> None:
-    """A Place repeated while it waits is answered by what it says now, and not behind requests that came later."""
+    """A Place repeated with changes while it waits counts as it says now, and keeps its turn."""
     cluster = SmallCluster(1)
     (worker,) = cluster.workers
     assert cluster.handle(Place("r1", 2, 4, avoid=worker), 0.0, GATEWAY) == []
@@ -181,7 +181,7 @@ def test_reports_of_unknown_instances_are_counted() -> None:
 
 
 def test_unplace_takes_a_placement_back_but_not_a_newer_one() -> None:
-    """A request whose client has left counts no more; an Unplace of an older epoch changes nothing."""
+    """A request whose client has left no longer counts; an Unplace of an older epoch changes nothing."""
     cluster = SmallCluster(1)
     (view,) = cluster.state.fleet.views.values()
     cluster.place("r1", epoch=2)
@@ -197,7 +197,7 @@ def test_unplace_takes_a_placement_back_but_not_a_newer_one() -> None:
 
 
 def test_a_silent_instance_gets_nothing_until_it_reports_again() -> None:
-    """A report counts for a while; after that its instance is sent nothing, however busy the others are."""
+    """A report counts for a while; after that its instance gets no requests, however busy the others are."""
     cluster = SmallCluster(2, report_ttl_s=1.0)
     silent, busy = cluster.workers
     cluster.handle(report(1, used=900, running=9, kv_needed_bytes=900), 0.9, busy)

@@ -1,4 +1,4 @@
-"""Late binding: which requests wait in the cluster, in which order they get what comes free, and which are refused."""
+"""Late binding: which requests wait in the cluster, in which order they get free room, and which are refused."""
 
 from actorserve.core.effects import Send
 from actorserve.core.messages import (
@@ -111,7 +111,7 @@ def test_a_lower_class_keeps_its_share() -> None:
 
 
 def test_what_urgent_requests_leave_does_not_count_against_a_share() -> None:
-    """A lower class that took room which no other request could use has its next turn no later for that."""
+    """If a lower class took room that no other request could use, its next turn is no later."""
     coordinator = Coordinator(A, min_share=0.25, promote_after_s=float("inf"))
     coordinator.report(A, 0)
     coordinator.place("huge", 1000, priority=0)

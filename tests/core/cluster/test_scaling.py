@@ -32,7 +32,7 @@ CONFIG = ScalingConfig(max_workers=4, scale_out_below=20.0, scale_in_above=100.0
 
 @dataclass
 class Load:
-    """What an instance reports."""
+    """An instance's report."""
 
     needed: int = 0
     running: int = 0
@@ -65,7 +65,7 @@ class Cluster:
         self.handle(PeerDown(Peer(name, 1)), self.now)
 
     def run(self, seconds: float) -> list[tuple[float, str]]:
-        """What was decided in that time."""
+        """The decisions in that time."""
         first = len(self.effects)
         for _ in range(round(seconds / 0.25)):
             for peer, load in self.loads.items():
@@ -263,7 +263,7 @@ def test_the_instance_with_the_fewest_requests_ends_when_room_stays_ample() -> N
 
 
 def test_the_last_ones_stay() -> None:
-    """No fewer than the minimum stay, and no instance ends without which room would be short."""
+    """At least the minimum stays, and an instance does not end if room would then be short."""
     assert Cluster(Load(0, 0)).run(20.0) == []
     two = ScalingConfig(4, min_workers=2, scale_out_below=20.0, scale_in_above=100.0, hold_s=2.0)
     assert Cluster(Load(0, 0), Load(0, 0), config=two).run(20.0) == []
@@ -273,7 +273,7 @@ def test_the_last_ones_stay() -> None:
 
 
 def test_no_instance_ends_while_one_starts() -> None:
-    """If room gets ample while a worker is starting, no instance ends before it is up."""
+    """If room becomes ample while a worker is starting, no instance ends before it is up."""
     cluster = Cluster(Load(900, 10), Load(900, 10))
     assert cluster.run(2.25) == [(2.25, "start")]
     for peer in cluster.loads:

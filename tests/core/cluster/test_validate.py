@@ -121,7 +121,7 @@ def fail_without_counting(state: ClusterState) -> None:
         (lose_an_instance_of_a_move, "the source worker-0 is known"),
         (grow_the_largest, "largest_tokens is that of the largest instance"),
         (count_waiting_tokens_twice, "num_tokens is the sum"),
-        (wait_in_no_class, "go by their ids"),
+        (wait_in_no_class, "are keyed by id"),
         (fail_without_counting, "a failed start is counted"),
     ],
 )

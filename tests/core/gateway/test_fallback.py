@@ -315,7 +315,7 @@ def test_a_client_that_leaves_before_there_is_room() -> None:
 
 
 def lose_coordinator(world: World) -> None:
-    """It dies, and all processes notice."""
+    """The coordinator dies, and all processes notice."""
     world.kill(COORDINATOR_NAME)
     for survivor, dead in list(world.pending_deaths):
         world.tell_death(survivor, dead)

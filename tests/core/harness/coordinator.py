@@ -21,11 +21,11 @@ from actorserve.core.messages import (
 from tests.core.harness.fleets import GATEWAY, MODEL, report
 
 A, B = Peer("worker-0", 1), Peer("worker-1", 1)
-SPEED = Speed((100, 1000), (1.0, 10.0), 1.0)  # a second a hundred tokens, and the first quantum is a second
+SPEED = Speed((100, 1000), (1.0, 10.0), 1.0)  # one second per hundred tokens; the first quantum is one second
 
 
 def handle_validated(state: ClusterState, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
-    """What the state answers, with its invariants checked afterwards."""
+    """The effects of a message; the invariants are checked afterwards."""
     effects = state.handle(message, now, sender)
     state.validate()
     return effects

@@ -1,4 +1,4 @@
-"""A coordinator under random events: what late binding promises is checked after each of them."""
+"""A coordinator under random events: late binding's guarantees are checked after each event."""
 
 from collections import Counter
 from copy import deepcopy
@@ -36,9 +36,10 @@ PROMOTE_AFTER_S = {0: 1.0, 1: 2.0}
 
 
 def chosen_by_definition(fleet: Fleet, place: Place) -> InstanceView | None:
-    """The freest instance that admits the request, of its own kind if any instance of that could ever hold it.
+    """The freest instance that admits the request, of the request's kind if any instance of that kind could ever hold
+    it.
 
-    An instance that holds its prefix is freer by that.
+    An instance that holds a prefix of the prompt counts as freer by the tokens saved.
     """
     views = list(fleet.views.values())
     saved = fleet.prefixes.holders(place.prefix_names)
@@ -140,7 +141,7 @@ class CheckedCluster:
             assert placement.placed.instance == expected
 
     def expected(self, place: Place) -> Peer | None:
-        """Where a request that is new goes by the definition; None if no instance admits it.
+        """The instance to which a new request goes by the definition; None if no instance admits it.
 
         Requests that wait come first: an instance may be reserved in the same call for one that is overdue by now.
         """
@@ -197,7 +198,7 @@ class CheckedCluster:
                 place = self.state.waiting[view.reserved_for.request_id].place
                 assert place == view.reserved_for
                 assert self.now - self.since_s[place.request_id] >= PROMOTE_AFTER_S[place.priority]
-        # What is asked for often agrees with what it is made of.
+        # Values that the cores keep for speed agree with their definitions.
         shortest = min((waiting.place.num_tokens for waiting in self.state.waiting.values()), default=None)
         assert self.state.queue.shortest_tokens() == shortest
         expiries_s = [placement.expires_s for view in views for placement in view.in_flight.values()]

@@ -47,7 +47,7 @@ class Cluster:
         return self.handle(report, self.now, peer)
 
     def orders(self, after_s: float = 0.25) -> list[tuple[str, str, int]]:
-        """(source, destination, bytes) of the orders of a round."""
+        """(source, destination, bytes) of each MigrateTo of a round."""
         self.now += after_s
         effects = self.handle(Tick(), self.now)
         sends = [effect for effect in effects if isinstance(effect, Send)]

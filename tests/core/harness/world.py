@@ -88,7 +88,7 @@ class World:
         self.clients: dict[str, Client] = {}
         self.pending_deaths: list[tuple[Peer, Peer]] = []  # (survivor, dead)
         self.owners: dict[tuple[str, int], Peer] = {}  # of each (request, epoch) ever issued
-        self.lives: list[Process] = []  # every process that ever was
+        self.lives: list[Process] = []  # every process that ever ran
         self._incarnations: Counter[str] = Counter()
         self.start(COORDINATOR)
         for i in range(num_gateways):
@@ -177,7 +177,7 @@ class World:
         return Process(peer, Role.WORKER, core, engine=engine)
 
     def meet_again(self, name: str, other: str) -> None:
-        """One process wrongly holds another for dead, and then meets the same incarnation, which noticed nothing."""
+        """One process wrongly considers another dead, and then meets the same incarnation, which noticed nothing."""
         process, alive = self.processes[name], self.processes[other]
         if alive.peer in process.met:
             self._lose(process, alive.peer)
@@ -211,14 +211,14 @@ class World:
                 self._lose(process, lost.peer)
 
     def migrate(self, source: str, destination: str, num_bytes: int) -> None:
-        """The coordinator orders a worker to migrate requests."""
+        """The coordinator tells a worker to migrate requests."""
         order = MigrateTo(self.processes[destination].peer, num_bytes, 5 * RETRY_S)
         coordinator = self.processes.get(COORDINATOR)
         if coordinator is not None:
             self._handle(self.processes[source], order, coordinator.peer)
 
     def _lose(self, process: Process, peer: Peer) -> None:
-        """The process hears nothing of that incarnation from now on."""
+        """The process gets no messages from that incarnation any more."""
         self.links.pop((peer, process.peer), None)
         del process.met[peer]
         self._handle(process, PeerDown(peer))
@@ -233,7 +233,7 @@ class World:
                 client.closed |= client.gateway == dead.peer
 
     def tell_death(self, survivor: Peer, dead: Peer) -> None:
-        """The death watch of one survivor notices; it hears nothing of the dead incarnation from now on."""
+        """The death watch of one survivor notices; it gets no messages from the dead incarnation any more."""
         self.pending_deaths.remove((survivor, dead))
         process = self.processes.get(survivor.name)
         if process is not None and process.peer == survivor and dead in process.met:
@@ -460,7 +460,7 @@ class World:
                 case InstanceState() as instance:
                     assert not instance.requests
                     assert not instance.outbox
-                    assert not instance.steps.leaving
+                    assert not instance.steps.removed
                     assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
                     assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
                     assert not instance.memory.is_copying
@@ -483,7 +483,7 @@ class World:
         """The invariants of design section 5 that can be seen from outside."""
         for client in self.clients.values():
             assert client.tokens == client.expected[: len(client.tokens)], (
-                "another token, or one twice, or out of order"
+                "a wrong token, a repeated token, or tokens out of order"
             )
             if client.end and client.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert client.tokens == client.expected, "ended before its last token"

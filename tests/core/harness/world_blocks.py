@@ -1,4 +1,4 @@
-"""What holds between an instance's blocks and its engine's work at any moment (design invariant 4)."""
+"""Invariants between an instance's blocks and its engine's work (design invariant 4)."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""What a world is made of: its processes, how they schedule, and its clients."""
+"""The parts of a world: its processes, how they schedule, and its clients."""
 
 from collections import deque
 from collections.abc import Callable

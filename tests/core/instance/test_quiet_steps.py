@@ -100,7 +100,7 @@ def test_nothing_is_quiet_while_something_is_decided() -> None:
     assert instance.state.quiet_steps.count() == 0  # it is being prefilled
     instance.done()
     instance.done()
-    assert instance.state.quiet_steps.count() == 8  # the first token is there, and the tenth is the last
+    assert instance.state.quiet_steps.count() == 8  # the first token is made, and the tenth is the last
     instance.start(spec("b", 4))
     assert instance.state.quiet_steps.count() == 0  # b waits
     instance = make("fcfs", QUIET)
@@ -110,7 +110,7 @@ def test_nothing_is_quiet_while_something_is_decided() -> None:
 
 
 def test_nothing_is_quiet_while_a_request_may_move() -> None:
-    """An order to migrate is reconsidered after each step while it is valid and its destination is known."""
+    """A MigrateTo is reconsidered after each step while it is valid and its destination is known."""
     instance, other = make("fcfs", QUIET), Peer("worker-1", 1)
     instance.start(spec("a", 4, max_tokens=10))
     instance.done()

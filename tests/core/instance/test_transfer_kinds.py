@@ -9,7 +9,7 @@ from tests.core.harness.source import D, at, told
 
 
 def test_a_checkpoints_answer_does_not_move_a_migration_of_the_same_number() -> None:
-    """The source of migration 1 ignores what is said of checkpoint 1, and tells the sender that it has none."""
+    """The source of migration 1 ignores messages about checkpoint 1, and tells the sender that it has none."""
     instance = at("copying")
     assert told(instance.handle(Copied(checkpoint_id(), 0), 0.0, D), D) == [Withdrawn(checkpoint_id())]
     assert instance.handle(Declined(checkpoint_id(), DeclineReason.NO_BLOCKS), 0.0, D) == []
@@ -41,7 +41,7 @@ def test_a_message_of_the_wrong_kind_is_counted_and_dropped() -> None:
 
 
 def test_a_migration_and_a_checkpoint_of_one_number_live_side_by_side() -> None:
-    """Each is copied and answered under its own id."""
+    """Each transfer is copied and answered under its own id."""
     instance = with_copy(num_host_blocks=8)
     copy = replace(offered(0, 40), transfer=checkpoint_id())
     instance.handle(Checkpoint("q", GATEWAY, 0, (1, 2, 3, 4), copy), 0.0, S)

@@ -1,4 +1,4 @@
-"""``InstanceState.validate`` notices each kind of damage that it is there for."""
+"""``InstanceState.validate`` notices each broken invariant."""
 
 from collections.abc import Callable
 
@@ -69,7 +69,7 @@ def end_without_leaving(instance: Instance) -> None:
 
 
 def leave_without_a_step(instance: Instance) -> None:
-    instance.state.steps.leaving.append(Request(spec("t", 3), 1, GATEWAY))
+    instance.state.steps.removed.append(Request(spec("t", 3), 1, GATEWAY))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def leave_without_a_step(instance: Instance) -> None:
         (lose_a_moving_request, "r moves, but is not here"),
         (pause_one_that_stays, "a request is paused, but does not move"),
         (end_without_leaving, "a request is here, and has ended"),
-        (leave_without_a_step, "a request that left waits for no step"),
+        (leave_without_a_step, "a removed request is not in the step in flight"),
     ],
 )
 def test_damage_is_noticed(damage: Callable[[Instance], None], text: str) -> None:
@@ -107,7 +107,7 @@ def test_a_paused_request_that_runs_is_noticed() -> None:
 
 
 def test_a_checkpoint_of_a_request_that_is_gone_is_noticed() -> None:
-    """The source keeps account of its own requests alone."""
+    """The source tracks only its own requests."""
     instance = source(checkpoint_tokens=4)
     decoding(instance, num_prompt=9)
     instance.handle(CheckpointTo(D), 1.0)

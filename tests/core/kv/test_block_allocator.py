@@ -214,5 +214,5 @@ def test_a_shared_block_keeps_its_name() -> None:
 
 
 def test_blocks_for_rounds_up() -> None:
-    """A partly filled block is a whole block."""
+    """A partly filled block counts as a whole block."""
     assert [blocks_for(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]

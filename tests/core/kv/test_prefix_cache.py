@@ -1,4 +1,4 @@
-"""Scenarios of the prefix cache: requests with a common beginning compute its KV once."""
+"""Scenarios of the prefix cache: requests with a common prefix compute its KV once."""
 
 from collections.abc import Sequence
 from dataclasses import replace

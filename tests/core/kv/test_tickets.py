@@ -33,6 +33,6 @@ def test_a_changed_ticket_is_not_genuine(changes: dict[str, object]) -> None:
 
 
 def test_a_ticket_needs_a_key() -> None:
-    """Without one anybody could make tickets."""
+    """Without a key anyone could forge tickets."""
     with pytest.raises(ValueError, match="needs a key"):
         make_ticket(b"", MIGRATION, 0, (1,), on_host=False)

@@ -48,7 +48,7 @@ from tests.core.harness.destination import (
 )
 from tests.core.harness.driver import GATEWAY, migration_id, spec
 
-# --- how it goes where nothing goes wrong ----------------------------------------------------------------------------
+# --- without failures ------------------------------------------------------------------------------------------------
 
 
 def test_a_request_comes_stage_by_stage() -> None:
@@ -147,7 +147,8 @@ def test_each_running_request_keeps_a_free_block() -> None:
         assert (effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]) is not comes
 
 
-# --- no ---------------------------------------------------------------------------------------------------------------
+# --- declines
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_without_room_nothing_is_held() -> None:
@@ -207,7 +208,7 @@ def test_an_unreadable_source_is_declined() -> None:
     """A worker that this instance has not met, or that did not say how to read its KV, gets UNREACHABLE."""
     instance = destination()
     instance.handle(PeerUp(STRANGER, Role.WORKER))
-    for source in (STRANGER, Peer("nobody", 1)):
+    for source in (STRANGER, Peer("unknown", 1)):
         assert instance.handle(WHOLE, 0.0, source) == [
             Send(source, Declined(migration_id(), DeclineReason.UNREACHABLE))
         ]

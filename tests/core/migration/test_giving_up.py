@@ -222,7 +222,7 @@ def test_a_paused_request_resends_missing_tokens() -> None:
 
 
 def test_keep_of_another_epoch_or_at_another_stage_is_stale() -> None:
-    """Only a Keep for the current question counts."""
+    """Only a Keep for the current epoch's hand-over counts."""
     for stage, keep in [
         ("handing over", Keep("r", 2)),
         ("handing over", Keep("q", 1)),

@@ -35,7 +35,7 @@ from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, running, tokens,
 C = Peer("worker-2", 1)
 ATTAINED = Attained(service_s=1.0, quantum_s=0.5)
 HAND_OVER = HandOver("r", 1, B, migration_id(3), 2, ATTAINED)
-"""Of A, to B, of a request with two tokens whose KV was copied."""
+"""A asks to hand over to B a request with two tokens, whose KV was copied."""
 
 
 def with_tokens(count: int = 2, *workers: Peer) -> GatewayState:

@@ -10,7 +10,7 @@ from tests.core.harness.pairs import A, B, C, Cluster
 
 
 def test_the_lowest_is_paired_with_the_highest() -> None:
-    """Sources are the instances under one freeness, destinations those over another; extremes are paired."""
+    """Sources are instances under one freeness, destinations instances over another; the extremes are paired."""
     peers = [Peer(f"worker-{number}", 1) for number in range(6)]
     cluster = Cluster(*peers)
     for peer, needed in zip(peers, (960, 920, 890, 550, 300, 400), strict=True):
@@ -32,7 +32,9 @@ def test_half_the_gap_moves() -> None:
 
 
 def test_a_source_of_few_large_requests_may_move_one() -> None:
-    """If half the gap holds no request, one of the mean size may move, if the destination stays clearly freer."""
+    """If half the gap is less than a request of the mean size, one may still move if the destination stays clearly
+    freer.
+    """
     cluster = Cluster(A, B)
     cluster.report(A, 995, 2)
     cluster.report(B, 250, 2)
@@ -44,7 +46,7 @@ def test_a_source_of_few_large_requests_may_move_one() -> None:
 
 
 def test_nothing_moves_if_no_instance_is_short_or_none_has_room() -> None:
-    """Instances between the bounds are left alone, and so is one without requests, or of another kind."""
+    """Instances between the bounds are left alone, and so are instances without requests, or of another kind."""
     for a, b in ((800, 0), (950, 601), (950, 950)):
         cluster = Cluster(A, B)
         cluster.report(A, a, 10)
@@ -148,7 +150,7 @@ def test_migrations_in_flight_when_a_move_ends_are_waited_for() -> None:
 
 
 def test_a_terminating_instance_moves_everything_to_one_after_another() -> None:
-    """It is a source whatever its load, before all others, for as much as each destination can take."""
+    """A terminating instance is a source before all others, whatever its load, for what its destination can take."""
     cluster = Cluster(A, B, C)
     cluster.report(A, 300, 3, draining=True)
     cluster.report(B, 990, 10)
@@ -179,7 +181,7 @@ def test_only_healthy_instances_take_part() -> None:
 
 
 def test_a_death_ends_its_moves() -> None:
-    """When a source or a destination dies, its move counts no more at the other side."""
+    """When a source or a destination dies, its move no longer counts at the other instance."""
     for dead, alive, free_bytes in ((A, B, (350, 650)), (B, A, (50, 50))):
         cluster = Cluster(A, B)
         cluster.report(A, 950, 10)
@@ -230,14 +232,15 @@ def test_a_big_waiting_request_has_small_ones_moved_away() -> None:
 
 
 def test_an_instance_that_is_reserved_for_a_big_request_makes_room_for_it() -> None:
-    """Small requests are moved away from the instance that is reserved for an overdue one, so that it fits."""
+    """Small requests move away from an instance that is reserved for an overdue request, until that request fits."""
     cluster = Cluster(A, B, C, promote_after_s=0.5)
     cluster.report(A, 500, 5)
     cluster.report(B, 550, 5)
     cluster.report(C, 600, 5)
     cluster.handle(Place("big", 1, 600), cluster.now, GATEWAY)
     assert cluster.orders() == []
-    # It fits nowhere. A is reserved for it, as if it were the head of the line there: (500 + 600 - 550) / 2 more.
+    # The request fits nowhere. A is reserved for it, as if the request were the head of the line there: (500 + 600 -
+    # 550) / 2 more.
     assert cluster.orders() == [("worker-0", "worker-1", 275)]
     assert cluster.view(B).room_tokens(64) == 175
     assert placements(cluster.report(A, 450, 4, num_migrated=1, migrated_bytes=100)) == []

@@ -29,7 +29,7 @@ EVENTS = st.one_of(
 
 @dataclass
 class Worker:
-    """What a worker has. It reports this when the test says so."""
+    """A worker's load, which it reports when the test says so."""
 
     kind: str
     sizes: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Worker:
 
 
 class Random:
-    """A coordinator, and workers that do what they are told late, in part, or not at all."""
+    """A coordinator, and workers that carry out moves late, in part, or not at all."""
 
     def __init__(self) -> None:
         self.cluster = Cluster(report_ttl_s=2.0)
@@ -151,7 +151,7 @@ class Random:
         assert pairing is not None
         sources = list(pairing.moves)
         destinations = [move.destination.peer for move in pairing.moves.values()]
-        assert len(set(sources + destinations)) == 2 * len(pairing.moves), "nobody is in two moves"
+        assert len(set(sources + destinations)) == 2 * len(pairing.moves), "no instance is in two moves"
         promised = dict.fromkeys(self.state.fleet.views, 0)
         for source, move in pairing.moves.items():
             assert self.state.fleet.views[source] is move.source
@@ -165,7 +165,7 @@ class Random:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=80))
 def test_pairing_holds_under_random_events(events: list[tuple[str, Peer, int]]) -> None:
-    """No instance sends and receives at once, or gets more than it can take; and in the end nothing counts any more."""
+    """No instance sends and receives at once, or gets more than it can take; and no promised bytes remain."""
     cluster = Random()
     for name, peer, number in events:
         cluster.event(name, peer, number)

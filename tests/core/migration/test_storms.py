@@ -1,4 +1,4 @@
-"""Scenarios of failed moves: they are not repeated at once, and harm no other request."""
+"""Scenarios of failed moves: a move is not repeated at once, and harms no other request."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def test_a_late_decline_ends_no_order_to_another_worker() -> None:
     order(instance)
     order(instance, to=E)
     instance.handle(Declined(migration_id(), DeclineReason.UNKNOWN), 0.0, D)
-    assert chosen(instance) == ["r"], "it goes to the other now"
+    assert chosen(instance) == ["r"], "the request goes to the other destination now"
 
 
 def test_finishing_first_is_no_failure() -> None:

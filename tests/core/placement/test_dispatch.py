@@ -33,7 +33,7 @@ def test_dispatch_goes_where_memory_is_not_short() -> None:
 
 
 def test_dispatch_goes_where_started_requests_leave_room() -> None:
-    """The request must fit beside the KV of all started requests, in device and host memory together."""
+    """The request must fit in addition to the KV of all started requests, in device and host memory together."""
     full = view("full")
     full.report = report(used=1000, kv_needed_bytes=1200, host_total_bytes=500)
     assert choose_of([full], Place("r", 1, 121)) is None
@@ -52,7 +52,7 @@ def test_dispatch_goes_where_few_wait() -> None:
 
 
 def test_a_request_waits_for_its_kind() -> None:
-    """While an instance of its kind could hold it, a request that moves waits for that one, and goes to no other."""
+    """While an instance of its kind could hold it, a request that moves waits for that instance."""
     full, free = view("full", kind="x"), view("free", kind="y")
     full.report = report(kv_needed_bytes=1000)
     assert choose_of([full, free], Place("r", 2, 4, kind="x")) is None
@@ -70,7 +70,7 @@ def test_dispatch_prefers_the_kind_that_made_the_tokens() -> None:
 
 
 def test_dispatch_avoids_the_instance_that_failed_the_draining_and_the_silent() -> None:
-    """Never to the instance that just failed the request, nor to one that terminates or has not reported."""
+    """A request never goes to the instance that just failed it, nor to one that terminates or has not reported."""
     failed, draining = view("failed"), view("draining")
     silent = NewInstance(Peer("silent", 1), "k", MODEL)
     draining.report = report(draining=True)
@@ -85,7 +85,7 @@ def test_ties_end_on_the_name() -> None:
 
 
 def test_the_instance_with_the_prefix_is_freer_by_what_it_saves() -> None:
-    """An instance that holds the prompt's beginning is chosen as long as that outweighs its load, and no longer."""
+    """An instance that holds a prefix of the prompt is chosen as long as that outweighs its load, and no longer."""
     names = (X, Y)  # stand for 64 and 128 tokens
     for running, expected in ((4, "a"), (5, "b")):
         fleet = fleet_of([view("a", running=running), view("b", running=3, used=100)])
@@ -98,7 +98,7 @@ def test_the_instance_with_the_prefix_is_freer_by_what_it_saves() -> None:
 
 
 def test_placements_teach_which_instance_holds_a_prefix() -> None:
-    """A second request with the same beginning follows the first while that costs nothing; a death is forgotten."""
+    """A second request with the same prefix follows the first while that costs nothing; a death is forgotten."""
     fleet = fleet_of([view("a", running=4), view("b", running=4)])
     assert choose(fleet, Place("r1", 1, 4)) == "b"
     fleet.place(fleet.views[Peer("a", 1)], GATEWAY, Place("r1", 1, 100, prefix_names=(X,)), 0.0)

@@ -11,7 +11,7 @@ X = "1" * 16  # name of a prefix
 
 
 def test_a_prefix_changes_nothing_where_it_saves_nothing() -> None:
-    """Fleets without a prefix cache, and the baselines, go by the load alone."""
+    """Without a prefix cache, and under the baselines, only the load counts."""
     views = [view("a"), view("b")]
     for fleet in (fleet_of(views, prefix_aware=False), fleet_of(views, "least_loaded")):
         fleet.prefixes.learn(Peer("a", 1), (X,), 1000)
@@ -19,7 +19,9 @@ def test_a_prefix_changes_nothing_where_it_saves_nothing() -> None:
 
 
 def test_round_robin_goes_to_each_in_turn() -> None:
-    """Each request goes to the instance whose last placement is the oldest, whatever the load; not to one that ends."""
+    """Each request goes to the instance whose last placement is the oldest, whatever the load, but not to a terminating
+    one.
+    """
     fleet = fleet_of([view("a", used=900, running=9), view("b"), view("c")], "round_robin", None)
     fleet.drain(fleet.views[Peer("c", 1)])
     chosen = []
@@ -47,7 +49,7 @@ def test_least_loaded_counts_the_demand_of_all_waiting_requests() -> None:
 
 
 def test_without_late_binding_requests_wait_on_instances() -> None:
-    """A request goes at once to the best that could ever hold it, full as it is; and to none that is not healthy."""
+    """A request goes at once to the best that could ever hold it, full as it is; and never to an unhealthy instance."""
     cluster = SmallCluster(2, late_binding=False, report_ttl_s=1.0)
     one, other = cluster.workers
     cluster.handle(report(1, used=1000, running=9, kv_needed_bytes=1000), 0.0, one)
@@ -55,6 +57,6 @@ def test_without_late_binding_requests_wait_on_instances() -> None:
     assert {cluster.place(f"r{number}").instance for number in range(3)} == {one}
     cluster.handle(report(2, draining=True), 0.5, one)
     assert cluster.place("r4").instance == other
-    assert cluster.handle(Place("r5", 1, 4), 1.0, GATEWAY) == []  # both are silent or end
+    assert cluster.handle(Place("r5", 1, 4), 1.0, GATEWAY) == []  # both are silent or terminating
     assert list(cluster.state.waiting) == ["r5"]
     assert cluster.handle(report(2, used=2000), 1.1, other) == [Send(GATEWAY, Placed("r5", 1, other, 1.1 - 1.0))]

@@ -1,4 +1,4 @@
-"""The fleet: its own account of what is on its way to instances, and its index, in any number of instances."""
+"""The fleet: its count of bytes on their way to instances, and its index over any number of instances."""
 
 from hypothesis import given, settings, strategies as st
 

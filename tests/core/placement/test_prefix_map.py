@@ -1,4 +1,4 @@
-"""Which instance holds which prefix: names of prompts' beginnings, and a bounded memory of placements."""
+"""Which instance holds which prefix: names of prefixes, and a bounded memory of placements."""
 
 from itertools import pairwise
 
@@ -46,7 +46,7 @@ def test_tenants_share_no_names() -> None:
 
 
 def test_holders_are_found_with_what_they_hold() -> None:
-    """Each instance is found with the longest beginning of this prompt that it holds."""
+    """Each instance is found with the longest prefix of this prompt that it holds."""
     prefixes = PrefixMap()
     prompt = names(list(range(1000)))
     prefixes.learn(A, prompt, 10_000)
@@ -60,7 +60,7 @@ def test_holders_are_found_with_what_they_hold() -> None:
 
 @pytest.mark.parametrize("bad", ["x" * 1_000_000, "0" * 17, "", "A" * 16, "g" * 16])
 def test_a_text_that_is_no_name_is_not_remembered(bad: str) -> None:
-    """A text that names no beginning, however long, takes no memory and has no holder; its neighbours count."""
+    """A text that names no prefix, however long, takes no memory and has no holder; its neighbours count."""
     prefixes = PrefixMap()
     good = names([1] * 100)[0]
     prefixes.learn(A, (bad, good), 10_000)
@@ -81,13 +81,13 @@ def test_more_names_than_there_are_lengths_are_passed_over() -> None:
 
 
 def test_the_beginnings_used_last_stay() -> None:
-    """Beyond an instance's memory the beginnings placed there longest ago are forgotten, their tails first."""
+    """Beyond an instance's memory the prefixes placed there longest ago are forgotten, their tails first."""
     prefixes = PrefixMap()
     old, new = names([1] * 200), names([2] * 200)  # 192 tokens each
     prefixes.learn(A, old, 400)
     prefixes.learn(A, new, 400)
     prefixes.learn(A, old, 400)
-    prefixes.learn(A, names([3] * 70), 400)  # 64 more, where 16 are left
+    prefixes.learn(A, names([3] * 70), 400)  # 64 more, with room for 16
     assert prefixes.holders(old) == {A: 192}
     assert prefixes.holders(new) == {A: 128}
 
@@ -115,7 +115,7 @@ def test_memory_is_bounded_and_agrees_with_itself(events: list[tuple[int, int, i
     for number, prompt, length, capacity in events:
         peer = Peer(f"worker-{number}", 1)
         prefixes.learn(peer, names([prompt] * length), capacity)
-        assert prefixes.num_tokens(peer) <= capacity or length <= 64  # the short have no names, and change nothing
+        assert prefixes.num_tokens(peer) <= capacity or length <= 64  # short prompts have no names, and change nothing
         assert len(prefixes.holders(names([prompt] * 700))) <= MAX_HOLDERS
         peers = {Peer(f"worker-{number}", 1) for number, *_ in events}
         assert 64 * prefixes.num_names <= sum(map(prefixes.num_tokens, peers))

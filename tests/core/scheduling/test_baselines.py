@@ -1,4 +1,4 @@
-"""The baseline policies, each by the rule that it is known for, and all by their names."""
+"""The baseline policies: their rules and their names."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_fixed_priority_goes_by_input_length_for_good() -> None:
 
 
 def test_srpt_goes_by_what_is_left() -> None:
-    """A new request overtakes one with more left, but not one that has nearly ended."""
+    """A new request overtakes a request with more time left, but not one with less."""
     policy = ShortestRemainingTime(TIMES)
     long = request("l", 10, max_tokens=5)
     policy.add(long, 0.0)
@@ -81,7 +81,7 @@ def test_estimated_starts_add_up_the_requests_before() -> None:
 
 
 def test_every_policy_has_a_name() -> None:
-    """The settings' names make policies; only the reserving one reserves output, and only FCFS does not preempt."""
+    """The settings' names make policies; only fcfs_reserving reserves output, and only FCFS does not preempt."""
     made = {name: make_policy(name, TIMES) for name in POLICIES}
     assert {name for name, policy in made.items() if policy.reserves_output} == {"fcfs_reserving"}
     assert {name for name, policy in made.items() if not policy.is_preemptive} == {"fcfs", "fcfs_reserving"}

@@ -108,7 +108,7 @@ def test_every_order_promotes_and_gives_a_fresh_quantum() -> None:
 
 
 def test_a_promotion_in_the_first_level_keeps_the_place() -> None:
-    """A request that waits in Q1 is not put behind those that came to it later."""
+    """A request that waits in Q1 is not put behind requests that joined Q1 later."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=0.3)
     policy.add(request("a", 1), 0.0)
     policy.add(request("b", 1), 0.2)
@@ -154,7 +154,7 @@ def test_no_request_starves_under_endless_new_ones() -> None:
 
 
 def test_service_begins_the_waiting_anew() -> None:
-    """A request that runs now and then is never promoted; one that only waits is."""
+    """A request that runs now and then is never promoted; a request that only waits is promoted."""
     policy = SkipJoinMLFQ(TIMES, promote_after_s=1.0)
     runs, waits = request("r", 8), request("w", 8)
     policy.add(runs, 0.0)
@@ -179,7 +179,7 @@ def test_time_waited_elsewhere_counts() -> None:
 
 
 def test_a_level_of_another_instance_becomes_the_first_with_such_a_quantum() -> None:
-    """The quantum that a request had elsewhere decides, not its prefill time; what it used of it stays used."""
+    """The quantum that a request had elsewhere decides, not its prefill time; the part that it has used stays used."""
     policy = SkipJoinMLFQ(TIMES)
     one = request("a", 1)
     had = Attained(service_s=5.0, quantum_s=3.0, quantum_used_s=2.5, waited_s=0.125)
@@ -200,7 +200,7 @@ def test_the_queue_takes_items_of_any_kind() -> None:
 
 
 def test_an_order_stays_as_it_was_given() -> None:
-    """Later changes of the queue do not reach into a list that a caller still walks."""
+    """Later changes of the queue do not change a list that a caller still walks."""
     queue: MultiLevelQueue[str] = MultiLevelQueue(1.0)
     for name in "abc":
         queue.join(name, 0.0, 0.0)
@@ -246,7 +246,7 @@ class _Job:
 
 
 class LiteralMLFQ:
-    """Algorithm 1 with lists, looking at every job at every turn."""
+    """Algorithm 1 with plain lists, scanning every job each time."""
 
     def __init__(self) -> None:
         self.queues: list[list[str]] = [[] for _ in range(16)]
@@ -287,8 +287,8 @@ class LiteralMLFQ:
 
     def enst(self, name: str, now: float, batch: int) -> float:
         job = self.jobs[name]
-        above = [other for queue in self.queues[: job.level] for other in queue]
-        work = sum(sum(self.quanta[self.jobs[other].level : job.level]) for other in above)
+        above = [name for queue in self.queues[: job.level] for name in queue]
+        work = sum(sum(self.quanta[self.jobs[name].level : job.level]) for name in above)
         return min(job.starving_since + ALPHA_S - now, work / batch)
 
 

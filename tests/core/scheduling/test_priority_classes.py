@@ -1,4 +1,4 @@
-"""Priority classes: the more urgent first, a minimum share for the others, and next to nothing for one class alone."""
+"""Priority classes: the more urgent first, a minimum share for the others, and no effect on a single class."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def classes(min_share: float = 0.1) -> PriorityClasses:
 
 
 def fill(policy: PriorityClasses, counts: dict[int, int]) -> None:
-    """Add so many requests of each priority, named after it."""
+    """Add this many requests of each priority, named after it."""
     for priority, count in counts.items():
         for _ in range(count):
             policy.add(request(f"{priority}", 4, priority=priority), 0.0)
@@ -31,7 +31,7 @@ def fill(policy: PriorityClasses, counts: dict[int, int]) -> None:
 def serve(
     policy: PriorityClasses, iterations: int, batch: int, service_s: Callable[[Request], float] = lambda one: 1.0
 ) -> Counter[int]:
-    """The service of each priority, where each iteration serves the front of the order."""
+    """The service of each priority, if each iteration serves the front of the order."""
     had: Counter[int] = Counter()
     for now in range(iterations):
         policy.validate()
@@ -126,7 +126,7 @@ def test_room_that_was_left_is_not_paid_for_later(num_urgent: int) -> None:
 
 @pytest.mark.parametrize("counts", [{1: 5}, {1: 5, 2: 5}])
 def test_the_most_urgent_class_has_no_claims(counts: dict[int, int]) -> None:
-    """A class is owed nothing any more once it was the most urgent one."""
+    """A class is owed nothing once it was the most urgent one."""
     policy = classes(0.1)
     fill(policy, {0: 1, **counts})
     urgent = policy.order(0.0)[0]
@@ -140,7 +140,7 @@ def test_the_most_urgent_class_has_no_claims(counts: dict[int, int]) -> None:
 
 
 def test_an_iteration_of_no_time_changes_nothing() -> None:
-    """A profile may say 0 s, and a share of that is 0 s too."""
+    """An iteration may take 0 s by the profile, and a share of that is 0 s too."""
     policy = classes(0.1)
     fill(policy, {0: 5, 1: 5})
     serve(policy, 20, 4, lambda one: 0.0)
@@ -177,7 +177,9 @@ def test_a_class_gains_nothing_by_coming_and_going() -> None:
 
 
 def test_estimated_starts_of_lower_classes_are_later() -> None:
-    """A request starts after the more urgent ones before it; one that its share puts first waits for none."""
+    """A request starts after the more urgent ones before it; a request that its class's share puts first waits for
+    none.
+    """
     policy = PriorityClasses(lambda priority: SkipJoinMLFQ(TIMES, promote_after_s=1000.0), 0.1)
     for name, tokens, priority in (("a", 1, 0), ("b", 4, 0), ("c", 1, 1), ("d", 4, 1)):
         policy.add(request(name, tokens, priority=priority), 0.0)
@@ -188,7 +190,7 @@ def test_estimated_starts_of_lower_classes_are_later() -> None:
     assert policy.next_starts_s(policy.order(0.0), 0.0, 1) == [0.0, 0.0, 3.0, 6.0]
 
 
-def test_several_classes_preempt_even_where_each_does_not() -> None:
+def test_several_classes_preempt_even_if_a_single_class_does_not() -> None:
     """An urgent request goes before started requests of other classes."""
     policy = classes()
     fill(policy, {1: 1})
@@ -213,7 +215,7 @@ def test_a_share_must_leave_something_to_the_urgent_class(min_share: float) -> N
 def test_the_minimum_share_holds_in_the_long_run(
     batch: int, share: float, services_s: list[float], num_lower: int
 ) -> None:
-    """Whatever iterations take, a class that always has requests gets its part, except for a few long iterations."""
+    """However long iterations take, a class that always has requests gets its part, up to a few long iterations."""
     policy = classes(share)
     fill(policy, dict.fromkeys(range(num_lower + 1), 8))
     turn = 0

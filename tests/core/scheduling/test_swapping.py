@@ -1,4 +1,4 @@
-"""Swapping: which request gives up device blocks for which, what is copied when, and that nothing is lost."""
+"""Swapping: which requests give up device blocks, what is copied when, and that no request is lost."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ from actorserve.core.timing.profile import Link, Profile
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
 
-# A copy takes next to nothing, so that swapping is always cheaper than computing again.
+# A copy takes almost no time, so that swapping is always cheaper than computing again.
 FAST = replace(PROFILE, swap=Link(0.0, 1e12))
 SWAPPING = replace(CONFIG, num_host_blocks=8, max_batch_tokens=64, prefix_cache=False)
 
 
 def make(config: InstanceConfig = SWAPPING, profile: Profile = FAST, policy: str = "fixed_priority") -> Instance:
-    """An instance where, by default, short prompts go before long ones whenever they come."""
+    """An instance whose default policy runs short prompts before long ones."""
     times = StepTimes(profile)
     return Instance(config, make_policy(policy, times), times)
 
@@ -96,7 +96,7 @@ def test_the_cheaper_way_is_taken() -> None:
     assert instance.state.requests["long"].num_computed == 0
 
 
-def test_steps_go_on_beside_a_copy_and_leave_its_blocks_alone() -> None:
+def test_steps_go_on_during_a_copy_and_leave_its_blocks_alone() -> None:
     """Under proactive swapping others run during a copy; its blocks are handed out when it is done."""
     instance = make()
     instance.start(spec("long", 16, max_tokens=9))
@@ -119,7 +119,7 @@ def test_steps_go_on_beside_a_copy_and_leave_its_blocks_alone() -> None:
 
 
 @pytest.mark.parametrize("swap_mode", [SwapMode.PROACTIVE, SwapMode.REACTIVE])
-def test_a_request_that_leaves_in_a_copy_leaves_its_blocks_until_it_is_done(swap_mode: SwapMode) -> None:
+def test_a_request_released_during_a_copy_keeps_its_blocks_until_it_is_done(swap_mode: SwapMode) -> None:
     """A request that is released during a copy frees all its blocks when that is done, and none before."""
     instance = with_new_request(mode(swap_mode))
     instance.handle(Release("long", 1))

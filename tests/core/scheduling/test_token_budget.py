@@ -51,7 +51,7 @@ def profile_of(cost: Cost, factor: float = 1.0) -> Profile:
 class Simulation:
     """An engine of known cost under a budget, with prompts of one length that enter one after the other.
 
-    Without a ``profile`` it has its own.
+    Without a ``profile`` it uses one of that cost.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ def test_a_slow_phase_is_followed() -> None:
 
 
 def test_one_outlier_costs_little() -> None:
-    """After one iteration that takes many times as long, prefills go on with most of what they had."""
+    """After one iteration that takes many times as long, prefills keep most of their budget."""
     simulation = Simulation(cpu, 0.1, 512)
     simulation.serve(60, prompt=10**5)
     usual = simulation.num_prefilled
@@ -216,7 +216,7 @@ def test_budgets_stay_in_bounds(target_s: float, most: int, steps: list[tuple[in
 
 
 class Timed(Instance):
-    """An instance whose engine takes the times of a cost."""
+    """An instance whose iterations take the time that ``cost`` gives."""
 
     def __init__(self, cost: Cost, target_s: float) -> None:
         super().__init__(
@@ -261,7 +261,7 @@ def test_a_long_prompt_does_not_delay_decodes() -> None:
         instance.finish_step()
     instance.start(spec("long", 4000))
     durations = []
-    instance.finish_step()  # in flight as it came
+    instance.finish_step()  # was in flight when the long request arrived
     while instance.state.requests["long"].num_output == 0:
         plan, duration_s = instance.finish_step()
         assert {"a", "b", "c", "d"} <= set(plan.request_ids)
@@ -272,7 +272,7 @@ def test_a_long_prompt_does_not_delay_decodes() -> None:
 
 
 def test_prompts_that_enter_together_share_one_budget_in_order() -> None:
-    """Several prompts together get what one would get of an iteration, the most urgent first."""
+    """Several prompts together get as much of an iteration as one prompt would, the most urgent first."""
     instance = Timed(cpu, 0.1)
     instance.start(spec("a", 100, max_tokens=4000))
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Profiles: curves through points, links, and what iterations take."""
+"""Profiles: curves through points, links, and how long iterations take."""
 
 import math
 from bisect import bisect_left
@@ -118,7 +118,7 @@ def test_nothing_takes_no_time() -> None:
 
 
 def test_the_coordinator_learns_the_prefill_curve() -> None:
-    """A worker's speed holds the prefill curve's points, and the shortest iteration."""
+    """A worker's speed has the prefill curve's points, and the shortest iteration."""
     speed = PROFILE.speed()
     assert speed == Speed((1, 100, 1100), (0.01, 0.01, 0.11), 0.01)
     assert bisect_left(speed.prefill_tokens, 100) == 1
