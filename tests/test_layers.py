@@ -67,7 +67,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.wire": ("actorserve.core", "actorserve.errors"),
     "actorserve.actors": ("actorserve.core", "actorserve.wire", "actorserve.processes", *BASE),
     "actorserve.model_files": ("actorserve.errors",),
-    "actorserve.http": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
+    "actorserve.http": ("actorserve.core", "actorserve.model_files", *BASE),
     "actorserve": ("actorserve",),
     "workers": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
     "tools": ("actorserve", "workers"),
