@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel
 
+from actorserve.actors.membership import WatchTimes
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
@@ -23,6 +24,7 @@ from actorserve.options import ClusterOptions, MigrationOptions, ScalingOptions,
 from actorserve.settings import Settings, load_settings
 from actorserve.sim.cluster_table import ClusterTable, MigrationTable, ScalingTable
 from tests.sim.profiles import PROFILE
+from workers.engine_options import EngineOptions
 
 SIZES = EngineSizes(num_blocks=100, tokens_per_block=4, bytes_per_block=400, max_context_tokens=200, num_host_blocks=7)
 REQUIRED = {"profile": "sums", "kv_tokens": 400, "max_context_tokens": 200}
@@ -225,6 +227,16 @@ def test_both_shells_have_the_same_defaults() -> None:
         if getattr(ours, name) != getattr(simulated, name)
     }
     assert different == {"enabled", "prefix_cache"}
+
+
+@pytest.mark.parametrize("config", [WatchTimes, EngineOptions])
+def test_no_other_config_has_defaults_of_its_own(config: type[Any]) -> None:
+    """A field that an option of the same name sets has that option's default, or none. An engine resolves no device."""
+    options = {name: value for _, section in Settings() for name, value in section}
+    shared = [field for field in fields(config) if field.name in options and field.name != "device"]
+    assert shared
+    for field in shared:
+        assert field.default is MISSING or field.default == options[field.name], f"{config.__name__}.{field.name}"
 
 
 def test_names_of_choices_are_those_of_the_core() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from actorserve.errors import ProfileError
 from actorserve.profile_files import load_profile, parse_profile, profile_text, require_profile_of, save_profile
-from tests.core.timing.test_profile import PROFILE
+from tests.core.harness.profiles import PROFILE
 
 SHIPPED = sorted((Path(__file__).resolve().parent.parent / "config" / "profiles").glob("*.toml"))
 WHOLE = replace(PROFILE, dtype="int8", threads=2, source='a "paper"', errors=(("a", 0.25), ("b", 0.0)))

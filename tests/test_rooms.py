@@ -72,6 +72,12 @@ def test_most_files_are_read_in_a_minute() -> None:
     assert median(num_lines(path) for path in PRODUCT if not path.endswith("/__init__.py")) < MAX_MEDIAN_LINES
 
 
+@pytest.mark.parametrize("path", SOURCES)
+def test_no_test_module_is_imported(path: str) -> None:
+    """What two test modules share lies in a module of its own, so that importing it collects no tests."""
+    assert [name for name in imported_files(path) if PurePosixPath(name).name.startswith("test_")] == []
+
+
 def test_folders_are_not_crowded() -> None:
     """A folder holds at most 14 files of code beside its ``__init__``."""
     folders: dict[str, list[str]] = {}

@@ -1,6 +1,11 @@
 """What an engine is asked for."""
 
 from dataclasses import dataclass
+from typing import Final
+
+from actorserve.options import SchedulingOptions
+
+_DEFAULTS: Final = SchedulingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +24,10 @@ class EngineOptions:
     device: str = "cpu"
     dtype: str = "auto"
     num_threads: int = 1
-    tokens_per_block: int = 16
+    tokens_per_block: int = _DEFAULTS.tokens_per_block
     max_context_tokens: int | None = None
-    max_batch_requests: int = 64
-    max_batch_tokens: int = 512
+    max_batch_requests: int = _DEFAULTS.max_batch_requests
+    max_batch_tokens: int = _DEFAULTS.max_batch_tokens
     memory_bytes: int | None = None
     kv_cache_bytes: int | None = None
     host_kv_bytes: int | None = None

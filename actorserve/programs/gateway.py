@@ -15,7 +15,6 @@ from actorserve.http.api_keys import read_api_keys
 from actorserve.http.app import create_app
 from actorserve.http.chat_template import ChatTemplate
 from actorserve.http.server import bind, serve
-from actorserve.http.sessions import SessionService
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import load_tokenizer
@@ -55,37 +54,34 @@ async def _run(child: Child) -> None:
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
     config = gateway_config(settings)
-    core = GatewayState(config)
-    service = SessionService(core, settings.http.max_open_requests)
     hello = Hello(PROTOCOL_VERSION, Role.GATEWAY, address_of(child.name, child.runtime_dir))
     node = open_node(child.name, hello, settings.cluster, child.runtime_dir, config)
-    actor = GatewayActor(core, node, service)
-    service.attach(actor.tell, actor.num_dropped_frames)
+    actor = GatewayActor(GatewayState(config), node, settings.http.max_open_requests)
     template = _template(description, settings.http)
-    app = create_app(service, tokenizer, template, description, settings.http, api_keys=keys)
+    app = create_app(actor, tokenizer, template, description, settings.http, api_keys=keys)
     ending = asyncio.Event()
     on_termination(ending.set)
 
     async with asyncio.TaskGroup() as group:
         group.create_task(actor.run(), name="actor")
-        reporting = group.create_task(_report_ready(child, service), name="ready")
+        reporting = group.create_task(_report_ready(child, actor), name="ready")
         drain_timeout_s = settings.cluster.drain_timeout_s
         await serve(
             app,
             listener,
             shutdown=lambda: _wait(ending),
             drain_timeout_s=drain_timeout_s,
-            give_up=service.give_up,
+            give_up=actor.give_up,
         )
         reporting.cancel()
         actor.stop()
-    if service.num_given_up:
-        raise DrainError(f"{service.num_given_up} request(s) could not be finished in {drain_timeout_s:g} s")
+    if actor.num_given_up:
+        raise DrainError(f"{actor.num_given_up} request(s) could not be finished in {drain_timeout_s:g} s")
 
 
-async def _report_ready(child: Child, service: SessionService) -> None:
+async def _report_ready(child: Child, actor: GatewayActor) -> None:
     child.status.loading("waiting for a worker")
-    await service.available.wait()
+    await actor.available.wait()
     child.status.ready()
 
 

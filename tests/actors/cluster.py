@@ -116,7 +116,7 @@ def lone_node(name: str, clock: Callable[[], float], recorder: Recorder | None =
     """A node on a hub of its own."""
     transport = MemoryTransport(Hub(), Peer(name, 1), address_of(name), clock)
     hello = Hello(PROTOCOL_VERSION, role_of(name), address_of(name))
-    return Node(transport, Membership(transport, hello, address_of(COORDINATOR_NAME), WatchTimes()), clock, recorder)
+    return Node(transport, Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES), clock, recorder)
 
 
 @dataclass

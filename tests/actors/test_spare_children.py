@@ -9,7 +9,7 @@ import pytest
 from actorserve.actors.supervisor import ChildFailedError, Supervisor
 from actorserve.processes.status import Phase
 from actorserve.processes.supervision import Adding, AllReady, ChildSpec, News, Removed, Restarting, SupervisionTree
-from tests.actors.test_supervisor import (
+from tests.actors.children import (
     DEADLINE_S,
     LIMITS,
     WELL_BEHAVED,

@@ -1,60 +1,85 @@
 """Overload as clients see it: the real sessions and the real coordinator's core behind the HTTP face."""
 
 import asyncio
-from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import httpx
 
+from actorserve.actors.gateway import GatewayActor
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
-from actorserve.core.effects import Send
+from actorserve.core.effects import Effect, Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.state import GatewayState
-from actorserve.core.messages import LoadReport, Message, ModelInfo, Peer, PeerUp, Role, Tick, WorkerInfo
+from actorserve.core.messages import LoadReport, Message, ModelInfo, Peer, PeerUp, Role, WorkerInfo
 from actorserve.http.app import create_app
-from actorserve.http.sessions import SessionService
 from actorserve.settings import HttpSettings
+from tests.actors.cluster import lone_node
 from tests.http.fakes import CONTEXT_TOKENS, DEADLINE_S, DESCRIPTION, MODEL, TOKENIZER, VOCAB_SIZE
 
 GATEWAY, COORDINATOR, WORKER = Peer("gateway-0", 1), Peer("coordinator", 1), Peer("worker-0", 1)
 QUESTION = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
 
 
+class LinkedSessions(GatewayState):
+    """Sessions whose messages to the coordinator reach its core at once, without a network."""
+
+    def __init__(self, coordinator: ClusterState) -> None:
+        super().__init__(GatewayConfig(1.0, 30.0, 600.0))
+        self.asked = asyncio.Event()
+        self._coordinator = coordinator
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        effects: list[Effect] = []
+        for effect in super().handle(message, now, sender):
+            if not isinstance(effect, Send):
+                effects.append(effect)
+            elif effect.to == COORDINATOR:
+                self.asked.set()
+                for answer in self._coordinator.handle(effect.message, now, GATEWAY):
+                    if isinstance(answer, Send) and answer.to == GATEWAY:
+                        effects += self.handle(answer.message, now, COORDINATOR)
+        return effects
+
+
 class FullCluster:
-    """A gateway and a coordinator without a network, on a clock of the test's; the only worker has no room."""
+    """A gateway and a coordinator, on the test's clock. The only worker has no room."""
 
     def __init__(self, max_waiting_requests: int) -> None:
         self.now = 0.0
-        self.asked = asyncio.Event()
-        self.sessions = GatewayState(GatewayConfig(1.0, 30.0, 600.0))
         self.cluster = ClusterState(ClusterConfig(max_waiting_requests, 1.0))
-        self.service = SessionService(self.sessions, 100)
-        self.service.attach(self.tell_gateway, lambda: 0)
+        self.sessions = LinkedSessions(self.cluster)
+        self.gateway = GatewayActor(self.sessions, lone_node(GATEWAY.name, lambda: self.now), 100)
         up = PeerUp(WORKER, Role.WORKER, WorkerInfo("k", ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS)))
         self.cluster.handle(up, 0.0)
-        self.tell_gateway(up)
-        self.tell_gateway(PeerUp(COORDINATOR, Role.COORDINATOR))
+        self.gateway.tell(up)
+        self.gateway.tell(PeerUp(COORDINATOR, Role.COORDINATOR))
+        self.gateway.step()
         self.cluster.handle(LoadReport(1, 1, 0, 1000, 1000, 1000, 10, 4, 0, kv_needed_bytes=1000), 0.0, WORKER)
-        app = create_app(self.service, TOKENIZER, None, DESCRIPTION, HttpSettings())
+        app = create_app(self.gateway, TOKENIZER, None, DESCRIPTION, HttpSettings())
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1")
 
-    def tell_gateway(self, message: Message, sender: Peer | None = None) -> None:
-        answers: deque[Message] = deque()
-        for effect in self.sessions.handle(message, self.now, sender):
-            if not isinstance(effect, Send):
-                self.service.perform(effect)
-            elif effect.to == COORDINATOR:
-                self.asked.set()
-                back = self.cluster.handle(effect.message, self.now, GATEWAY)
-                answers += (answer.message for answer in back if isinstance(answer, Send) and answer.to == GATEWAY)
-        for answer in answers:
-            self.tell_gateway(answer, COORDINATOR)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Its client, while the gateway runs."""
+        async with asyncio.TaskGroup() as group, self.client as client:
+            steps = group.create_task(self._step_forever())
+            try:
+                yield client
+            finally:
+                steps.cancel()
+
+    async def _step_forever(self) -> None:
+        while True:
+            self.gateway.step()
+            await asyncio.sleep(0)
 
     async def wait_for(self, num_waiting: int) -> None:
         async with asyncio.timeout(DEADLINE_S):
             while len(self.cluster.waiting) != num_waiting:
-                self.asked.clear()
-                await self.asked.wait()
+                self.sessions.asked.clear()
+                await self.sessions.asked.wait()
 
 
 def overloaded(response: httpx.Response) -> bool:
@@ -65,28 +90,27 @@ def overloaded(response: httpx.Response) -> bool:
 async def test_a_full_queue_answers_429_and_when_to_come_back() -> None:
     """Past the queue's bound a client is told at once, with the time that the queue takes at its present pace."""
     full = FullCluster(max_waiting_requests=2)
-    async with full.client as client:
+    async with full.running() as client:
         waiting = [asyncio.create_task(client.post("completions", json=QUESTION)) for _ in range(2)]
         await full.wait_for(2)
         full.now = 8.4
         late = await client.post("completions", json=QUESTION)
         assert overloaded(late)
-        assert late.headers["retry-after"] == "17"  # nobody has left in 8.4 s, and two wait
+        assert late.headers["retry-after"] == "17"  # no request has left in 8.4 s, and two wait
         streamed = await client.post("completions", json=QUESTION | {"stream": True})
         assert overloaded(streamed)
         assert streamed.headers["retry-after"] == "17"
-        full.service.give_up()
+        full.gateway.give_up()
         await asyncio.gather(*waiting)
 
 
-async def test_who_waited_in_vain_gets_429_and_when_to_come_back() -> None:
+async def test_a_request_that_timed_out_gets_429_and_when_to_come_back() -> None:
     """A request that no worker could admit within no_instance_timeout_s ends as overload, and waits no more."""
     full = FullCluster(max_waiting_requests=2)
-    async with full.client as client:
+    async with full.running() as client:
         waiting = asyncio.create_task(client.post("completions", json=QUESTION))
         await full.wait_for(1)
         full.now = 30.0
-        full.tell_gateway(Tick())
         response = await waiting
         assert overloaded(response)
         assert response.headers["retry-after"] == "30"

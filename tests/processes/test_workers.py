@@ -32,7 +32,7 @@ from actorserve.processes.supervision import Removed, Restarting, SupervisionTre
 from actorserve.processes.supervision_tree import supervision_tree
 from actorserve.settings import Settings, load_settings
 from actorserve.wire.journal import read_entries
-from tests.actors.test_supervisor import LIMITS, Recorder
+from tests.actors.children import LIMITS, Recorder
 
 DEADLINE_S = 120.0
 W, W1 = "worker-0", "worker-1"

@@ -25,19 +25,8 @@ from actorserve.core.messages import (
     WorkerInfo,
 )
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
-from tests.workers.test_same_tokens import (
-    BUSY,
-    MAX_STEPS,
-    NUM_HOST_BLOCKS,
-    TOKENS_PER_BLOCK,
-    VOCAB_SIZE,
-    WORKLOADS,
-    Answer,
-    Instance,
-    Workload,
-    answer_alone,
-    config,
-)
+from tests.workers.real_instance import Answer, Instance, answer_alone, config
+from tests.workers.workloads import BUSY, MAX_STEPS, NUM_HOST_BLOCKS, TOKENS_PER_BLOCK, VOCAB_SIZE, WORKLOADS, Workload
 from workers.engine import Engine
 from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine

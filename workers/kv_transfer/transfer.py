@@ -78,11 +78,6 @@ class KVTransfer:
         )
         """How other workers read our KV, for ``Hello``."""
 
-    @property
-    def num_dropped(self) -> dict[str, int]:
-        """The number of requests at our data socket that were not served, by reason."""
-        return dict(self._server.dropped)
-
     def fetch(self, fetch: Fetch) -> None:
         """Copy the blocks of ``fetch``; return when they are complete. Urgent fetches may have a thread of their own.
 

@@ -34,10 +34,10 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """A peer that is silent for ``suspect_after_s`` is asked again; after ``death_after_s`` it is held for dead."""
+    """A peer that is silent for ``suspect_after_s`` is asked again; after ``death_after_s`` it counts as dead."""
 
-    heartbeat_s: float = 0.25
-    death_after_s: float = 2.0
+    heartbeat_s: float
+    death_after_s: float
 
     @property
     def suspect_after_s(self) -> float:

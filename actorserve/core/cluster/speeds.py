@@ -12,8 +12,10 @@ class InstanceSpeeds:
         self._fastest: tuple[float, Curve] | None = None  # the one with the shortest first quantum above 0
 
     def learn(self, peer: Peer, speed: Speed) -> None:
-        """Raises: ValueError if the speed makes no sense; then nothing is learned."""
-        self._speeds[peer] = known = speed.min_iteration_s, Curve(speed.prefill_tokens, speed.prefill_s)
+        """Replaces what the instance said before. Raises: ValueError for an invalid speed; then nothing changes."""
+        known = speed.min_iteration_s, Curve(speed.prefill_tokens, speed.prefill_s)
+        self.forget(peer)
+        self._speeds[peer] = known
         if known[0] > 0.0 and (self._fastest is None or known[0] < self._fastest[0]):
             self._fastest = known
 

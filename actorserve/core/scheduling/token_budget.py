@@ -28,7 +28,7 @@ class TokenBudget:
 
     def __init__(self, target_s: float, max_batch_tokens: int, times: StepTimes) -> None:
         """``target_s`` is for an iteration with decodes, infinite for no target; ``max_batch_tokens`` is for all its
-        rows; ``times`` learns from every observed iteration.
+        rows; ``times`` says how long iterations take.
         """
         self._aim_s = _AIM * target_s
         self._max_batch_tokens = max_batch_tokens
@@ -39,10 +39,6 @@ class TokenBudget:
         iteration = Iteration(num_decodes, num_context_tokens)
         aim_s = self._aim_s if num_decodes else math.inf
         return IterationBudget(iteration, aim_s, self._max_batch_tokens - num_decodes, self._times)
-
-    def observe(self, budget: "IterationBudget", duration_s: float) -> None:
-        """Learn how long the iteration that was planned with ``budget`` took. Impossible durations are ignored."""
-        self._times.observe(budget.iteration, duration_s)
 
 
 class IterationBudget:

@@ -403,8 +403,7 @@ class World:
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
         effects = process.core.handle(message, self.now, sender)
-        if isinstance(process.core, InstanceState):
-            process.core.validate()
+        process.core.validate()
         process.log.append((self.now, sender, message, effects))
         for effect in effects:
             self._perform(process, effect)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import DropFromEngine, Send
 from actorserve.core.kv.block_allocator import BlockAllocator
@@ -100,6 +100,7 @@ def test_load_reports_follow_the_limit() -> None:
     assert [(r.kv_total_bytes, r.kv_used_bytes) for r in reports] == [(800, 0), (300, 200), (200, 0)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 14), st.integers(1, 4)), max_size=12))
 def test_no_request_is_lost_while_memory_comes_and_goes(changes: list[tuple[int, int]]) -> None:
     """Whatever the limits and whenever they change, blocks are conserved and each answer is complete and the same."""

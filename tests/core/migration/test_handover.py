@@ -7,7 +7,6 @@ import pytest
 from actorserve.core.effects import Deliver, End, Send
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
-    Attained,
     Close,
     Finished,
     FinishReason,
@@ -30,20 +29,10 @@ from actorserve.core.messages import (
     Transfer,
 )
 from tests.core.harness.driver import migration_id
-from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, running, tokens, up
+from tests.core.harness.gateway import COORDINATOR, SPEC, A, B, tokens, up
+from tests.core.harness.handover import ATTAINED, HAND_OVER, with_tokens
 
 C = Peer("worker-2", 1)
-ATTAINED = Attained(service_s=1.0, quantum_s=0.5)
-HAND_OVER = HandOver("r", 1, B, migration_id(3), 2, ATTAINED)
-"""A asks to hand over to B a request with two tokens, whose KV was copied."""
-
-
-def with_tokens(count: int = 2, *workers: Peer) -> GatewayState:
-    """r runs on A under epoch 1, and its client has this many tokens: 10, 11, ..."""
-    state = running(*(workers or (A, B)))
-    for position in range(count):
-        state.handle(tokens(1, position, 10 + position), 0.0, A)
-    return state
 
 
 def start(epoch: int, output: tuple[int, ...], transfer: Transfer | None) -> Start:

@@ -6,8 +6,8 @@ from actorserve.core.effects import Send
 from actorserve.core.messages import Copied, Declined, DeclineReason, Keep, LoadReport, Offer, Withdrawn
 from tests.core.harness.driver import migration_id
 from tests.core.harness.gateway import A, B
+from tests.core.harness.handover import HAND_OVER, with_tokens
 from tests.core.harness.source import D, E, at, chosen, decoding, order, source, told
-from tests.core.migration.test_handover import HAND_OVER, with_tokens
 
 REPORT = LoadReport(1, 0, 0, 800, 0, 0, 100, 4, 0)
 

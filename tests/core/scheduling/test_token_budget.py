@@ -76,7 +76,7 @@ class Simulation:
         self.num_prefilled = iteration.take(wanted, before) if wanted else 0
         duration_s = self._cost(decodes, contexts, self.num_prefilled, before) / self.speed
         duration_s *= max(0.2, 1.0 + self._random.gauss(0.0, self._noise))
-        self.budget.observe(iteration, duration_s)
+        self.times.observe(iteration.iteration, duration_s)
         return duration_s
 
     def serve(self, steps: int, decodes: int = 8, context: int = 512, prompt: int = 2000) -> list[float]:
@@ -201,7 +201,8 @@ _DURATIONS = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1e-4, 1.
 )
 def test_budgets_stay_in_bounds(target_s: float, most: int, steps: list[tuple[int, int, list[int], float]]) -> None:
     """Whatever durations are measured, prefills get no more than the batch holds, and advance if it has room."""
-    budget = TokenBudget(target_s, most, StepTimes(PROFILE))
+    times = StepTimes(PROFILE)
+    budget = TokenBudget(target_s, most, times)
     for decodes, contexts, wanted, duration_s in steps:
         decodes = min(decodes, most)
         iteration = budget.begin(decodes, contexts)
@@ -209,7 +210,7 @@ def test_budgets_stay_in_bounds(target_s: float, most: int, steps: list[tuple[in
         assert all(0 <= number <= want for number, want in zip(taken, wanted, strict=True))
         assert sum(taken) <= most - decodes
         assert sum(taken) >= min(MIN_PREFILL_TOKENS, most - decodes, sum(wanted))
-        budget.observe(iteration, duration_s)
+        times.observe(iteration.iteration, duration_s)
 
 
 # --- in an instance --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from actorserve.core.timing.profile import Curve, Profile
 from actorserve.core.timing.step_times import Iteration, StepTimes
-from tests.core.timing.test_profile import PROFILE
+from tests.core.harness.profiles import PROFILE
 
 
 def slower(factor: float) -> Profile:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,9 @@ from actorserve.core.messages import (
     Tokens,
 )
 from actorserve.core.timing.profile import Curve, Link, Profile
+from actorserve.options import ClusterOptions, SchedulingOptions
 from actorserve.profile_files import save_profile
-from actorserve.settings import Settings
+from actorserve.settings import Settings, load_settings
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import RunConfig
 from actorserve.sim.simulation import Simulation
@@ -97,13 +99,26 @@ def tokens(*rows: tuple[str, int]) -> Tokens:
     return Tokens(request_ids, (1,) * len(rows), positions, (0,) * len(rows))
 
 
-def small_run(*options: str, load_tokens_per_s: float = 400.0) -> RunConfig:
+UNUSUAL: dict[str, dict[str, Any]] = {
+    "workers": {
+        "policy": "fcfs",
+        "promote_after_s": 2.5,
+        "promote_after_by_priority_s": {"1": 7.0},
+        "min_share": 0.25,
+        "headroom_tokens_by_priority": {"-1": 8},
+        "max_queue_per_instance": 5,
+    },
+    "cluster": {"late_binding": False, "dispatch": "round_robin", "round_s": 0.75, "load_report_s": 0.5},
+}
+
+
+def small_run(*options: str, load_tokens_per_s: float = 400.0, settings: Settings | None = None) -> RunConfig:
     """A simulated worker whose pool is too small for its requests."""
     arguments = parsed(
         "--requests", "60", "--prompt-tokens", "uniform:20:90", "--output-tokens", "uniform:5:90", *options
     )
     pools = Pools(kv_tokens=384, host_kv_tokens=1024, tokens_per_block=16, bytes_per_token=BYTES_PER_TOKEN)
-    return run_config(arguments, Settings(), pools, Overheads(0.0005, 0.0002), load_tokens_per_s)
+    return run_config(arguments, settings or Settings(), pools, Overheads(0.0005, 0.0002), load_tokens_per_s)
 
 
 def test_a_request_is_measured_at_the_gateways_core() -> None:
@@ -174,11 +189,17 @@ def test_the_simulated_cluster_is_the_measured_one() -> None:
     cluster = small_run("--policy", "fcfs", "--max-tokens", "128").cluster
     assert (cluster.num_blocks, cluster.num_host_blocks, cluster.max_tokens) == (24, 64, 128)
     assert (cluster.network_s, cluster.step_overhead_s) == (0.0005, 0.0002)
-    defaults = Settings()
-    for name in ("max_batch_requests", "max_batch_tokens", "tpot_target_s", "prefix_cache", "policy", "swap"):
-        assert getattr(cluster, name) == getattr(defaults.workers, name)
-    for name in ("load_report_s", "retry_s", "death_after_s", "no_instance_timeout_s", "resume_timeout_s"):
-        assert getattr(cluster, name) == getattr(defaults.cluster, name)
+
+
+@pytest.mark.parametrize("settings", [Settings(), load_settings(None, UNUSUAL)])
+def test_the_simulated_cluster_has_the_options_of_the_measured_one(settings: Settings) -> None:
+    """Every option that a server and a simulated cluster share is as in the settings, except the measured pools."""
+    cluster = small_run(settings=settings).cluster
+    for name in SchedulingOptions.model_fields:
+        if name != "tokens_per_block":
+            assert getattr(cluster, name) == getattr(settings.workers, name), name
+    for name in ClusterOptions.model_fields:
+        assert getattr(cluster, name) == getattr(settings.cluster, name), name
 
 
 def test_both_sides_get_the_same_arrivals() -> None:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from actorserve.core.messages import StepPlan
-from tests.workers.kv.test_kv_cache import CONFIG, CPU, needs_native
+from tests.workers.kv.small_cache import CONFIG, CPU, needs_native
 from workers.batch import make_batch
 from workers.kv.cache import KVCache
 from workers.kv.staged_copier import StagedCopier, runs
@@ -120,7 +120,7 @@ def test_host_memory_is_taken_as_it_is_written() -> None:
     """A pool is reserved without being touched; copying out makes as much resident as was copied."""
     program = (
         "import torch; from workers.kv.shared_memory import resident_shared_bytes\n"
-        "from tests.workers.kv.test_kv_cache import CONFIG; from workers.kv.cache import KVCache\n"
+        "from tests.workers.kv.small_cache import CONFIG; from workers.kv.cache import KVCache\n"
         "from workers.kv.swap import HostPool\n"
         "cache = KVCache(CONFIG, 2000, 16, torch.float32, torch.device('cpu')); cache.pool.zero_()\n"
         "block = cache.pool.nbytes // 2000; before = resident_shared_bytes()\n"

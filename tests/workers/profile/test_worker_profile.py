@@ -13,8 +13,8 @@ from actorserve.errors import ProfileError
 from actorserve.processes.status import Reporter
 from actorserve.profile_files import load_profile, save_profile
 from actorserve.settings import Settings, load_settings
-from tests.core.timing.test_profile import PROFILE
-from tests.workers.profile.test_measure import CostEngine
+from tests.core.harness.profiles import PROFILE
+from tests.workers.profile.cost_engine import CostEngine
 from workers.engines.fake_engine import FakeEngine
 from workers.profile.worker_profile import cpu_name, facts_of, profile_file, profile_of
 

@@ -179,12 +179,6 @@ class SimulatedCluster:
                 frames.append(self._place(window))
         return frames
 
-    def next_due_s(self) -> float:
-        due_s = min(self._reports.due_s, self._heartbeats.due_s)
-        if self._window is not None and self._next_request_s < self._window.end_s:
-            due_s = min(due_s, self._next_request_s)
-        return due_s
-
     def take(self, frame: bytes, now: float) -> None:
         """Handle a frame from the coordinator. Only the few kinds of messages that matter are decoded."""
         sender, target, body_at = self._reader.read(frame)

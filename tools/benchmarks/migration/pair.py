@@ -22,12 +22,10 @@ from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
     CheckpointTo,
-    Close,
     Hello,
     LoadReport,
     Message,
     MigrateTo,
-    Open,
     Peer,
     PeerDown,
     PeerUp,
@@ -64,6 +62,15 @@ class Stream:
     handed_over_s: float | None = None
     migration: Transfer | None = None
     has_ended: bool = False
+
+    def put(self, effect: Deliver | End) -> None:
+        """Note when tokens and the end come (``actors.gateway.Stream``)."""
+        match effect:
+            case Deliver(token_ids=token_ids):
+                self.token_ids += token_ids
+                self.times_s += [time.monotonic()] * len(token_ids)
+            case End():
+                self.has_ended = True
 
 
 class _Placer:
@@ -135,16 +142,17 @@ class Pair:
         self._placer = _Placer()
         self._streams: dict[str, Stream] = {}
         self.actors: list[ClusterActor] = []
+        self._gateway: GatewayActor  # from open_actors on
 
     @property
     def journal_dir(self) -> Path | None:
         return self._settings.cluster.journal_dir
 
     def open_actors(self) -> None:
-        self.actors = [
-            ClusterActor(self._placer, self._node(COORDINATOR_NAME, Role.COORDINATOR)),
-            GatewayActor(self._sessions, self._node(GATEWAY, Role.GATEWAY), self),
-        ]
+        coordinator = ClusterActor(self._placer, self._node(COORDINATOR_NAME, Role.COORDINATOR))
+        node = self._node(GATEWAY, Role.GATEWAY)
+        self._gateway = GatewayActor(self._sessions, node, self._settings.http.max_open_requests)
+        self.actors = [coordinator, self._gateway]
 
     def _node(self, name: str, role: Role) -> Node:
         hello = Hello(PROTOCOL_VERSION, role, address_of(name, self._runtime_dir))
@@ -158,7 +166,7 @@ class Pair:
         """Begin a request on ``place``."""
         self._placer.places[request.request_id] = place
         stream = self._streams[request.request_id] = Stream(request.request_id)
-        self.actors[1].tell(Open(request))
+        self._gateway.submit(request, stream)
         return stream
 
     def order_move(self, num_bytes: int) -> float:
@@ -223,7 +231,7 @@ class Pair:
     async def end_all(self) -> None:
         """Close all requests, and wait until the workers report none. Raises: BenchError."""
         for request_id in self._streams:
-            self.actors[1].tell(Close(request_id))
+            self._gateway.release(request_id)
         await self.fresh_reports()
         await self._until(
             lambda: (
@@ -259,16 +267,6 @@ class Pair:
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
             raise BenchError(f"{self.name}: waited {_TIMEOUT_S:.0f} s for {what}") from None
-
-    def perform(self, effect: Effect) -> None:
-        """Note when tokens and ends come (``actors.gateway.ClientStreams``)."""
-        match effect:
-            case Deliver(request_id=request_id, token_ids=token_ids) if request_id in self._streams:
-                stream, now = self._streams[request_id], time.monotonic()
-                stream.token_ids += token_ids
-                stream.times_s += [now] * len(token_ids)
-            case End(request_id=request_id) if request_id in self._streams:
-                self._streams[request_id].has_ended = True
 
     def _on_handed_over(self, start: Start) -> None:
         stream = self._streams.get(start.request.request_id)

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from actorserve.core.messages import LoadReport
 from actorserve.core.timing.profile import Profile
+from actorserve.options import ClusterOptions, SchedulingOptions
 from actorserve.profile_files import load_profile
 from actorserve.settings import Settings, load_settings
 from actorserve.sim.arrivals import arrivals
@@ -109,28 +110,18 @@ def run_config(
     arguments: argparse.Namespace, settings: Settings, pools: Pools, overheads: Overheads, load_tokens_per_s: float
 ) -> RunConfig:
     """The same cluster, with arrivals whose answers sum up to ``load_tokens_per_s``. Raises: ActorserveError."""
-    workers, cluster = settings.workers, settings.cluster
+    shared = settings.workers.model_dump(include=set(SchedulingOptions.model_fields))
+    shared |= settings.cluster.model_dump(include=set(ClusterOptions.model_fields))
     values = {
         "seed": arguments.seed,
         "num_requests": arguments.requests,
-        "cluster": {
+        "cluster": shared
+        | {
             "profile": "measured",
-            "policy": workers.policy,
-            "swap": workers.swap,
             "kv_tokens": pools.kv_tokens,
             "host_kv_tokens": pools.host_kv_tokens,
             "tokens_per_block": pools.tokens_per_block,
             "max_context_tokens": arguments.max_tokens,
-            "max_batch_requests": workers.max_batch_requests,
-            "max_batch_tokens": workers.max_batch_tokens,
-            "tpot_target_s": workers.tpot_target_s,
-            "prefix_cache": workers.prefix_cache,
-            "load_report_s": cluster.load_report_s,
-            "retry_s": cluster.retry_s,
-            "death_after_s": cluster.death_after_s,
-            "max_waiting_requests": cluster.max_waiting_requests,
-            "no_instance_timeout_s": cluster.no_instance_timeout_s,
-            "resume_timeout_s": cluster.resume_timeout_s,
             "network_s": overheads.network_s,
             "step_overhead_s": overheads.step_s,
         },
