@@ -46,7 +46,7 @@ def test_a_profile_without_source_and_errors_is_whole() -> None:
         (
             "tokens = [1, 100, 1100]",
             "tokens = [1, 100]",
-            "prefill.seconds is 3 numbers: expected 2, one for each of tokens",
+            "prefill.seconds is 3 numbers: expected 2, one per entry of tokens",
         ),
         ("tokens = [1, 100, 1100]", "tokens = [1, 100, 100]", "prefill.tokens[2] is 100.0: expected more than 100"),
         ("tokens = [1, 100, 1100]", "tokens = [0, 100, 1100]", "prefill.tokens[0] is 0: expected a number from 1"),
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 def test_a_profile_of_another_model_is_one_line() -> None:
     """Model and KV size must be those that are served."""
     require_profile_of(WHOLE, Path("mine.toml"), "none", 100)
-    with pytest.raises(ProfileError, match=r"^mine\.toml: model is 'none': expected 'other', which is served here$"):
+    with pytest.raises(ProfileError, match=r"^mine\.toml: model is 'none': expected 'other', the served model$"):
         require_profile_of(WHOLE, Path("mine.toml"), "other", 100)
     with pytest.raises(ProfileError, match=r"^mine\.toml: kv_bytes_per_token is 100: expected 200, "):
         require_profile_of(WHOLE, Path("mine.toml"), "none", 200)

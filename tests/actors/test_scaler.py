@@ -219,7 +219,7 @@ def test_settings_choose_the_scaler(settings: ScalingSettings, expected: type) -
         ({"min_workers": 2}, "set max_workers as well"),
         ({"min_workers": 3, "max_workers": 2}, "min_workers is 3: expected at most 2"),
         ({"max_workers": 2, "start_with": "systemd", "unit": "worker.service"}, "expected {number} in it"),
-        ({"max_workers": 2, "start_with": "command"}, "expected a command as well"),
+        ({"max_workers": 2, "start_with": "command"}, "expected a setting `command` as well"),
         ({"max_workers": 2, "start_with": "command", "command": "a 'b"}, "No closing quotation"),
     ],
 )
