@@ -73,7 +73,7 @@ def resident_memory(root: Path = ROOT) -> ResidentMemory:
 
 def _groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
     """The version and the folder of each control group around this process that ``controller`` may limit."""
-    paths: dict[str, str] = {}  # by controller, and by "" for version 2: where our group lies in that tree
+    paths: dict[str, str] = {}  # controller ("" for version 2) -> the path of our group
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)

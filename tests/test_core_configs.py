@@ -123,11 +123,8 @@ OTHERWISE = {
 """Fields that no option sets -> what sets them."""
 
 WITHOUT_DEFAULT = {
-    (
-        ClusterConfig,
-        "report_ttl_s",
-    ),  # the core never lets reports expire; the mapping derives it from the reports' period
-    (ClusterConfig, "migration"),  # None, as scaling
+    (ClusterConfig, "report_ttl_s"),  # inf in the core; derived from load_report_s
+    (ClusterConfig, "migration"),  # None in the core, and so is scaling
     (ClusterConfig, "scaling"),
     (ScalingConfig, "max_workers"),  # it is set only if the operator wants scaling
     (ScalingConfig, "num_initial"),
@@ -178,7 +175,7 @@ def fields_of_all() -> Iterator[tuple[type[Any], Field[Any]]]:
 
 def test_every_field_of_every_config_is_walked() -> None:
     """Every field of a core's config is set by an option, or is listed here with what sets it."""
-    known = {(each.config, each.field) for each in TOLD}
+    known = {(case.config, case.field) for case in TOLD}
     known |= {(config, name) for config, names in OTHERWISE.items() for name in names}
     assert known == {(config, field.name) for config, field in fields_of_all()}
 
@@ -205,7 +202,7 @@ def test_the_cores_own_the_defaults(shell: str) -> None:
     if shell == "simulation":
         changes["workers"] = {"prefix_cache": True}
     made = configs(SHELLS[shell](changes))
-    checked = {(each.config, each.field) for each in TOLD} - WITHOUT_DEFAULT
+    checked = {(case.config, case.field) for case in TOLD} - WITHOUT_DEFAULT
     for config, field in fields_of_all():
         if (config, field.name) in checked:
             default = field.default_factory() if field.default_factory is not MISSING else field.default

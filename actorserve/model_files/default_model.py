@@ -44,7 +44,7 @@ def default_model(progress: Progress | None = None) -> Path:
     """The default model's GGUF file. It is downloaded first if the cache does not have it.
 
     If several callers need it at once, also in different processes, one downloads it and the others wait. A cached file
-    of the right size is trusted, because its digest was checked before it entered the cache, and it enters in one step.
+    of the right size is trusted, because its digest was checked before it was moved into the cache in one step.
 
     Raises: ModelError if the file cannot be downloaded (no network, no space, a wrong digest).
     """

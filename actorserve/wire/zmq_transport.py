@@ -15,7 +15,7 @@ from actorserve.wire.links import Link, LinkedTransport
 from actorserve.wire.transport import TransportLimits
 
 _READ_BATCH: Final = 256
-_ASKED_FOR: Final = 2  # before this many frames of a turn, the socket is asked whether a frame has arrived
+_ASKED_FOR: Final = 2  # reads per turn that first ask the socket whether a frame has arrived
 _POLLIN: Final = int(zmq.POLLIN)  # an int, because & with the enum is slower than asking the socket
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
 _RECONNECT_MS: Final = 50
