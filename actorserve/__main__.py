@@ -1,7 +1,7 @@
 import signal
 import sys
 
-# Importing takes a while. A Ctrl-C during it ends the process silently.
+# The imports below take a while. A Ctrl-C in that time ends the process without a traceback.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from actorserve.cli import main  # noqa: E402

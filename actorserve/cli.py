@@ -1,4 +1,4 @@
-"""The command line: ``actorserve serve`` for a person, and the processes that it starts."""
+"""The command line: ``actorserve serve``, which a person types, and the child processes that it starts."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130  # a shell's status for a process that Ctrl-C ended
 
 CHILDREN = {"coordinator": "actorserve.programs.coordinator", "gateway": "actorserve.programs.gateway"}
-"""Processes that ``serve`` starts, and the modules whose ``main(child)`` they run. Each process loads its own only."""
+"""Process name -> module whose ``main(child)`` it runs. A process imports only its own module."""
 
 
 def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -78,7 +78,7 @@ def _child_main(name: str, arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status; a failure is one line on stderr."""
+    """Run the command line. Returns the exit status. A failure prints one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in CHILDREN:
         return _child_main(given[0], given[1:])

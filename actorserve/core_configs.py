@@ -1,4 +1,4 @@
-"""The cores' configs, from what an operator chose: one mapping for the real processes and for the simulator."""
+"""Builds the cores' configs from the operator's options, for the real processes and for the simulator alike."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -14,14 +14,15 @@ from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile
 from actorserve.options import ClusterOptions, MigrationOptions, ScalingOptions, SchedulingOptions, default_of
 
-_REPORTS_MISSED: Final = 5  # a worker that misses this many load reports in a row is not well
-_ROUNDS_PER_ORDER: Final = 4  # how long an order to move requests holds
-_CPU_BYTES_PER_S: Final = 32 * 2**20  # copying takes cores from neighbours; at this pace it takes a few percent
+_REPORTS_MISSED: Final = 5  # without this many load reports in a row, a worker counts as unwell
+_ROUNDS_PER_ORDER: Final = 4  # how long an order to move requests stays valid
+_CPU_BYTES_PER_S: Final = 32 * 2**20  # copying takes cores from other workers; at this rate, a few percent
 
 
 class Chosen(Protocol):
-    """What an operator chose, in a settings file or in a simulation's cluster table. ``num_workers`` workers run, or
-    are being started, when the coordinator begins.
+    """The operator's options, from a settings file or from a simulation's cluster table.
+
+    ``num_workers``: how many workers run or are starting when the coordinator begins.
     """
 
     @property
@@ -42,7 +43,7 @@ class Chosen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """What an engine holds: KV blocks on the device and on its host. ``is_cpu``: it computes on the host's cores."""
+    """How many KV blocks an engine has on its device and on its host. ``is_cpu``: it computes on the host's cores."""
 
     num_blocks: int
     tokens_per_block: int
@@ -53,7 +54,7 @@ class EngineSizes:
 
 
 def cluster_config(chosen: Chosen) -> ClusterConfig:
-    """The coordinator's core."""
+    """The config of the coordinator's core."""
     workers, cluster, migration, scaling = chosen.workers, chosen.cluster, chosen.migration, chosen.scaling
     return ClusterConfig(
         max_waiting_requests=cluster.max_waiting_requests,
@@ -62,7 +63,7 @@ def cluster_config(chosen: Chosen) -> ClusterConfig:
         promote_after_s=workers.promote_after_s,
         promote_after_s_of=workers.promote_after_by_priority_s,
         min_share=workers.min_share,
-        # A worker that is silent for less than half of the time that counts as death may only have been held up.
+        # A worker that has been silent for less than half of death_after_s may only have been delayed.
         report_ttl_s=max(_REPORTS_MISSED * cluster.load_report_s, cluster.death_after_s / 2),
         dispatch=cluster.dispatch,
         late_binding=cluster.late_binding,
@@ -94,7 +95,7 @@ def cluster_config(chosen: Chosen) -> ClusterConfig:
 
 
 def gateway_config(chosen: Chosen) -> GatewayConfig:
-    """A gateway's core."""
+    """The config of a gateway's core."""
     cluster = chosen.cluster
     return GatewayConfig(
         retry_s=cluster.retry_s,
@@ -105,7 +106,7 @@ def gateway_config(chosen: Chosen) -> GatewayConfig:
 
 
 def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"") -> InstanceConfig:
-    """An instance's core. A worker that shows a ticket made with ``ticket_key`` may read the engine's KV."""
+    """The config of an instance's core. A worker with a ticket signed by ``ticket_key`` may read the engine's KV."""
     workers, cluster, migration = chosen.workers, chosen.cluster, chosen.migration
     bytes_per_s = migration.bytes_per_s
     return InstanceConfig(
@@ -137,7 +138,7 @@ def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"")
 
 
 def instance_recipe(chosen: Chosen, sizes: EngineSizes, profile: Profile, ticket_key: bytes = b"") -> InstanceRecipe:
-    """An instance's core with its policy, and the times that its engine takes."""
+    """The recipe of an instance's core: its config, its policy, and the profile of its engine's times."""
     workers = chosen.workers
     return InstanceRecipe(
         instance_config(chosen, sizes, ticket_key),

@@ -1,8 +1,8 @@
-"""The exceptions that cross a module's edge. Expected outcomes are values, not exceptions (``core.messages``)."""
+"""The exceptions that pass between modules. Expected outcomes are values, not exceptions (``core.messages``)."""
 
 
 class ActorserveError(Exception):
-    """Base of all our errors; its text is one line that a user can act on."""
+    """Base class of all our errors. Its text is one line that tells the user what to do."""
 
 
 class SettingsError(ActorserveError):
@@ -26,7 +26,7 @@ class SimulationError(ActorserveError):
 
 
 class ProtocolError(ActorserveError):
-    """A frame that no well-behaved peer sends. Counted and dropped, never a crash."""
+    """A frame that no correct peer sends. The receiver counts and drops it, and does not crash."""
 
 
 class InvalidRequestError(ActorserveError):

@@ -1,7 +1,7 @@
-"""Memory and cores that the host and its control groups leave to this process (Linux).
+"""How much memory and how many cores this process may use, on the host and in its control groups (Linux).
 
-Control groups nest, and each one's limit holds: a process may take what the narrowest of them leaves. Both versions
-are read, for hosts run either (or both at once), and containers may show only their own part of the tree.
+Control groups nest, and the limit of every group around a process applies, so the smallest limit counts. We read both
+versions of control groups, because a host may run either or both. A container may show only its own part of the tree.
 """
 
 import math
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_UNKNOWN_MEMORY_BYTES = 4 * 2**30  # assumed where the kernel does not tell
+_UNKNOWN_MEMORY_BYTES = 4 * 2**30  # assumed if the kernel does not report it
 
 ROOT = Path("/")
 
 
 def available_memory_bytes(root: Path = ROOT) -> int:
-    """Memory that this process can take without swapping, within the host and the narrowest control group.
+    """Memory that this process can take without swapping, within the limits of the host and of its control groups.
 
-    Page cache that a group could drop counts as free, as it does in the kernel's figure for the host.
+    Page cache that a group could drop counts as available, as in the kernel's figure for the host.
     """
     available = next(
         (
@@ -41,9 +41,9 @@ def available_memory_bytes(root: Path = ROOT) -> int:
 
 
 def usable_cores(root: Path = ROOT) -> int:
-    """Cores that this process may keep busy: those of its affinity, within the narrowest CPU quota; at least 1.
+    """How many cores this process may keep busy, by its CPU affinity and the smallest CPU quota; at least 1.
 
-    A quota of two and a half cores is two: a third thread would have the others wait for it.
+    A quota of 2.5 cores counts as 2, because the other threads would have to wait for a throttled third thread.
     """
     cores = float(len(os.sched_getaffinity(0)))
     for version, folder in _groups("cpu", root):
@@ -57,14 +57,14 @@ def usable_cores(root: Path = ROOT) -> int:
 
 
 class ResidentMemory(NamedTuple):
-    """This process's memory in RAM: all of it, and the part that it wrote itself and does not share."""
+    """This process's resident memory: the total, and the private part that it has written itself."""
 
     total_bytes: int
     private_bytes: int
 
 
 def resident_memory(root: Path = ROOT) -> ResidentMemory:
-    """Measured now; zeros if the kernel does not tell."""
+    """Measured now; zeros if the kernel does not report it."""
     fields = _read(root / "proc/self/statm").split()[1:3]
     resident, shared = map(int, fields) if len(fields) == 2 and all(map(str.isdecimal, fields)) else (0, 0)
     page_bytes = os.sysconf("SC_PAGE_SIZE")
@@ -73,7 +73,7 @@ def resident_memory(root: Path = ROOT) -> ResidentMemory:
 
 def _groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
     """The version and the folder of each control group around this process that ``controller`` may limit."""
-    paths: dict[str, str] = {}  # by controller, and by "" for version 2: where our group lies in that tree
+    paths: dict[str, str] = {}  # controller ("" for version 2) -> the path of our group
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         paths |= dict.fromkeys(controllers.split(","), path)
@@ -88,7 +88,7 @@ def _groups(controller: str, root: Path) -> Iterator[tuple[int, Path]]:
             continue
         shown, mount = before.split(" ")[3:5]
         top = root / mount.lstrip("/")
-        # A container may see its own group at the top of the mount, while its path is told from the host's top.
+        # In a container the mount may begin at the container's own group, although the path begins at the host's root.
         inside = Path(path)
         inside = inside.relative_to(shown) if inside.is_relative_to(shown) else inside.relative_to("/")
         folder = top / inside

@@ -1,11 +1,11 @@
-"""Logging, the same in every process: one line per event to stderr, with time, process name and level."""
+"""The log format of every process: one line per event on stderr, with time, process name and level."""
 
 import logging
 import sys
 
 
 class _OneLine(logging.Formatter):
-    """Keeps an event on one line, whatever a peer put into it; a traceback keeps its lines."""
+    """Keeps an event on one line, even if a peer's text holds line breaks. A traceback keeps its lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the standard library's name
         record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")

@@ -1,6 +1,6 @@
-"""What an operator chooses about scheduling: the options that a server's settings and a simulated cluster share.
+"""The scheduling options of an operator, which a server's settings and a simulated cluster share.
 
-Each option that a core is told takes its default from that core's config, which owns it. ``actorserve.settings`` and
+An option that goes into a core's config takes its default from that config. ``actorserve.settings`` and
 ``actorserve.sim.cluster_table`` build their sections on these, and ``actorserve.core_configs`` maps them to the cores'
 configs. Units stand in the names.
 """
@@ -20,7 +20,7 @@ from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.scheduling.token_budget import MIN_PREFILL_TOKENS
 
-MIN_PERIOD_S: Final = 1e-3  # a shorter period would keep a process busy with nothing else
+MIN_PERIOD_S: Final = 1e-3  # with a shorter period, a process would have no time for other work
 MAX_S: Final = 31 * 86_400.0
 MAX_COUNT: Final = 10**9
 MAX_WORKERS: Final = 1024  # of one server
@@ -34,21 +34,21 @@ Policy = Literal["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt
 
 
 def default_of(config: type[Any], name: str) -> Any:
-    """The default of a field of a core's config. Raises: TypeError where it has none, or one made by a factory."""
-    default = next(each.default for each in fields(config) if each.name == name)
+    """The default of a field of a core's config. Raises: TypeError if it has none, or one made by a factory."""
+    default = next(field.default for field in fields(config) if field.name == name)
     if default is MISSING:
         raise TypeError(f"{config.__name__}.{name} has no default")
     return default
 
 
 def parse_priority(text: str) -> int | None:
-    """A priority class, as TOML and JSON name a key; None where the text is no whole number of 32 bits."""
+    """The priority class that a key of TOML or JSON names; None if the text is not a 32-bit integer."""
     is_number = text.removeprefix("-").isdecimal() and len(text) <= 11
     return int(text) if is_number and -(2**31) <= int(text) < 2**31 else None
 
 
 class Options(BaseModel):
-    """Unknown names are errors."""
+    """Base class of the sections; an unknown name is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -56,53 +56,57 @@ class Options(BaseModel):
 class SchedulingOptions(Options):
     """How each worker schedules its requests."""
 
-    tokens_per_block: int = Field(16, ge=1, le=1024, description="tokens that share a block of the KV cache")
+    tokens_per_block: int = Field(16, ge=1, le=1024, description="number of tokens in one block of the KV cache")
     max_batch_requests: Count = Field(
-        default_of(InstanceConfig, "max_batch_requests"), description="most requests in one iteration of a worker"
+        default_of(InstanceConfig, "max_batch_requests"),
+        description="maximum number of requests in one iteration of a worker",
     )
     max_batch_tokens: Count = Field(
         default_of(InstanceConfig, "max_batch_tokens"),
-        description="most prefill and decode tokens in one iteration of a worker",
+        description="maximum number of prefill and decode tokens in one iteration of a worker",
     )
     tpot_target_s: float = Field(
         default_of(InstanceConfig, "tpot_target_s"),
         gt=0,
         allow_inf_nan=True,
-        description="prefill chunks are so short that iterations with decodes take at most this time; inf: no target",
+        description="longest time of an iteration with decodes, which bounds the prefill chunks in it; inf: no bound",
     )
     prefix_cache: bool = Field(
-        default_of(InstanceConfig, "prefix_cache"), description="reuse the KV of prompts that begin with equal tokens"
+        default_of(InstanceConfig, "prefix_cache"),
+        description="whether prompts that begin with the same tokens share the KV of those tokens",
     )
     policy: Policy = Field("skip_join_mlfq", description="the order of requests on a worker")
     promote_after_s: PeriodOrInf = Field(
         default_of(ClusterConfig, "promote_after_s"),
-        description="a request that has waited this long is promoted to the top of its feedback queue; inf: never",
+        description="waiting time after which a request moves to the top of its feedback queue; inf: never",
     )
     promote_after_by_priority_s: dict[int, PeriodOrInf] = Field(
-        default_factory=dict, description="promote_after_s of requests of some priorities; {}: the same for all"
+        default_factory=dict,
+        description="priority -> promote_after_s for requests of that priority; {}: promote_after_s applies to all",
     )
     min_share: float = Field(
         default_of(ClusterConfig, "min_share"),
         ge=0,
         lt=1,
-        description="share of the computing time that is left to requests of less urgent priority",
+        description="share of the computing time (0 to 1) that requests of less urgent priorities get in any case",
     )
     swap: Literal["proactive", "reactive", "recompute"] = Field(
         default_of(InstanceConfig, "swap_mode").value,
-        description="what becomes of a preempted request's KV: copied to the host early, at need, or dropped",
+        description="a preempted request's KV is copied to the host in advance, copied on demand, or dropped",
     )
     max_queue_per_instance: Count = Field(
         default_of(ClusterConfig, "max_queue_per_instance"),
-        description="most requests that wait on one worker for their first iteration; more wait at the coordinator",
+        description="maximum number of requests that wait on one worker for their first iteration",
     )
     headroom_tokens_by_priority: dict[int, Annotated[int, Field(ge=0, le=MAX_COUNT)]] = Field(
-        default_factory=dict, description="KV tokens that count as used beside requests of some priorities; {}: none"
+        default_factory=dict,
+        description="priority -> KV tokens that count as used on a worker that runs such requests; {}: none",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _read_priorities(cls, values: Any) -> Any:
-        """TOML and JSON have texts as keys."""
+        """Turn the keys into integers, because TOML and JSON keys are strings."""
         if not isinstance(values, Mapping):
             return values
         read = dict(values)
@@ -124,13 +128,13 @@ class SchedulingOptions(Options):
         if self.max_batch_tokens < least:
             raise ValueError(
                 f"max_batch_tokens is {self.max_batch_tokens}: expected at least max_batch_requests + "
-                f"{MIN_PREFILL_TOKENS} = {least}, so that prompts enter beside a full batch"
+                f"{MIN_PREFILL_TOKENS} = {least}, so that a full batch leaves tokens for prompts"
             )
         return self
 
 
 class ClusterOptions(Options):
-    """How requests find a worker, and how often processes talk to each other."""
+    """How requests get a worker, and how often processes send messages to each other."""
 
     load_report_s: Period = Field(
         default_of(InstanceConfig, "load_report_s"), description="time between two load reports of a worker"
@@ -141,72 +145,77 @@ class ClusterOptions(Options):
     death_after_s: Period = Field(2.0, description="a process that has been silent for this time counts as dead")
     max_waiting_requests: Count = Field(
         default_of(ClusterConfig, "max_waiting_requests"),
-        description="most requests that wait at the coordinator for a worker; more are refused",
+        description="maximum number of requests that wait at the coordinator; further requests are refused",
     )
     dispatch: Literal["freeness", "least_loaded", "round_robin"] = Field(
-        default_of(ClusterConfig, "dispatch"), description="which worker a request goes to"
+        default_of(ClusterConfig, "dispatch"), description="the rule that chooses a request's worker"
     )
     late_binding: bool = Field(
         default_of(ClusterConfig, "late_binding"),
-        description="whether a request waits at the coordinator until a worker has room for it",
+        description="whether a request waits at the coordinator until a worker has free KV blocks for it",
     )
     round_s: Period = Field(
         default_of(ClusterConfig, "round_s"), description="time between two decisions about migration and scaling"
     )
     no_instance_timeout_s: Period = Field(
         default_of(GatewayConfig, "no_instance_timeout_s"),
-        description="a new request that no worker could take for this time is refused",
+        description="a new request is refused if no worker could accept it for this time",
     )
     resume_timeout_s: Period = Field(
         default_of(GatewayConfig, "resume_timeout_s"),
-        description="a request whose client has part of the answer fails after this time without a worker",
+        description="a request that has already sent part of its answer fails after this time without a worker",
     )
 
 
 class MigrationOptions(Options):
-    """Which worker moves requests to which. Bounds are a worker's freeness, in iterations: how many tokens each of its
-    requests can still generate before the worker's KV memory is full.
+    """When requests migrate between workers. The bounds are freeness in iterations: how many more tokens every request
+    on a worker can generate before the worker's KV memory is full.
     """
 
-    enabled: bool = Field(True, description="whether running requests move from worker to worker")
+    enabled: bool = Field(True, description="whether running requests may migrate between workers")
     source_below: Freeness = Field(
-        default_of(PairingConfig, "source_below"), description="a worker with less freeness moves requests away"
+        default_of(PairingConfig, "source_below"),
+        description="freeness below which a worker begins to migrate requests away",
     )
     source_until: Freeness = Field(
-        default_of(PairingConfig, "source_until"), description="freeness at which such a worker stops"
+        default_of(PairingConfig, "source_until"),
+        description="freeness at which a worker stops migrating requests away",
     )
     destination_above: Freeness = Field(
-        default_of(PairingConfig, "destination_above"), description="a worker with more freeness may receive requests"
+        default_of(PairingConfig, "destination_above"),
+        description="freeness above which a worker may receive migrating requests",
     )
     rest_s: Period = Field(
         default_of(PairingConfig, "rest_s"),
-        description="time in which a worker that sent does not receive, and one that received does not send",
+        description="time after a migration in which its source receives no requests and its destination sends none",
     )
     max_moves: Count = Field(
-        default_of(PairingConfig, "max_moves"), description="most pairs of workers that move requests at once"
+        default_of(PairingConfig, "max_moves"),
+        description="maximum number of pairs of workers that migrate requests at once",
     )
     mode: Literal["live", "blocking", "recompute"] = Field(
-        default_of(MigrationConfig, "mode").value, description="how a request moves"
+        default_of(MigrationConfig, "mode").value, description="how a request migrates"
     )
     max_outgoing: Count = Field(
-        default_of(MigrationConfig, "max_outgoing"), description="most requests that leave one worker at once"
+        default_of(MigrationConfig, "max_outgoing"),
+        description="maximum number of requests that migrate away from one worker at once",
     )
     timeout_s: Period = Field(
         default_of(MigrationConfig, "timeout_s"),
-        description="time that the other worker may take for a step, in addition to the copying",
+        description="longest time that the other worker may take for a step of a migration, excluding the copying",
     )
     bytes_per_s: float | None = Field(
         default_of(MigrationConfig, "bytes_per_s"),
         ge=1.0,
         le=1e15,
         allow_inf_nan=False,
-        description="most KV bytes per second that a worker reads from one other; default: 32 MiB/s on CPUs, else all",
+        description="maximum KV bytes per second from a worker to another; default: 32 MiB/s on CPUs, else no limit",
     )
     checkpoint_tokens: int = Field(
         default_of(InstanceConfig, "checkpoint_tokens"),
         ge=0,
         le=MAX_COUNT,
-        description="new tokens of a request after which another worker copies its KV; 0: no checkpoints",
+        description="number of new tokens of a request after which another worker copies its KV; 0: no checkpoints",
     )
 
     @model_validator(mode="after")
@@ -214,19 +223,22 @@ class MigrationOptions(Options):
         if not self.source_below <= self.source_until <= self.destination_above:
             raise ValueError(
                 f"source_until is {self.source_until:g}: expected a number from {self.source_below:g} (source_below) "
-                f"to {self.destination_above:g} (destination_above), or requests would go to and fro"
+                f"to {self.destination_above:g} (destination_above), or requests would move back and forth"
             )
         return self
 
 
 class ScalingOptions(Options):
-    """How many workers there are: as many as at the start, or between two bounds as the load asks."""
+    """How many workers run: as many as at the start, or a number between two bounds that follows the load."""
 
     min_workers: int | None = Field(
-        None, ge=1, le=MAX_WORKERS, description="fewest workers; default: one. Needs max_workers"
+        None, ge=1, le=MAX_WORKERS, description="minimum number of workers; default: one. It needs max_workers"
     )
     max_workers: int | None = Field(
-        None, ge=1, le=MAX_WORKERS, description="most workers; default: the number of workers stays as it is"
+        None,
+        ge=1,
+        le=MAX_WORKERS,
+        description="maximum number of workers; default: the number of workers never changes",
     )
     scale_out_below: Freeness = Field(
         default_of(ScalingConfig, "scale_out_below"),
@@ -237,18 +249,19 @@ class ScalingOptions(Options):
         description="a worker is stopped when the mean freeness, in iterations, stays above this bound",
     )
     hold_s: Period = Field(
-        default_of(ScalingConfig, "hold_s"), description="time that the mean freeness has to stay beyond a bound"
+        default_of(ScalingConfig, "hold_s"),
+        description="how long the mean freeness must stay beyond a bound before a worker is started or stopped",
     )
     start_timeout_s: Period = Field(
         default_of(ScalingConfig, "start_timeout_s"),
-        description="a worker that has not reported this long after its start was ordered counts as failed",
+        description="time after which a start counts as failed if the new worker has not reported",
     )
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
         if self.max_workers is None:
             if self.min_workers is not None:
-                raise ValueError("min_workers bounds a number that is fixed: set max_workers as well")
+                raise ValueError("min_workers has no effect without max_workers: set max_workers as well")
         elif (self.min_workers or 1) > self.max_workers:
             raise ValueError(f"min_workers is {self.min_workers}: expected at most {self.max_workers} (max_workers)")
         if not self.scale_out_below < self.scale_in_above:

@@ -1,7 +1,7 @@
-"""Profiles as files: small TOML that a person can read and write, read strictly.
+"""Reads and writes profiles as small TOML files, which a person can read and edit. Reading is strict.
 
-A file that is wrong is one line that names it, the key, and what was expected. ``config/profiles`` holds published
-ones; those that workers measure lie in the cache's ``profiles`` folder.
+The error for a wrong file is one line with the file, the key, and the expected value. ``config/profiles`` holds
+published profiles. Workers keep the profiles that they measure in the cache's ``profiles`` folder.
 """
 
 import json
@@ -18,8 +18,8 @@ from typing import Any
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProfileError
 
-_MAX_SECONDS = 3600.0  # an iteration that takes longer is a mistake of units
-_MAX_COUNT = 1e9  # largest number of tokens or requests
+_MAX_SECONDS = 3600.0  # a longer iteration is surely a wrong unit
+_MAX_COUNT = 1e9  # of tokens or requests
 _MAX_POINTS = 256
 _BYTES_PER_S = (1e3, 1e15)
 
@@ -34,7 +34,7 @@ def load_profile(file: Path) -> Profile:
 
 
 def parse_profile(text: str, place: str) -> Profile:
-    """``place`` names it in errors. Raises: ProfileError, in one line."""
+    """``place`` names the text in errors. Raises: ProfileError, in one line."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -69,17 +69,21 @@ def profile_text(profile: Profile) -> str:
     lines += [f"threads = {profile.threads}", f"kv_bytes_per_token = {profile.kv_bytes_per_token}"]
     if profile.source:
         lines.append(f"source = {json.dumps(profile.source)}")
-    lines += ["", "[prefill]  # an iteration of so many tokens; context_s: more for each of them and token before them"]
+    lines += ["", "[prefill]  # an iteration, by its tokens; context_s: added per pair of a token and an earlier one"]
     lines += [*_points("tokens", profile.prefill), f"context_s = {_number(profile.prefill_context_s)}"]
-    lines += ["", "[decode]  # an iteration of so many requests, without context", *_points("requests", profile.decode)]
-    lines += ["", "[decode_context]  # more, for so many tokens of context of all requests together"]
+    lines += [
+        "",
+        "[decode]  # an iteration, by its requests, without their context",
+        *_points("requests", profile.decode),
+    ]
+    lines += ["", "[decode_context]  # added for context, by the tokens of all requests together"]
     lines += _points("tokens", profile.decode_context)
     for name, link in (("swap", profile.swap), ("transfer", profile.transfer)):
         to = "KV to host memory, and back" if name == "swap" else "KV to another instance"
         lines += ["", f"[{name}]  # {to}", f"latency_s = {_number(link.latency_s)}"]
         lines.append(f"bytes_per_s = {_number(link.bytes_per_s)}")
     if profile.errors:
-        lines += ["", "[errors]  # of the fit, relative to what was measured"]
+        lines += ["", "[errors]  # of the fit, relative to the measurements"]
         lines += [f"{name} = {_number(error)}" for name, error in profile.errors]
     return "\n".join(lines) + "\n"
 
@@ -97,18 +101,18 @@ def save_profile(profile: Profile, file: Path, heading: str = "") -> None:
             opened.write(comment + ("\n" if comment else "") + profile_text(profile))
         os.replace(partial, file)
     finally:
-        with suppress(FileNotFoundError):  # the file has been renamed
+        with suppress(FileNotFoundError):  # it was renamed to ``file``
             os.unlink(partial)
 
 
 def require_profile_of(profile: Profile, place: Path, model: str, kv_bytes_per_token: int) -> None:
-    """Raises: ProfileError, if the profile belongs to another model, or to one with KV of another size."""
+    """Raises: ProfileError, if the profile belongs to another model, or to one with another KV size."""
     if profile.model != model:
-        raise ProfileError(f"{place}: model is {profile.model!r}: expected {model!r}, which is served here")
+        raise ProfileError(f"{place}: model is {profile.model!r}: expected {model!r}, the served model")
     if profile.kv_bytes_per_token != kv_bytes_per_token:
         raise ProfileError(
             f"{place}: kv_bytes_per_token is {profile.kv_bytes_per_token}: expected {kv_bytes_per_token}, "
-            "as the engine has them (another dtype, or another model of this name?)"
+            "the engine's number (another dtype, or another model of the same name?)"
         )
 
 
@@ -124,7 +128,7 @@ def _points(name: str, curve: Curve) -> list[str]:
 
 
 class _Table:
-    """One table of the file: hands out its values, and remembers which names were asked for."""
+    """One table of the file. It returns checked values, and remembers the names that were read."""
 
     def __init__(self, values: Mapping[str, Any], place: str, name: str) -> None:
         self.tables: list[_Table] = []
@@ -161,13 +165,13 @@ class _Table:
         xs = self._array(x_name, least_x, _MAX_COUNT)
         ys = self._array("seconds", 0.0, _MAX_SECONDS)
         if len(xs) != len(ys):
-            raise self._wrong("seconds", f"{len(ys)} numbers", f"{len(xs)}, one for each of {x_name}")
+            raise self._wrong("seconds", f"{len(ys)} numbers", f"{len(xs)}, one per entry of {x_name}")
         for place, (left, right) in enumerate(pairwise(xs), 1):
             if right <= left:
-                raise self._error(f"{x_name}[{place}]", right, f"more than {left:g}, which stands before it")
+                raise self._error(f"{x_name}[{place}]", right, f"more than {left:g}, the number before it")
         for place, (left, right) in enumerate(pairwise(ys), 1):
             if right < left:
-                raise self._error(f"seconds[{place}]", right, f"at least {left:g}, as for less work before it")
+                raise self._error(f"seconds[{place}]", right, f"at least {left:g}, the time for less work")
         if ys[0] == 0.0 and not may_be_zero:
             raise self._error("seconds[0]", 0, "more than 0: the shortest iteration is the scheduler's first quantum")
         return Curve(xs, ys)

@@ -1,7 +1,7 @@
-"""A server's settings: defaults, a TOML file over them, and command-line options over that.
+"""A server's settings. A TOML file overrides the defaults, and command-line options override the file.
 
 ``config/actorserve.toml`` shows every setting with its default. Unknown names are errors, so a misspelt setting is
-found at start. Units stand in the names. What a simulated cluster has as well is in ``actorserve.options``.
+found at start. Names end with the unit. The options that a simulated cluster shares are in ``actorserve.options``.
 """
 
 import shlex
@@ -28,81 +28,91 @@ class _Section(BaseModel):
 
 
 class HttpSettings(_Section):
-    """What clients talk to."""
+    """The HTTP API."""
 
-    host: str = Field("127.0.0.1", description="the address on which the gateway listens")
-    port: int = Field(8000, ge=0, le=65535, description="the port on which the gateway listens; 0: a free one")
-    api_keys_file: Path | None = Field(None, description="a file of API keys; default: no key is needed")
-    max_body_bytes: int = Field(8 * 2**20, ge=1024, description="the longest body of an HTTP request")
+    host: str = Field("127.0.0.1", description="address on which the gateway listens")
+    port: int = Field(8000, ge=0, le=65535, description="port on which the gateway listens; 0: any free port")
+    api_keys_file: Path | None = Field(None, description="file of API keys; default: clients need no key")
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, description="largest body of an HTTP request, in bytes")
     max_open_requests: int = Field(
-        4096, ge=1, description="most choices that are being answered at once; more are refused as overload"
+        4096, ge=1, description="maximum number of choices that are generated at once; further requests get 503"
     )
-    max_choices: int = Field(16, ge=1, description="the largest `n` that a request may ask for")
-    max_stop_strings: int = Field(16, ge=1, description="most stop strings of one request")
-    max_stop_chars: int = Field(256, ge=1, description="characters of the longest stop string")
-    max_top_logprobs: int = Field(20, ge=0, description="the largest `top_logprobs` that a request may ask for")
+    max_choices: int = Field(16, ge=1, description="largest `n` of a request")
+    max_stop_strings: int = Field(16, ge=1, description="maximum number of stop strings of one request")
+    max_stop_chars: int = Field(256, ge=1, description="maximum length of a stop string, in characters")
+    max_top_logprobs: int = Field(20, ge=0, description="largest `top_logprobs` of a request")
     keep_alive_s: float = Field(
-        15.0, gt=0, description="a stream that has been silent for this time gets a comment, so that proxies keep it"
+        15.0, gt=0, description="a stream that was silent for this time gets a comment, so that proxies do not close it"
     )
-    template_timeout_s: float = Field(5.0, gt=0, description="longest time that rendering a chat template may take")
+    template_timeout_s: float = Field(5.0, gt=0, description="longest time for rendering a chat template")
 
 
 class ModelSettings(_Section):
-    """What is served."""
+    """The served model."""
 
     path: str = Field("default", description="`default`, a GGUF file, or a Hugging Face folder")
-    name: str | None = Field(None, description="the name that clients ask for; default: the model's own")
+    name: str | None = Field(None, description="the model name in clients' requests; default: the model's own name")
     load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="auto: the model's weights; dummy: random weights, for measuring"
+        "auto", description="auto: load the model's weights; dummy: random weights, for measurements"
     )
     dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = Field(
-        "auto", description="numbers that workers compute with; auto: int8 on CPUs, bfloat16 on GPUs"
+        "auto", description="number format of the computation; auto: int8 on CPUs, bfloat16 on GPUs"
     )
 
 
 class WorkerSettings(SchedulingOptions, _Section):
-    """One engine per worker process."""
+    """The workers. A worker is one process with one engine."""
 
     count: int | None = Field(
         None, ge=1, le=MAX_WORKERS, description="number of workers; default: one per GPU, or two without a GPU"
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where workers compute; auto: on GPUs if there are any"
+        "auto", description="device of the workers; auto: GPUs if there are any, otherwise the CPU"
     )
-    engine: Literal["torch", "fake"] = Field("torch", description="fake: tokens without meaning, for tests")
+    engine: Literal["torch", "fake"] = Field("torch", description="what computes; fake: meaningless tokens, for tests")
     threads: int | None = Field(
-        None, ge=1, description="CPU threads of each worker; default: an equal share of the cores"
+        None, ge=1, description="number of CPU threads per worker; default: an equal share of the cores"
     )
     memory_bytes: int | None = Field(
-        None, ge=1, description="all memory of each CPU worker; default: an equal share of what is available"
+        None,
+        ge=1,
+        description="total memory of a CPU worker; default: an equal share of the memory available at the start",
     )
     kv_cache_bytes: int | None = Field(
-        None, ge=1, description="KV cache of each worker; default: part of the memory that weights and computing leave"
+        None,
+        ge=1,
+        description="size of a worker's KV cache; default: a part of the memory that weights and computing leave free",
     )
     host_kv_bytes: int | None = Field(
-        None, ge=0, description="host memory of each worker that KV is swapped to; 0: none; default: none on CPUs"
+        None,
+        ge=0,
+        description="host memory of a worker for swapped KV; default: 0 (none) on CPUs, the KV cache's size on GPUs",
     )
     max_context_tokens: int | None = Field(
-        None, ge=2, description="prompt and output tokens of the longest request; default: the model's own limit"
+        None,
+        ge=2,
+        description="maximum number of prompt and output tokens of a request; default: the model's own limit",
     )
     policy: Literal["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt"] = Field(
-        "skip_join_mlfq", description="the order of requests on a worker"
+        "skip_join_mlfq", description="scheduling policy of a worker"
     )
     profile: Path | None = Field(
-        None, description="file of iteration times; default: measured at the first start, and kept in the cache"
+        None,
+        description="profile with the times of iterations; default: measured at the first start, and kept in the cache",
     )
 
 
 class ClusterSettings(ClusterOptions, _Section):
-    """How processes find and watch each other. All sockets lie in ``runtime_dir``, which only its owner may enter."""
+    """How processes find and watch each other. All sockets are in ``runtime_dir``, which only its owner may enter."""
 
     runtime_dir: Path | None = Field(None, description="folder of the sockets; default: a fresh private folder")
-    heartbeat_s: Period = Field(0.25, description="time between two signs of life of a process")
+    heartbeat_s: Period = Field(0.25, description="time between two heartbeats of a process")
     drain_timeout_s: float = Field(
-        30.0, gt=0, description="time that running requests have to finish when the server is told to stop"
+        30.0, gt=0, description="time for running requests to finish after the server was told to stop"
     )
     journal_dir: Path | None = Field(
-        None, description="folder in which each process records what its core is told; default: nothing is recorded"
+        None,
+        description="folder of the journals, in which processes record the inputs of their cores; default: no journals",
     )
 
 
@@ -117,39 +127,41 @@ class MigrationSettings(MigrationOptions, _Section):
 
 
 class ScalingSettings(ScalingOptions, _Section):
-    """What starts and stops workers."""
+    """How further workers are started."""
 
     start_with: Literal["processes", "systemd", "command"] = Field(
         "processes", description="what starts a worker: this server on this machine, systemd, or a command"
     )
-    unit: str = Field(
-        "actorserve-worker@{number}.service", description="the systemd unit of worker {number}, for systemd"
-    )
-    command: str | None = Field(None, description="a command line that starts a worker; default: none")
+    unit: str = Field("actorserve-worker@{number}.service", description="with systemd: the unit of worker {number}")
+    command: str | None = Field(None, description="with command: the command line that starts a worker; default: none")
 
     @property
     def command_words(self) -> list[str]:
-        """The command, taken apart as a shell does."""
+        """The command, split into words as a shell does."""
         return shlex.split(self.command or "")
 
     @model_validator(mode="after")
     def _check_starts(self) -> Self:
         if self.start_with == "systemd" and "{number}" not in self.unit:
-            raise ValueError(f"unit is {self.unit}: expected {{number}} in it, which tells the units apart")
+            raise ValueError(f"unit is {self.unit}: expected {{number}} in it, so that the units differ")
         try:
             has_command = bool(self.command_words)
         except ValueError as error:
             raise ValueError(f"command is {self.command}: {error}") from None
         if self.start_with == "command" and not has_command:
-            raise ValueError("start_with is command: expected a command as well")
+            raise ValueError("start_with is command: expected a setting `command` as well")
         return self
 
 
 class SupervisionSettings(_Section):
     """A process that fails is restarted after a pause that doubles each time."""
 
-    max_restarts: int = Field(5, ge=0, description="the server ends when a process fails more often within window_s")
-    window_s: float = Field(60.0, gt=0, description="time in which max_restarts failures count")
+    max_restarts: int = Field(
+        5,
+        ge=0,
+        description="how often a process may be restarted within window_s; its next failure ends the server",
+    )
+    window_s: float = Field(60.0, gt=0, description="time window in which restarts count towards max_restarts")
     backoff_s: float = Field(0.2, gt=0, description="pause before the first restart")
     max_backoff_s: float = Field(10.0, gt=0, description="longest pause before a restart")
 
@@ -167,12 +179,12 @@ class Settings(_Section):
 
     @property
     def num_workers(self) -> int:
-        """How many workers the start brings up; 0 while ``workers.count`` is not resolved."""
+        """How many workers run from the start; 0 until ``workers.count`` is resolved."""
         return self.workers.count or 0
 
 
 def load_settings(file: Path | None, overrides: dict[str, dict[str, Any]] | None = None) -> Settings:
-    """Read ``file`` (TOML) and lay ``overrides`` (section -> name -> value; None values are skipped) over it.
+    """Read ``file`` (TOML) and apply ``overrides`` (section -> name -> value; None values are skipped).
 
     Raises: SettingsError, in one line that names the file and each wrong setting.
     """

@@ -7,7 +7,7 @@ import pytest
 
 from actorserve.model_files.locate import locate
 
-# Read when torch is loaded. Threads that spin while they wait take ten times as long where the cores are busy.
+# Torch reads this when it is loaded. If the cores are busy, threads that spin while they wait are ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 SERIAL = (
@@ -18,17 +18,21 @@ SERIAL = (
     "tests/test_cli.py",
     "tests/http/test_server.py",
 )
-"""Paths of tests that start processes, or compute on all cores."""
+"""Paths of the tests that start processes or compute on all cores."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kill-rounds", type=int, default=1, help="how many times in a row the kill tests run")
-    parser.addoption("--fault-examples", type=int, default=150, help="how many misfortunes the core's clusters suffer")
-    parser.addoption("--migration-faults", type=int, default=15, help="how many faults real migrations suffer")
+    parser.addoption("--kill-rounds", type=int, default=1, help="number of runs of the kill tests")
+    parser.addoption(
+        "--fault-examples", type=int, default=150, help="number of random histories of faults for clusters of cores"
+    )
+    parser.addoption(
+        "--migration-faults", type=int, default=15, help="number of faults during migrations between real processes"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what must run with nothing beside it (``tools/test``)."""
+    """Mark the tests that must run alone as ``serial`` (for ``tools/test``)."""
     for item in items:
         if item.path.relative_to(config.rootpath).as_posix().startswith(SERIAL):
             item.add_marker(pytest.mark.serial)
@@ -51,5 +55,5 @@ def migration_faults(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="session")
 def default_model_path() -> Path:
-    """The default model's GGUF file, fetched where the cache does not hold it yet."""
+    """The default model's GGUF file, downloaded if it is not in the cache."""
     return locate("default")

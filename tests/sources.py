@@ -1,4 +1,4 @@
-"""The repository's Python files, and what each of them imports, read from their text."""
+"""The repository's Python files and their imports, read from their text."""
 
 import ast
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def imports_of(tree: ast.AST, module: str, is_package: bool) -> Iterator[str]:
 
 
 def imported_files(path: str) -> set[str]:
-    """The files of ours that this file imports. The package that merely holds an imported module does not count."""
+    """Our files that this file imports. A package that only contains an imported module does not count."""
     file = SOURCES[path]
     names = set(imports_of(parse(file), module_name(file), file.name == "__init__.py"))
     names -= {name for name in names if any(other.startswith(f"{name}.") and other in MODULES for other in names)}

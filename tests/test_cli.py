@@ -1,4 +1,4 @@
-"""The command line as a person meets it: real processes, and one clear line for each failure."""
+"""The command line: real processes, and one clear line for every failure."""
 
 import json
 import os
@@ -45,13 +45,13 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Serving a model that is not there ends with one line that names it."""
+    """Serving a model that does not exist ends with one line that names it."""
     model = str(tmp_path / "absent.gguf")
     assert model in one_line_of(["serve", "--port", "0", "--device", "cpu", "--model", model], capsys)
 
 
 def test_a_truncated_model_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Serving a file that holds only a part of a model ends with one line that names it."""
+    """Serving a truncated file ends with one line that names it."""
     model = tmp_path / "short.gguf"
     model.write_bytes(b"GGUF\x03\x00\x00\x00")
     assert str(model) in one_line_of(["serve", "--port", "0", "--device", "cpu", "--model", str(model)], capsys)
@@ -66,13 +66,13 @@ def test_bad_settings_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_a_missing_settings_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Serving with a settings file that is not there ends with one line that names it."""
+    """Serving with a settings file that does not exist ends with one line that names it."""
     assert "/nowhere.toml" in one_line_of(["serve", "--config", "/nowhere.toml"], capsys)
 
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """A folder whose path is short enough for sockets in a folder within, as pytest's own may not be."""
+    """A folder whose path is short enough for sockets in a subfolder. The paths of pytest's folders may be too long."""
     with tempfile.TemporaryDirectory(prefix="as-") as folder:
         yield Path(folder)
 
@@ -145,7 +145,7 @@ def test_serving_and_ending_in_order(number: signal.Signals, short_folder: Path)
 @pytest.mark.e2e
 @pytest.mark.model
 def test_children_do_not_outlive_a_killed_server(short_folder: Path) -> None:
-    """kill -9 of the server ends every one of its processes."""
+    """kill -9 of the server ends all of its processes."""
     with serving(short_folder) as (process, _):
         descriptors = [os.pidfd_open(pid) for pid in children_of(process).values()]
         assert len(descriptors) == 4
@@ -162,7 +162,7 @@ def displays(terminal: bool) -> tuple[StartDisplay, StringIO, StringIO]:
 
 
 def test_progress_is_sparse_lines_without_a_terminal() -> None:
-    """Without a terminal a line is printed for each new text and each quarter, not for every report."""
+    """Without a terminal a line is printed for a new text and for every quarter, not for every report."""
     start, screen, _ = displays(terminal=False)
     for percent in range(100):
         start.show(Progress("worker-0", Status(Phase.LOADING, "loading", percent / 100)))
@@ -188,7 +188,7 @@ def test_the_ready_text_goes_to_stdout_alone() -> None:
 
 
 def test_bars_are_drawn_on_a_terminal() -> None:
-    """On a terminal each process has a bar with its name."""
+    """On a terminal every process has a bar with its name."""
     screen = StringIO()
     with ProgressDisplay(Console(file=screen, force_terminal=True, width=100)) as display:
         display.update("worker-0", "loading [weights]", 0.5)
@@ -197,7 +197,7 @@ def test_bars_are_drawn_on_a_terminal() -> None:
 
 
 def test_the_curl_survives_a_shell() -> None:
-    """The shown command sends valid JSON to the server, whatever the model is called."""
+    """The shown command sends valid JSON to the server, even if the model's name has quotes."""
     name = """it's "a" \\model"""
     text = usage_text("http://127.0.0.1:8000", name).split("\n\n", 1)[1].replace("curl", "printf '%s\\n'")
     said = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True).stdout.splitlines()

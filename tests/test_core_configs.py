@@ -1,4 +1,4 @@
-"""What an operator chose reaches the cores: every field, from a server's settings and from a simulation's table."""
+"""The operator's options reach every field of the cores' configs, from settings and from a simulation's table."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
@@ -122,17 +122,17 @@ OTHERWISE = {
     MigrationConfig: {"ticket_key": "a secret of the process"},
     InstanceRecipe: {"config": "InstanceConfig, which is walked itself", "profile": "measured, or read from a file"},
 }
-"""Fields that no option sets, and what sets them."""
+"""Fields that no option sets -> what sets them."""
 
 WITHOUT_DEFAULT = {
-    (ClusterConfig, "report_ttl_s"),  # never in the core; the mapping derives it from the reports' period
-    (ClusterConfig, "migration"),  # None, as scaling
+    (ClusterConfig, "report_ttl_s"),  # inf in the core; derived from load_report_s
+    (ClusterConfig, "migration"),  # None in the core, and so is scaling
     (ClusterConfig, "scaling"),
-    (ScalingConfig, "max_workers"),  # an operator who wants scaling says it
+    (ScalingConfig, "max_workers"),  # it is set only if the operator wants scaling
     (ScalingConfig, "num_initial"),
     (InstanceRecipe, "policy"),
 }
-"""Fields that options set, and whose default is none of the core's."""
+"""Fields that options set, with other defaults than the core's."""
 
 
 def from_settings(changes: dict[str, dict[str, Any]]) -> Settings:
@@ -140,7 +140,7 @@ def from_settings(changes: dict[str, dict[str, Any]]) -> Settings:
 
 
 def from_simulation(changes: dict[str, dict[str, Any]]) -> ClusterTable:
-    """The same, as a simulation's file says it: ``workers`` and ``cluster`` are one table there."""
+    """The same for a simulation's file, in which ``workers`` and ``cluster`` are one table."""
     flat = changes.get("workers", {}) | changes.get("cluster", {})
     if "count" in flat:
         flat["instances"] = flat.pop("count")
@@ -155,7 +155,7 @@ SHELLS: dict[str, Callable[[dict[str, dict[str, Any]]], Chosen]] = {
 
 
 def configs(chosen: Chosen) -> dict[type[Any], Any]:
-    """All configs that the mapping makes."""
+    """All configs that ``actorserve.core_configs`` makes."""
     recipe = instance_recipe(chosen, SIZES, PROFILE, b"key")
     cluster = cluster_config(chosen)
     return {
@@ -176,8 +176,8 @@ def fields_of_all() -> Iterator[tuple[type[Any], Field[Any]]]:
 
 
 def test_every_field_of_every_config_is_walked() -> None:
-    """A field that is added to a core's config is reachable by an option, or says here what else sets it."""
-    known = {(each.config, each.field) for each in TOLD}
+    """Every field of a core's config is set by an option, or is listed here with what sets it."""
+    known = {(case.config, case.field) for case in TOLD}
     known |= {(config, name) for config, names in OTHERWISE.items() for name in names}
     assert known == {(config, field.name) for config, field in fields_of_all()}
 
@@ -185,7 +185,7 @@ def test_every_field_of_every_config_is_walked() -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 @pytest.mark.parametrize("each", TOLD, ids=lambda each: f"{each.config.__name__}.{each.field}-{each.option}")
 def test_an_option_reaches_its_core(each: Told, shell: str) -> None:
-    """What a settings file or a simulation's file says is what the core is told."""
+    """A value in a settings file or in a simulation's file reaches the core's config."""
     changes: dict[str, dict[str, Any]] = {"migration": {"enabled": True}, "scaling": dict(SCALED)}
     changes[each.section] = changes.get(each.section, {}) | {each.option: each.value}
     made = configs(SHELLS[shell](changes))
@@ -199,12 +199,12 @@ def test_an_option_reaches_its_core(each: Told, shell: str) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_cores_own_the_defaults(shell: str) -> None:
-    """An operator who says nothing gets the default of each core's config, in a server and in a simulation."""
+    """An option that is not set has the default of the core's config, in a server and in a simulation."""
     changes: dict[str, dict[str, Any]] = {"migration": {"enabled": True}, "scaling": dict(SCALED)}
     if shell == "simulation":
         changes["workers"] = {"prefix_cache": True}
     made = configs(SHELLS[shell](changes))
-    checked = {(each.config, each.field) for each in TOLD} - WITHOUT_DEFAULT
+    checked = {(case.config, case.field) for case in TOLD} - WITHOUT_DEFAULT
     for config, field in fields_of_all():
         if (config, field.name) in checked:
             default = field.default_factory() if field.default_factory is not MISSING else field.default
@@ -212,7 +212,7 @@ def test_the_cores_own_the_defaults(shell: str) -> None:
 
 
 def test_both_shells_have_the_same_defaults() -> None:
-    """A simulated cluster's defaults are a server's, except that nothing moves and no prefixes are cached."""
+    """A simulated cluster has a server's defaults, except that requests do not migrate and prefixes are not cached."""
     settings, table = Settings(), ClusterTable.model_validate(REQUIRED)
     sections: dict[type[Any], tuple[Any, Any]] = {
         SchedulingOptions: (settings.workers, table),
@@ -240,7 +240,7 @@ def test_no_other_config_has_defaults_of_its_own(config: type[Any]) -> None:
 
 
 def test_names_of_choices_are_those_of_the_core() -> None:
-    """An option that names a policy, a rule or a mode offers what the core knows."""
+    """An option for a policy, a rule or a mode offers exactly the core's values."""
 
     def offered(options: type[Any], name: str) -> set[str]:
         return set(get_args(options.model_fields[name].annotation))
@@ -252,7 +252,7 @@ def test_names_of_choices_are_those_of_the_core() -> None:
     assert offered(MigrationOptions, "mode") == set(MigrationMode)
 
 
-def test_every_option_says_what_it_is() -> None:
+def test_every_option_has_a_description() -> None:
     """Every option of a server's settings and of a simulated cluster has a description."""
     sections: list[type[BaseModel]] = [type(each) for _, each in Settings()]
     sections += [ClusterTable, MigrationTable, ScalingTable]
@@ -263,7 +263,7 @@ def test_every_option_says_what_it_is() -> None:
 
 
 def test_a_default_that_is_none_is_an_error() -> None:
-    """Asking for the default of a field that has none is a mistake of the program."""
+    """Asking for the default of a field without one raises TypeError."""
     with pytest.raises(TypeError, match=r"ScalingConfig\.max_workers has no default"):
         default_of(ScalingConfig, "max_workers")
 
@@ -276,14 +276,14 @@ def test_a_default_that_is_none_is_an_error() -> None:
 def test_a_short_silence_is_no_illness(
     load_report_s: float, death_after_s: float, expected_s: float, shell: str
 ) -> None:
-    """A worker counts as unwell after five missed reports, but not before half of the time that counts as death."""
+    """A worker counts as unwell after five missed reports, but not before half of death_after_s."""
     chosen = SHELLS[shell]({"cluster": {"load_report_s": load_report_s, "death_after_s": death_after_s}})
     assert cluster_config(chosen).report_ttl_s == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_scaling_begins_with_the_workers_of_the_start(shell: str) -> None:
-    """Workers of the start count as being started when the coordinator begins; a fixed number has no scaling."""
+    """The first workers count as starting when the coordinator begins. A fixed number of workers has no scaling."""
     changes: dict[str, dict[str, Any]] = {"workers": {"count": 3}}
     assert cluster_config(SHELLS[shell](changes)).scaling is None
     changes["scaling"] = {"max_workers": 4, "start_timeout_s": 7.0}
@@ -293,15 +293,15 @@ def test_scaling_begins_with_the_workers_of_the_start(shell: str) -> None:
 
 
 @pytest.mark.parametrize(("is_cpu", "expected"), [(True, 32 * 2**20), (False, None)])
-def test_workers_on_cpus_read_at_a_pace(is_cpu: bool, expected: int | None) -> None:
-    """Without a pace in the settings, workers on CPUs read KV at 32 MiB/s, and workers on GPUs as fast as they can."""
+def test_workers_on_cpus_read_at_a_limited_rate(is_cpu: bool, expected: int | None) -> None:
+    """Without bytes_per_s in the settings, workers on CPUs read KV at 32 MiB/s, and workers on GPUs without a limit."""
     sizes = EngineSizes(100, 4, 400, 200, is_cpu=is_cpu)
     assert instance_recipe(Settings(), sizes, PROFILE).config.migration.bytes_per_s == expected
     paced = load_settings(None, {"migration": {"bytes_per_s": 2**21}})
     assert instance_recipe(paced, sizes, PROFILE).config.migration.bytes_per_s == 2**21
 
 
-def test_a_pace_for_real_workers_is_not_tiny() -> None:
-    """Less than 1 MiB/s would keep a migration from ever ending."""
+def test_the_copy_rate_of_real_workers_is_not_tiny() -> None:
+    """A rate below 1 MiB/s is refused, because a migration might never end."""
     with pytest.raises(ValueError, match="bytes_per_s is 1000: expected at least 1048576"):
         Settings.model_validate({"migration": {"bytes_per_s": 1000}})

@@ -1,4 +1,4 @@
-"""What a host and its control groups leave, read from trees as kernels show them."""
+"""Available memory and cores, read from folders with files like the kernel's."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def write(root: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A host of 64 cores and 8000 KiB, whose control groups are version 2, and we in /a/b."""
+    """A host with 64 cores, 8000 KiB and control groups of version 2. This process is in /a/b."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(CORES)))
     write(tmp_path, "proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:  8000 kB\n")
     write(tmp_path, "proc/self/cgroup", "0::/a/b\n")
@@ -27,7 +27,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_limits_the_host_counts(host: Path) -> None:
-    """Groups that set no limit, or whose files are not there, take nothing away."""
+    """Groups without a limit or without files do not reduce the host's memory and cores."""
     write(host, "sys/fs/cgroup/a/b/memory.max", "max\n")
     write(host, "sys/fs/cgroup/a/b/memory.current", "100\n")
     write(host, "sys/fs/cgroup/a/cpu.max", "max 100000\n")
@@ -37,7 +37,7 @@ def test_without_limits_the_host_counts(host: Path) -> None:
 
 @pytest.mark.parametrize("group", ["a/b", "a", "."])
 def test_every_group_around_us_limits(host: Path, group: str) -> None:
-    """The narrowest group on the way up decides, less what it uses and could not drop."""
+    """The smallest limit of the groups around us counts, minus the memory that the group uses and could not drop."""
     write(host, f"sys/fs/cgroup/{group}/memory.max", "5000\n")
     write(host, f"sys/fs/cgroup/{group}/memory.current", "1000\n")
     write(host, f"sys/fs/cgroup/{group}/memory.stat", "anon 400\ninactive_file 600\n")
@@ -52,13 +52,13 @@ def test_every_group_around_us_limits(host: Path, group: str) -> None:
 
 @pytest.mark.parametrize(("quota", "cores"), [("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", CORES)])
 def test_quotas_round_down_but_leave_one_core(host: Path, quota: str, cores: int) -> None:
-    """Two and a half cores are two, half a core is one, and a quota above the cores changes nothing."""
+    """A quota of 2.5 cores gives 2, half a core gives 1, and a quota above the number of cores has no effect."""
     write(host, "sys/fs/cgroup/a/b/cpu.max", quota + "\n")
     assert usable_cores(host) == cores
 
 
 def test_version_1_limits_as_well(host: Path) -> None:
-    """The older hierarchies, one per controller, are read by their own names, in a container that sees its part."""
+    """The hierarchies of version 1, one per controller, are read by their own names, also inside a container."""
     write(host, "proc/self/cgroup", "9:memory:/docker/c1\n4:cpu,cpuacct:/docker/c1/inner\n0::/\n")
     write(
         host,
@@ -79,7 +79,7 @@ def test_version_1_limits_as_well(host: Path) -> None:
 
 
 def test_our_memory_is_measured(host: Path) -> None:
-    """What is resident is told, with the part that nobody shares; nothing where the kernel does not tell."""
+    """The resident memory and its private part are measured; zeros if the kernel does not report them."""
     write(host, "proc/self/statm", "900 500 200 1 0 600 0\n")
     page = os.sysconf("SC_PAGE_SIZE")
     assert resident_memory(host) == (500 * page, 300 * page)

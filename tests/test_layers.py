@@ -1,4 +1,4 @@
-"""Imports point one way, and some things are nowhere: held by reading every file, and by looking at a process."""
+"""Imports have one direction, and some calls occur nowhere: checked in every file, and in a running process."""
 
 import ast
 import subprocess
@@ -23,8 +23,8 @@ BASE = (
     "actorserve.processes.child",
     "actorserve.processes.signals",
 )
-CORE_WORDS = ("messages", "effects", "request", "rng", "defaults")  # what every room of the core is told in
-CORE_ROOMS: dict[str, tuple[str, ...]] = {
+CORE_WORDS = ("messages", "effects", "request", "rng", "defaults")  # the shared vocabulary of the core's folders
+CORE_FOLDERS: dict[str, tuple[str, ...]] = {
     "messages": (),
     "rng": (),
     "defaults": (),
@@ -45,8 +45,8 @@ CORE_ROOMS: dict[str, tuple[str, ...]] = {
 ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core": (),
     **{
-        f"actorserve.core.{room}": tuple(f"actorserve.core.{lower}" for lower in allowed)
-        for room, allowed in CORE_ROOMS.items()
+        f"actorserve.core.{folder}": tuple(f"actorserve.core.{lower}" for lower in allowed)
+        for folder, allowed in CORE_FOLDERS.items()
     },
     "actorserve.errors": (),
     "actorserve.host": (),
@@ -94,8 +94,8 @@ CORE_NEVER = frozenset(
 SERVING_NEVER = ("torch", "pynvml", "transformers", "workers", "triton")
 RUNS_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal")
 
-# An actor's edge, where any error becomes the process's end; and a library that raises Exception itself. Each place
-# says why in a comment.
+# The engine's thread, where any error must end the process, and a library that raises plain Exception. A comment at
+# the place gives the reason.
 BROAD_EXCEPTS_ALLOWED = frozenset({"workers/engines/engine_thread.py", "actorserve/model_files/tokenizer.py"})
 
 
@@ -104,14 +104,14 @@ def wrong_imports(module: str, imported: Iterator[str]) -> list[str]:
     allowed = (part, *ALLOWED.get(part, ()))
     wrong = []
     for name in imported:
-        ours = any(within(name, each) for each in OURS)
-        if ours and not any(within(name, each) for each in allowed) and name not in EVERYONE_MAY:
+        ours = any(within(name, package) for package in OURS)
+        if ours and not any(within(name, package) for package in allowed) and name not in EVERYONE_MAY:
             wrong.append(name)
         if within(module, "actorserve.core") and not ours:
             top = name.split(".")[0]
             if top in CORE_NEVER or top not in sys.stdlib_module_names:
                 wrong.append(name)
-        if within(module, "actorserve") and any(within(name, each) for each in SERVING_NEVER):
+        if within(module, "actorserve") and any(within(name, package) for package in SERVING_NEVER):
             wrong.append(name)
     return wrong
 
@@ -141,7 +141,7 @@ def broad_excepts(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", [name for name in SOURCES if not name.startswith("tests/")])
 def test_imports_point_one_way(path: str) -> None:
-    """A module imports only from its own part and from the parts below it; the core, of the rest, only what is pure."""
+    """A module imports only from its own part and from the parts below it; the core imports only pure modules."""
     file = SOURCES[path]
     module = module_name(file)
     assert wrong_imports(module, imports_of(parse(file), module, file.name == "__init__.py")) == []
@@ -149,17 +149,17 @@ def test_imports_point_one_way(path: str) -> None:
 
 @pytest.mark.parametrize("path", SOURCES)
 def test_nothing_can_run_what_it_reads(path: str) -> None:
-    """No file imports pickle or its kin, nor calls eval or exec."""
+    """No file imports pickle or a similar module, and none calls eval or exec."""
     file = SOURCES[path]
     tree = parse(file)
     imported = imports_of(tree, module_name(file), file.name == "__init__.py")
-    assert [name for name in imported if any(within(name, each) for each in RUNS_CODE)] == []
+    assert [name for name in imported if any(within(name, package) for package in RUNS_CODE)] == []
     assert forbidden_calls(tree) == []
 
 
 @pytest.mark.parametrize("path", SOURCES)
 def test_excepts_are_narrow(path: str) -> None:
-    """No file catches every exception, but for the actors' edges listed here."""
+    """No file catches every exception, except the files listed here."""
     found = broad_excepts(parse(SOURCES[path]))
     if path in BROAD_EXCEPTS_ALLOWED:
         assert found, "it catches narrowly now: take it off the list"
@@ -200,11 +200,11 @@ def test_what_serves_loads_no_engine() -> None:
     ],
 )
 def test_a_wrong_import_is_found(module: str, source: str) -> None:
-    """The rule above notices an import that points the wrong way, however it is written."""
+    """The rule above finds an import in the wrong direction, in all of its forms."""
     assert wrong_imports(module, imports_of(ast.parse(source), module, is_package=False)) != []
 
 
 @pytest.mark.parametrize("clause", ["except:", "except Exception:", "except (OSError, BaseException) as e:"])
 def test_a_broad_except_is_found(clause: str) -> None:
-    """The rule above notices an except that catches everything, however it is written."""
+    """The rule above finds an except that catches everything, in all of its forms."""
     assert broad_excepts(ast.parse(f"try:\n    pass\n{clause}\n    pass")) == ["line 3"]

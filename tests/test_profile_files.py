@@ -20,11 +20,11 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     save_profile(WHOLE, file, "two\n\nlines")
     assert load_profile(file) == WHOLE
     assert file.read_text(encoding="utf-8").startswith("# two\n#\n# lines\n\nname = ")
-    assert [each.name for each in file.parent.iterdir()] == ["mine.toml"]
+    assert [path.name for path in file.parent.iterdir()] == ["mine.toml"]
 
 
 def test_a_profile_without_source_and_errors_is_whole() -> None:
-    """What tells of a fit may be missing."""
+    """The source and the errors of a fit may be missing."""
     assert parse_profile(profile_text(replace(WHOLE, source="", errors=())), "x").errors == ()
 
 
@@ -46,7 +46,7 @@ def test_a_profile_without_source_and_errors_is_whole() -> None:
         (
             "tokens = [1, 100, 1100]",
             "tokens = [1, 100]",
-            "prefill.seconds is 3 numbers: expected 2, one for each of tokens",
+            "prefill.seconds is 3 numbers: expected 2, one per entry of tokens",
         ),
         ("tokens = [1, 100, 1100]", "tokens = [1, 100, 100]", "prefill.tokens[2] is 100.0: expected more than 100"),
         ("tokens = [1, 100, 1100]", "tokens = [0, 100, 1100]", "prefill.tokens[0] is 0: expected a number from 1"),
@@ -87,7 +87,7 @@ def test_a_profile_without_source_and_errors_is_whole() -> None:
     ],
 )
 def test_a_wrong_profile_is_one_line(old: str, new: str, says: str) -> None:
-    """What is missing, wrong or unknown is named with its key, and with what was expected."""
+    """A missing, wrong or unknown value gives an error with its key and the expected value."""
     assert old in TEXT
     with pytest.raises(ProfileError) as caught:
         parse_profile(TEXT.replace(old, new, 1), "mine.toml")
@@ -96,7 +96,7 @@ def test_a_wrong_profile_is_one_line(old: str, new: str, says: str) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    """A file that is missing, or no text, is named."""
+    """The error for a file that is missing or not text names it."""
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\xff\xfe\x00")
     for file in (tmp_path / "none.toml", tmp_path, binary):
@@ -105,9 +105,9 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_another_model_is_one_line() -> None:
-    """Model and KV size must be those that are served."""
+    """The profile's model and KV size must be those of the served model."""
     require_profile_of(WHOLE, Path("mine.toml"), "none", 100)
-    with pytest.raises(ProfileError, match=r"^mine\.toml: model is 'none': expected 'other', which is served here$"):
+    with pytest.raises(ProfileError, match=r"^mine\.toml: model is 'none': expected 'other', the served model$"):
         require_profile_of(WHOLE, Path("mine.toml"), "other", 100)
     with pytest.raises(ProfileError, match=r"^mine\.toml: kv_bytes_per_token is 100: expected 200, "):
         require_profile_of(WHOLE, Path("mine.toml"), "none", 200)
@@ -115,7 +115,7 @@ def test_a_profile_of_another_model_is_one_line() -> None:
 
 @pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])
 def test_shipped_profiles_can_be_read(file: Path) -> None:
-    """Each is whole, says where it comes from, and takes longer for more work."""
+    """Every shipped profile is complete, has a source, and takes longer for more work."""
     profile = load_profile(file)
     assert profile.source
     assert 0.0 < profile.min_iteration_s < 0.1
@@ -123,8 +123,8 @@ def test_shipped_profiles_can_be_read(file: Path) -> None:
     assert profile.decode_s(64, 64_000) > profile.decode_s(1, 1000)
 
 
-def test_the_shipped_ones_are_all_there() -> None:
-    """The published models on the published hardware, with the KV that grouped heads leave."""
+def test_all_published_profiles_are_shipped() -> None:
+    """There is a profile for every published model and hardware, with the KV size of grouped heads."""
     found = {file.stem: load_profile(file) for file in SHIPPED}
     machines = ("a100", "h100", "h100-capped")
     fitted = [f"{model}-{machine}" for model in ("bloom-176b", "llama-2-70b") for machine in machines]
@@ -137,7 +137,7 @@ def test_the_shipped_ones_are_all_there() -> None:
 
 
 def test_stated_figures_are_kept() -> None:
-    """What papers say of an iteration is what the profiles say."""
+    """The profiles have the times of iterations that the papers state."""
     opt, llama = (
         load_profile(file) for name in ("opt-13b", "llama-7b") for file in SHIPPED if file.stem == f"{name}-a100"
     )

@@ -1,4 +1,4 @@
-"""Settings: defaults, file, options, and what is told about mistakes."""
+"""Settings: defaults, file, options, and the errors for mistakes."""
 
 import math
 import re
@@ -41,8 +41,8 @@ def test_the_commented_examples_are_valid() -> None:
     assert Settings.model_validate(tomllib.loads(text)) != Settings()
 
 
-def test_options_win_over_the_file(tmp_path: Path) -> None:
-    """An option that was given replaces the file's value, one that was not leaves it alone."""
+def test_options_override_the_file(tmp_path: Path) -> None:
+    """An option on the command line replaces the file's value. Without the option the file's value stays."""
     file = tmp_path / "settings.toml"
     file.write_text('[http]\nport = 9000\nhost = "::1"\n', encoding="utf-8")
     settings = load_settings(file, {"http": {"port": 9001, "host": None}, "workers": {"count": None}})
@@ -73,15 +73,15 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, names: tuple[
 
 
 def test_a_full_batch_leaves_prefills_their_least() -> None:
-    """The smallest iteration that is accepted holds every decode and what prefills get in any case."""
+    """The smallest accepted max_batch_tokens holds a full batch of decodes and the minimum of prefill tokens."""
     workers = {"max_batch_requests": 8, "max_batch_tokens": 8 + MIN_PREFILL_TOKENS}
     target_s = load_settings(None, {"workers": workers}).workers.tpot_target_s
     budget = TokenBudget(target_s, workers["max_batch_tokens"], StepTimes(PROFILE))
     assert budget.begin(8, 1000).take(100, 0) == MIN_PREFILL_TOKENS
 
 
-def test_settings_are_handed_to_children_whole(tmp_path: Path) -> None:
-    """What a child reads is equal to what its parent wrote."""
+def test_children_get_all_settings(tmp_path: Path) -> None:
+    """A child reads settings equal to those that its parent wrote."""
     settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path)}, "workers": {"count": 3, "threads": 2}})
     file = tmp_path / "settings.json"
     write_settings(settings, file)
@@ -95,7 +95,7 @@ def test_a_child_without_settings_says_so(tmp_path: Path) -> None:
 
 
 def test_no_tpot_target_is_handed_to_children(tmp_path: Path) -> None:
-    """Infinity, which stands for no target, comes out of TOML and passes to a child."""
+    """Infinity, which means no target, is read from TOML and reaches a child."""
     file = tmp_path / "settings.toml"
     file.write_text("[workers]\ntpot_target_s = inf\n", encoding="utf-8")
     settings = load_settings(file)

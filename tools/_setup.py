@@ -173,7 +173,7 @@ def run_checks(python: str, arguments: Sequence[str]) -> int:
         "ruff format": ["-m", "ruff", "format", "--check", "."],
         "ruff check": ["-m", "ruff", "check", "."],
         "mypy --strict": ["-m", "mypy", "--strict"],
-        "layers": ["-m", "pytest", "tests/test_layers.py", "tests/test_rooms.py"],
+        "layers": ["-m", "pytest", "tests/test_layers.py", "tests/test_folders.py"],
     }
     failed = []
     for name, command in checks.items():

@@ -1,10 +1,11 @@
 """The base of every actor: a pure core, a mailbox, and the effects that the actor performs for its core.
 
-The core decides, and the actor acts. The actor tells its core one message at a time, and ``Tick`` when the core's
+The core decides, and the actor acts. The actor passes its core one message at a time, and ``Tick`` when the core's
 deadline has come. It performs the effects that the core returns, in order, before the next message. ``step`` does one
 round and knows no event loop, so tests drive it with a virtual clock; ``run`` steps the actor on asyncio.
 
-Crash-only: an exception from the core, or from performing an effect, is a bug. It leaves ``run`` after one log line.
+Crash-only: an exception from the core or from ``perform`` is a bug. It is logged in one line, and propagates from
+``run``.
 """
 
 import asyncio
@@ -20,9 +21,9 @@ from actorserve.core.messages import Tick
 _log: Final = logging.getLogger("actorserve.actors")
 
 M = TypeVar("M")
-"""What the actor's mailbox holds."""
+"""The type of the messages in the actor's mailbox."""
 E = TypeVar("E")
-"""What its core asks for."""
+"""The type of the effects that its core returns."""
 _M_in = TypeVar("_M_in", contravariant=True)
 
 
@@ -37,7 +38,7 @@ class Core(Protocol[_M_in, E]):
 class Actor(Generic[M, E]):
     """A core and its mailbox. A concrete actor says in ``perform`` what each effect of its core does.
 
-    ``clock`` must be the event loop's (``loop.time``) under ``run``.
+    For ``run``, ``clock`` must be the event loop's (``loop.time``).
     """
 
     def __init__(self, name: str, core: Core[M, E], clock: Callable[[], float]) -> None:
@@ -45,33 +46,33 @@ class Actor(Generic[M, E]):
         self._core = core
         self._clock = clock
         self._mailbox: deque[M] = deque()
-        self._deadline: float | None = None  # as the last step left it
+        self._deadline: float | None = None  # at the end of the last step
         self._wake: Callable[[], None] | None = None
         self._is_stopping = False
 
     def perform(self, effect: E) -> None:
-        """Do what the core asks for. It must not block. Raises: TypeError for an effect that is not this actor's."""
+        """Perform one effect, without blocking. Raises: TypeError for an effect that this actor does not have."""
         raise TypeError(f"{self.name} was asked for {effect}")
 
     def tell(self, message: M) -> None:
-        """Put a message into the mailbox, behind those that are in it. Call it on the loop's thread only.
+        """Append a message to the mailbox. Call it on the loop's thread only.
 
-        The mailbox is unbounded: its senders are parts of this process, and each bounds what it tells.
+        The mailbox is unbounded, because its senders are parts of this process that bound their own messages.
         """
         self._mailbox.append(message)
         if self._wake is not None:
             self._wake()
 
     def stop(self) -> None:
-        """Let ``run`` return. No message is handled any more."""
+        """Make ``run`` return. From now on no message is handled."""
         self._is_stopping = True
         if self._wake is not None:
             self._wake()
 
     def step(self) -> bool:
-        """Handle what has arrived (a bounded part of it) and what is due. True when more may be waiting.
+        """Handle a bounded number of messages, and the deadline if it has come. True if more messages may be waiting.
 
-        Raises: whatever the core or ``perform`` raises. The actor is of no use after that.
+        Raises: whatever the core or ``perform`` raises. The actor cannot be used after that.
         """
         if self._is_stopping:
             return False
@@ -87,11 +88,11 @@ class Actor(Generic[M, E]):
         return bool(self._mailbox) or has_more
 
     def next_deadline(self) -> float | None:
-        """When ``step`` has something to do although nothing arrives."""
+        """When ``step`` must be called even if no message arrives."""
         return self._core.next_deadline()
 
     async def run(self) -> None:
-        """Live until ``stop`` is called, or until a bug ends the actor. Raises: as ``step``."""
+        """Run until ``stop`` is called, or until a bug ends the actor. Raises: as ``step``."""
         alarm = Alarm(asyncio.get_running_loop())
         self._wake = alarm.ring
         try:
@@ -100,7 +101,7 @@ class Actor(Generic[M, E]):
                 while not self._is_stopping:
                     alarm.quiet()
                     if self.step():
-                        # More is waiting, but the other tasks on this loop have their turn first.
+                        # More messages wait, but the loop's other tasks run first.
                         await asyncio.sleep(0)
                     else:
                         await alarm.wait(self._deadline)
@@ -109,33 +110,33 @@ class Actor(Generic[M, E]):
             self._wake = None
             self._close()
 
-    # --- what an actor overrides that hears other processes, too -----------------------------------------------------
+    # --- overridden by actors that also receive messages from other processes ----------------------------------------
 
     def _open(self, wake: Callable[[], None]) -> None:
-        """``run`` begins: call ``wake`` from now on when something has arrived."""
+        """``run`` begins. From now on, call ``wake`` when a message arrives."""
 
     def _close(self) -> None:
         """``run`` ends."""
 
     def _receive(self, now: float) -> bool:
-        """Handle what other processes have sent. True when more may be waiting."""
+        """Handle messages of other processes. True if more may be waiting."""
         return False
 
     def _on_deadline(self, now: float, *, is_behind: bool) -> None:
-        """The time of ``next_deadline`` has come. ``is_behind``: more messages may be waiting than were handled."""
+        """The time of ``next_deadline`` has come. ``is_behind``: messages may be waiting that were not handled yet."""
         deadline = self._core.next_deadline()
         if deadline is not None and now >= deadline:
             self._handle(Tick(), now)
 
     def _handle(self, message: M | Tick, now: float) -> None:
-        """Tell the core, and perform what it asks for."""
+        """Pass a message to the core, and perform the effects."""
         if not self._is_stopping:
             for effect in self._core.handle(message, now):
                 self.perform(effect)
 
 
 class _CrashLine:
-    """Says in one log line why an actor ended, and lets the exception go on."""
+    """A context manager that logs in one line why an actor ended. The exception propagates."""
 
     def __init__(self, name: str) -> None:
         self._name = name

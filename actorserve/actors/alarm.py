@@ -1,11 +1,11 @@
-"""An alarm that wakes an actor when something arrives, or at a time."""
+"""An alarm that wakes an actor when a message arrives, or at a given time."""
 
 import asyncio
 from math import inf
 
 
 class Alarm:
-    """Wakes one waiter. Its timer is set again only when the waiter has to wake earlier than the timer would ring."""
+    """Wakes one waiter. Its timer is replaced only if the waiter must wake before the timer would ring."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -15,7 +15,7 @@ class Alarm:
         self._timer_at = inf
 
     def ring(self) -> None:
-        """Let the running ``wait`` return, or else the next one."""
+        """Make the current ``wait`` return, or the next one if none is waiting."""
         self._is_rung = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

@@ -1,7 +1,7 @@
-"""The base of the actors that form the cluster: it adds a node, through which they find, hear and tell one another.
+"""The base of the actors that form the cluster. It adds a node, which connects an actor to its peers.
 
-The mailbox of such an actor has two parts: what this process tells it (``tell``), and the bounded inbox of its
-transport. Membership handles its own messages; it turns them into PeerUp and PeerDown, and the core gets the rest.
+Such an actor has two sources of messages: its own process (``tell``), and the bounded inbox of its transport.
+Membership handles its own messages and turns them into PeerUp and PeerDown. The core gets all other messages.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ class ClusterCore(Protocol):
 
 
 class ClusterActor(Actor[Message, Effect]):
-    """A process of the cluster. It performs ``Send`` and ``Meet``; a concrete actor performs what else its core asks.
+    """A process of the cluster. It performs ``Send`` and ``Meet``; a concrete actor performs its core's other effects.
 
     The actor owns the node's transport, and closes it when ``run`` ends.
     """
@@ -46,22 +46,22 @@ class ClusterActor(Actor[Message, Effect]):
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """The peers that are up, in the order of their names. The core has been told of each."""
+        """The peers that are up, in the order of their names. The core has got a PeerUp for every one."""
         return self._membership.peers
 
     def num_dropped_frames(self) -> int:
-        """Frames that no well-behaved peer sends, or that were meant for another incarnation; each logged by reason."""
+        """How many frames the transport has dropped, because they were malformed or for another incarnation."""
         return sum(count for what, count in self._transport.counts.items() if what.startswith("dropped: "))
 
     def peer_went_down(self, peer: Peer) -> None:
-        """Called for each peer that went down, after the core was told and its effects were performed."""
+        """Called when ``peer`` went down, after the core's effects of the PeerDown were performed."""
 
     def start(self) -> None:
-        """Begin to look for the peers. ``run`` does it by itself."""
+        """Begin to look for the peers. ``run`` calls this."""
         self._membership.start(self._clock())
 
     def stop(self) -> None:
-        """Say goodbye to all peers and let ``run`` return. No message is handled any more."""
+        """Say goodbye to all peers and make ``run`` return. From now on no message is handled."""
         if not self._is_stopping:
             self._membership.leave()
         super().stop()
@@ -98,7 +98,7 @@ class ClusterActor(Actor[Message, Effect]):
     def _handle(self, message: Message, now: float, sender: Peer | None = None) -> None:
         if self._is_stopping:
             return
-        # The input is recorded before the core sees it, so that a journal shows what led to a crash.
+        # The input is recorded before the core sees it, so that the journal of a crash ends with its cause.
         if self._recorder is not None:
             self._recorder.heard(Entry(now, sender, message))
         effects = self._core.handle(message, now, sender)

@@ -1,4 +1,4 @@
-"""The coordinator actor: it places requests, pairs workers for migration, and has workers started and stopped."""
+"""The coordinator actor: it places requests, pairs workers for migration, and starts and stops workers."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from actorserve.core.effects import Effect, StartWorker
 
 
 class CoordinatorActor(ClusterActor):
-    """Its core (``ClusterState``) is the cluster's policy. ``scaler`` starts workers; None: their number is fixed."""
+    """Its core (``ClusterState``) holds the cluster's policy. ``scaler``: None if the number of workers is fixed."""
 
     def __init__(self, core: ClusterCore, node: Node, scaler: Scaler | None = None) -> None:
         super().__init__(core, node)

@@ -1,4 +1,4 @@
-"""A node: the place of one process in the cluster, which its actor stands on."""
+"""A node: the parts that connect one process to the cluster (transport, membership, clock, journal)."""
 
 import asyncio
 import resource
@@ -22,7 +22,7 @@ _LINKS_PER_PEER: Final = 2  # while a peer moves to another address
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What an actor needs to take part in the cluster. ``recorder``: None when nothing is recorded."""
+    """What an actor needs to take part in the cluster. ``recorder``: None if no journal is written."""
 
     transport: Transport
     membership: Membership
@@ -35,8 +35,8 @@ def open_node(
 ) -> Node:
     """The node of this process, over ZeroMQ. Call it on the running event loop, once the process has loaded its data.
 
-    ``hello`` is what the process says of itself to its peers; the node is bound at ``hello.address``. ``recipe`` is
-    what the actor's core was made from, for the journal.
+    ``hello`` describes the process to its peers; the node listens at ``hello.address``. The journal begins with
+    ``recipe``, from which the actor's core was made.
 
     Raises: ActorserveError when the address cannot be bound, or when the journal's folder belongs to another user;
     OSError when the journal cannot be written.
@@ -53,21 +53,21 @@ def open_node(
 
 
 def address_of(name: str, runtime_dir: Path) -> str:
-    """The address on this host at which the process called ``name`` is reached."""
+    """The address at which the process called ``name`` listens on this host."""
     return f"ipc://{runtime_dir}/{name}.sock"
 
 
 def fresh_incarnation() -> int:
     """An incarnation for a process that starts now: microseconds of the wall clock.
 
-    That leaves room for rejoining, which adds one each time. If the wall clock has gone back, peers that remember a
-    later incarnation say so, and the process rejoins above that one.
+    A process that rejoins adds one, so it stays below the incarnation of a later start. If the wall clock has gone
+    back, peers that remember a later incarnation say so, and the process rejoins with a higher number.
     """
     return time.time_ns() // 1000
 
 
 def raise_file_limit() -> int:
-    """Raise this process's limit of open files to the hard limit, because each peer takes some. Returns that limit."""
+    """Raise the soft limit of open files to the hard limit, because every peer takes several. Returns that limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

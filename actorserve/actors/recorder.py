@@ -1,4 +1,4 @@
-"""Recording what a core is told and what it decides, so that a failure can be replayed (``wire.journal``)."""
+"""Records a core's inputs and effects, so that a failure can be replayed (``wire.journal``)."""
 
 import os
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from actorserve.wire.recipes import recipe_text
 
 
 class Recorder(Protocol):
-    """Hears of every input of one core, and of the effects that the input had."""
+    """Gets every input of one core, and then the effects of that input."""
 
     def heard(self, entry: Entry) -> None:
-        """The core is about to be told this."""
+        """The core is about to get this input."""
         ...
 
     def decided(self, effects: Sequence[Effect]) -> None:
-        """The core has answered the last input with these effects. None of them has been performed yet."""
+        """The core has returned these effects for the last input. None of them has been performed yet."""
         ...
 
 
@@ -41,7 +41,7 @@ class JournalRecorder:
 
 
 def open_journal(folder: Path, me: Peer) -> BinaryIO:
-    """A new journal file of this incarnation. It is unbuffered, so after a kill it holds all that the core was told.
+    """A new journal file of this incarnation. It is unbuffered, so after a kill it holds all inputs of the core.
 
     Only its owner may read it, because it holds prompts and the key of the worker's tickets.
 

@@ -1,8 +1,8 @@
-"""Starting workers while the system runs: as children of the supervisor, as systemd units, or by a command.
+"""Starts workers while the system runs: as children of the supervisor, as systemd units, or by a command.
 
-The coordinator's core decides. It stops workers by a message (Drain), so nothing here stops them. A worker that was
-started makes itself known to the coordinator once it can work. A worker that never does so fails silently, so the core
-bounds the time that it waits.
+The coordinator's core decides when. It stops workers by a message (Drain), so nothing here stops them. A new worker
+says Hello to the coordinator once it is ready. A worker may also fail before that without a report, so the core waits
+for a limited time.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from actorserve.processes.status import Reporter, describe_exit
 from actorserve.settings import ScalingSettings
 
 ACTION = "ACTORSERVE_ACTION"
-TIMEOUT_S = 30.0  # for the program that starts a worker; the worker itself becomes ready later
+TIMEOUT_S = 30.0  # for the program that starts a worker; the worker itself is ready later
 _FREE_STATES = ("inactive", "failed")
 _log = logging.getLogger("actorserve.scaler")
 
@@ -37,7 +37,7 @@ class Scaler(Protocol):
 
 
 class ChildScaler:
-    """Starts workers as children of this process's supervisor, which starts the first spare worker."""
+    """Starts workers as children of this process's supervisor, which takes the first spare child."""
 
     def __init__(self, supervisor: Reporter) -> None:
         self._supervisor = supervisor
@@ -49,7 +49,7 @@ class ChildScaler:
 
 
 class UnitScaler:
-    """Starts workers as systemd units. ``unit`` holds {number}, which stands for 0, 1, ... in the units' names.
+    """Starts workers as systemd units. ``unit`` is their name with {number} in it, for 0, 1, ...
 
     It starts the first unit that neither runs nor is about to run.
     """
@@ -95,7 +95,7 @@ def make_scaler(settings: ScalingSettings, supervisor: Reporter) -> Scaler | Non
 
 
 class Starts:
-    """Starts workers one after another. Each failure becomes one log line, and a StartFailed to ``tell``."""
+    """Starts workers one after another. A failure is logged in one line, and reported to ``tell`` as a StartFailed."""
 
     def __init__(self, scaler: Scaler, tell: Callable[[StartFailed], None]) -> None:
         self._scaler = scaler
@@ -103,11 +103,11 @@ class Starts:
         self._wanted: asyncio.Queue[None] = asyncio.Queue()
 
     def start_worker(self) -> None:
-        """Start one more worker. It returns at once; the core bounds how many starts it asks for."""
+        """Queue the start of one more worker, and return at once. The core bounds the number of starts."""
         self._wanted.put_nowait(None)
 
     async def run(self) -> None:
-        """Start the workers that were asked for, until cancelled."""
+        """Start the queued workers, until cancelled."""
         while True:
             await self._wanted.get()
             try:
@@ -124,9 +124,9 @@ async def _run(
     environment: Mapping[str, str] | None = None,
     stdout: int = asyncio.subprocess.DEVNULL,
 ) -> str:
-    """Run a program to its end. Processes that it leaves behind are not waited for. Returns its stdout.
+    """Run a program to its end, without waiting for processes that it leaves running. Returns its stdout.
 
-    The program's stderr is ours.
+    The program writes to our stderr.
 
     Raises: ScalerError when the program cannot be run, takes too long (then it is killed), or fails.
     """

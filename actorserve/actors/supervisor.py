@@ -1,7 +1,7 @@
 """The supervisor actor: it starts the processes of one host as its children, restarts them, and ends them in order.
 
-It is no member of the cluster. Its mailbox holds what its children report and how they end; its core is
-``processes.supervisor_state``, and which child is restarted how often stands in ``processes.supervision_tree``.
+It is not a member of the cluster. Its mailbox holds the reports and the ends of its children. Its core is
+``processes.supervisor_state``. ``processes.supervision_tree`` lists the children and the limits of restarts.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from actorserve.processes.supervisor_state import SupervisorState
 
 
 class Listener(Protocol):
-    """Shows a person what happens. It is called on the supervisor's event loop, and returns at once."""
+    """Shows the supervisor's news to a person. It is called on the supervisor's event loop, and returns at once."""
 
     def show(self, news: News) -> None: ...
 
@@ -38,7 +38,7 @@ class ChildFailedError(ActorserveError):
 
 
 class Supervisor(Actor[SupervisorEvent, SupervisorEffect]):
-    """Keeps the children of ``tree`` running until it is told to shut down. Make it on the running event loop."""
+    """Keeps the children of ``tree`` running until ``shut_down``. Construct it on the running event loop."""
 
     _core: SupervisorState
 
@@ -55,7 +55,7 @@ class Supervisor(Actor[SupervisorEvent, SupervisorEffect]):
         return self._core.was_killed
 
     def shut_down(self) -> None:
-        """Drain the children and end. Called again: end at once."""
+        """Drain the children and end. A second call ends them at once."""
         self.tell(ShutDown())
 
     def perform(self, effect: SupervisorEffect) -> None:
@@ -74,10 +74,10 @@ class Supervisor(Actor[SupervisorEvent, SupervisorEffect]):
                 self._listener.show(effect)
 
     async def run(self) -> None:
-        """Start the children, and return when all have ended because ``shut_down`` was called.
+        """Start the children, and return when all have ended after ``shut_down``.
 
-        Raises: ChildFailedError when all have ended because one could not be kept running, or when one has not
-        finished its drain.
+        Raises: ChildFailedError if all were ended because one child could not be kept running, or if a child did not
+        finish its drain.
         """
         async with self._lives:
             await super().run()

@@ -15,7 +15,7 @@ _END_S: Final = 5.0  # for a step that is still in flight when the instance has 
 
 
 class EngineShell(Protocol):
-    """The engine as the actor drives it, on the event loop (``workers.worker_engine``)."""
+    """The engine's interface to the actor, on the event loop (``workers.worker_engine``)."""
 
     async def run(self, tell: Callable[[Message], None]) -> None:
         """Compute until cancelled. ``tell`` gets each StepDone, CopyDone, CopyFailed and MemoryLimit.
@@ -29,16 +29,16 @@ class EngineShell(Protocol):
         ...
 
     def forget(self, peer: Peer) -> None:
-        """``peer`` went down: close the way to its KV."""
+        """``peer`` went down: close the connection to its KV."""
         ...
 
     def stop(self, patience_s: float) -> None:
-        """Called after ``run``: end, and block for at most so long until the step in flight is over."""
+        """Called after ``run``: end, and block for at most ``patience_s`` until the step in flight is over."""
         ...
 
 
 class WorkerActor(ClusterActor):
-    """One instance. It lives until its core has drained: on SIGTERM (``drain``), or when the coordinator asks for it.
+    """One instance. It runs until its core has drained: after SIGTERM (``drain``), or after the coordinator's Drain.
 
     ``core`` is an ``InstanceState``. ``status`` reports to the supervisor.
     """
@@ -63,9 +63,9 @@ class WorkerActor(ClusterActor):
         self._engine.forget(peer)
 
     def drain(self, timeout_s: float) -> None:
-        """Finish the running requests or move them elsewhere, then end; end after ``timeout_s`` in any case.
+        """Finish the running requests or migrate them, then end; end after ``timeout_s`` in any case.
 
-        Calling it again does nothing.
+        A second call does nothing.
         """
         if not self._was_terminated:
             self._was_terminated = True
@@ -75,7 +75,7 @@ class WorkerActor(ClusterActor):
     async def run(self) -> None:
         """Serve until the instance has drained.
 
-        A worker that the coordinator drains takes as long as its requests need. It then reports that it stopped on
+        A worker that the coordinator drains has no time limit. When it has drained, it reports that it stopped on
         purpose, so that the supervisor does not restart it.
 
         Raises: as ``step``, or whatever the engine raised; both in an ExceptionGroup.

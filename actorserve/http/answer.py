@@ -1,4 +1,4 @@
-"""The response to one client: submits the requests of its choices, and writes what they deliver.
+"""The answer to one client: submits the requests of its choices, and writes their tokens as text.
 
 A token passes from ``Tokens`` on the wire to the core's ``Deliver``, through the answer's queue to a ``Piece`` of its
 choice, and from there into the bytes of an event.
@@ -56,7 +56,7 @@ class Answer:
                 self._release(request_id)
 
     async def _write(self, writer: AnswerWriter) -> None:
-        """Write until every choice has ended, or one has failed. All that came during a write goes out as one."""
+        """Write until all choices have ended, or one has failed. Effects that come during a write go out together."""
         loop = asyncio.get_running_loop()
         num_open = len(self._choices)
         silent_until = loop.time() + self._keep_alive_s
@@ -64,7 +64,7 @@ class Answer:
             for effect in await self._stream.take(silent_until):
                 choice = self._choices[effect.request_id]
                 if choice.end is not None:
-                    continue  # it came after a stop string
+                    continue  # the effect came after a stop string
                 if isinstance(effect, Deliver):
                     self._meters[effect.request_id].delivered(len(effect.token_ids), effect.num_cached_tokens)
                 piece = choice.push(effect)
@@ -72,7 +72,7 @@ class Answer:
                     writer.add(choice, piece)
                 if choice.end is not None:
                     self._meters[effect.request_id].ended(choice.end.reason)
-                    self._release(effect.request_id)  # after a stop string the request would go on
+                    self._release(effect.request_id)  # after a stop string the request would generate further tokens
                     failure = failure_of(choice.end)
                     if failure is not None:
                         await writer.fail(failure)
@@ -87,7 +87,7 @@ class Answer:
         await writer.end()
 
     def _release(self, request_id: str) -> None:
-        """The client wants nothing more of this request. Idempotent."""
+        """Release the request, because the client needs no more of its tokens. Idempotent."""
         self._service.release(request_id)
         self._meters[request_id].released()
 

@@ -1,4 +1,4 @@
-"""What the answers of both endpoints have in common, and the protocol for what differs."""
+"""The parts that the answers of both endpoints share, and a protocol for their differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from actorserve.http.choice import AnswerToken, Choice, Piece
 Json = dict[str, Any]
 
 LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot express."""
+"""Written in place of minus infinity, which JSON cannot express."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class WholeChoice:
 
 
 class AnswerFormat(Protocol):
-    """An endpoint's form of a choice: in the chunks of a stream, or whole. All of it is ready for JSON."""
+    """How an endpoint writes a choice: in the chunks of a stream, or whole. All results are ready for JSON."""
 
     @property
     def chunk_type(self) -> str:
@@ -52,7 +52,7 @@ class AnswerFormat(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What every chunk of an answer repeats. ``created_s`` is Unix time in whole seconds."""
+    """The fields that every chunk of an answer repeats. ``created_s`` is Unix time in whole seconds."""
 
     answer_id: str
     created_s: int
@@ -75,9 +75,9 @@ class Usage:
     choices_per_prompt: int
 
     def fields(self) -> Json:
-        """The tokens by now: those of the prompts, how many of these were in a prefix cache, and those made."""
+        """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones."""
         num_output_tokens = sum(choice.num_tokens for choice in self.choices)
-        # A prompt's first choice tells what the cache held before. The others also find what that one has computed.
+        # A prompt's first choice shows what the cache held before. The other choices also find the KV of the first.
         num_cached_tokens = sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt])
         return {
             "prompt_tokens": self.num_prompt_tokens,

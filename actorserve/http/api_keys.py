@@ -24,7 +24,7 @@ Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)]
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """``priority`` is for requests that name none; ``best_priority`` is the most urgent that a request may name."""
+    """``priority`` is for requests without one; ``best_priority`` is the most urgent one that a request may have."""
 
     name: str
     digest: bytes

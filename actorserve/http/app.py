@@ -1,4 +1,4 @@
-"""The HTTP face as one ASGI app."""
+"""The HTTP API as one ASGI app."""
 
 import time
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def create_app(
         },
     )
     app.router.redirect_slashes = False  # because a redirect would name the host that the client sent
-    # These are outermost, so that the answer to an unexpected error passes through them too.
+    # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
     return DiscardUnreadBody(RequestId(app if api_keys is None else Authentication(app, api_keys)))
 
 

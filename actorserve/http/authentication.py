@@ -1,6 +1,6 @@
 """Which requests are allowed, and with which priority: ``Authorization: Bearer KEY`` on all routes except ``/health``.
 
-Whatever is wrong with a key, the answer is the same 401, and nothing else of the request is read before.
+Every wrong or missing key gets the same 401, before anything else of the request is read.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Authentication:
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
             return
-        # The router uses this same path. It does not depend on the host that the client names.
+        # The router uses the same path, which does not depend on the client's Host header.
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             secret = _secret(scope["headers"])
             key = self._keys.find(secret) if secret is not None else None
@@ -41,7 +41,7 @@ class Authentication:
 
 
 def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """What follows ``Bearer``. None if the header is missing, repeated, or of another scheme."""
+    """The text after ``Bearer``. None if the header is missing, repeated, or of another scheme."""
     values = [value for name, value in headers if name == b"authorization"]
     if len(values) != 1:
         return None
@@ -50,7 +50,7 @@ def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def granted_priority(scope: Scope, wanted: int | None) -> int:
-    """The priority of a request that names ``wanted`` (None: it names none). Without API keys any priority is allowed.
+    """The priority of a request with the field ``wanted`` (None: no such field). Without API keys any is allowed.
 
     Raises: RequestFailedError, 403, if the priority is more urgent than the request's key allows.
     """

@@ -11,7 +11,7 @@ from actorserve.http.errors import RequestFailedError
 BODY_TIMEOUT_S = 60.0
 """How long a body may take to arrive: 8 MiB at 140 kB/s."""
 SMALL_BODY_BYTES = 64 * 1024
-"""Bodies up to this size are always read, so that a few long requests do not keep out many short ones. The number of
+"""Bodies up to this size are always read, so that a few long requests do not block many short ones. The number of
 connections bounds their memory."""
 MAX_WHOLE_BODIES = 32
 _RETRY_S = 1.0
@@ -26,7 +26,8 @@ class BodyReader:
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body. It counts against the limit until the context ends, because its parsed form is as large.
+        """The whole body. It counts against the shared limit until the context ends, because its parsed form is as
+        large.
 
         Raises: RequestFailedError: 413 as soon as the announced or received length is too large; 415 if the body is not
         declared as JSON, or is compressed; 408 if it does not arrive in time; 429 if large bodies hold all the memory.

@@ -9,7 +9,7 @@ from actorserve.model_files.tokenizer import Tokenizer
 
 
 class ChatFormat:
-    """A choice's first chunk names the role, and its last the reason for the end (``AnswerFormat``)."""
+    """The ``AnswerFormat`` of chats. A choice's first chunk has the role, and its last chunk the finish reason."""
 
     chunk_type = "chat.completion.chunk"
     answer_type = "chat.completion"

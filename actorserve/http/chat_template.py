@@ -1,7 +1,8 @@
 """Renders a model's chat template as transformers would, outside the event loop and within a time limit.
 
 The template comes with the model and its arguments come from a client, so neither is trusted. Jinja2's sandbox keeps
-the template away from Python's internals, and a trace function in the rendering thread stops what runs too long.
+the template away from Python's internals, and a trace function in the rendering thread stops a rendering that takes too
+long.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _FILE_NAME = "<chat template>"
 _MAX_RENDERED_CHARS = 32 * 2**20
 _NUM_THREADS = 2
 _MAX_SHOWN_CHARS = 200
-# What a template's own operations raise on unexpected arguments.
+# The exceptions of a template's own operations on unexpected arguments.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     TypeError,

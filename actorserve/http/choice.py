@@ -35,8 +35,8 @@ class Choice:
     """Turns the effects on one request into text. Knows no I/O: effects in, pieces out.
 
     ``num_tokens`` counts the tokens made so far, held back or not, and ``num_cached_tokens`` the prompt's tokens that
-    were in a prefix cache. ``end`` is set when the choice has ended: by its request, or by a stop string. Then its
-    request is to be released, and further effects are not for the client.
+    were in a prefix cache. ``end`` is set when the choice has ended: by its request, or by a stop string. The
+    caller must then release the request, and drop its further effects.
     """
 
     def __init__(self, spec: RequestSpec, detokenizer: Detokenizer, stop: Sequence[str], index: int = 0) -> None:
@@ -51,11 +51,11 @@ class Choice:
         self._stop_strings = StopStrings(stop) if stop else None
         self._num_decoded_chars = 0
         self._num_sent_chars = 0
-        self._held: list[AnswerToken] = []  # their text has not been sent yet
+        self._held: list[AnswerToken] = []  # tokens whose text was not sent yet
         self._stop_token: tuple[int, TokenLogprobs | None] | None = None  # part of the text only if others follow
 
     def push(self, effect: Deliver | End) -> Piece | None:
-        """The text that is certain now and was not before. None if there is none."""
+        """The text that has become certain with this effect. None if there is none."""
         if isinstance(effect, End):
             return self._finish(effect)
         self.num_cached_tokens += effect.num_cached_tokens
@@ -69,7 +69,7 @@ class Choice:
         return self._piece(text)
 
     def _decode(self, token_id: int, logprobs: TokenLogprobs | None) -> tuple[str, bool]:
-        """Take one token: the text that is now certain, and whether a stop string ends it."""
+        """Take one token. Returns the text that is now certain, and whether a stop string ends it."""
         text, stopped = self._flush_stop_token()
         if stopped:
             return text, True
@@ -101,7 +101,7 @@ class Choice:
         return self._stop_strings.push(decoded)
 
     def _finish(self, end: End) -> Piece | None:
-        """No more tokens come: what was held back is certain now, unless it completes a stop string."""
+        """No more tokens come, so the text that was held back is certain now, unless it completes a stop string."""
         text, stopped = "", False
         if end.reason is not FinishReason.STOP:
             text, stopped = self._flush_stop_token()

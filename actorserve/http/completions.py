@@ -9,7 +9,7 @@ from actorserve.model_files.tokenizer import Tokenizer
 
 
 class CompletionFormat:
-    """Chunks and whole answers are of one type, and a stream begins with text (``AnswerFormat``)."""
+    """The ``AnswerFormat`` of completions. Chunks and whole answers have one type, and a stream begins with text."""
 
     chunk_type = "text_completion"
     answer_type = "text_completion"

@@ -1,4 +1,4 @@
-"""Token ids to text, as they come: a multi-byte character is never broken."""
+"""Turns token ids into text, one at a time, without breaking multi-byte characters."""
 
 import codecs
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ _MAX_CHARACTER_BYTES = 4
 
 
 class Detokenizer:
-    """Follows one output. What it returns, concatenated, is what the output adds to the prompt's text.
+    """Decodes one output. The concatenated results are the text that the output adds to the prompt's text.
 
     A text's tokens are bytes (``Tokenizer.decode``), so an incremental UTF-8 decoder is the only state. It takes
     constant time per byte, and holds at most three bytes back, until their character is complete or invalid.
 
-    ``prompt_token_ids`` is what the output continues. Without a prompt (or after special tokens alone) the output
+    ``prompt_token_ids`` precede the output. Without a prompt (or after special tokens alone) the output
     begins a text, and SentencePiece's first space is removed. After a prompt the space stays, because it separates
     words. A character that the prompt left unfinished belongs to the output.
     """
@@ -30,7 +30,7 @@ class Detokenizer:
         self._strip_next = tokenizer.strips_leading_space and not tail
 
     def push(self, token_id: int) -> str:
-        """The text that is certain after this token and was not before; often empty."""
+        """The text that has become certain with this token; often empty."""
         if token_id in self._skipped:
             return ""
         data = self._tokenizer.token_bytes(token_id)
@@ -44,7 +44,7 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
     def _tail(self, prompt_token_ids: Sequence[int]) -> bytes:
-        """The prompt's last bytes, enough for its last character. UTF-8 resynchronizes after any cut."""
+        """The prompt's last bytes, at least its last character. UTF-8 resynchronizes after any cut."""
         tail = b""
         for token_id in reversed(prompt_token_ids):
             if len(tail) >= _MAX_CHARACTER_BYTES:

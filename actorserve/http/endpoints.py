@@ -27,7 +27,7 @@ from actorserve.settings import HttpSettings
 
 
 class Endpoints:
-    """The handlers and what they share."""
+    """The handlers and their shared state."""
 
     def __init__(
         self,
@@ -111,5 +111,5 @@ class Endpoints:
 def _version() -> str:
     try:
         return version("actorserve")
-    except PackageNotFoundError:  # it runs from a source tree that is not installed
+    except PackageNotFoundError:  # we run from a source tree that is not installed
         return "unknown"

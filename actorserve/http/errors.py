@@ -1,6 +1,6 @@
 """Turns errors into answers: ``{"error": {"message", "type", "param", "code"}}``.
 
-Every text is our own and never that of a foreign exception, so no stack trace and no address leaves the process.
+The texts are our own and never those of other libraries' exceptions, so clients see no stack trace and no address.
 """
 
 import math
@@ -70,7 +70,7 @@ def _refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
 
 
 def failure_of(end: End) -> RequestFailedError | None:
-    """The error that a client reads in place of the answer or of its rest. None if the request ended well."""
+    """The error that a client gets instead of (the rest of) the answer. None if the request ended well."""
     if end.refusal is not None:
         return _refused(end.refusal, end.retry_after_s)
     if end.reason is FinishReason.ERROR:

@@ -1,9 +1,9 @@
 """The fields that chat and completion requests share, with the ranges that OpenAI and vLLM give them.
 
-Everything is strict: a number in quotes, a boolean for an integer, NaN or an infinity is an error. So is an unknown
-field, because to ignore it could mean a wrong answer. ``null`` means the default.
-Plain loops check lists and stop at the first problem, so that a million wrong items do not become a million errors.
-The validation's context (``HttpSettings``) has the limits that are settings.
+Validation is strict: a number in quotes, a boolean for an integer, NaN or an infinity is an error. An unknown field is
+also an error, because an answer that ignores it could be wrong. ``null`` means the default.
+Plain loops check lists and stop at the first problem, so that a million wrong items do not cause a million errors.
+The configurable limits come with the validation's context (``HttpSettings``).
 """
 
 from typing import Annotated, Any, Literal
@@ -118,7 +118,7 @@ class SamplingFields(StrictFields):
     min_p: Annotated[float, Field(ge=0, le=1), _null_is(0.0)] = 0.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2), _null_is(0.0)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), _null_is(0.0)] = 0.0
-    # Beyond these bounds a float32 logit would overflow; no real client reaches them.
+    # Beyond these bounds a float32 logit would overflow. Real clients do not reach them.
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100), _null_is(1.0)] = 1.0
     logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_parse_logit_bias)] = ()
     stop: Annotated[tuple[str, ...], PlainValidator(_parse_stop)] = ()

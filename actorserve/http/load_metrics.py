@@ -31,7 +31,7 @@ _READINGS = (
     _Reading(
         _GAUGE,
         "vllm:num_requests_waiting",
-        "Requests that wait for a place in the batch.",
+        "Requests that wait to enter the batch.",
         lambda load: load.num_waiting,
     ),
     _Reading(

@@ -1,8 +1,9 @@
 """``/metrics``: the names that dashboards for vLLM read, on a registry of our own.
 
-Load comes from the instances' latest reports (``http.load_metrics``), with one ``engine`` label per instance. What
-clients see (tokens, latencies, endings) is measured here. There a request is one choice of an answer, and its
-``engine`` is ``gateway``, because a request may change its worker. Latencies include the wait for a slow client.
+Load comes from the instances' latest reports (``http.load_metrics``), with one ``engine`` label per instance. The
+tokens, latencies and endings that clients see are measured here. In these metrics a request is one choice of an answer,
+and the ``engine`` is ``gateway``, because a request may change its worker. Latencies include the wait for a slow
+client.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class _ModelMetrics:
 
 
 class Metrics:
-    """All that ``/metrics`` shows. ``clock`` gives seconds that never go back."""
+    """All metrics of ``/metrics``. ``clock`` gives seconds that never decrease."""
 
     def __init__(self, service: Service, clock: Callable[[], float]) -> None:
         self._service = service
@@ -95,7 +96,7 @@ class Metrics:
 
 
 class RequestMeter:
-    """One request's times and counts. The request ends once: with the first call of ``ended`` and ``released``."""
+    """One request's times and counts. The first call of ``ended`` or ``released`` ends the request."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class RequestMeter:
         self._ended = False
 
     def delivered(self, num_tokens: int, num_cached_tokens: int) -> None:
-        """``num_tokens`` have just come. With the first of them comes how many prompt tokens were cached."""
+        """``num_tokens`` have just come. ``num_cached_tokens`` counts with the first tokens."""
         now = self._clock()
         metrics = self._metrics
         if self._previous_s is None:
@@ -134,5 +135,5 @@ class RequestMeter:
         self._count_end(reason)
 
     def released(self) -> None:
-        """The client no longer waits for the request. If it has not ended by itself, that is an abort."""
+        """The client no longer waits for the request. If it has not ended, it counts as aborted."""
         self.ended(FinishReason.ABORT)

@@ -1,4 +1,4 @@
-"""The id that names one request to the client and in our log: ``x-request-id``, sent by the client or made here."""
+"""``x-request-id``: the id of a request for the client and in our log, sent by the client or generated here."""
 
 import re
 import uuid

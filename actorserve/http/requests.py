@@ -1,4 +1,4 @@
-"""The two types of request for text, and how a body becomes one of them or an error that says what is wrong."""
+"""The requests of both endpoints, and their parsing. A wrong body gives an error that names the field."""
 
 import asyncio
 from typing import Annotated, TypeVar
@@ -139,13 +139,13 @@ def _describe(error: ValidationError) -> str:
 
 
 def _place_and_text(problem: ErrorDetails) -> tuple[str, str]:
-    """The wrong field and what is wrong with it. The field's name is cut short, because it may be the client's."""
+    """The wrong field and its problem. The field's name is cut short, because the client may have made it up."""
     text = problem["msg"]
     place = ".".join(_shorten(str(part)) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         text = "this field is unknown or not supported"
     elif not place and problem["type"] == "actorserve":
-        named, separator, rest = text.partition(": ")  # an error about several fields names the one to change
+        named, separator, rest = text.partition(": ")  # an error about several fields begins with the field to change
         place, text = (named, rest) if separator else (place, text)
     return place, text[:1].lower() + text[1:]
 

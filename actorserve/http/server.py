@@ -25,12 +25,12 @@ from actorserve.errors import ActorserveError
 BACKLOG = 4096
 KEEP_ALIVE_TIMEOUT_S = 75.0
 """How long a connection may stay open without a request. Clients and proxies keep theirs for a shorter time (5 and
-60 s), so they close first, and never send into a connection that the server is just closing."""
+60 s), so they close first, and never send a request on a connection that the server is closing."""
 MAX_HEADER_BYTES = 32 * 1024
 _ERROR_GRACE_S = 1.0
-"""How long after the drain clients have to read the error in place of the rest of their answers."""
+"""How long after the drain the answers that were cut off may take to send their error."""
 _CUT_AFTER_S = 1.0
-"""How long after that connections have to send what they still hold, before they are cancelled."""
+"""How long after that the connections may take to send their buffers, before they are cancelled."""
 _CUT_AGAIN_S = 0.1
 _CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # hypercorn's names
 _log = logging.getLogger("actorserve.http")
@@ -46,7 +46,7 @@ def bind(host: str, port: int) -> socket.socket:
     Raises: AddressError, in one line that names the address.
     """
     try:
-        # The first address is enough: a host name's first address is where clients connect.
+        # The first address is enough, because clients connect to a host name's first address.
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -97,7 +97,7 @@ async def serve(
     loop = asyncio.get_running_loop()
 
     def cut_connections() -> None:
-        # For a client that does not read, closing waits for ever, and more than once. A cancel ends one such wait.
+        # If a client does not read, closing its connection waits forever, at several places. A cancel ends one wait.
         nonlocal cut
         for task in asyncio.all_tasks(loop):
             if getattr(task.get_coro(), "__qualname__", "") in _CONNECTION_TASKS:
@@ -129,7 +129,7 @@ async def serve(
 
 
 class _Connection(TCPServer):
-    """A connection that ends when its client has gone. Hypercorn's keeps its descriptor for the keep-alive time."""
+    """A connection that ends when its client has gone. Hypercorn's own keeps its descriptor for the keep-alive time."""
 
     _client_is_gone = False
 
@@ -144,7 +144,7 @@ class _Connection(TCPServer):
 
 
 async def _stay_with_http1(_: hypercorn.protocol.h11.H11Protocol, __: object) -> None:
-    """Answer a request to switch to HTTP/2 in clear text as an ordinary HTTP/1 request.
+    """Ignore a request to upgrade to HTTP/2 without TLS, and answer it in HTTP/1.
 
     Clients of this API do not need HTTP/2. Hypercorn's HTTP/2 connections are never idle, and it mishandles streams
     that are reset quickly.
@@ -152,7 +152,7 @@ async def _stay_with_http1(_: hypercorn.protocol.h11.H11Protocol, __: object) ->
 
 
 def _adjust_hypercorn() -> None:
-    """Change what hypercorn has no settings for."""
+    """Patch behaviour for which hypercorn has no settings."""
     for owner, name, ours in (
         (hypercorn.asyncio.run, "TCPServer", _Connection),
         (hypercorn.protocol.h11.H11Protocol, "_check_protocol", _stay_with_http1),
@@ -173,7 +173,7 @@ class _OneLineLogger(hypercorn.logging.Logger):
     """Hypercorn's log without its start-up lines, and with one line per bug."""
 
     async def info(self, message: str, *args: Any, **kwargs: Any) -> None:
-        """Hypercorn's line that it is ready would only repeat ours."""
+        """Drop hypercorn's line that it is ready, because we print our own."""
 
     async def exception(self, message: str, *args: Any, **kwargs: Any) -> None:
         error = sys.exc_info()[1]

@@ -8,11 +8,11 @@ from pydantic_core import to_json
 MEDIA_TYPE = "text/event-stream"
 HEADERS = {
     "cache-control": "no-cache",
-    "x-accel-buffering": "no",  # otherwise nginx holds a stream back until it has 4 KiB
+    "x-accel-buffering": "no",  # otherwise nginx buffers a stream until it has 4 KiB
 }
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: clients skip it, and it keeps proxies from closing a silent connection."""
+"""A comment. Clients skip it, but it keeps proxies from closing a silent connection."""
 
 
 def event(data: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Finds stop strings in a stream of text, wherever it is cut into chunks."""
+"""Finds stop strings in a stream of text, independent of its chunks."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ class StopStrings:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Text to pass on, and whether a stop string has ended it. Then all later text is dropped."""
+        """The text to pass on, and whether a stop string has ended it. After that, all text is dropped."""
         if self._stopped or not self._matchers:
             return "" if self._stopped else text, self._stopped
         text, num_held = self._held + text, len(self._held)
@@ -35,7 +35,7 @@ class StopStrings:
         return text[:num_safe], False
 
     def finish(self) -> str:
-        """No more text comes, so the text held back was no stop string. Empty after a stop."""
+        """No more text comes, so return the text that was held back. Empty after a stop string."""
         text, self._held = self._held, ""
         return text
 

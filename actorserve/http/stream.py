@@ -1,4 +1,4 @@
-"""The way of an answer's tokens from the sessions to its client: one queue of effects for all of its choices."""
+"""The queue between the gateway's sessions and one answer: effects on all requests of the answer, in order."""
 
 import asyncio
 from collections import deque
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from actorserve.core.effects import Deliver, End
 
 _MAX_EFFECTS_PER_WRITE = 64
-"""Encoding blocks the event loop, so an answer that has fallen behind catches up in several writes."""
+"""Encoding blocks the event loop, so an answer with a long queue catches up in several writes."""
 
 
 class AnswerStream:
-    """What the sessions deliver to the requests of one answer, in order.
+    """The effects on the requests of one answer, in order.
 
     Effects wait here until they are taken, however slow the client is. A request delivers at most ``max_tokens``
     tokens, so the memory is bounded.
@@ -31,7 +31,7 @@ class AnswerStream:
         self._wake()
 
     async def take(self, until: float) -> Sequence[Deliver | End]:
-        """What has come so far, at most 64 effects. Waits for the first until ``until`` (loop time); then empty."""
+        """Take at most 64 effects. Waits for the first one until ``until`` (loop time), and is empty if none comes."""
         if not self._effects:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()

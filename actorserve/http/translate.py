@@ -1,4 +1,4 @@
-"""From a client's request to requests for the workers: tokens and sampling, one ``RequestSpec`` per choice.
+"""Translates a client's request into requests for the workers: one ``RequestSpec`` per choice.
 
 Tokenizing and templates run in other threads, and a bounded number of requests wait for them. No request is submitted
 before all of its prompts are tokenized and known to fit.
@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequests:
-    """A client's request as the workers get it: a spec per choice, ordered by prompt and then by choice."""
+    """The workers' requests for one client's request: a spec per choice, ordered by prompt and then by choice."""
 
     specs: tuple[RequestSpec, ...]
-    num_prompt_tokens: int  # of all prompts, each once
+    num_prompt_tokens: int  # of all prompts; a prompt with several choices counts once
     choices_per_prompt: int
 
     @property
@@ -45,7 +45,7 @@ class WorkerRequests:
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
-    """A validated request, with the values that chats and completions name differently.
+    """A validated request, with common names for the fields that chats and completions name differently.
 
     Errors about a prompt name ``prompt_field``.
     """
@@ -100,7 +100,7 @@ class Translator:
         if self._template is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
         if len(request.messages) > model.max_tokens:
-            raise _far_too_long(model, "messages")  # even if the template renders each to a single token
+            raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
         self._check_length([message.content for message in request.messages], model, "messages")
         text = await self._template.render([message.for_template() for message in request.messages])
         self._check_length([text], model, "messages")
@@ -140,7 +140,7 @@ class Translator:
         return prompt
 
     def _check_length(self, texts: Sequence[str], model: ModelInfo, param: str) -> None:
-        """Refuse, before it is tokenized, a text that is longer than a context full of the longest token."""
+        """Refuse a text before tokenizing it if it is longer than a context full of the longest token."""
         if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
             raise _far_too_long(model, param)
 
@@ -179,11 +179,11 @@ class Translator:
 
 
 def _max_tokens(generation: _Generation, num_prompt_tokens: int) -> int:
-    """How many tokens to make for a prompt of this length. Raises: InvalidRequestError if they do not fit."""
+    """How many tokens to generate for a prompt of this length. Raises: InvalidRequestError if they do not fit."""
     model, given = generation.model, generation.max_tokens
-    room = _room(num_prompt_tokens, model, generation.prompt_field)
-    max_tokens = min(generation.default_max_tokens, room) if given is None else given
-    if max_tokens > room:
+    most = _max_output_tokens(num_prompt_tokens, model, generation.prompt_field)
+    max_tokens = min(generation.default_max_tokens, most) if given is None else given
+    if max_tokens > most:
         raise InvalidRequestError(
             f"max_tokens: {max_tokens} and the prompt's {num_prompt_tokens} tokens do not fit the context of "
             f"{model.max_tokens} tokens",
@@ -195,7 +195,7 @@ def _max_tokens(generation: _Generation, num_prompt_tokens: int) -> int:
     return max_tokens
 
 
-def _room(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:
+def _max_output_tokens(num_prompt_tokens: int, model: ModelInfo, param: str) -> int:
     """How many tokens may follow a prompt. Raises: InvalidRequestError if the prompt is empty or too long."""
     if num_prompt_tokens == 0:
         raise InvalidRequestError(f"{param}: must have at least one token", param=param)

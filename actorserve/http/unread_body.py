@@ -1,9 +1,9 @@
-"""Discards the rest of a request's body if the answer comes before the whole request has arrived.
+"""Discards the rest of a request's body if the answer ends before the whole request has arrived.
 
 The server passes chunks to the app through a short queue. If an app answers early (413, 404) and stops reading, that
 queue fills up, and the server cannot even tell the app that the connection is closed: app and connection would wait for
-each other for ever. And a connection that is closed with unread bytes is reset, so the client may never see its answer.
-So the rest of the body is read and discarded: for a limited time before the answer ends, and also while it ends.
+each other forever. Also, a connection that is closed with unread bytes is reset, so the client may never see its
+answer. So this middleware reads and discards the rest of the body for a limited time, until the answer has been sent.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LINGER_S = 2.0
-"""How long a client may go on sending after an early answer, before its connection is closed."""
+"""How long a client may keep sending after an early answer, before its connection is closed."""
 
 
 class DiscardUnreadBody:
@@ -29,7 +29,7 @@ class DiscardUnreadBody:
 
 
 class _Exchange:
-    """One request and its answer. Notices an answer that ends before its request."""
+    """One request and its answer. It detects that the answer ends before the request has arrived."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive

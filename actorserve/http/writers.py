@@ -1,4 +1,4 @@
-"""The two ways to answer: a stream of events while the text is made, or all of it at once."""
+"""The two ways to answer: a stream of events during generation, or one JSON object at the end."""
 
 from typing import Protocol
 
@@ -24,11 +24,11 @@ class AnswerWriter(Protocol):
         ...
 
     async def flush(self) -> bool:
-        """Send what was added, and wait for a client that reads slowly. Whether there was anything to send."""
+        """Send the text that was added, and wait for a slow client. Returns whether there was anything to send."""
         ...
 
     async def keep_alive(self) -> None:
-        """Nothing was sent for a while."""
+        """Send a sign of life, because nothing was sent for a while."""
         ...
 
     async def end(self) -> None:
@@ -36,7 +36,7 @@ class AnswerWriter(Protocol):
         ...
 
     async def fail(self, failure: RequestFailedError) -> None:
-        """A choice has failed, and with it the answer."""
+        """A choice has failed, so the whole answer fails."""
         ...
 
 
@@ -160,7 +160,7 @@ class WholeWriter:
         return False
 
     async def keep_alive(self) -> None:
-        """An answer that is not streamed has no place for signs of life."""
+        """Nothing to do: an answer that is not streamed cannot contain comments."""
 
     async def end(self) -> None:
         choices = [self._format.whole(index, choice) for index, choice in enumerate(self._choices)]

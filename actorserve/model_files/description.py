@@ -1,4 +1,4 @@
-"""A model's description, read from its files: the decoder's shape, its weights' places, its end tokens and template."""
+"""A model's description, read from its files: the decoder's shape, its tensors, its end tokens and chat template."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Architecture = Literal["llama", "qwen3", "qwen3_moe", "mixtral", "gemma3", "opt"
 Activation = Literal["silu", "gelu_tanh", "relu"]
 
 LoadFormat = Literal["auto", "dummy"]
-"""``auto`` reads the model's weights; ``dummy`` makes random weights for the shape in a folder's config.json."""
+"""``auto`` reads the model's weights. ``dummy`` makes random weights for the shape in a folder's config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class ModelDescription:
     """A model that can be served, as its files describe it.
 
     ``path`` is the GGUF file or the folder, ``weight_files`` are the files with tensors, in order, and ``tensors`` are
-    all weights of the decoder. A ``dummy`` has the folder's shape, no weight files, and random weights.
+    all weights of the decoder. If ``dummy``, there are no weight files, and the weights are random.
     ``special_tokens`` maps ``bos_token``, ``eos_token`` and the like to their text, as chat templates need them.
     ``tokenizer_metadata`` has a GGUF file's ``tokenizer.ggml.*`` values; it is empty for a folder.
     """

@@ -1,4 +1,4 @@
-"""From a GGUF file's metadata, with llama.cpp's names, to the decoder's config."""
+"""Makes the decoder's config from a GGUF file's metadata, which uses llama.cpp's names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +97,7 @@ def _gemma3(config: DecoderConfig, values: Values) -> DecoderConfig:
             raise values.unsupported(key, values.number(key), ("none",))
     window = values.integer("attention.sliding_window", 0, minimum=0)
     period = values.integer("attention.sliding_window_pattern", 6)
-    # The format has no key for the query scale. Like llama.cpp, recognize the one exceptional model by its depth.
+    # The format has no key for the query scale. As in llama.cpp, the only exceptional model is found by its depth.
     scaled_dim = config.hidden_size // config.num_heads if config.num_layers == _GEMMA3_27B_LAYERS else config.head_dim
     return replace(
         config,

@@ -17,7 +17,7 @@ _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 
 def describe_gguf(path: Path) -> ModelDescription:
-    """Read a GGUF file's header (milliseconds per ten thousand tokens). Of tensor data, only RoPE's factors are read.
+    """Read a GGUF file's header (milliseconds per ten thousand tokens). RoPE's factors are the only tensors read.
 
     Raises: ModelError if the file is damaged, truncated, inconsistent, or of an unsupported architecture.
     """

@@ -18,7 +18,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from actorserve.errors import ModelError
 
-_MAX_ENTRIES = 2**16  # metadata values, and tensors
+_MAX_ENTRIES = 2**16  # of metadata values, and of tensors
 _MAX_ARRAY_ITEMS = 2**22  # over all arrays; the largest vocabularies have 2**18 tokens and twice as many merges
 _MAX_NAME_BYTES = 2**16 - 1
 _MAX_DIMENSIONS = 4
@@ -157,7 +157,7 @@ class _Reader:
         return self._take(length).decode("utf-8", "replace")
 
     def _texts(self, num_items: int) -> list[str]:
-        """Like ``_text``, but without a call per text, because a tokenizer has a hundred thousand texts."""
+        """Like ``_text`` for many texts, without a call per text, because a tokenizer has a hundred thousand texts."""
         texts = []
         data, size, unpack = self._data, self._size, struct.Struct("<Q").unpack_from
         at = self._at

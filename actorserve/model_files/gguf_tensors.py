@@ -43,14 +43,14 @@ _HARMLESS = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d
 
 
 def is_harmless(name: str) -> bool:
-    """Whether the file may have this tensor beside the decoder's: RoPE's factors, which are in the config."""
+    """Whether the file may have this tensor in addition to the decoder's: RoPE's factors are in the config already."""
     return _HARMLESS.fullmatch(name) is not None
 
 
 def stored_tensors(config: DecoderConfig, architecture: str, stored: Collection[str]) -> tuple[TensorSpec, ...]:
     """All of the decoder's tensors, and where a file of this ``architecture`` with the tensors ``stored`` has them.
 
-    RoPE rotates the pairs (2i, 2i + 1) of a head in files of architecture ``llama``; ours are (i, i + head_dim / 2).
+    In files of architecture ``llama``, RoPE rotates the pairs (2i, 2i + 1) of a head. We rotate (i, i + head_dim / 2).
     """
     head_rows = part_rotary_rows(config)
     if architecture == "llama":

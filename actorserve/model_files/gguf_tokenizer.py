@@ -1,6 +1,6 @@
 """Builds a ``tokenizers`` tokenizer from a GGUF file's metadata, which has no tokenizer.json.
 
-There are two kinds. ``gpt2`` is byte-level BPE (Radford et al. 2019), and ``tokenizer.ggml.pre`` names its split.
+There are two kinds. ``gpt2`` is byte-level BPE (Radford et al. 2019); ``tokenizer.ggml.pre`` names its pre-tokenizer.
 ``llama`` is SentencePiece's BPE with byte fallback, whose merges follow from the scores of its pieces.
 """
 
@@ -37,7 +37,7 @@ _SPLITS = {
     "dbrx": _LLAMA3_SPLIT,  # Phi-4
     **dict.fromkeys(_LLAMA3_NAMES, _LLAMA3_SPLIT),
 }
-_WHOLE_TOKENS_FIRST = ("tekken", *_LLAMA3_NAMES)  # and their prompts begin with bos
+_WHOLE_TOKENS_FIRST = ("tekken", *_LLAMA3_NAMES)  # their prompts also begin with bos
 _PRE_NAMES = ("default", "gpt-2", "smollm", *_SPLITS)
 
 
@@ -66,7 +66,7 @@ def build_tokenizer(description: ModelDescription) -> Tokenizer:
             normalized = matches_normalized and not special
             tokenizer.add_tokens([AddedToken(token, normalized=normalized, special=special) for token in added])
     if description.bos_token_id is not None and values.flag("add_bos_token", adds_bos):
-        # It is named "bos" here, because its own text may contain the template language's syntax.
+        # The token is named "bos" here, because its own text may contain syntax of the template language.
         bos = {"id": "bos", "ids": [description.bos_token_id], "tokens": [tokens[description.bos_token_id]]}
         tokenizer.post_processor = processors.TemplateProcessing(
             single=["bos", "$A"], pair=["bos", "$A", "bos", "$B"], special_tokens=[bos]
@@ -80,7 +80,7 @@ def _unsupported(path: Path, what: str, name: str, supported: Sequence[str]) -> 
 
 
 def _tokens(values: Values, path: Path) -> list[str]:
-    # No text contains an empty token, but its id must remain in use.
+    # An empty token occurs in no text, but its id must stay taken.
     tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(values.texts("tokens"))]
     if not tokens or max(map(len, tokens)) > _MAX_TOKEN_CHARS:
         raise ModelError(f"{path}: the vocabulary is empty, or has a token of more than {_MAX_TOKEN_CHARS} characters")
@@ -142,7 +142,7 @@ def _sentencepiece(values: Values, tokens: Sequence[str], types: Sequence[int], 
 
 
 def _merges_from_scores(tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """SentencePiece merges the pair whose piece scores best. As a list of merges: all splits of all pieces, best first.
+    """SentencePiece merges the pair whose result scores best. So the merges are all splits of all pieces, best first.
 
     Control, unknown and byte pieces are never the result of a merge.
     """

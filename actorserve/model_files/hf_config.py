@@ -1,6 +1,6 @@
-"""From config.json, with each family's own names, to the decoder's config: one function per family of models.
+"""Makes the decoder's config from config.json: one function per family of models, because their keys differ.
 
-The default of an absent key is that of transformers' class for the model.
+An absent key has the default of transformers' class for the model.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 _GATED = ("silu", "swish", "gelu_pytorch_tanh")
 _LAYER_KINDS = {"full_attention", "sliding_attention"}
 _DEFAULT_WINDOW = 4096
-# Published files that also have a vision tower omit these from their text_config.
+# Published files with a vision tower omit these keys from their text_config.
 _GEMMA3_DEFAULTS: dict[str, object] = {
     "vocab_size": 262208,
     "num_attention_heads": 8,
@@ -53,7 +53,7 @@ def decoder_config(raw: Mapping[str, object], path: Path) -> DecoderConfig:
 def _common(
     values: Values, architecture: Architecture, rope_parameters: Mapping[str, object] | None = None
 ) -> DecoderConfig:
-    """What all families except OPT share, with full attention in each layer and no biases."""
+    """The config that all families except OPT begin with: full attention in every layer, and no biases."""
     hidden_size = values.integer("hidden_size")
     num_heads = values.integer("num_attention_heads")
     head_dim = values.integer("head_dim", hidden_size // num_heads)
@@ -239,7 +239,7 @@ def _activation(values: Values, key: str, default: str, supported: Iterable[str]
 def _windows(
     values: Values, config: DecoderConfig, default: int | None, is_sliding: Callable[[int], bool]
 ) -> tuple[int, ...]:
-    """Each layer's window. ``is_sliding`` says which layers have one if the config has no ``layer_types``."""
+    """The window of every layer. Without ``layer_types`` in the config, ``is_sliding`` tells which layers have one."""
     if values.is_null("sliding_window") or (default is None and not values.has("sliding_window")):
         return config.windows
     window = values.integer("sliding_window", default)

@@ -37,7 +37,7 @@ def describe_folder(path: Path, *, dummy: bool = False) -> ModelDescription:
             raise ModelError(f"{path}: tokenizer.json is missing; transformers' save_pretrained writes one")
     generation = _read_optional(path / "generation_config.json")
     tokenizer = _read_optional(path / "tokenizer_config.json")
-    text_config = Values(raw, path).mapping("text_config", {})  # of a model that also has a vision tower
+    text_config = Values(raw, path).mapping("text_config", {})  # if the model also has a vision tower
     bos_ids = [
         token_id
         for values in (raw, text_config)

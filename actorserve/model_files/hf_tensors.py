@@ -6,8 +6,7 @@ from collections.abc import Collection
 from actorserve.model_files.description import DecoderConfig, TensorSpec
 from actorserve.model_files.tensors import decoder_tensors, gate_up_rows, part_of, part_rotary_rows, qkv_rows
 
-# Transformers ignores these too: buffers that older versions saved, a tied head, and the vision tower beside a text
-# decoder.
+# Transformers ignores these as well: buffers that older versions saved, a tied head, and a vision tower.
 _HARMLESS = re.compile(
     r"rotary_emb\.inv_freq$|(^|\.)lm_head\.weight$|^(model\.)?(vision_tower|multi_modal_projector)\."
 )
@@ -19,13 +18,13 @@ _MIXTRAL = (
     (".up_proj.", ".w3."),
 )
 _TEXT_PREFIXES = (
-    ("language_model.model.", "language_model."),  # of the decoder's tensors, and of lm_head
+    ("language_model.model.", "language_model."),  # the prefixes of the decoder's tensors, and of lm_head
     ("model.language_model.", ""),
 )
 
 
 def is_harmless(name: str) -> bool:
-    """Whether the files may have this tensor, although the decoder has none of this name."""
+    """Whether the files may have this tensor, although the decoder does not use it."""
     return _HARMLESS.search(name) is not None
 
 
@@ -37,7 +36,7 @@ def stored_tensors(config: DecoderConfig, model_type: str, stored: Collection[st
     if config.architecture == "gemma3":
         specs = [spec._replace(addend=1.0) if spec.name.endswith("norm.weight") else spec for spec in specs]
     if model_type == "gemma3":
-        specs = [spec._replace(stored_name=_beside_vision(spec.name, stored)) for spec in specs]
+        specs = [spec._replace(stored_name=_with_vision(spec.name, stored)) for spec in specs]
     if model_type == "phi3":
         specs = [part_of(spec, "qkv_proj", qkv_rows(config)) for spec in specs]
         specs = [part_of(spec, "gate_up_proj", gate_up_rows(config)) for spec in specs]
@@ -51,7 +50,7 @@ def _mixtral_name(name: str) -> str:
     return name
 
 
-def _beside_vision(name: str, stored: Collection[str]) -> str:
+def _with_vision(name: str, stored: Collection[str]) -> str:
     """The name within a model that also has a vision tower. It differs between versions of transformers."""
     rest = name.removeprefix("model.")
     for prefix, head_prefix in _TEXT_PREFIXES:

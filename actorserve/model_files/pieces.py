@@ -1,4 +1,4 @@
-"""How the tokens of a vocabulary encode bytes: what each token adds to a text, independent of its neighbours."""
+"""How a vocabulary's tokens encode bytes. A token adds the same bytes to any text, whatever its neighbours."""
 
 import re
 from typing import Protocol
@@ -7,7 +7,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Pieces(Protocol):
-    """One vocabulary's encoding of bytes."""
+    """The encoding of bytes in one vocabulary."""
 
     @property
     def strips_leading_space(self) -> bool:
@@ -35,7 +35,7 @@ class ByteLevelPieces:
     def to_bytes(self, token: str) -> bytes:
         try:
             return bytes([self._byte_of[character] for character in token])
-        except KeyError:  # an added token stands for its own text
+        except KeyError:  # the bytes of an added token are its own text
             return token.encode("utf-8")
 
 

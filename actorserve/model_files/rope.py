@@ -1,4 +1,4 @@
-"""What both formats say about rotary embedding."""
+"""The parameters of rotary embedding, from either format."""
 
 from typing import NamedTuple
 

@@ -25,7 +25,7 @@ def decoder_tensors(config: DecoderConfig) -> dict[str, Shape]:
 def check_tensors(
     specs: Iterable[TensorSpec], found: Mapping[str, Shape], path: Path, is_harmless: Callable[[str], bool]
 ) -> None:
-    """Check that ``found`` has all tensors that ``specs`` are stored in, and others only if they are harmless.
+    """Check that ``found`` has all stored tensors of ``specs``, and no other tensors except harmless ones.
 
     Raises: ModelError that names the first tensor that is missing, unknown, or of another shape than in the config.
     """
@@ -43,8 +43,8 @@ def check_tensors(
 def part_rotary_rows(config: DecoderConfig) -> tuple[int, ...]:
     """TensorSpec's ``head_rows`` if RoPE rotates a part of each head, stored as that part's halves and then the rest.
 
-    Empty if RoPE rotates whole heads, or none. Any order is right if queries and keys have the same, because no other
-    weights depend on it.
+    Empty if RoPE rotates whole heads, or none. Any order is right if queries and keys have the same order,
+    because no other weights depend on it.
     """
     half, rotated = config.rotary_dim // 2, config.rotary_dim
     if rotated in (0, config.head_dim):
@@ -54,14 +54,14 @@ def part_rotary_rows(config: DecoderConfig) -> tuple[int, ...]:
 
 
 def part_of(spec: TensorSpec, whole: str, rows: Mapping[str, int]) -> TensorSpec:
-    """``spec``, as a part of the stored tensor ``whole`` if it is one of those that are stored there together.
+    """``spec`` with its rows in the stored tensor ``whole``, if ``whole`` contains it. Otherwise ``spec`` unchanged.
 
     ``rows`` maps the projections in ``whole``, such as ``q_proj``, to their numbers of rows, in order.
     """
     projection = spec.name.split(".")[-2]
     if projection not in rows:
         return spec
-    *prefix, _, kind = spec.stored_name.split(".")  # such as model.layers.0.self_attn, q_proj, weight
+    *prefix, _, kind = spec.stored_name.split(".")  # for example model.layers.0.self_attn, q_proj, weight
     return spec._replace(
         stored_name=".".join([*prefix, whole, kind]),
         stored_shape=(sum(rows.values()), *spec.shape[1:]),
@@ -70,13 +70,13 @@ def part_of(spec: TensorSpec, whole: str, rows: Mapping[str, int]) -> TensorSpec
 
 
 def qkv_rows(config: DecoderConfig) -> dict[str, int]:
-    """How many rows query, keys and values have, for ``part_of``."""
+    """The numbers of rows of queries, keys and values, for ``part_of``."""
     keys = config.num_kv_heads * config.head_dim
     return {"q_proj": config.num_heads * config.head_dim, "k_proj": keys, "v_proj": keys}
 
 
 def gate_up_rows(config: DecoderConfig) -> dict[str, int]:
-    """How many rows gate and up have, for ``part_of``."""
+    """The numbers of rows of gate and up, for ``part_of``."""
     return {"gate_proj": config.intermediate_size, "up_proj": config.intermediate_size}
 
 

@@ -1,8 +1,8 @@
 """Text to token ids and back, around the ``tokenizers`` library.
 
 The text of a special token in a prompt (``<|im_end|>``) becomes that token. Rendered chats need this, because chat
-templates write special tokens as text. Completion prompts are read in the same way, as in other servers. A client whose
-text must not pass for another role sends token ids.
+templates write special tokens as text. Completion prompts are read in the same way, as in other servers. If a
+client's text may contain special tokens that must stay plain text, the client must send token ids.
 """
 
 import json
@@ -62,7 +62,7 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``token_ids``, which are at its beginning. Ids without a token have no text."""
+        """The text of ``token_ids``, which are the beginning of a text. Ids without a token add nothing."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
         data = b"".join(self.token_bytes(token_id) for token_id in token_ids if token_id not in skipped)
         if self.strips_leading_space:
@@ -110,9 +110,9 @@ def _read_backend(path: Path) -> Backend:
     try:
         backend = Backend.from_str(text)
     except Exception as error:
-        # The library raises the class Exception itself for all that it cannot read.
+        # The library raises plain Exception for any error.
         raise ModelError(f"{path}: cannot be read as a tokenizer ({str(error)[:160]})") from error
-    # Some files truncate or pad every text, as in training. A server must do neither.
+    # Some files configure truncation or padding, for training. A server must do neither.
     backend.no_truncation()
     backend.no_padding()
     return backend

@@ -1,4 +1,4 @@
-"""Typed and bounded reading of a model's metadata. It is untrusted: a wrong value is a one-line error, not a crash."""
+"""Reads a model's metadata with checks of types and bounds. It is untrusted, so a wrong value is a one-line error."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ _MAX_COUNT = 2**31 - 1
 MAX_LAYERS = 4096
 _MAX_POSITIONS = 2**22  # the largest table of rotary angles
 _MAX_EXPERTS = 2**16  # over all layers
-_MAX_VOCABULARY = 2**20  # the most that the sampler can sum
+_MAX_VOCABULARY = 2**20  # the largest that the sampler supports
 
 
 class Values:
@@ -94,7 +94,7 @@ class Values:
         return value
 
     def of(self, values: Mapping[str, object]) -> "Values":
-        """Other values of the same file."""
+        """``values`` as another mapping of the same file."""
         return Values(values, self._path)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "Values":
@@ -104,7 +104,7 @@ class Values:
         )
 
     def is_null(self, key: str) -> bool:
-        """Whether the key is present with the value None, for keys to which that means something else than absence."""
+        """Whether the key is present with the value None, for keys where that differs from an absent key."""
         return self._prefix + key in self._values and not self.has(key)
 
     def error(self, problem: str) -> ModelError:
@@ -130,7 +130,7 @@ class Values:
 
 
 def check_config(config: DecoderConfig, path: Path) -> DecoderConfig:
-    """``config`` if its numbers are consistent, without windows that are as long as its context.
+    """Check that the config's numbers are consistent. Returns it without windows that are as long as its context.
 
     Raises: ModelError that names the wrong numbers.
     """
@@ -151,8 +151,8 @@ def check_config(config: DecoderConfig, path: Path) -> DecoderConfig:
         raise ModelError(f"{path}: RoPE over a part of each head is not supported with norms of query and keys")
     if config.experts_per_token > config.num_experts:
         raise ModelError(f"{path}: {config.experts_per_token} experts per token are more than {config.num_experts}")
-    # A window that no context fills is no window, unless layers with a window differ in another way, too. Only
-    # ``dynamic`` scaling serves contexts longer than max_position_embeddings.
+    # A window as long as the context has no effect, unless layers with a window also differ in another way. Only
+    # ``dynamic`` scaling allows contexts longer than max_position_embeddings.
     is_dynamic = config.rope_scaling is not None and config.rope_scaling["rope_type"] == "dynamic"
     if config.local_rope_theta is None and not is_dynamic:
         windows = tuple(window if window < config.max_position_embeddings else 0 for window in config.windows)

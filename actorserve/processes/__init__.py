@@ -1,1 +1,1 @@
-"""Operating-system processes: how they are placed, started, framed, and supervised (by ``actors.supervisor``)."""
+"""Operating-system processes: their placement, start, command line, and supervision (by ``actors.supervisor``)."""

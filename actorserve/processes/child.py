@@ -1,4 +1,4 @@
-"""The frame around a child process's main: its arguments, its settings, its log, and one clear line when it fails."""
+"""Runs a child process's ``main`` with its settings and its log, and reports a failure in one line."""
 
 import argparse
 import logging
@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Child:
-    """What a child process gets. ``index`` is its number among the at most ``count`` processes of its role here.
+    """The arguments of a child process's ``main``. At most ``count`` processes have its role here; ``index`` is its
+    number.
 
     ``settings`` are resolved: model path, device, threads, memory, number of workers and port are filled in.
     """
@@ -32,7 +33,7 @@ class Child:
 
 
 def command_line(name: str, settings_file: Path, runtime_dir: Path, index: int = 0, count: int = 1) -> tuple[str, ...]:
-    """The arguments from which ``run_child`` makes the ``Child``."""
+    """The arguments on the command line, from which ``run_child`` makes the ``Child``."""
     return (
         *("--settings", str(settings_file), "--runtime-dir", str(runtime_dir), "--name", name),
         *("--index", str(index), "--count", str(count)),
@@ -56,9 +57,9 @@ def _parse(program: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=program, description="One process of actorserve, started by its supervisor.")
     parser.add_argument("--settings", type=Path, required=True, metavar="FILE", help="resolved settings (JSON)")
     parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR", help="folder of the sockets")
-    parser.add_argument("--name", required=True, help="this process's name, the same in each of its lives")
-    parser.add_argument("--index", type=int, default=0, help="its number among the processes of its role, from 0")
-    parser.add_argument("--count", type=int, default=1, help="how many processes of its role there may be")
+    parser.add_argument("--name", required=True, help="this process's name, which stays the same after a restart")
+    parser.add_argument("--index", type=int, default=0, help="number of this process among those of its role, from 0")
+    parser.add_argument("--count", type=int, default=1, help="maximum number of processes of this role")
     return parser.parse_args(arguments)
 
 
@@ -84,7 +85,7 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
         )
     except (ActorserveError, OSError) as error:
         why = str(error)
-    except ExceptionGroup as group:  # a TaskGroup wraps them
+    except ExceptionGroup as group:  # a TaskGroup wraps its tasks' exceptions
         expected, bugs = group.split((ActorserveError, OSError))
         if bugs is not None or expected is None:
             raise

@@ -1,4 +1,4 @@
-"""One process of a child, from its start to its end, as its supervisor handles it."""
+"""One process of a child, from its start to its end, as the supervisor sees it."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ _LAST_REPORTS_S: Final = 1.0
 
 
 class Exit(NamedTuple):
-    """How a process ended, in words, and whether it ended as SIGTERM has a process end."""
+    """How a process ended, in words. ``is_orderly``: it exited with 0, or SIGTERM ended it."""
 
     how: str
     is_orderly: bool
@@ -24,8 +24,8 @@ class Exit(NamedTuple):
 class ChildProcess:
     """A child process in a group of its own, so that a terminal's Ctrl-C reaches the supervisor alone.
 
-    The child reports on a pipe (``status``). A signal that is sent while the process is being made reaches it once it
-    exists.
+    The child reports on a pipe (``status``). A signal that is sent before the process exists reaches it once it
+    does.
     """
 
     def __init__(self, spec: ChildSpec) -> None:
@@ -53,15 +53,15 @@ class ChildProcess:
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(_read_reports(reports, on_report))
             return_code = await process.wait()
-            # The child's last reports are still in the pipe. The pipe's end comes with the last process that holds it,
-            # so a grandchild that outlives the child must not keep us.
+            # The child's last reports may still be in the pipe. We do not wait for the pipe's end without a limit,
+            # because a grandchild that outlives the child may hold the pipe open.
             await asyncio.wait([listening], timeout=_LAST_REPORTS_S)
             listening.cancel()
         transport.close()
         return Exit(describe_exit(return_code), return_code in (0, -signal.SIGTERM))
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process; SIGKILL goes to all processes of its group. One that has ended gets none."""
+        """Send a signal to the process; SIGKILL goes to all processes of its group. Nothing happens if it has ended."""
         if self._process is None:
             self._early_signals.append(number)
         else:
@@ -95,7 +95,7 @@ async def _read_reports(reports: asyncio.StreamReader, on_report: Callable[[Stat
     while True:
         try:
             line = await reports.readline()
-        except ValueError:  # longer than any report
+        except ValueError:  # the line is longer than any report
             continue
         if not line:
             return

@@ -13,7 +13,7 @@ _PLAIN_STEP = 0.25  # a plain line is repeated when the progress has grown by th
 
 
 class ProgressDisplay:
-    """One bar (or a few plain lines) for each thing that takes time. Use it as a context manager around a start."""
+    """One bar (or a few plain lines) per process or download. Use it as a context manager around a start."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -39,7 +39,7 @@ class ProgressDisplay:
         self.close()
 
     def close(self) -> None:
-        """Take the bars off the screen. Later updates are ignored."""
+        """Remove the bars. Later updates have no effect on the screen."""
         if self._bars is not None:
             self._bars.stop()
 
@@ -63,8 +63,8 @@ class ProgressDisplay:
 
 
 class StartDisplay:
-    """Shows the supervisor's news to a person (``actors.supervisor.Listener``); ``usage`` goes to ``out`` when all is
-    ready.
+    """Shows the supervisor's news to a person (``actors.supervisor.Listener``); ``usage`` goes to ``out`` when the
+    server is ready.
     """
 
     def __init__(self, display: ProgressDisplay, usage: str, out: TextIO = sys.stdout) -> None:

@@ -1,4 +1,4 @@
-"""Completes the settings before anything starts: the port, the devices, the number of threads. It loads no torch."""
+"""Completes the settings before any process starts: the port, the devices, the threads. It does not load torch."""
 
 import contextlib
 import errno
@@ -19,8 +19,8 @@ from actorserve.host import available_memory_bytes, usable_cores
 from actorserve.settings import Settings, make_runtime_dir
 
 DEFAULT_CPU_WORKERS = 2
-_DEVICES_TIMEOUT_S = 60.0  # a driver that was asleep wakes slowly
-_MAX_RUNTIME_DIR_BYTES = 70  # a socket's path holds 107 bytes; the names of processes take the rest
+_DEVICES_TIMEOUT_S = 60.0  # an idle driver takes long to start
+_MAX_RUNTIME_DIR_BYTES = 70  # a socket's path has at most 107 bytes, and the rest is for the name of a process
 
 
 class LaunchError(ActorserveError):
@@ -41,7 +41,7 @@ class Placement:
 
     @property
     def max_workers(self) -> int:
-        """The number of workers that share the cores and the memory."""
+        """The maximum number of workers, which share the cores and the memory."""
         return self.num_workers + self.num_spare
 
 
@@ -60,7 +60,7 @@ def free_port(host: str, port: int) -> int:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, socket.SOCK_STREAM) as listening:
-            # As servers do: a port whose last connections are in TIME_WAIT is free.
+            # As in the server: a port with connections in TIME_WAIT counts as free.
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
             listening.listen(1)
@@ -74,14 +74,14 @@ def free_port(host: str, port: int) -> int:
 
 
 def python_command() -> tuple[str, ...]:
-    """Runs a module with our own Python. Whether the working directory is on its path (-P) is as in this process."""
+    """The command that runs a module with our own Python, with -P if this process has it."""
     return (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m")
 
 
 def find_gpus() -> tuple[str, ...]:
-    """The values of CUDA_VISIBLE_DEVICES that choose each usable GPU, in order; empty without a GPU.
+    """The value of CUDA_VISIBLE_DEVICES for every usable GPU, in order; empty without a GPU.
 
-    Another process looks for them, because this process must not load the GPU driver.
+    Another process lists the GPUs, because this process must not load the GPU driver.
 
     Raises: LaunchError when the GPUs cannot be listed.
     """
@@ -99,7 +99,7 @@ def find_gpus() -> tuple[str, ...]:
 
 
 def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> Placement:
-    """One worker per GPU, or two CPU workers, unless the settings say otherwise; plus the workers that scaling may add.
+    """The default is one worker per GPU, or two CPU workers. Spare workers are those that scaling may add.
 
     Raises: SettingsError for settings that this machine cannot meet.
     """
@@ -117,7 +117,7 @@ def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> 
 
 
 def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
-    """How many workers run on this machine from the start, and how many may ever run on it."""
+    """How many workers run on this machine from the start, and the maximum."""
     scaling, count = settings.scaling, settings.workers.count
     if scaling.max_workers is None:
         return count or usual, count or usual
@@ -137,7 +137,7 @@ def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
     asks_driver = settings.workers.device != "cpu" and settings.workers.engine != "fake"
     gpus = find_gpus() if asks_driver else ()
     placement = place_workers(settings, gpus, usable_cores())
-    # The memory is divided once, before any worker starts: a worker cannot tell how much the others will take.
+    # The memory is divided once, before any worker starts, because a worker cannot know how much the others will take.
     memory_bytes = available_memory_bytes() // placement.max_workers
     resolved = replace(
         settings,
@@ -152,7 +152,7 @@ def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
 
 
 def _check_checkpoints(settings: Settings) -> None:
-    """Checkpoints lie in the host's KV pool, which not every worker has."""
+    """Refuse checkpoints for workers without a host KV pool, because checkpoints are kept in it."""
     workers, every_tokens = settings.workers, settings.migration.checkpoint_tokens
     if every_tokens == 0:
         return

@@ -1,4 +1,4 @@
-"""Restarting a child that fails: with backoff, and not for ever. Pure; ``supervisor_state`` uses it."""
+"""The restarts of a child that fails: with backoff, and limited in number. Pure; ``supervisor_state`` uses it."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -32,20 +32,20 @@ class RestartLimits:
 
 
 class RestartPolicy:
-    """Decides for one child. A failure older than the window no longer counts, and the backoff shrinks with it."""
+    """The decisions for one child. A failure older than the window no longer counts, also not for the backoff."""
 
     def __init__(self, limits: RestartLimits) -> None:
         self._limits = limits
         self._failed_at: deque[float] = deque()
 
     def failed(self, now: float) -> Restart | GiveUp:
-        """What to do about a child that has failed at ``now``, which never runs backwards."""
+        """Decide about a child that has failed at ``now``. Times must not decrease."""
         self._failed_at.append(now)
         while self._failed_at[0] <= now - self._limits.window_s:
             self._failed_at.popleft()
         num_failures = len(self._failed_at)
         if num_failures > self._limits.max_restarts:
             return GiveUp(num_failures)
-        # The exponent is bounded so that a generous limit cannot overflow a float.
+        # The exponent is bounded so that a large ``max_restarts`` cannot overflow a float.
         backoff_s = self._limits.backoff_s * 2.0 ** min(num_failures - 1, 64)
         return Restart(min(backoff_s, self._limits.max_backoff_s))

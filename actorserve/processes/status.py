@@ -1,7 +1,7 @@
-"""A child's side of supervision: it reports how its start goes, and dies with its parent.
+"""A child's side of supervision: it reports the progress of its start, and dies with its parent.
 
 The parent (``actors.supervisor``) passes the descriptor of a pipe in ``ACTORSERVE_STATUS_FD`` and its own process id in
-``ACTORSERVE_PARENT_PID``. Without them, as under systemd, the process reports nothing and follows no parent into death.
+``ACTORSERVE_PARENT_PID``. Without them, as under systemd, the process reports nothing and does not die with its parent.
 A report is one JSON line, such as ``{"status": "loading", "progress": 0.4, "text": "..."}``. The coordinator also asks
 for workers on this pipe (``wants_worker``); the parent answers with a signal when no worker will come.
 """
@@ -20,7 +20,7 @@ STATUS_FD = "ACTORSERVE_STATUS_FD"
 PARENT_PID = "ACTORSERVE_PARENT_PID"
 MAX_TEXT_CHARS = 1000
 NO_WORKER = signal.SIGUSR1
-"""The signal that the parent sends to a child that has asked for a worker, when none will come."""
+"""The parent's signal to a child that has asked for a worker, if none will come."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -34,7 +34,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One report. ``progress`` lies in 0..1 while loading; None when the child does not know it."""
+    """One report. ``progress`` is in 0..1 while loading, or None if the child does not know it."""
 
     phase: Phase
     text: str = ""
@@ -42,7 +42,7 @@ class Status:
 
 
 def one_line(text: str) -> str:
-    """``text`` on one line and not too long, because a failure is shown to a person as it stands."""
+    """``text`` on one line, cut to ``MAX_TEXT_CHARS``, because a failure is shown to a person unchanged."""
     return " ".join(text.split())[:MAX_TEXT_CHARS]
 
 
@@ -54,7 +54,7 @@ def encode_status(status: Status) -> bytes:
 
 
 def decode_status(line: bytes) -> Status | None:
-    """Read one report; None for a line that is not a report, as a child leaves that is killed while it writes."""
+    """Read one report; None if the line is not a whole report, as when the child was killed while writing."""
     try:
         fields = json.loads(line)
         progress = fields.get("progress")
@@ -68,7 +68,7 @@ def decode_status(line: bytes) -> Status | None:
 
 
 class Reporter:
-    """Reports a child's start to its parent. It does nothing without a parent, or when the parent has ended."""
+    """Reports a child's start to its parent. It does nothing if there is no parent, or the parent has ended."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -83,7 +83,7 @@ class Reporter:
         self._send(Status(Phase.LOADING, text, progress))
 
     def ready(self, text: str = "") -> None:
-        """Report that work can come. The parent restarts a child that dies after this."""
+        """Report that the child is ready for work. The parent restarts a child that dies after this."""
         self._send(Status(Phase.READY, text))
 
     def failed(self, text: str) -> None:
@@ -95,13 +95,13 @@ class Reporter:
         self._send(Status(Phase.STOPPED, text))
 
     def want_worker(self) -> None:
-        """Ask for one more worker. A process that asks must handle ``NO_WORKER``."""
+        """Ask for one more worker. The caller must handle the signal ``NO_WORKER``."""
         self._send(Status(Phase.WANTS_WORKER))
 
     def _send(self, status: Status) -> None:
         if self._descriptor is None:
             return
-        # A line is shorter than PIPE_BUF, so it is written whole. A parent that has ended needs no report.
+        # A report is shorter than PIPE_BUF, so the write is atomic. A parent that has ended needs no report.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._descriptor, encode_status(status))
 
@@ -117,7 +117,7 @@ def describe_exit(return_code: int) -> str:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that happens.
+    """Have the kernel kill this process when its parent ends for any reason.
 
     If the parent has already ended, this process ends now.
     """
@@ -140,5 +140,5 @@ def attach(environment: MutableMapping[str, str] | None = None) -> Reporter:
     if status_fd is None:
         return Reporter(None)
     descriptor = int(status_fd)
-    os.set_inheritable(descriptor, False)  # so a process that the child starts does not hold the pipe open
+    os.set_inheritable(descriptor, False)  # so that processes that the child starts do not hold the pipe open
     return Reporter(descriptor)

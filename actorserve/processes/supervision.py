@@ -1,4 +1,4 @@
-"""What supervision is about: the children of one host, what the supervisor's core is told, and what it asks for."""
+"""The children of one host, and the events and effects of the supervisor's core."""
 
 import signal
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from actorserve.processes.status import Status
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """How to start a child. At the end the stages drain one after another, beginning with stage 0."""
+    """How to start a child. When the server ends, stage 0 ends first, and then the later stages."""
 
     name: str
     command: tuple[str, ...]
@@ -21,11 +21,11 @@ class ChildSpec:
 
 @dataclass(frozen=True)
 class SupervisionTree:
-    """The children of one supervisor. Each is restarted alone when it fails (OTP's ``one_for_one``), within ``limits``.
+    """The children of one supervisor. A child that fails is restarted alone (OTP's ``one_for_one``), within ``limits``.
 
     ``children`` run from the start (OTP: permanent). A child that cannot be kept running ends all of them.
-    ``spare`` children are started in order, one each time that a child asks for a worker. A spare child that cannot be
-    kept running ends nothing else. ``drain_timeout_s`` is for stage 0, which finishes the work in flight.
+    When a child asks for a worker, the next of the ``spare`` children is started. A spare child that cannot be kept
+    running does not end the others. ``drain_timeout_s`` is for stage 0, which finishes the work in flight.
     """
 
     children: tuple[ChildSpec, ...]
@@ -34,12 +34,12 @@ class SupervisionTree:
     drain_timeout_s: float = 0.0
 
 
-# --- what the core is told -------------------------------------------------------------------------------------------
+# --- events ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ChildReported:
-    """The running process of a child has sent a report."""
+    """A child's process has sent a report."""
 
     name: str
     report: Status
@@ -49,7 +49,7 @@ class ChildReported:
 class ChildEnded:
     """A child's process has ended, or could not be started. ``how`` says so in words.
 
-    ``ended_well``: it ended as a process does that SIGTERM asks to end.
+    ``ended_well``: it exited with 0, or SIGTERM ended it.
     """
 
     name: str
@@ -59,18 +59,18 @@ class ChildEnded:
 
 @dataclass(frozen=True, slots=True)
 class ShutDown:
-    """Drain the children and end. Told again: end at once."""
+    """Drain the children and end. A second ShutDown ends them at once."""
 
 
 SupervisorEvent = ChildReported | ChildEnded | ShutDown | Tick
 
 
-# --- what the core asks for ------------------------------------------------------------------------------------------
+# --- effects ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a process; answered by any number of ChildReported, then one ChildEnded."""
+    """Start a child's process. Any number of ChildReported follow, and then one ChildEnded."""
 
     spec: ChildSpec
 
@@ -97,12 +97,12 @@ class AllEnded:
     failure: str | None
 
 
-# --- what a person is told -------------------------------------------------------------------------------------------
+# --- effects that inform a person ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A child has reported how its start goes."""
+    """A child has sent a report about its start."""
 
     name: str
     report: Status
@@ -110,12 +110,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class AllReady:
-    """Every child that runs from the start has become ready for the first time; work can come. Once."""
+    """Every child that runs from the start has become ready, so the server can work. It comes once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarting:
-    """A child that was ready has ended unexpectedly, and is started again in ``after_s``."""
+    """A child that was ready has ended unexpectedly, and will be started again after ``after_s``."""
 
     name: str
     how: str
@@ -124,14 +124,14 @@ class Restarting:
 
 @dataclass(frozen=True, slots=True)
 class Adding:
-    """A spare child is started, because a worker was asked for."""
+    """A spare child is started, because a child has asked for a worker."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A child has ended for good and the others go on: it has stopped on purpose, or it was a spare one and failed."""
+    """A child has ended for good and the others go on: it stopped on purpose, or it was a spare child and failed."""
 
     name: str
     why: str
@@ -139,7 +139,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """The children are being told to end; ``num_children`` of them have not ended yet. Once."""
+    """The children are being told to end; ``num_children`` of them still run or wait for a restart. It comes once."""
 
     num_children: int
 

@@ -1,4 +1,4 @@
-"""Who restarts whom on one host: the supervision tree of ``actorserve serve``, in one place.
+"""The supervision tree of ``actorserve serve``: which processes run on one host, and how they end.
 
     supervisor                     one_for_one; supervision.max_restarts within supervision.window_s per child
     ├── coordinator    permanent   ends in stage 1
@@ -6,8 +6,8 @@
     ├── worker-0 ...   permanent   ends in stage 1
     └── worker-n ...   spare       started when the coordinator asks for a worker; ends in stage 1
 
-The supervisor's own end kills all of its children (``status.die_with_parent``), however it ends. Under systemd each
-process is a unit of its own, and systemd takes the supervisor's place.
+When the supervisor ends for any reason, the kernel kills all of its children (``status.die_with_parent``). Under
+systemd every process is a unit of its own, and systemd takes the supervisor's place.
 """
 
 from pathlib import Path
@@ -18,13 +18,13 @@ from actorserve.processes.restarts import RestartLimits
 from actorserve.processes.supervision import ChildSpec, SupervisionTree
 from actorserve.settings import Settings
 
-_FIRST, _LAST = 0, 1  # stages of the end
+_FIRST, _LAST = 0, 1  # values of ``stop_stage``
 
 
 def supervision_tree(
     placement: Placement, settings: Settings, settings_file: Path, runtime_dir: Path
 ) -> SupervisionTree:
-    """The children of a server of these settings, which ``settings_file`` hands to them."""
+    """The children of a server with these settings, which the children read from ``settings_file``."""
     rules = settings.supervision
     python = launch.python_command()
 
@@ -52,6 +52,6 @@ def _worker_environment(placement: Placement, index: int) -> dict[str, str]:
     selectors = placement.selectors
     return {
         "CUDA_VISIBLE_DEVICES": selectors[index % len(selectors)] if selectors else "",
-        # The numeric libraries read it when they load, before the worker could set it itself.
+        # The numeric libraries read this when they load, before the worker could set it itself.
         "OMP_NUM_THREADS": str(placement.threads_per_worker),
     }

@@ -1,11 +1,11 @@
-"""The supervisor's core: which child is started, restarted, given up and ended, and when. Pure: time is an argument.
+"""The supervisor's core: it decides when to start, restart, give up and end children. Pure: time is an argument.
 
-A child that ends before it was ever ready ends all children. One that ends later is restarted with backoff, and given
-up when it fails too often (``restarts``). At the end the children are told to end stage by stage. Restarts go on while
-an earlier stage drains, because that stage needs the later ones to finish its work.
+If a child ends before it was ever ready, all children are ended. A child that ends later is restarted with backoff, and
+given up when it fails too often (``restarts``). At the end the children are told to end stage by stage. Children of
+later stages are still restarted while an earlier stage drains, because that stage needs them to finish its work.
 
-A spare child runs only after a worker was asked for. If none is left, or the spare child cannot start, the child that
-asked is told by a signal. A child that reports that it stopped on purpose becomes a spare child.
+A spare child runs only after a child has asked for a worker. If no spare child is left, or it cannot start, the child
+that asked gets a signal. A child that reports that it stopped on purpose becomes a spare child.
 """
 
 import signal
@@ -38,7 +38,7 @@ from actorserve.processes.supervision import (
     SupervisorEvent,
 )
 
-_STOP_GRACE_S: Final = 5.0  # for a process that has nothing to finish
+_STOP_GRACE_S: Final = 5.0  # for a process without work to finish
 
 
 class _Phase(Enum):
@@ -49,8 +49,10 @@ class _Phase(Enum):
 
 @dataclass(slots=True)
 class _Child:
-    """A child over all of its lives. ``asker`` is set for a spare child: the child that asked for it, and in which
-    life, because a later life has not asked.
+    """A child over all of its lives. A life is one process of the child.
+
+    ``asker``: for a spare child, the child that asked for it, and the life in which that child asked. A later life of
+    the asker does not know of the request.
     """
 
     spec: ChildSpec
@@ -60,13 +62,13 @@ class _Child:
     start_at: float = -inf
     life: int = 0
     was_ready: bool = False
-    is_told_to_end: bool = False  # so it is not restarted any more
-    stopped_because: str = ""  # what the present life said when it stopped on purpose
-    failure: str = ""  # what the present life said about why it ends
+    is_told_to_end: bool = False  # and is not restarted any more
+    stopped_because: str = ""  # the reason that the current life gave for stopping on purpose
+    failure: str = ""  # the reason that the current life gave for its failure
 
 
 class SupervisorState:
-    """Decides for the children of one host."""
+    """Decides about the children of one host."""
 
     def __init__(self, tree: SupervisionTree) -> None:
         self._tree = tree
@@ -77,8 +79,8 @@ class SupervisorState:
         self._failure: str | None = None
         self._is_stopping = False
         self._is_killing = False
-        self._later_stages: list[int] | None = None  # the stages that are not told to end yet; None before the first
-        self._ending: list[_Child] = []  # of the stage that is told to end
+        self._later_stages: list[int] | None = None  # the stages that were not told to end yet; None while no stage was
+        self._ending: list[_Child] = []  # the children of the stage that is ending
         self._kill_at = inf
         self._has_ended = False
         self._effects: list[SupervisorEffect] = []
@@ -184,7 +186,8 @@ class SupervisorState:
         self._effects.append(Adding(child.spec.name))
 
     def _tell_no_worker(self, asker: _Child, life: int) -> None:
-        # A later life has not asked, and may not handle the signal yet; a process that ends may no longer handle it.
+        # A later life of the asker did not ask, and may not handle the signal yet. An ending process may no longer do
+        # so.
         if asker.life == life and asker.phase is _Phase.RUNNING and not self._is_stopping:
             self._effects.append(SignalChild(asker.spec.name, NO_WORKER))
 
@@ -208,7 +211,7 @@ class SupervisorState:
             child.phase = _Phase.ENDED
 
     def _end_in_order(self, now: float) -> None:
-        """End stage after stage, each with SIGTERM. What has not ended in time is killed, with its whole stage."""
+        """End the stages one after another with SIGTERM. When a stage's time is over, kill its children."""
         if self._later_stages is None:
             children = self._children.values()
             self._later_stages = sorted({child.spec.stop_stage for child in children})

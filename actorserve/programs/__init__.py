@@ -1,4 +1,4 @@
-"""The mains of the processes: each turns settings into objects and runs them. Only a main knows all parts of a process.
+"""The ``main`` of every process. It makes the process's objects from the settings, and runs them.
 
 The worker's main is ``workers.worker``, because only the worker's process may load torch.
 """

@@ -17,7 +17,7 @@ from actorserve.processes.status import NO_WORKER
 
 
 def main(child: Child) -> None:
-    """Place requests until told to end. After a restart the coordinator learns its state again from its peers."""
+    """Run the coordinator until it is told to end. After a restart it learns its state again from its peers."""
     uvloop.run(_run(child))
 
 

@@ -18,13 +18,13 @@ from actorserve.settings import Settings
 
 
 def serve(settings: Settings) -> bool:
-    """Run a server until it is told to end. Returns whether its children could finish the requests in flight.
+    """Run a server until it is told to end. Returns whether its children finished the requests in flight.
 
     Raises: ActorserveError when the server cannot start or cannot go on; KeyboardInterrupt for a Ctrl-C or SIGTERM
     that comes before its children run.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the children run, it ends us as Ctrl-C does
-    # The quick checks come first, so that nobody waits for a download only to learn that the port is in use.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the children run, SIGTERM ends us as Ctrl-C does
+    # The quick checks come first, so that a port in use is reported before the model is downloaded.
     if settings.http.api_keys_file is not None:
         read_api_keys(settings.http.api_keys_file)
     port = launch.free_port(settings.http.host, settings.http.port)
@@ -42,7 +42,7 @@ def serve(settings: Settings) -> bool:
 
 
 def _resolve_model(settings: Settings, display: ProgressDisplay) -> Settings:
-    """The settings with the model's path on disk and its name. The model is downloaded first if it is not there."""
+    """The settings with the model's path on disk and its name. A model that is missing on disk is downloaded first."""
     load_format = settings.model.load_format
     path = locate(
         settings.model.path, lambda done, total: display.update("model", "downloading", done / total), load_format

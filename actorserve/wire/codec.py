@@ -1,7 +1,7 @@
 """Messages <-> bytes: msgpack ``[tag, *fields]``, nested records as lists of their fields, enums by value.
 
-Tags are stable: a number, once given, is never given to another message. Decoding checks everything (arity, types,
-bounds, equal columns) and ends in a message or a ``ProtocolError`` that names the tag, whatever the bytes are.
+Tags are stable: a message's tag is never given to another message. Decoding checks arity, types, bounds and equal
+columns. For any bytes, it gives a message or raises a ``ProtocolError`` that names the tag.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MAX_FRAME_BYTES: Final = 16 * 2**20
 MAX_STRING_BYTES: Final = 1024
 MAX_COLLECTION_ITEMS: Final = 2**20
 
-# What a peer may send.
+# Messages that a peer may send.
 WIRE_TAGS: Final[dict[int, type[Message]]] = {
     1: m.Hello,
     2: m.Members,
@@ -53,7 +53,7 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     52: m.Checkpointed,
 }
 
-# What a process tells its own core. A recorded log holds these; a frame from a peer never may.
+# Local messages, from a process to its own core. A journal may hold them; a frame from a peer may not.
 LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     128: m.PeerUp,
     129: m.PeerDown,
@@ -126,21 +126,22 @@ def _pack_nested(record: Any) -> tuple[Any, ...]:
 def encode(message: Message) -> bytes:
     """The message's bytes; the same message always gives the same bytes.
 
-    Raises: TypeError, OverflowError where a field is not what its annotation says: that is a bug of the caller.
+    Raises: TypeError or OverflowError if a field does not match its annotation, which is a bug of the caller.
     """
     tag, getter = _GETTERS[type(message)]
     return cast("bytes", msgpack.packb(tag + getter(message), default=_pack_nested))
 
 
 def decode(frame: bytes | memoryview, *, local: bool = False) -> Message:
-    """The message that ``frame`` holds. ``local`` also admits what only a process's own log may hold.
+    """The message that ``frame`` holds. ``local`` also allows local messages, as in a journal.
 
-    Raises: ProtocolError, naming the tag where there is one, and nothing else, whatever the bytes are.
+    Raises: ProtocolError, which names the tag if there is one. No bytes cause any other exception.
     """
     if len(frame) > MAX_FRAME_BYTES:
         raise ProtocolError("frame too large")
     try:
-        # Lists, though tuples are wanted: an array's declared length is then reserved but never touched in memory.
+        # Decode arrays to lists, although tuples are wanted. For a list, msgpack only reserves the declared length and
+        # touches no memory.
         values = msgpack.unpackb(
             frame,
             raw=False,

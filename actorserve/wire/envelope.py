@@ -15,7 +15,7 @@ from actorserve.errors import ProtocolError
 from actorserve.wire.schema import INT64_MAX
 
 ANY_INCARNATION: Final = 0
-"""Stands for a target's incarnation while that is unknown. Only Hello may use it."""
+"""The target's incarnation if it is unknown. Only Hello may use it."""
 
 _PREFIX: Final = struct.Struct(">4sH")
 _MAGIC: Final = b"ASV1"
@@ -32,7 +32,7 @@ class Addressed(NamedTuple):
 
 
 def make_head(sender: Peer, target: Peer) -> bytes:
-    """What precedes a message on the link from ``sender`` to ``target``.
+    """The envelope of all messages from ``sender`` to ``target``.
 
     Raises: ValueError if the names are too long.
     """

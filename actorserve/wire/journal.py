@@ -1,12 +1,12 @@
-"""A recorded log: what a core was told, when, and by which peer. A fresh core that replays it has the same effects.
+"""Journals: a core's inputs with their times and senders. A new core that gets the same inputs has the same effects.
 
 Records are msgpack lists, each preceded by its length in four big-endian bytes:
 
-- ``[recipe]``, first: JSON that says what the core was made from (``wire.recipes``);
+- ``[recipe]``, first: the recipe of the core, as JSON (``wire.recipes``);
 - ``[now, sender name, sender incarnation, message]`` (nil for no sender): an input, written before the core sees it;
-- ``[digest]``: of the effects that this input had.
+- ``[digest]``: the digest of this input's effects.
 
-A log cut off in mid-record, as a crash leaves it, reads up to the last whole record.
+If a crash has cut off the last record, the whole records before it can be read.
 """
 
 import struct
@@ -41,7 +41,7 @@ Record = str | Entry | bytes
 
 
 def write_recipe(file: BinaryIO, recipe: str) -> None:
-    """Begin a log; ``recipe`` is JSON."""
+    """Begin a journal; ``recipe`` is JSON."""
     _write(file, (recipe,))
 
 
@@ -57,12 +57,12 @@ def write_effects(file: BinaryIO, effects: Sequence[Effect]) -> None:
 
 
 def digest(effects: Sequence[Effect]) -> bytes:
-    """Equal for equal effects; different effects have different digests, except with negligible probability."""
+    """A digest of the effects. Equal effects have equal digests, and different effects practically always differ."""
     return blake2b(msgpack.packb(effects, default=_plain), digest_size=_DIGEST_BYTES).digest()
 
 
 def _plain(value: Any) -> list[Any]:
-    """An effect, or a message in it, in a form that msgpack takes: every other part is a number, a text or a tuple."""
+    """An effect, or a message in it, as a list for msgpack. All other parts are numbers, strings or tuples already."""
     names: tuple[str, ...] = value.__slots__
     return [type(value).__name__, *(getattr(value, name) for name in names)]
 

@@ -1,4 +1,4 @@
-"""What all transports share: one link per address, used for every incarnation that is reached there."""
+"""The base class of the transports. It keeps one link per address, for all incarnations at that address."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -10,7 +10,7 @@ from actorserve.wire.transport import Framing, Inbox, TransportLimits
 
 
 class Link:
-    """The connection to an address, and the peers that it is kept open for."""
+    """The connection to an address, and the peers for which it stays open."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -21,7 +21,7 @@ L = TypeVar("L", bound=Link)
 
 
 class LinkedTransport(ABC, Generic[L]):
-    """A ``Transport``, except for moving the bytes, which its subclasses do."""
+    """A ``Transport`` whose subclasses move the bytes."""
 
     def __init__(self, me: Peer, limits: TransportLimits | None, clock: Callable[[], float]) -> None:
         self._framing = Framing(me, limits or TransportLimits(), clock)
@@ -47,15 +47,15 @@ class LinkedTransport(ABC, Generic[L]):
 
     @abstractmethod
     def _fetch(self) -> None:
-        """Fill the empty inbox with frames that have arrived and were not announced yet."""
+        """Fill the empty inbox with the messages that have arrived and were not announced yet."""
 
     @abstractmethod
     def _on_taken(self) -> None:
-        """The inbox has room again."""
+        """The inbox is no longer full."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Release other resources, after all links are shut."""
+        """Release all other resources, after all links are shut."""
 
     @property
     def me(self) -> Peer:

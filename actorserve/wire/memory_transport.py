@@ -1,8 +1,8 @@
-"""The in-memory twin of the ZeroMQ transport: the same promises, in one process, without a clock.
+"""An in-memory transport with the guarantees of the ZeroMQ transport, in one process and without a clock.
 
-A ``Hub`` stands for the network. As with ZeroMQ, a link to an address where nobody listens yet keeps what is sent until
-somebody does, and a receiver's full queue holds messages back on the sender's side. A test can ``cut`` two processes
-from each other: what is sent meanwhile is lost.
+A ``Hub`` stands for the network. As with ZeroMQ, a link keeps its messages until a transport listens at its
+address, and messages wait on the sender's side while the receiver's queue is full. A test can ``cut`` two processes
+from each other. Messages between them are then lost.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ class Hub:
         self._cuts: set[tuple[str, str]] = set()
 
     def cut(self, one: str, other: str) -> None:
-        """Lose everything between the processes that listen at these addresses, both ways."""
+        """Lose all messages between the processes at these addresses, in both directions."""
         self._cuts |= {(one, other), (other, one)}
 
     def heal(self, one: str, other: str) -> None:
@@ -99,7 +99,7 @@ class MemoryTransport(LinkedTransport[_Queue]):
         return len(self._inbox.messages) < self._framing.limits.receive_queue
 
     def arrive(self, frame: bytes) -> None:
-        """The hub delivers a frame."""
+        """Receive a frame from the hub."""
         unpacked = self._framing.unpack(frame)
         if unpacked is not None:
             self._inbox.messages.append(unpacked)
@@ -123,7 +123,7 @@ class MemoryTransport(LinkedTransport[_Queue]):
         return True
 
     def _fetch(self) -> None:
-        """The hub has delivered all frames that there is room for."""
+        """Nothing to do: the hub has already delivered all frames that fit into the inbox."""
 
     def _on_taken(self) -> None:
         self._hub._flow(self._address)

@@ -1,4 +1,4 @@
-"""What a core was made from, as JSON in its log's first record. Floats keep their exact value."""
+"""The recipe from which a core was made, as JSON in its journal's first record. Floats keep their exact value."""
 
 import json
 from dataclasses import asdict, fields
@@ -23,13 +23,13 @@ _KINDS: dict[str, type] = {"instance": InstanceRecipe, "coordinator": ClusterCon
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Inverse of ``parse_recipe``."""
+    """The recipe as JSON; ``parse_recipe`` reads it."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(recipe, cls))
     return json.dumps({"kind": kind, **asdict(recipe)})
 
 
 def parse_recipe(text: str) -> Recipe:
-    """Raises: ProtocolError for a text that a core of today's version did not write."""
+    """Raises: ProtocolError if the text is damaged, or of another version of the cores."""
     try:
         values = json.loads(text)
         kind = values.pop("kind")
@@ -47,15 +47,15 @@ def parse_recipe(text: str) -> Recipe:
 
 
 def _whole(cls: type[_T], values: dict[str, Any]) -> _T:
-    """A ``cls`` of all its fields: a default of today may not be the one of the core that wrote the log."""
-    missing = {each.name for each in fields(cls)} - values.keys()
+    """A ``cls`` from values for all fields, because a default may have changed since the journal was written."""
+    missing = {field.name for field in fields(cls)} - values.keys()
     if missing:
         raise KeyError(*sorted(missing))
     return cls(**values)
 
 
 def _by_priority(values: dict[str, Any]) -> dict[int, Any]:
-    return {int(priority): value for priority, value in values.items()}  # JSON's keys are texts
+    return {int(priority): value for priority, value in values.items()}  # JSON's keys are strings
 
 
 def _policies(values: dict[str, Any]) -> dict[str, Any]:
@@ -83,15 +83,15 @@ def _instance_config(values: dict[str, Any]) -> InstanceConfig:
 
 def _profile(values: dict[str, Any]) -> Profile:
     made: dict[str, Any] = {}
-    for each in fields(Profile):
-        if not each.init:
+    for field in fields(Profile):
+        if not field.init:
             continue
-        value = values[each.name]
-        if each.type is Curve:
+        value = values[field.name]
+        if field.type is Curve:
             value = Curve(tuple(value["xs"]), tuple(value["ys"]))
-        elif each.type is Link:
+        elif field.type is Link:
             value = Link(**value)
         elif isinstance(value, list):
             value = tuple(map(tuple, value))
-        made[each.name] = value
+        made[field.name] = value
     return Profile(**made)

@@ -1,4 +1,4 @@
-"""Replay: tells a fresh core the inputs of a recorded log, and compares its effects with the recorded ones."""
+"""Replay: gives a new core the inputs of a journal, and compares its effects with the recorded ones."""
 
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -14,10 +14,10 @@ from actorserve.wire.recipes import parse_recipe
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """``core`` has been told ``num_entries`` inputs over ``duration_s``, with ``num_compared`` effects to compare.
+    """``core`` has got ``num_entries`` inputs of ``duration_s``. The effects of ``num_compared`` inputs were compared.
 
-    The effects of the last input may be missing, because the process was killed. ``difference`` is None if all were
-    equal.
+    The effects of the last input may be missing, because the process was killed. ``difference`` is None if all effects
+    were equal.
     """
 
     core: InstanceState | ClusterState | GatewayState
@@ -28,7 +28,7 @@ class Replay:
 
 
 def replay(file: BinaryIO) -> Replay:
-    """Replay the log up to the first input whose effects are not the recorded ones.
+    """Replay the journal up to the first input whose effects differ from the recorded ones.
 
     Raises: ProtocolError if the file is no such log.
     """

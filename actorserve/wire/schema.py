@@ -1,7 +1,7 @@
-"""Checkers compiled once per message class from its annotations: arity, types, bounds, equal columns.
+"""Checkers of arity, types, bounds and equal columns, compiled once per message class from its annotations.
 
-A checker takes what msgpack decoded and returns the value that the annotation asks for, or raises ``SchemaError``.
-Nothing here recurses by what a frame holds: the depth of a check is the depth of the annotations.
+A checker takes a value from msgpack and returns the value that the annotation asks for, or raises ``SchemaError``.
+The depth of recursion depends on the annotations alone, not on a frame's content.
 """
 
 import math
@@ -19,16 +19,16 @@ INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
 
 class SchemaError(ValueError):
-    """A decoded value is not what its annotation says. The text never echoes the value: it may be long."""
+    """A decoded value does not match its annotation. The text does not repeat the value, which may be long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What annotations cannot say about a class.
+    """The rules for a class that its annotations cannot express.
 
-    ``columns`` are tuples of one length; ``optional_columns`` are as long as those, or empty; ``bounds`` are the least
-    and the greatest value of integers, where those are not 0 and the greatest of 64 bits with a sign; ``non_finite``
-    floats may be infinite or NaN.
+    ``columns`` are tuples of equal length; ``optional_columns`` have the same length, or are empty. ``bounds`` are the
+    minimum and maximum of an integer field, if they are not 0 and 2**63 - 1. ``non_finite`` floats may be infinite or
+    NaN.
     """
 
     columns: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Rules:
 
 _NO_RULES = Rules()
 _NATURAL = (0, INT64_MAX)
-_MANY = 4  # from this many integers on it is faster to check them together
+_MANY = 4  # with this many integers or more, it is faster to check them together
 
 
 def _text(value: Any) -> Any:
@@ -114,7 +114,7 @@ def _column(inner: Checker) -> Checker:
 
 
 def _text_column(value: Any) -> Any:
-    # join looks at every item in C; nothing but strings passes
+    # join checks every item in C, and accepts only strings
     try:
         "".join(_list(value))
     except TypeError:
@@ -127,7 +127,7 @@ def _integer_column(low: int, high: int) -> Checker:
         if _list(value):
             if [*map(type, value)].count(int) != len(value):
                 raise SchemaError("expected integers")
-            # msgpack holds nothing below the least int64, so one bound is enough
+            # no integer of msgpack is below the smallest int64, so one bound is enough
             if max(value) > high or (low > INT64_MIN and min(value) < low):
                 raise SchemaError("integer out of range")
         return tuple(value)
@@ -144,13 +144,13 @@ class _Integers:
         self._low, self._high = bounds
 
     def are_right(self, values: list[Any]) -> bool:
-        """If they are not, the caller checks them one by one, to name the wrong one."""
+        """Whether all integers are right. If not, the caller checks them one by one, to name the wrong one."""
         integers = self._pick(values)
         return [*map(type, integers)] == self._kinds and min(integers) >= self._low and max(integers) <= self._high
 
 
 class Schema:
-    """Compiles and keeps the checkers of a vocabulary of dataclasses and named tuples."""
+    """Compiles and caches the checkers of dataclasses and named tuples."""
 
     def __init__(self, rules: Mapping[type, Rules]) -> None:
         self._rules = rules
@@ -159,7 +159,7 @@ class Schema:
     def record(self, cls: type) -> Checker:
         """The checker that makes a ``cls`` from the list of its fields, in order, all of them present.
 
-        Raises: TypeError where an annotation is outside the vocabulary (at import, never because of a frame).
+        Raises: TypeError if an annotation is not supported (at import, never because of a frame).
         """
         known = self._records.get(cls)
         if known is None:

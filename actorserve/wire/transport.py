@@ -1,9 +1,8 @@
-"""One-way FIFO links between processes: what every transport promises, and the part that all of them share.
+"""One-way FIFO links between processes: the guarantees of every transport, and the code that all of them share.
 
-A process has one address to be reached at. To send to a peer it first connects to that peer's address. What one
-process sends to another arrives in order, perhaps with gaps (a full queue, a broken connection), never twice. A frame
-for another incarnation of the receiver is dropped and counted, so what was meant for a dead process never reaches the
-one that took its place.
+A process listens at one address. To send to a peer, it first connects to that peer's address. Messages of one process
+to another arrive in order and never twice, but some may be lost (a full queue, a broken connection). A frame for
+another incarnation of the receiver is dropped and counted, so a message for a dead process never reaches its successor.
 """
 
 import logging
@@ -23,7 +22,7 @@ _log: Final = logging.getLogger("actorserve.wire")
 
 @dataclass(frozen=True, slots=True)
 class TransportLimits:
-    """Bounds of one transport. Queues are counted in messages, per link; ``max_links`` are addresses to send to."""
+    """The limits of one transport. Queues are limited in messages, per link. ``max_links``: addresses to send to."""
 
     max_frame_bytes: int = MAX_FRAME_BYTES
     max_links: int = 4096
@@ -32,7 +31,7 @@ class TransportLimits:
 
 
 class Transport(Protocol):
-    """See the module. All calls come from one thread, and none of them blocks."""
+    """The module describes the guarantees. All calls come from one thread, and none of them blocks."""
 
     @property
     def me(self) -> Peer:
@@ -50,7 +49,7 @@ class Transport(Protocol):
         ...
 
     def reincarnate(self, incarnation: int) -> None:
-        """Become this incarnation; frames in flight to the old one are dropped."""
+        """Become this incarnation. Frames in flight to the old incarnation are dropped."""
         ...
 
     def connect(self, peer: Peer, address: str) -> bool:
@@ -62,7 +61,7 @@ class Transport(Protocol):
         ...
 
     def send(self, peer: Peer, message: Message) -> bool:
-        """Queue ``message``. False (and counted) when not connected, when too large, or when the queue is full."""
+        """Queue ``message``. False, and counted, if it is too large, the queue is full, or there is no link."""
         ...
 
     def take(self, limit: int = 256) -> list[tuple[Peer, Message]]:
@@ -89,7 +88,7 @@ class FrameCounter:
         self._unlogged = 0
 
     def drop(self, reason: str, detail: str) -> None:
-        """Count a dropped frame under ``reason``, one of a few; ``detail`` goes to the log only."""
+        """Count a dropped frame under ``reason``. Reasons are few; ``detail`` is only logged."""
         self.counts[f"dropped: {reason}"] += 1
         self._unlogged += 1
         now = self._clock()
@@ -100,7 +99,7 @@ class FrameCounter:
 
 
 class Framing:
-    """Messages to frames and back for one process: envelope, fencing, bounds, counting. Knows no socket."""
+    """Packs one process's messages into frames and unpacks them: envelope, fencing, limits, counts. No socket."""
 
     def __init__(self, me: Peer, limits: TransportLimits, clock: Callable[[], float]) -> None:
         self.me = me
@@ -158,7 +157,7 @@ class Framing:
 
 
 class Inbox:
-    """Messages that have arrived and were not taken yet, with the arrival callback."""
+    """Messages that have arrived and were not taken yet, and the arrival callback."""
 
     def __init__(self) -> None:
         self.messages: deque[tuple[Peer, Message]] = deque()
@@ -180,6 +179,6 @@ class Inbox:
             messages.clear()
             return taken
         taken = [messages.popleft() for _ in range(limit)]
-        # The reader waits for the callback after a bounded take, which must come without a further arrival.
+        # After a bounded take the reader waits for the callback, so call it although no further message arrives.
         self.announce()
         return taken

@@ -1,7 +1,7 @@
 """The ZeroMQ transport: one ROUTER to receive with, and one DEALER per address that we send to.
 
-The ROUTER only receives and the DEALERs only send, so no frame ever waits for an answer. Sockets are read straight from
-the event loop, many messages a wakeup: the asyncio face of pyzmq costs a future and a timer for each message.
+The ROUTER only receives and the DEALERs only send, so no frame waits for an answer. The event loop reads the sockets
+directly, many messages per wakeup, because pyzmq's asyncio interface costs a future and a timer per message.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from actorserve.wire.links import Link, LinkedTransport
 from actorserve.wire.transport import TransportLimits
 
 _READ_BATCH: Final = 256
-_ASKED_FOR: Final = 2  # frames of a turn before which the socket is asked whether there is one
-_POLLIN: Final = int(zmq.POLLIN)  # an int, because & of the enum costs more than asking the socket
+_ASKED_FOR: Final = 2  # reads per turn that first ask the socket whether a frame has arrived
+_POLLIN: Final = int(zmq.POLLIN)  # an int, because & with the enum is slower than asking the socket
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 1000
-_HEARTBEAT_MS: Final = 2000  # of the connection, not of the process: finds broken hosts and cables
+_HEARTBEAT_MS: Final = 2000  # of the connection, not of the process: it finds broken hosts and cables
 _SCHEMES: Final = ("ipc://", "tcp://")
 
 
@@ -31,11 +31,11 @@ class _Dealer(Link):
 
 
 class ZmqTransport(LinkedTransport[_Dealer]):
-    """A ``Transport`` over ``ipc://`` or ``tcp://``. Made, used and closed on the thread of a running event loop.
+    """A ``Transport`` over ``ipc://`` or ``tcp://``. Construct, use and close it on the thread of a running event loop.
 
-    Only ``close`` may block, for at most the linger (0.2 s), while last messages leave.
+    Only ``close`` may block, for at most 0.2 s (the linger), while the last messages are sent.
 
-    ``bind`` is the address to listen at; ``tcp://127.0.0.1:*`` takes a free port, and ``address`` says which.
+    ``bind`` is the address to listen at; ``tcp://127.0.0.1:*`` takes a free port, which ``address`` then contains.
     Raises: ActorserveError if it cannot be bound.
     """
 
@@ -95,19 +95,19 @@ class ZmqTransport(LinkedTransport[_Dealer]):
 
     def _on_taken(self) -> None:
         if self._stalled:
-            # Reading stopped at a full inbox, and the descriptor tells of new arrivals only.
+            # Reading stopped because the inbox was full, and the descriptor only signals new arrivals.
             self._stalled = False
             self._schedule_read()
 
     def _release(self) -> None:
         self._loop.remove_reader(self._fd)
         self._router.close(0)
-        # Waits for what still leaves, at most the linger.
+        # This waits for unsent messages, for at most the linger.
         self._context.term()
 
     def _configure(self, socket: "zmq.Socket[bytes]") -> None:
-        # Without IMMEDIATE a message waits for a peer that has not started yet. A message for a dead incarnation is
-        # dropped by the incarnation that takes its place.
+        # IMMEDIATE is not set, so that messages wait for a peer that has not started yet. The successor of a dead
+        # incarnation drops the messages for it.
         socket.setsockopt(zmq.LINGER, _LINGER_MS)
         socket.setsockopt(zmq.SNDHWM, self._framing.limits.send_queue)
         socket.setsockopt(zmq.RCVHWM, self._framing.limits.receive_queue)
@@ -135,16 +135,16 @@ class ZmqTransport(LinkedTransport[_Dealer]):
 
     def _fetch(self) -> None:
         """Read until nothing is left (the descriptor is edge-triggered), the inbox is full, or the turn is over."""
-        router, messages, room = self._router, self._inbox.messages, self._framing.limits.receive_queue
+        router, messages, capacity = self._router, self._inbox.messages, self._framing.limits.receive_queue
         for number in range(_READ_BATCH):
-            if len(messages) >= room:
+            if len(messages) >= capacity:
                 self._stalled = True
                 return
-            # Mostly one frame has come. Asking for another costs less than the exception that would say no.
+            # Usually one frame has arrived. Asking for a second one costs less than the exception if there is none.
             if number < _ASKED_FOR and not int(router.getsockopt(zmq.EVENTS)) & _POLLIN:
                 return
             try:
-                router.recv(zmq.NOBLOCK)  # ZeroMQ's own name of the sender, which nothing needs
+                router.recv(zmq.NOBLOCK)  # ZeroMQ's own name of the sender, which is not used
             except zmq.Again:
                 return
             frame = router.recv(zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""A cluster of actors on the in-memory hub under a virtual clock, with cores that check what they are told."""
+"""A cluster of actors on the in-memory hub under a virtual clock, with cores that check their messages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ _MAX_STEPS_AT_ONCE = 10_000
 
 
 def info_of(worker: str) -> WorkerInfo:
-    """What the worker called ``worker`` tells about itself."""
+    """The WorkerInfo of the worker called ``worker``."""
     return WorkerInfo(f"kind of {worker}", ModelInfo("m", 100, 1000), SPEED, KV)
 
 
@@ -47,7 +47,7 @@ def address_of(name: str) -> str:
 
 
 class ScriptedCore:
-    """Answers each kind of message with the effects that a test gives it."""
+    """A core that answers a type of message with the effects that a test gives for it."""
 
     def __init__(self, effects: dict[type[Message], list[Effect]], deadline: float | None = None) -> None:
         self.effects = effects
@@ -66,7 +66,7 @@ class ScriptedCore:
 
 @dataclass
 class GreetingCore:
-    """Greets every peer that comes up, and meets the peers that a test names. Raises for a message of any other."""
+    """A core that greets every peer that comes up, and meets the peers that a test names. Other peers are errors."""
 
     up: set[Peer] = field(default_factory=set)
     greeted_by: set[Peer] = field(default_factory=set)
@@ -79,7 +79,7 @@ class GreetingCore:
         match message:
             case PeerUp(peer=peer):
                 assert peer not in self.up
-                assert peer.name not in {other.name for other in self.up}
+                assert peer.name not in {up.name for up in self.up}
                 self.up.add(peer)
                 return [Send(peer, Unplace("greeting", peer.incarnation))]
             case PeerDown(peer=peer):
@@ -113,7 +113,7 @@ class EntryList:
 
 
 def lone_node(name: str, clock: Callable[[], float], recorder: Recorder | None = None) -> Node:
-    """A node on a hub of its own."""
+    """A node that is alone on its hub."""
     transport = MemoryTransport(Hub(), Peer(name, 1), address_of(name), clock)
     hello = Hello(PROTOCOL_VERSION, role_of(name), address_of(name))
     return Node(transport, Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES), clock, recorder)
@@ -157,23 +157,23 @@ class Cluster:
         return process
 
     def kill(self, name: str) -> None:
-        """As kill -9: no goodbye."""
+        """End the process without a goodbye, as kill -9 does."""
         self.processes.pop(name).transport.close()
 
     def leave(self, name: str) -> None:
-        """As an orderly end."""
+        """End the process in order, with a goodbye."""
         process = self.processes.pop(name)
         process.actor.stop()
         process.transport.close()
 
     def meet(self, one: str, other: str) -> None:
-        """Have the core of ``one`` ask to meet ``other`` in its present incarnation."""
+        """Have the core of ``one`` ask to meet the current incarnation of ``other``."""
         actor = self.processes[one].actor
         actor.tell(MigrateTo(self.processes[other].actor.me, 0, 0.0))
         self.processes[one].mark()
 
     def are_up(self, one: str, other: str) -> bool:
-        """Whether these two are up to each other and have heard each other. Raises: AssertionError if they disagree."""
+        """Whether both are up at the other, and have got its messages. Raises: AssertionError if they disagree."""
         sides = {
             self.processes[there].actor.me in self.processes[here].core.greeted_by
             for here, there in ((one, other), (other, one))
@@ -208,10 +208,10 @@ class Cluster:
         self.settle()
 
     def problems(self, *, lossless: bool = True) -> list[str]:
-        """What keeps the cluster from its steady state: all that need each other are up and were heard, both ways.
+        """The deviations from the steady state: linked processes are up at each other and have greeted each other.
 
-        Workers may also be up to each other, both ways as well. Not ``lossless``: a link was cut, perhaps too shortly
-        for a death, and a greeting may have been lost on it.
+        Two workers may also be up at each other. If not ``lossless``, a greeting may be missing, because a link was cut
+        (perhaps for too short a time to cause a death).
         """
         found = []
         for one, process in sorted(self.processes.items()):

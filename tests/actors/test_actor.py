@@ -18,7 +18,7 @@ C, G, W = COORDINATOR_NAME, "gateway-0", "worker-0"
 
 
 class PerformingActor(ClusterActor):
-    """Has a test perform its effects, and keeps the peers that went down."""
+    """An actor whose effects a test performs. It keeps the peers that went down."""
 
     def __init__(
         self,
@@ -40,9 +40,7 @@ class PerformingActor(ClusterActor):
 
 
 def test_local_messages_are_handled_in_order_after_their_cause() -> None:
-    """A message that an effect brings about is handled in a later step, after those that were told before; all are
-    recorded.
-    """
+    """A message that an effect causes is handled in a later step, after all earlier messages, and is recorded."""
     core = ScriptedCore({Drain: [Deliver("r", (1,))]})
     actor = PerformingActor(core, lambda: 5.0, lambda effect: actor.tell(Close("caused")))
     actor.tell(Drain())
@@ -55,7 +53,7 @@ def test_local_messages_are_handled_in_order_after_their_cause() -> None:
 
 
 def test_a_deadline_brings_one_tick() -> None:
-    """The core is told Tick once its deadline has come, and not before."""
+    """The core gets Tick once its deadline has come, and not before."""
     now = 0.0
     core = ScriptedCore({}, deadline=1.0)
     actor = PerformingActor(core, lambda: now)
@@ -69,7 +67,7 @@ def test_a_deadline_brings_one_tick() -> None:
 
 
 def test_sends_to_the_dead_are_counted() -> None:
-    """A Send to a peer that is not up goes nowhere and raises nothing."""
+    """A Send to a peer that is not up is dropped without an exception."""
     actor = PerformingActor(ScriptedCore({Drain: [Send(Peer(W, 1), Unplace("r", 1))]}), lambda: 0.0)
     actor.tell(Drain())
     actor.step()
@@ -77,7 +75,7 @@ def test_sends_to_the_dead_are_counted() -> None:
 
 
 def test_an_actor_hears_of_a_peer_that_went_down_once_its_core_knows() -> None:
-    """``peer_went_down`` is called for each PeerDown, after the effects that it had, and for no other message."""
+    """``peer_went_down`` is called for every PeerDown, after its effects, and for no other message."""
     actor = PerformingActor(ScriptedCore({PeerDown: [Deliver("r", (1,))]}), lambda: 0.0)
     for message in (PeerUp(Peer(W, 1), Role.WORKER), PeerDown(Peer(W, 1)), Drain()):
         actor.tell(message)
@@ -86,7 +84,7 @@ def test_an_actor_hears_of_a_peer_that_went_down_once_its_core_knows() -> None:
 
 
 def test_an_effect_of_another_actor_is_a_bug() -> None:
-    """An actor whose core asks for an effect that it does not perform raises."""
+    """An actor raises if its core returns an effect that the actor does not have."""
     actor = ClusterActor(ScriptedCore({Drain: [Deliver("r", (1,))]}), lone_node(C, lambda: 0.0))
     actor.tell(Drain())
     with pytest.raises(TypeError, match="coordinator was asked for Deliver"):
@@ -94,7 +92,7 @@ def test_an_effect_of_another_actor_is_a_bug() -> None:
 
 
 def test_a_recorded_log_replays_to_the_same_end() -> None:
-    """What was recorded of a disturbed cluster, told to a fresh core, leaves it as the live one."""
+    """A new core that gets the recorded inputs of a disturbed cluster ends in the same state as the live core."""
     cluster = Cluster()
     for name in (C, G, W):
         cluster.start(name, 1)
@@ -110,7 +108,7 @@ def test_a_recorded_log_replays_to_the_same_end() -> None:
 
 
 async def test_a_bug_in_the_core_ends_the_actor_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """An exception from the core leaves run, after one critical line, and the transport is closed."""
+    """An exception from the core propagates from run after one critical line, and the transport is closed."""
     actor = PerformingActor(GreetingCore(), asyncio.get_running_loop().time)
     actor.tell(PeerDown(Peer("never met", 1)))
     with pytest.raises(KeyError):
@@ -120,7 +118,7 @@ async def test_a_bug_in_the_core_ends_the_actor_with_one_line(caplog: pytest.Log
 
 
 async def test_a_bug_in_performing_ends_the_actor_too() -> None:
-    """An exception from perform leaves run."""
+    """An exception from perform propagates from run."""
 
     def fail(effect: Effect) -> None:
         raise OSError("disk full")
@@ -133,7 +131,7 @@ async def test_a_bug_in_performing_ends_the_actor_too() -> None:
 
 
 async def test_stopping_ends_run_and_handles_nothing_more() -> None:
-    """After stop, run returns and what the actor is told is not handled; stopping again does nothing."""
+    """After stop, run returns and no message is handled; stopping again does nothing."""
     core = ScriptedCore({})
     actor = PerformingActor(core, asyncio.get_running_loop().time)
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
@@ -146,7 +144,7 @@ async def test_stopping_ends_run_and_handles_nothing_more() -> None:
 
 
 async def test_a_deadline_that_moves_wakes_the_actor_in_time() -> None:
-    """An actor that waits for a late deadline ticks at an earlier one that a message brings, then at the late one."""
+    """An actor that waits for a late deadline ticks at an earlier one that a message sets, and then at the late one."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     ticks: list[float] = []
@@ -178,7 +176,7 @@ async def test_a_deadline_that_moves_wakes_the_actor_in_time() -> None:
 
 
 class _Countdown:
-    """A core outside the cluster: it counts what it is told, and asks for a word at each tick."""
+    """A core without a cluster: it sums its messages, and returns a word at every tick."""
 
     def __init__(self) -> None:
         self.left = 2

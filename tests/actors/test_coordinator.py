@@ -1,4 +1,4 @@
-"""The coordinator actor: it starts workers for its core; and what that core is made from."""
+"""The coordinator actor starts workers for its core. Also the config of that core."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ class _FailingScaler:
 
 
 async def test_a_worker_that_cannot_be_started_is_told_to_the_core() -> None:
-    """The coordinator has a worker started when its core asks for one, and tells the core when none will come."""
+    """The coordinator starts a worker when its core asks for one, and tells the core if the start has failed."""
     stopped = asyncio.Event()
 
     class Core(ScriptedCore):
@@ -42,7 +42,7 @@ async def test_a_worker_that_cannot_be_started_is_told_to_the_core() -> None:
 
 
 def test_a_coordinator_without_a_scaler_starts_no_worker() -> None:
-    """When the number of workers is fixed, a core that asks for one has a bug."""
+    """If the number of workers is fixed, a StartWorker from the core is a bug."""
     core = ScriptedCore({Drain: [StartWorker()]})
     coordinator = CoordinatorActor(core, lone_node("coordinator", lambda: 0.0))
     coordinator.tell(Drain())
@@ -55,13 +55,13 @@ def test_a_coordinator_without_a_scaler_starts_no_worker() -> None:
     [(0.2, 2.0, 1.0), (0.2, 20.0, 10.0), (0.5, 2.0, 2.5)],
 )
 def test_a_short_silence_is_no_illness(load_report_s: float, death_after_s: float, expected_s: float) -> None:
-    """A worker counts as unwell after five missing reports, and not before half of the time that counts as death."""
+    """A worker counts as unwell after five missing reports, and not before half of death_after_s."""
     cluster = {"load_report_s": load_report_s, "death_after_s": death_after_s}
     assert cluster_config(load_settings(None, {"cluster": cluster})).report_ttl_s == pytest.approx(expected_s)
 
 
 def test_scaling_counts_the_workers_that_start_with_the_server() -> None:
-    """The first workers are still starting when the coordinator begins. Without scaling nothing counts them."""
+    """The first workers are still starting when the coordinator begins. Without scaling they are not counted."""
     settings = load_settings(None, {"workers": {"count": 3}, "scaling": {"max_workers": 4, "start_timeout_s": 7.0}})
     scaling = cluster_config(settings).scaling
     assert scaling is not None

@@ -42,7 +42,7 @@ def test_a_process_may_open_as_many_files_as_the_hard_limit_allows() -> None:
 
 
 class _Live:
-    """Actors over ZeroMQ, each a task of one group."""
+    """Actors over ZeroMQ, as tasks of one group."""
 
     def __init__(self, folder: Path, group: asyncio.TaskGroup) -> None:
         self._folder = folder
@@ -77,7 +77,7 @@ class _Live:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(15):
-            while not condition():  # noqa: ASYNC110 -- what it waits for is the state of several cores
+            while not condition():  # noqa: ASYNC110 -- it waits for the states of several cores
                 await asyncio.sleep(0.005)
 
 
@@ -102,11 +102,11 @@ async def _a_life_over_zeromq() -> None:
 
 
 def test_a_cluster_over_zeromq_on_uvloop_survives_restarts() -> None:
-    """Over real sockets, coordinator, worker and gateway die and return in turn, and meet all others each time."""
+    """Over real sockets, coordinator, worker and gateway die and return in turn, and always meet all others again."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_a_life_over_zeromq())
 
 
 async def test_a_cluster_over_zeromq_survives_restarts() -> None:
-    """The same on asyncio's own loop."""
+    """The same test on asyncio's own loop."""
     await _a_life_over_zeromq()

@@ -1,4 +1,4 @@
-"""Journals: what is recorded of a core, and which file it goes to."""
+"""Journals: their contents and their files."""
 
 import os
 import stat
@@ -22,7 +22,7 @@ def test_only_its_owner_reads_a_journal(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_written_into_no_existing_file(tmp_path: Path) -> None:
-    """A file or a link that lies at a journal's path already is neither written to nor followed."""
+    """If a file or link already exists at a journal's path, it is neither written to nor followed."""
     target = tmp_path / "target"
     (tmp_path / f"{W}-7.journal").symlink_to(target)
     (tmp_path / f"{W}-8.journal").write_text("mine", encoding="utf-8")

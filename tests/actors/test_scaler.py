@@ -1,4 +1,4 @@
-"""Starting workers: what each scaler asks of the system, and what is reported when no worker starts."""
+"""Starting workers: the commands of every scaler, and the report if no worker starts."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ sys.exit(int((here / sys.argv[1]).read_text()))
 
 
 class Systemctl:
-    """A fake program of that name, found first. It prints what a test wants, and logs its arguments."""
+    """A fake systemctl, first in PATH. It prints the text that a test gives, and logs its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,7 +43,7 @@ class Systemctl:
         (self._folder / "shown").write_text("\n".join(blocks), encoding="utf-8")
 
     def ends(self, *, show: int = 0, start: int = 0) -> None:
-        """With these exit statuses."""
+        """Set the exit statuses of its two commands."""
         (self._folder / "show").write_text(str(show), encoding="utf-8")
         (self._folder / "start").write_text(str(start), encoding="utf-8")
 
@@ -68,7 +68,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Systemctl:
     ],
 )
 async def test_the_first_free_unit_is_started(systemctl: Systemctl, units: list[str], started: int) -> None:
-    """A unit is free if it neither runs nor is about to run. It is started without waiting for it."""
+    """A unit is free if it neither runs nor is about to run. Its start is not waited for."""
     systemctl.shows(*units)
     await UnitScaler(UNIT, 3).start_worker()
     assert systemctl.log == [SHOW, f"start --no-block worker@{started}.service"]
@@ -92,15 +92,15 @@ async def test_a_systemctl_that_fails_is_an_error(systemctl: Systemctl, step: st
 
 
 async def test_a_command_is_run_without_a_shell(tmp_path: Path) -> None:
-    """Its words reach it unchanged, with the action in its environment."""
+    """The command gets its words unchanged, and the action in its environment."""
     noted = tmp_path / "noted"
     code = f"import os, sys; open({str(noted)!r}, 'w').write(os.environ['ACTORSERVE_ACTION'] + repr(sys.argv[1:]))"
     await CommandScaler([sys.executable, "-c", code, "a b", "$HOME"]).start_worker()
     assert noted.read_text(encoding="utf-8") == "start['a b', '$HOME']"
 
 
-async def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
-    """A worker that a command started in the background lives on, though it holds the command's output open."""
+async def test_background_processes_of_a_command_are_not_waited_for(tmp_path: Path) -> None:
+    """A worker that a command starts in the background keeps running, although it holds the command's output open."""
     lasting = tmp_path / "pid"
     sleeper = f"import os, time; open({str(lasting)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
     command = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {sleeper!r}])"
@@ -108,7 +108,7 @@ async def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) ->
     async with asyncio.timeout(DEADLINE_S):
         while not lasting.exists() or not lasting.read_text(encoding="utf-8"):  # noqa: ASYNC110 -- another process
             await asyncio.sleep(0.01)
-    os.kill(int(lasting.read_text(encoding="utf-8")), 9)  # which fails if it no longer lives
+    os.kill(int(lasting.read_text(encoding="utf-8")), 9)  # this fails if the process no longer lives
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ async def test_what_a_command_leaves_behind_is_not_waited_for(tmp_path: Path) ->
     ],
 )
 async def test_a_command_that_fails_is_an_error(command: list[str], why: str) -> None:
-    """The error says how it ended."""
+    """The error says how the command ended."""
     with pytest.raises(ScalerError, match=why):
         await CommandScaler(command).start_worker()
 
 
 async def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
-    """It is killed when its time is over, and the error says so."""
+    """The command is killed when its time is over, and the error says so."""
     noted = tmp_path / "noted"
     with pytest.raises(ScalerError, match=r"sh has not ended in 1 s"):
         await CommandScaler(["sh", "-c", f"echo $$ > {noted}; exec sleep 3600"], 1.0).start_worker()
@@ -135,7 +135,7 @@ async def test_a_command_that_does_not_end_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_supervisor_is_asked_by_a_report() -> None:
-    """The request is one report; without a supervisor it is an error."""
+    """A start sends one report to the supervisor; without a supervisor it is an error."""
     reading, writing = os.pipe()
     await ChildScaler(Reporter(writing)).start_worker()
     report = decode_status(os.read(reading, 1000))
@@ -168,7 +168,7 @@ class _Scripted:
 
 
 async def test_failures_are_told_and_later_starts_are_tried(caplog: pytest.LogCaptureFixture) -> None:
-    """Workers are started one after another; each failure is a log line and a StartFailed, and ends nothing."""
+    """Workers are started one after another; a failure gives a log line and a StartFailed, and starts go on."""
     told: list[StartFailed] = []
     scaler = _Scripted("no space", "", "no power", "")
     starts = Starts(scaler, told.append)
@@ -219,11 +219,11 @@ def test_settings_choose_the_scaler(settings: ScalingSettings, expected: type) -
         ({"min_workers": 2}, "set max_workers as well"),
         ({"min_workers": 3, "max_workers": 2}, "min_workers is 3: expected at most 2"),
         ({"max_workers": 2, "start_with": "systemd", "unit": "worker.service"}, "expected {number} in it"),
-        ({"max_workers": 2, "start_with": "command"}, "expected a command as well"),
+        ({"max_workers": 2, "start_with": "command"}, "expected a setting `command` as well"),
         ({"max_workers": 2, "start_with": "command", "command": "a 'b"}, "No closing quotation"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(values: dict[str, object], why: str) -> None:
-    """They are refused at the start, in one line."""
+    """Such settings are refused at the start, in one line."""
     with pytest.raises(SettingsError, match=why):
         load_settings(None, {"scaling": values})

@@ -29,7 +29,7 @@ for word in ['first', 'second', 'third']:
     report.want_worker()
     if word == 'first': report.ready()
 while True: signal.pause()
-"""  # asks once a file of that name exists
+"""  # it asks when a file with the name of the word exists
 STOPS = """
 import time
 report.ready()
@@ -64,7 +64,7 @@ async def _noted(folder: Path, lines: list[str]) -> None:
 
 
 async def test_a_spare_child_is_started_when_one_is_asked_for(tmp_path: Path) -> None:
-    """Each request starts the first spare child. It ends with the others, and readiness is told once."""
+    """A request starts the first spare child. It ends with the other children, and AllReady comes once."""
     recorder = Recorder()
     spare = [script(tmp_path, f"w-{number}", WELL_BEHAVED) for number in (1, 2)]
     supervisor = _supervisor(tmp_path, recorder, *spare)
@@ -80,7 +80,7 @@ async def test_a_spare_child_is_started_when_one_is_asked_for(tmp_path: Path) ->
 
 
 async def test_without_spare_children_nothing_is_started(tmp_path: Path) -> None:
-    """A request that finds no spare child starts nothing, and the child that asked is told each time."""
+    """If no spare child is left, a request starts nothing, and the child that asked is told every time."""
     recorder = Recorder()
     supervisor = _supervisor(tmp_path, recorder, script(tmp_path, "w-1", WELL_BEHAVED))
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
@@ -94,7 +94,7 @@ async def test_without_spare_children_nothing_is_started(tmp_path: Path) -> None
 
 
 async def test_a_child_that_stops_on_purpose_is_not_restarted(tmp_path: Path) -> None:
-    """It is no failure, the other children go on, and the next request for a worker starts it again."""
+    """Its stop is not a failure, the other children go on, and the next request for a worker starts it again."""
     recorder = Recorder()
     specs = [script(tmp_path, "c", ASKS), script(tmp_path, "w-0", STOPS)]
     supervisor = Supervisor(
@@ -127,7 +127,7 @@ async def test_a_stop_that_fails_is_a_failure(tmp_path: Path, last_act: str) -> 
 
 
 async def test_a_spare_child_that_cannot_start_ends_nothing_else(tmp_path: Path) -> None:
-    """The reason is told, the child that asked gets a signal, the others go on, and the next request tries again."""
+    """The reason is reported, the asking child gets a signal, the others go on, and the next request tries again."""
     recorder = Recorder()
     failing = script(tmp_path, "w-1", "report.failed('no space'); sys.exit(3)\n")
     supervisor = _supervisor(tmp_path, recorder, failing)
@@ -144,7 +144,7 @@ async def test_a_spare_child_that_cannot_start_ends_nothing_else(tmp_path: Path)
 
 
 async def test_a_spare_child_that_keeps_dying_ends_nothing_else(tmp_path: Path) -> None:
-    """It is restarted like any other child, and given up without ending the others."""
+    """The spare child is restarted like any other, and given up without ending the other children."""
     recorder = Recorder()
     dying = script(tmp_path, "w-1", "report.ready()\nreport.failed('bad luck')\nsys.exit(1)\n")
     removed = Removed("w-1", "w-1 failed: bad luck; that was failure 3 in 60 s")
@@ -153,7 +153,7 @@ async def test_a_spare_child_that_keeps_dying_ends_nothing_else(tmp_path: Path) 
 
 
 async def test_nothing_is_started_while_stopping(tmp_path: Path) -> None:
-    """A request for a worker after the shut-down starts nothing."""
+    """A request for a worker after ``shut_down`` starts no child."""
     recorder = Recorder()
     asks = "def end(*_):\n    report.want_worker()\n    note('ended')\n    sys.exit(0)\n"
     asks += "signal.signal(signal.SIGTERM, end)\nreport.ready()\nsignal.pause()\n"

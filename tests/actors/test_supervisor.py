@@ -1,4 +1,4 @@
-"""The supervisor, with small scripts as children: starting, watching, restarting, ending in order."""
+"""The supervisor with small scripts as children: their starts, restarts and ends."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ signal.pause()
 
 
 async def test_children_start_and_end_in_order(tmp_path: Path) -> None:
-    """All children become ready; told to stop, those of stage 0 have ended before the others are told."""
+    """All children become ready. At the end, those of stage 0 have ended before the others are told to."""
     recorder = Recorder()
     specs = [script(tmp_path, "worker", WELL_BEHAVED), script(tmp_path, "gateway", WELL_BEHAVED, stop_stage=0)]
     await run_until(supervisor_of(specs, recorder), recorder, are_ready)
@@ -44,7 +44,7 @@ async def test_children_start_and_end_in_order(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_fails_to_start_ends_everything(tmp_path: Path) -> None:
-    """A child that dies before it was ready ends the others, and its own line says why."""
+    """A child that dies before it was ready ends the others, and the error contains its own report."""
     specs = [script(tmp_path, "a", WELL_BEHAVED), script(tmp_path, "b", "report.failed('no space'); sys.exit(3)\n")]
     with pytest.raises(ChildFailedError) as caught:
         async with asyncio.timeout(DEADLINE_S):
@@ -53,14 +53,14 @@ async def test_a_child_that_fails_to_start_ends_everything(tmp_path: Path) -> No
 
 
 async def test_a_child_that_says_nothing_is_described(tmp_path: Path) -> None:
-    """A child that is killed before it was ready is described by the signal."""
+    """If a child is killed before it was ready, the error names the signal."""
     specs = [script(tmp_path, "b", "os.kill(os.getpid(), signal.SIGKILL)\n")]
     with pytest.raises(ChildFailedError, match="b could not start: it was killed by SIGKILL"):
         await supervisor_of(specs, Recorder()).run()
 
 
 async def test_a_program_that_does_not_exist_is_described() -> None:
-    """A child whose program is missing ends everything with a line that says so."""
+    """A child whose program is missing ends all children with an error that says so."""
     specs = [ChildSpec("b", ("/nowhere/at/all",), 0)]
     with pytest.raises(ChildFailedError, match=r"b could not start: it cannot be run \(No such file"):
         await supervisor_of(specs, Recorder()).run()
@@ -77,7 +77,7 @@ async def test_a_child_that_dies_later_is_restarted(tmp_path: Path) -> None:
 
 
 async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
-    """After more failures than the limits allow, the other children are ended and the last failure is told."""
+    """After more failures than the limits allow, the other children are ended, and the error has the last failure."""
     recorder = Recorder()
     dies = script(tmp_path, "w", "report.ready()\nreport.failed('bad luck')\nsys.exit(1)\n")
     supervisor = supervisor_of([script(tmp_path, "other", WELL_BEHAVED), dies], recorder)
@@ -89,7 +89,7 @@ async def test_a_child_that_keeps_dying_is_given_up(tmp_path: Path) -> None:
 
 
 async def test_a_second_shut_down_ends_at_once(tmp_path: Path) -> None:
-    """A child that would drain for ever is killed by a second shut-down."""
+    """A child that would drain forever is killed by a second ``shut_down``."""
     recorder = Recorder()
     supervisor = supervisor_of([script(tmp_path, "g", STUBBORN, stop_stage=0)], recorder, 10_000.0)
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
@@ -123,7 +123,7 @@ signal.pause()
 
 
 async def test_a_child_that_dies_while_another_drains_is_restarted(tmp_path: Path) -> None:
-    """While stage 0 drains, a later child that dies is started again. It is told to end after stage 0 has ended."""
+    """While stage 0 drains, a child of stage 1 that dies is started again. It is told to end after stage 0."""
     recorder = Recorder()
     worker = "note(f'pid {os.getpid()}')\n" + WELL_BEHAVED
     specs = [script(tmp_path, "g", DRAINS, stop_stage=0), script(tmp_path, "w", worker)]
@@ -162,7 +162,7 @@ async def test_a_drain_that_was_not_finished_is_told(tmp_path: Path, last_act: s
     assert log_of(tmp_path) == ["w ended"]
 
 
-async def test_children_are_out_of_the_terminals_reach(tmp_path: Path) -> None:
+async def test_a_terminals_ctrl_c_does_not_reach_children(tmp_path: Path) -> None:
     """A child has its own process group, so a terminal's Ctrl-C does not reach it."""
     recorder = Recorder()
     body = "note(f'group {os.getpgrp()}')\n" + WELL_BEHAVED

@@ -1,4 +1,4 @@
-"""The worker's shell: what it does for its instance, and how it ends."""
+"""The worker actor: the effects that it performs for its instance, and its end."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ DEADLINE_S = 10.0
 
 
 class FakeEngine:
-    """An engine shell that notes what it is asked for."""
+    """An engine shell that records its calls."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.done: list[EngineEffect | Peer | float] = []
@@ -54,14 +54,14 @@ class Worker:
             await self.actor.run()
 
     def reports(self) -> list[Status | None]:
-        """What the worker has reported; it reports nothing after this."""
+        """The worker's reports. This ends reporting."""
         os.close(self._writing)
         with os.fdopen(self._reading, "rb") as pipe:
             return [decode_status(line) for line in pipe]
 
 
 async def test_engine_effects_go_to_the_engine_and_lost_peers_are_forgotten() -> None:
-    """The engine gets the core's engine effects, and each peer that went down; results come back to the core."""
+    """The engine gets the core's engine effects and all peers that went down. Its results reach the core."""
     engine = FakeEngine()
     peer = Peer("worker-1", 1)
     worker = Worker({PeerDown: [DropFromEngine("r")], CopyFailed: [Drained()]}, engine)
@@ -88,7 +88,7 @@ async def test_a_worker_that_the_coordinator_drained_says_that_it_stopped() -> N
 
 
 async def test_a_worker_that_is_terminated_drains_silently() -> None:
-    """A termination is told to the core once, and the worker then ends without a report."""
+    """The core gets one Drain for a termination, and the worker then ends without a report."""
     worker = Worker({Drain: [Drained()]}, FakeEngine())
     worker.actor.drain(DEADLINE_S)
     worker.actor.drain(DEADLINE_S)
@@ -107,7 +107,7 @@ async def test_a_drain_that_takes_too_long_is_cut_off() -> None:
 
 
 async def test_an_engine_that_fails_ends_the_worker() -> None:
-    """The engine's exception comes out of run."""
+    """The engine's exception propagates from run."""
     worker = Worker({}, FakeEngine(KeyError("bug")))
     with pytest.raises(ExceptionGroup) as caught:
         await worker.run()

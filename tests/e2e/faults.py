@@ -1,16 +1,16 @@
-"""Real processes with faults: a server whose coordinator moves requests all the time, and whose messages get lost.
+"""A real server with faults: messages get lost, and the coordinator migrates requests all the time.
 
-``python -m tests.e2e.faults FILE actorserve serve ...`` runs the module after FILE, and each process that it starts, in
-a Python whose sockets misbehave as FILE says. FILE holds JSON, and may change at any time:
+``python -m tests.e2e.faults FILE actorserve serve ...`` runs the module after FILE. In its process, and in every
+process that it starts, the sockets have the faults in FILE. FILE holds JSON, and may change at any time:
 
-- ``drop``, ``duplicate``, ``reorder``: the share of frames that are lost, arrive twice, or arrive after later ones;
+- ``drop``, ``duplicate``, ``reorder``: the share of frames that are lost, arrive twice, or arrive after later frames;
 - ``delay_s``: how long frames are in flight;
-- ``garbage``, ``absurd``: the share of frames that are followed by a frame that is no message, or by a message whose
-  numbers make no sense or belong to another stage;
+- ``garbage``, ``absurd``: the share of frames that are followed by a frame that is not a message, or by a message
+  with impossible numbers or for another stage of a migration;
 - ``cut``: the names of processes between which no frame arrives;
 - ``restless``: whether the coordinator has workers move requests back and forth all the time.
 
-A transport promises order without duplicates. Membership relies on that, so its messages still get it here.
+A transport guarantees order without duplicates. Membership relies on that, so its messages keep that guarantee here.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ _put: Callable[[ZmqTransport, Any, bytes], bool] = ZmqTransport._put
 
 
 class Faults:
-    """Decides what happens to the frames that this process sends."""
+    """Applies the faults to the frames that this process sends."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -81,10 +81,10 @@ class Faults:
         self._changed_ns = 0
         self._next_look_s = 0.0
         self._heads = HeadReader()
-        self._last_s: dict[int, float] = {}  # by link: when its last delayed frame goes out
+        self._last_s: dict[int, float] = {}  # by link: the time at which its last delayed frame is sent
 
     def rules(self) -> dict[str, Any]:
-        """The rules that the file holds now."""
+        """The current rules in the file."""
         now = asyncio.get_running_loop().time()
         if now >= self._next_look_s:
             self._next_look_s = now + _LOOK_EVERY_S
@@ -140,7 +140,7 @@ class Faults:
             loop.call_at(at_s, send)
 
     def _absurd(self, me: Peer) -> Message:
-        """A message that no client's answer depends on: it invents no tokens, ends or releases of requests."""
+        """A senseless message that changes no client's answer: it contains no tokens, ends or releases of requests."""
         pick: Callable[[Sequence[Any]], Any] = self._random.choice
         number, stage, huge = self._random.randrange(60), self._random.randrange(4), pick([0, 2**31, 2**62])
         transfer = TransferId(pick(list(TransferKind)), number)
@@ -164,7 +164,7 @@ class Faults:
 
 
 class Restless:
-    """A coordinator's core that has every worker send requests to another worker all the time."""
+    """Makes a coordinator's core order every worker to migrate requests to another worker all the time."""
 
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
@@ -189,7 +189,7 @@ class Restless:
 
 
 def main() -> None:
-    """See the module."""
+    """Patch the classes of this process, and run the module that the arguments name."""
     _, file, module, *arguments = sys.argv
     python = (sys.executable, "-P", "-m", "tests.e2e.faults", file)
     launch.python_command = lambda: python

@@ -1,4 +1,4 @@
-"""Real servers for tests, started as a person starts them, and watched through output, processes and journals."""
+"""Real servers for tests: started by the command line, and observed through output, processes and journals."""
 
 import os
 import re
@@ -132,7 +132,7 @@ def running(folder: Path, config: str, *arguments: str, program: tuple[str, ...]
 
 
 def replayed(journal: Path) -> Replay:
-    """A journal told to a fresh core. Raises: AssertionError if that core gives other effects."""
+    """Replay a journal. Raises: AssertionError if the new core gives other effects."""
     with journal.open("rb") as file:
         try:
             result = replay(file)
@@ -143,7 +143,7 @@ def replayed(journal: Path) -> Replay:
 
 
 def instance_of(journal: Path) -> InstanceState:
-    """The core of this journal's worker, as it was after its last recorded input."""
+    """The core of this journal's worker after its last recorded input."""
     core = replayed(journal).core
     assert isinstance(core, InstanceState)
     return core

@@ -74,7 +74,7 @@ def runtime_dir(server: Server) -> Path:
 
 
 def test_crowd_is_served(server: Server) -> None:
-    """Five hundred clients at the same moment are all answered, and none is refused."""
+    """Five hundred clients at the same time all get an answer, and none is refused."""
 
     async def ask_all() -> list[int]:
         limits = httpx.Limits(max_connections=500)
@@ -89,7 +89,7 @@ def test_crowd_is_served(server: Server) -> None:
     wait_until(lambda: is_idle(server), "idle again")
 
 
-def test_clients_that_leave_at_any_moment_leave_nothing(server: Server) -> None:
+def test_clients_that_leave_at_any_moment_free_everything(server: Server) -> None:
     """Clients that hang up, reset, or send half a request free their blocks and their connections."""
     dice = random.Random(7)
     request = httpx.Request("POST", f"{server.url}/v1/completions", json=LONG)
@@ -118,20 +118,20 @@ def test_clients_that_leave_at_any_moment_leave_nothing(server: Server) -> None:
     wait_until(lambda: num_descriptors(server, "gateway-0") <= before + 2, "connections closed")
 
 
-def test_clients_that_never_read_hold_nobody_up(server: Server) -> None:
-    """Clients that do not read their streams do not delay other clients; when they leave, all is freed."""
+def test_clients_that_never_read_delay_no_other_clients(server: Server) -> None:
+    """Clients that do not read their streams do not delay other clients. When they leave, their resources are freed."""
     body = httpx.Request("POST", server.url, json=LONG | {"max_tokens": 300}).content
     request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     before = num_descriptors(server, "gateway-0")
-    deaf = [socket.create_connection(address(server)) for _ in range(20)]
+    connections = [socket.create_connection(address(server)) for _ in range(20)]
     try:
-        for each in deaf:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            each.sendall(request)
+        for connection in connections:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.sendall(request)
         assert complete(server).status_code == 200
     finally:
-        for each in deaf:
-            each.close()
+        for connection in connections:
+            connection.close()
     wait_until(lambda: is_idle(server), "idle again")
     wait_until(lambda: num_descriptors(server, "gateway-0") <= before + 2, "connections closed")
 
@@ -192,7 +192,7 @@ def test_garbage_on_every_socket_is_ignored(server: Server) -> None:
 
 
 def test_worker_that_stops_for_a_while_loses_nothing(server: Server) -> None:
-    """A worker that pauses for longer than the death watch's patience, and resumes, changes no answer."""
+    """A worker that pauses for longer than ``death_after_s``, and resumes, changes no answer."""
     body = {"prompt": "hi", "max_tokens": 400, "ignore_eos": True, "seed": 5}
 
     async def ask(num_requests: int) -> list[str]:
@@ -207,7 +207,7 @@ def test_worker_that_stops_for_a_while_loses_nothing(server: Server) -> None:
         await asyncio.to_thread(wait_until, lambda: server.metric("vllm:num_requests_running") > 0, "requests run")
         server.signal("worker-0", signal.SIGSTOP)
         try:
-            await asyncio.to_thread(wait_until, lambda: server.num_reporting() == 1, "the stopped one is given up")
+            await asyncio.to_thread(wait_until, lambda: server.num_reporting() == 1, "the stopped worker is given up")
         finally:
             server.signal("worker-0", signal.SIGCONT)
         return await asking
@@ -220,14 +220,14 @@ def test_worker_that_stops_for_a_while_loses_nothing(server: Server) -> None:
 
 @pytest.mark.parametrize("victim", ["worker-0", "gateway-0"])
 def test_child_that_dies_again_and_again_ends_everything(tmp_path: Path, default_model_path: Path, victim: str) -> None:
-    """When supervision gives up: one clear line, a non-zero exit, and no orphan."""
+    """When supervision gives up, there is one clear line, a non-zero exit code, and no orphan."""
     config = CONFIG.replace("max_restarts = 1000", "max_restarts = 1")
     server = Server(tmp_path, config, "--model", str(default_model_path))
     server.wait_ready()
     seen = {pid for pid in pids(server) if pid is not None}
     first = server.pid(victim)
     server.signal(victim, signal.SIGKILL)
-    wait_until(lambda: server.pid(victim) not in (None, first), "a second life")
+    wait_until(lambda: server.pid(victim) not in (None, first), "the victim's second life")
     seen |= {pid for pid in pids(server) if pid is not None}
     server.signal(victim, signal.SIGKILL)
     assert server.process.wait(TIMEOUT_S) == 1
@@ -270,7 +270,7 @@ def test_early_ctrl_c_prints_no_traceback(tmp_path: Path, default_model_path: Pa
 
 @pytest.mark.parametrize("kind", ["port", "truncated", "pickle", "setting", "journal"])
 def test_bad_start_is_one_line(tmp_path: Path, default_model_path: Path, kind: str) -> None:
-    """A port in use, a truncated or pickled model, a wrong setting, no place for journals: each is one line."""
+    """A port in use, a truncated or pickled model, a wrong setting, no place for journals: the error is one line."""
     config, arguments = CONFIG, ["--model", str(default_model_path)]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

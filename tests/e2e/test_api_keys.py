@@ -1,4 +1,4 @@
-"""A server with API keys, run as an operator would: which requests are allowed, and no key in any log."""
+"""A server with API keys: which requests are allowed, and no key in any log."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,7 @@ engine = "fake"
 """
 
 
-def test_keys_guard_a_running_server(tmp_path: Path, default_model_path: Path) -> None:
+def test_a_running_server_requires_its_keys(tmp_path: Path, default_model_path: Path) -> None:
     """Only /health needs no key, a request runs with its key's priority, and no log or journal has the key."""
     keys = tmp_path / "keys.toml"
     digest = hashlib.sha256(SECRET.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""kill -9 a worker whose requests have checkpoints: another worker goes on from them, and the tokens stay the same."""
+"""After kill -9 of a worker, another worker goes on from the checkpoints, and the tokens stay the same."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ async def ask_all(server: Server, max_tokens: int) -> list[list[str]]:
 
 
 def first_starts(journal: Path) -> dict[str, int]:
-    """For each request, the first position that the worker of this journal computed itself."""
+    """Request id -> the first position that the worker of this journal computed itself."""
     starts: dict[str, int] = {}
     with journal.open("rb") as file:
         records = read_records(file)
@@ -111,14 +111,15 @@ def adopted(journal: Path) -> list[str]:
     """The requests that the worker of this journal started from checkpoints."""
     with journal.open("rb") as file:
         messages = [entry.message for entry in read_entries(file)]
-    return [each.request.request_id for each in messages if isinstance(each, Start) and each.transfer is not None]
+    return [start.request.request_id for start in messages if isinstance(start, Start) and start.transfer is not None]
 
 
-def has_guarded(server: Server, victim: str) -> bool:
+def has_checkpoints(server: Server, victim: str) -> bool:
     """Whether the prompts of at least two of the victim's running requests are checkpointed."""
     core = instance_of(server.journal(victim))
     checkpointed = core.checkpoint_source._checkpoints.values()
-    return sum(each.num_confirmed * TOKENS_PER_BLOCK >= NUM_PROMPT - TOKENS_PER_BLOCK for each in checkpointed) >= 2
+    least = NUM_PROMPT - TOKENS_PER_BLOCK
+    return sum(checkpoint.num_confirmed * TOKENS_PER_BLOCK >= least for checkpoint in checkpointed) >= 2
 
 
 def test_a_killed_workers_requests_go_on_from_their_checkpoints(server: Server, engine: str) -> None:
@@ -128,13 +129,13 @@ def test_a_killed_workers_requests_go_on_from_their_checkpoints(server: Server, 
     assert [len(tokens) for tokens in undisturbed] == [max_tokens] * NUM_STREAMS
     victims: list[str] = []  # one worker that runs two of the requests
 
-    def is_one_guarded() -> bool:
-        victims[:] = [name for name in WORKERS if has_guarded(server, name)]
+    def has_victim() -> bool:
+        victims[:] = [name for name in WORKERS if has_checkpoints(server, name)]
         return bool(victims)
 
     async def disturbed() -> list[list[str]]:
         answers = asyncio.create_task(ask_all(server, max_tokens))
-        await asyncio.to_thread(wait_until, is_one_guarded, "requests with checkpoints", 60.0)
+        await asyncio.to_thread(wait_until, has_victim, "requests with checkpoints", 60.0)
         pid = server.pid(victims[0])
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

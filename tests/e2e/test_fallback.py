@@ -1,4 +1,4 @@
-"""Streams that begin without a coordinator get the same tokens, and no request is begun twice when it is back."""
+"""Streams that begin without a coordinator get the same tokens, and no request begins twice when it returns."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ CONFIG = """
 count = 2
 engine = "fake"
 [migration]
-# So that each epoch is a placement.
+# So that every epoch is a placement.
 enabled = false
 [supervision]
 max_restarts = 1000
@@ -69,7 +69,7 @@ async def ask_all(server: Server) -> list[tuple[str, int, str | None]]:
 
 
 def starts(server: Server) -> dict[str, Counter[str]]:
-    """For each worker, how often it began each request, by the request's id."""
+    """Worker -> request id -> how often the worker began the request."""
     begun: dict[str, Counter[str]] = {}
     for name in ("worker-0", "worker-1"):
         with server.journal(name).open("rb") as file:
@@ -89,7 +89,7 @@ def is_back(server: Server) -> bool:
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_streams_begin_without_the_coordinator(server: Server, how: signal.Signals) -> None:
     """While the coordinator is frozen or killed, new streams are spread over the workers and get their undisturbed
-    tokens, also when the coordinator returns while they run. No request is begun twice.
+    tokens, also if the coordinator returns while they run. No request begins twice.
     """
     undisturbed = asyncio.run(ask_all(server))
     assert [answer[1:] for answer in undisturbed] == [(MAX_TOKENS, "length")] * NUM_STREAMS
@@ -99,7 +99,7 @@ def test_streams_begin_without_the_coordinator(server: Server, how: signal.Signa
         pid = server.pid("coordinator")
         assert pid is not None
         os.kill(pid, how)
-        answers = await ask_all(server)  # these streams wait until its death is noticed
+        answers = await ask_all(server)  # these streams wait until the coordinator's death is noticed
         assert server.metric(PLACED_HERE) == placed_here + NUM_STREAMS
         assert min((count - before[name]).total() for name, count in starts(server).items()) >= NUM_STREAMS // 4
         later = asyncio.create_task(ask_all(server))

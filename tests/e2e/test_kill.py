@@ -46,7 +46,7 @@ max_backoff_s = 0.2
 
 @dataclass(frozen=True)
 class Answer:
-    """All that a client can see of an answer, except its timing."""
+    """An answer as its client sees it, except for its timing."""
 
     text: str
     tokens: tuple[str, ...]
@@ -107,12 +107,12 @@ def undisturbed(server: Server) -> list[Answer]:
 
 
 def victims_state(server: Server) -> InstanceState:
-    """The victim's core, made again from its journal."""
+    """The victim's core, replayed from its journal."""
     return instance_of(server.journal(VICTIM))
 
 
 def stages(state: InstanceState) -> set[str]:
-    """The stages of life that the instance's requests are in."""
+    """The stages of the instance's requests."""
     found = set()
     for request in state.requests.values():
         if not request.is_started:
@@ -126,7 +126,7 @@ EVERY_STAGE = {"waiting", "prefilling", "decoding"}
 
 
 def stop_in_every_stage(server: Server) -> None:
-    """Freeze the victim at a moment at which it owns requests that wait, prefill and decode."""
+    """Freeze the victim when it owns requests that wait, prefill and decode."""
 
     def frozen_in_every_stage() -> bool:
         server.signal(VICTIM, signal.SIGSTOP)
@@ -142,7 +142,7 @@ def stop_in_every_stage(server: Server) -> None:
 def test_killed_processes_cost_no_token(
     server: Server, undisturbed: list[Answer], victims: list[str], kill_round: int
 ) -> None:
-    """A worker, the coordinator or both are killed under 16 streams; each client gets its undisturbed answer."""
+    """A worker, the coordinator or both are killed under 16 streams; all clients get their undisturbed answers."""
     server.wait_workers(2)
     failovers = server.metric("actorserve_failovers_total")
 

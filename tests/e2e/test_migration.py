@@ -39,7 +39,7 @@ enabled = false  # tests.e2e.faults orders the migrations
 [workers]
 count = {NUM_WORKERS}
 engine = "fake"
-# A worker has room for six of these requests; others are swapped out, or dropped and computed again.
+# A worker's KV cache holds six of these requests. Others are swapped out, or dropped and computed again.
 kv_cache_bytes = 16384
 host_kv_bytes = 8192
 max_batch_requests = 8
@@ -52,7 +52,7 @@ HANDED_OVER = "actorserve_handed_over_total"
 
 
 class Clients:
-    """``NUM_STREAMS`` streams at any time. Each asks for its own answer again and again."""
+    """``NUM_STREAMS`` streams at any time. A stream requests its own answer repeatedly."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -63,7 +63,7 @@ class Clients:
         self.num_left = 0
 
     async def learn(self) -> None:
-        """Learn each answer while no request moves and nothing goes wrong."""
+        """Learn all answers while no request migrates and no fault happens."""
         async with httpx.AsyncClient(timeout=120) as client:
             answers = await asyncio.gather(*(self._ask(client, number) for number in range(NUM_STREAMS)))
             for number, (tokens, reason) in enumerate(answers):
@@ -72,13 +72,13 @@ class Clients:
         assert len({tuple(tokens) for tokens in self._expected.values()}) == NUM_STREAMS
 
     async def run(self) -> None:
-        """Ask until ``stop``. Raises: AssertionError for an answer that differs from the undisturbed one."""
+        """Send requests until ``stop``. Raises: AssertionError for an answer that differs from the undisturbed one."""
         async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
             for number in range(NUM_STREAMS):
                 group.create_task(self._ask_again_and_again(client, number))
 
     def stop(self) -> None:
-        """Stop asking once the answers in flight have ended."""
+        """Send no new requests; the answers in flight still end."""
         self._is_over = True
 
     async def _ask_again_and_again(self, client: httpx.AsyncClient, number: int) -> None:
@@ -118,8 +118,8 @@ class Clients:
         raise AssertionError(f"stream {number}: it ended without a reason after {len(tokens)} tokens")
 
 
-class Misfortune:
-    """Inflicts faults on a server, one after another."""
+class FaultInjector:
+    """Injects faults into a server, one after another."""
 
     def __init__(self, server: Server, rules: Path, clients: Clients) -> None:
         self._server = server
@@ -156,7 +156,7 @@ class Misfortune:
         new.replace(self._rules)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
-        """Signal a process; if it is not running now, its next life."""
+        """Send a signal to a process. If it does not run now, wait for its restart."""
         wait_until(lambda: self._server.pid(name) is not None, f"{name} to be started again")
         pid = self._server.pid(name)
         assert pid is not None
@@ -192,25 +192,25 @@ class Misfortune:
 
 
 def rounds(num_faults: int) -> Iterator[int]:
-    """``num_faults``, divided into the numbers that single servers are to bear."""
+    """``num_faults``, divided into the numbers of faults per server."""
     while num_faults > 0:
         yield min(num_faults, FAULTS_OF_A_SERVER)
         num_faults -= FAULTS_OF_A_SERVER
 
 
-async def suffer(server: Server, rules: Path, first: int, num_faults: int, seen: Counter[str]) -> None:
-    """Inflict faults of one kind after another while requests move. In the end no request is left anywhere."""
+async def inject_faults(server: Server, rules: Path, first: int, num_faults: int, seen: Counter[str]) -> None:
+    """Inject faults of one kind after another while requests migrate. At the end no request is left anywhere."""
     clients = Clients(server)
     await clients.learn()
-    misfortune = Misfortune(server, rules, clients)
-    kinds = list(misfortune.kinds.items())
+    injector = FaultInjector(server, rules, clients)
+    kinds = list(injector.kinds.items())
     running_clients = asyncio.create_task(clients.run())
     try:
         for number in range(first, first + num_faults):
-            kind, bring = kinds[number % len(kinds)]
+            kind, inject = kinds[number % len(kinds)]
             await asyncio.to_thread(wait_for_moves, server)
             num_before = await asyncio.to_thread(server.metric, HANDED_OVER)
-            await asyncio.to_thread(bring)
+            await asyncio.to_thread(inject)
             seen[kind] += 1
             num_after = await asyncio.to_thread(server.metric, HANDED_OVER)
             seen[f"handed over, {kind}"] += int(num_after - num_before)
@@ -227,14 +227,14 @@ async def suffer(server: Server, rules: Path, first: int, num_faults: int, seen:
 
 
 def wait_for_moves(server: Server) -> None:
-    """Wait until requests move, so that the next fault hits migrations in flight."""
+    """Wait until requests migrate, so that the next fault hits migrations in flight."""
     least = server.metric(HANDED_OVER) + 3
 
     def have_moved() -> bool:
         time.sleep(0.05)
         return server.metric(HANDED_OVER) >= least
 
-    wait_until(have_moved, "requests to move", 60.0)
+    wait_until(have_moved, "requests to migrate", 60.0)
 
 
 def is_zero(server: Server, metric: str) -> bool:
@@ -287,8 +287,8 @@ def check_empty(core: InstanceState) -> None:
 
 
 def test_no_fault_costs_a_token(tmp_path: Path, default_model_path: Path, migration_faults: int) -> None:
-    """Whatever happens to processes and messages while requests move, clients get their undisturbed answers, each
-    token once, and every block is freed.
+    """After any fault of processes and messages during migrations, clients get their undisturbed answers, every token
+    once, and all blocks are freed.
     """
     seen: Counter[str] = Counter()
     first = 0
@@ -300,9 +300,9 @@ def test_no_fault_costs_a_token(tmp_path: Path, default_model_path: Path, migrat
         program = ("tests.e2e.faults", str(rules), "actorserve")
         with running(folder, CONFIG, "--model", str(default_model_path), program=program) as server:
             server.wait_workers(NUM_WORKERS)
-            asyncio.run(suffer(server, rules, first, num_faults, seen))
+            asyncio.run(inject_faults(server, rules, first, num_faults, seen))
         check_journals(server, seen)
         first += num_faults
-    print(json.dumps(dict(sorted(seen.items())), indent=2))  # noqa: T201 - what a long run found, with pytest -s
+    print(json.dumps(dict(sorted(seen.items())), indent=2))  # noqa: T201 - for long runs, with pytest -s
     assert seen["handed over"] > migration_faults
     assert seen["migrated bytes"] > 0

@@ -1,4 +1,4 @@
-"""Real processes around the fake engine: starts, ends and deaths leak no block and no process."""
+"""Real processes with the fake engine: starts, ends and deaths leak no block and no process."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def is_idle(server: Server) -> bool:
 
 
 def worker_state(server: Server) -> InstanceState:
-    """The worker's core, made again from its journal."""
+    """The worker's core, replayed from its journal."""
     return instance_of(server.journal("worker-0"))
 
 
@@ -49,7 +49,7 @@ def test_a_prompt_asked_again_is_cached(server: Server) -> None:
     """A repeated prompt finds its full blocks in the cache. Usage and metrics show it, and the answer is the same."""
     body = {"model": server.model, "prompt": list(range(100, 140)), "max_tokens": 20, "temperature": 0, "seed": 1}
     asked = [body, body, body | {"cache_salt": "tenant"}]
-    answers = [httpx.post(f"{server.url}/v1/completions", json=each, timeout=60).json() for each in asked]
+    answers = [httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json() for body in asked]
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached == [0, 32, 0]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
@@ -87,7 +87,7 @@ def test_gateway_and_coordinator_load_no_torch(server: Server) -> None:
 
 
 def test_killed_gateway_leaks_no_block(server: Server) -> None:
-    """A dead gateway's requests are freed within the death watch's time, and the next gateway serves again."""
+    """A dead gateway's requests are freed after ``death_after_s``, and the next gateway serves again."""
     pid = server.pid("gateway-0")
 
     async def lose_gateway() -> None:
@@ -111,7 +111,7 @@ def test_killed_gateway_leaks_no_block(server: Server) -> None:
     assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 200
 
 
-def test_new_coordinator_learns_everything_again(server: Server) -> None:
+def test_new_coordinator_places_requests(server: Server) -> None:
     """After a kill the coordinator places requests as before."""
     server.signal("coordinator", signal.SIGKILL)
     body = LONG | {"model": server.model, "max_tokens": 50}
@@ -177,7 +177,7 @@ def test_drain_that_is_too_short_says_so(tmp_path: Path, default_model_path: Pat
     config = CONFIG.replace("[cluster]", "[cluster]\ndrain_timeout_s = 0.5")
     with running(tmp_path, config, "--model", str(default_model_path)) as server:
         server.wait_workers(1)
-        # A stopped worker makes no more tokens, and is not held for dead before the drain's time is over.
+        # A stopped worker generates no tokens, and counts as dead only after the drain's time is over.
         answer = drained(server, LONG | {"stream": stream}, lambda: server.signal("worker-0", signal.SIGSTOP))
         if stream:
             *_, error, done = answer.text.strip().split("\n\n")

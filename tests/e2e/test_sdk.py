@@ -1,4 +1,4 @@
-"""The real model behind the real servers, called through the official SDK."""
+"""The official SDK against a real server with the default model."""
 
 import asyncio
 from collections.abc import Iterator

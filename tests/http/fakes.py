@@ -1,4 +1,4 @@
-"""A service whose tokens a test decides, and the smallest real tokenizer, template and description for it."""
+"""A service whose tokens a test gives, and a tiny but real tokenizer, chat template and description for it."""
 
 import asyncio
 import socket
@@ -80,7 +80,7 @@ DESCRIPTION = ModelDescription(
 
 
 def delivered(text: str, logprob: float | None = None) -> Deliver:
-    """``text`` as tokens that come together, perhaps all with the same log-probability and one alternative."""
+    """``text`` as the tokens of one Deliver. With ``logprob``, all have it, and one alternative."""
     token_ids = tuple(TOKENIZER.encode(text))
     if logprob is None:
         return deliver(token_ids)
@@ -88,17 +88,17 @@ def delivered(text: str, logprob: float | None = None) -> Deliver:
 
 
 def deliver(token_ids: Iterable[int], logprobs: tuple[TokenLogprobs, ...] = ()) -> Deliver:
-    """These tokens, for any request that is fed with them."""
+    """A Deliver of these tokens, for any request."""
     return Deliver("", tuple(token_ids), logprobs)
 
 
 def end(reason: FinishReason, refusal: RefusalReason | None = None, retry_after_s: float = 0.0) -> End:
-    """The end of any request that is fed with it."""
+    """An End, for any request."""
     return End("", reason, refusal, retry_after_s)
 
 
 def one_by_one(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[Deliver | End]:
-    """``text`` a token at a time, and an end."""
+    """``text``, one token per Deliver, and then an End."""
     return [*(deliver((token_id,)) for token_id in TOKENIZER.encode(text)), end(reason)]
 
 
@@ -130,7 +130,7 @@ def load(num_running: int = 1) -> LoadReport:
 
 
 class ScriptedRequest:
-    """A request that delivers what a test feeds it, one effect per turn of the event loop like a real engine."""
+    """A request that delivers the effects that a test gives, one per turn of the event loop like a real engine."""
 
     def __init__(self, spec: RequestSpec, stream: AnswerStream) -> None:
         self.spec = spec
@@ -145,22 +145,22 @@ class ScriptedRequest:
         return self._num_delivered - len(self._stream)
 
     def feed(self, effects: Iterable[Deliver | End]) -> None:
-        """Deliver these effects after those fed before; their request id becomes this request's."""
+        """Deliver these effects after the earlier ones, with this request's id."""
         is_delivering = bool(self._effects)
         self._effects.extend(replace(effect, request_id=self.spec.request_id) for effect in effects)
         if not is_delivering:
             self._deliver()
 
     def feed_at_once(self, effects: Iterable[Deliver | End]) -> None:
-        """Deliver these effects now, as for an answer that has fallen behind."""
+        """Deliver these effects at once, as if the answer had fallen behind."""
         for effect in effects:
             self._stream.put(replace(effect, request_id=self.spec.request_id))
             self._num_delivered += 1
 
     async def taken(self, num_effects: int) -> None:
-        """Wait until the answer has taken so many effects, and handled them."""
+        """Wait until the answer has taken and handled ``num_effects`` effects."""
         async with asyncio.timeout(DEADLINE_S):
-            while self.num_taken < num_effects:  # noqa: ASYNC110 - a stream tells nobody
+            while self.num_taken < num_effects:  # noqa: ASYNC110 - a stream has no event for this
                 await asyncio.sleep(0)
 
     def _deliver(self) -> None:
@@ -171,7 +171,7 @@ class ScriptedRequest:
 
 
 class ScriptedService:
-    """Answers each request with what ``script`` says; without one, a test feeds the requests itself."""
+    """Answers a request with the effects of ``script``. Without a script, a test feeds the requests itself."""
 
     def __init__(self, script: Callable[[RequestSpec], Iterable[Deliver | End]] | None = None) -> None:
         self.model: ModelInfo | None = ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS)

@@ -38,7 +38,7 @@ async def ask(service: ScriptedService, route: str, **fields: Any) -> Json:
 
 
 async def stream(service: ScriptedService, route: str, **fields: Any) -> list[Json | str]:
-    """The data of each event; ``[DONE]`` as it is."""
+    """The data of every event, parsed except for ``[DONE]``."""
     async with client_for(service) as client:
         response = await client.post(f"/v1/{route}", json=fields | {"stream": True})
     assert response.status_code == 200, response.text
@@ -52,7 +52,7 @@ async def stream(service: ScriptedService, route: str, **fields: Any) -> list[Js
 
 
 async def test_chat() -> None:
-    """A chat's prompt is the rendered template, and its answer has text, reason and usage."""
+    """A chat's prompt is the rendered template, and its answer has text, finish reason and usage."""
     service = ScriptedService(lambda _: [delivered("good day"), delivered("<|end|>"), end(FinishReason.STOP)])
     answer = await ask(service, "chat/completions", messages=MESSAGES, model=MODEL)
     (spec,) = service.specs
@@ -73,7 +73,7 @@ async def test_chat() -> None:
 
 
 async def test_chat_stream() -> None:
-    """A stream is the role, then text, then the reason, then the end, and no chunk is empty."""
+    """A stream has the role, then text, then the finish reason, then the end, and no chunk is empty."""
     events = await stream(says("h€y"), "chat/completions", messages=MESSAGES)
     assert events.pop() == "[DONE]"
     assert all(isinstance(event, dict) and event["object"] == "chat.completion.chunk" for event in events)
@@ -90,7 +90,7 @@ async def test_chat_stream() -> None:
 
 
 async def test_stream_with_usage() -> None:
-    """With include_usage the last chunk has the usage and no choice, and the others a null."""
+    """With include_usage the last chunk has the usage and no choice, and the other chunks have a null."""
     events = await stream(
         says("abc"), "completions", prompt="xy", n=2, stream_options={"include_usage": True}, max_tokens=9
     )
@@ -108,7 +108,7 @@ async def test_stream_with_usage() -> None:
 
 
 async def test_stream_with_usage_in_every_chunk() -> None:
-    """With continuous_usage_stats each chunk has the number of tokens made by then."""
+    """With continuous_usage_stats every chunk has the number of tokens generated so far."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = await stream(says("abc"), "completions", prompt="xy", stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events if isinstance(event, dict)]
@@ -117,7 +117,7 @@ async def test_stream_with_usage_in_every_chunk() -> None:
 
 @pytest.mark.parametrize("wanted", [{}, {"stop": "z"}, {"stop": "bc"}])
 async def test_usage_tells_what_was_cached(wanted: Json) -> None:
-    """Usage has the prompts' cached tokens, as each prompt's first choice found them, however an answer ends."""
+    """Usage has the cached tokens that every prompt's first choice found, for all ways in which an answer ends."""
 
     def script(spec: RequestSpec) -> list[Deliver | End]:
         first, *rest = one_by_one("abcd")
@@ -137,7 +137,7 @@ async def test_usage_tells_what_was_cached(wanted: Json) -> None:
     ("route", "asked"), [("completions", {"prompt": "x"}), ("chat/completions", {"messages": MESSAGES})]
 )
 async def test_the_cache_salt_reaches_the_worker(route: str, asked: Json) -> None:
-    """Each choice's request has its client's salt, and none if the client gave none."""
+    """All choices' requests have the client's salt, or none if the client gave none."""
     service = says("a")
     await ask(service, route, **asked, n=2, cache_salt="tenant-1")
     await ask(service, route, **asked, cache_salt=None)
@@ -210,7 +210,7 @@ async def test_stop_string_releases(streamed: bool) -> None:
 
 
 async def test_effects_after_a_stop_string_are_dropped() -> None:
-    """What was already in the stream when a stop string ended its choice does not reach the client."""
+    """Effects that are in the stream when a stop string ends their choice do not reach the client."""
     service = ScriptedService()
     asking = asyncio.create_task(ask(service, "completions", prompt="x", stop="b", n=2))
     second = await service.request(1)
@@ -225,7 +225,7 @@ async def test_effects_after_a_stop_string_are_dropped() -> None:
 
 
 async def test_chat_logprobs() -> None:
-    """Each token of a chat has its log-probability, its bytes, and the best others."""
+    """A token of a chat has its log-probability, its bytes, and the best other tokens."""
     service = ScriptedService(lambda _: [delivered("h€", -0.5), end(FinishReason.LENGTH)])
     answer = await ask(service, "chat/completions", messages=MESSAGES, logprobs=True, top_logprobs=2)
     assert service.specs[0].sampling.top_logprobs == 2
@@ -271,7 +271,7 @@ async def test_sampling_defaults() -> None:
 
 
 async def test_default_length_fits() -> None:
-    """The default of 16 tokens is cut to what fits the context."""
+    """The default of 16 tokens is cut if the context has less space."""
     service = says("a")
     await ask(service, "completions", prompt=[1] * (CONTEXT_TOKENS - 4))
     assert service.specs[0].sampling.max_tokens == 4
@@ -316,7 +316,7 @@ async def test_tiny_temperature_is_greedy() -> None:
 
 
 async def test_text_parts_and_developers() -> None:
-    """Text parts are joined by line breaks, and a developer's message is the system's."""
+    """Text parts are joined by line breaks, and a developer message becomes a system message."""
     service = says("a")
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     await ask(service, "chat/completions", messages=[{"role": "developer", "content": parts}])

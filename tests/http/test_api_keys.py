@@ -1,4 +1,4 @@
-"""API keys: which requests are allowed, with which priority, and what a refused client reads."""
+"""API keys: the allowed requests, their priorities, and the errors of refused requests."""
 
 import hashlib
 import logging
@@ -56,7 +56,7 @@ def keys(tmp_path: Path) -> ApiKeys:
 
 @pytest.mark.parametrize(("method", "path"), CLOSED_ROUTES)
 async def test_every_route_but_health_needs_a_key(keys: ApiKeys, method: str, path: str) -> None:
-    """Without a key every path except /health is a 401 in the API's form, whatever host the client names."""
+    """Without a key every path except /health is a 401 in the API's format, with any Host header."""
     service = says("a")
     async with client_for(service, api_keys=keys) as client:
         for headers in ({}, {"host": "gateway/health"}, {"host": "x?/health"}):
@@ -92,7 +92,7 @@ async def test_every_route_but_health_needs_a_key(keys: ApiKeys, method: str, pa
     ],
 )
 async def test_wrong_keys_all_get_the_same_answer(keys: ApiKeys, values: list[bytes]) -> None:
-    """Whatever is wrong with the header, the answer is the same byte for byte, and no request is submitted."""
+    """Every wrong header gets the same answer, byte for byte, and no request is submitted."""
     service = says("a")
     async with client_for(service, api_keys=keys) as client:
         wrong = await client.get("/v1/models", headers={"authorization": "Bearer wrong"})
@@ -130,7 +130,7 @@ async def test_a_right_key_opens_everything(keys: ApiKeys, scheme: str) -> None:
 async def test_keys_bound_priorities(
     keys: ApiKeys, endpoint: str, secret: str, asked: int | None, priority: int | None
 ) -> None:
-    """A request without a priority gets its key's. A priority more urgent than the key allows is a 403."""
+    """A request without a priority gets its key's priority. A more urgent one than the key allows is a 403."""
     service = says("a")
     prompt = {"prompt": "x"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "x"}]}
     async with client_for(service, api_keys=keys) as client:
@@ -151,7 +151,7 @@ async def test_keys_bound_priorities(
 
 @pytest.mark.parametrize(("asked", "priority"), [(None, 0), (-(2**31), -(2**31)), (2**31 - 1, 2**31 - 1)])
 async def test_without_keys_any_priority_may_be_had(asked: int | None, priority: int) -> None:
-    """Without keys every priority of 32 bits is granted; requests that name none get 0."""
+    """Without keys every 32-bit priority is granted; requests without a priority get 0."""
     service = says("a")
     async with client_for(service) as client:
         assert (await client.post("/v1/completions", json={"prompt": "x", "priority": asked})).status_code == 200
@@ -176,7 +176,7 @@ async def test_websockets_are_closed(keys: ApiKeys) -> None:
 
 
 async def test_the_sdk_shows_its_key(keys: ApiKeys, caplog: pytest.LogCaptureFixture) -> None:
-    """Over a real connection the official SDK's key is valid, a wrong one is an exception, and no log has either."""
+    """Over a real connection the official SDK's key is valid, a wrong key raises, and no log has either key."""
     caplog.set_level(logging.DEBUG, logger="actorserve")
     async with serving(app_for(says("abc"), api_keys=keys)) as (url, _):
 
@@ -239,7 +239,7 @@ def entry(*lines: str) -> str:
     ],
 )
 def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, named: str) -> None:
-    """A wrong file is refused with one line that names it and the mistake, and repeats no secret."""
+    """A wrong file is refused with one line that names the file and the mistake, and repeats no secret."""
     file = written(tmp_path, text)
     with pytest.raises(SettingsError) as caught:
         read_api_keys(file)
@@ -278,7 +278,7 @@ def test_the_server_does_not_start_with_bad_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server whose key file is missing or readable by other users ends at once, with one line."""
-    monkeypatch.setattr(logs, "configure", lambda _: None)  # the root logger is the tests'
+    monkeypatch.setattr(logs, "configure", lambda _: None)  # the root logger belongs to pytest
 
     def told(keys_file: Path) -> str:
         config = tmp_path / "config.toml"

@@ -1,4 +1,4 @@
-"""Bad input is a 4xx in the API's form that names the field, and reaches no worker."""
+"""Bad input is a 4xx in the API's format that names the field, and does not reach a worker."""
 
 import asyncio
 import json
@@ -180,7 +180,7 @@ async def test_prompt_over_the_context(prompt: str | list[int]) -> None:
     ids=["too long", "far too long", "too many"],
 )
 async def test_chat_over_the_context(contents: list[str], params: set[str]) -> None:
-    """A conversation that fills the context is an error with that code, in whatever way it is too long."""
+    """A conversation that does not fit the context is an error with that code, for every way of being too long."""
     body = {"messages": [{"role": "user", "content": content} for content in contents]}
     status, error = await refused("chat/completions", json.dumps(body).encode())
     assert (status, error["code"]) == (400, "context_length_exceeded")
@@ -209,7 +209,7 @@ async def test_chat_over_the_context(contents: list[str], params: set[str]) -> N
 )
 @pytest.mark.parametrize("route", ROUTES)
 async def test_not_a_json_object(route: str, body: bytes) -> None:
-    """A body that is not a JSON object in valid UTF-8 is a 400, however deep or long it is."""
+    """A body that is not a JSON object in valid UTF-8 is a 400, also if it is deep or long."""
     status, _ = await refused(route, body)
     assert status == 400
 
@@ -277,7 +277,7 @@ async def test_body_over_the_limit() -> None:
 
 
 async def test_large_bodies_share_their_memory() -> None:
-    """While large bodies hold all of their memory, another one is told to retry, and a small one is answered."""
+    """While large bodies use up their memory, another large one gets a 429, and a small one is answered."""
     service = says("ok")
     sent, go_on = asyncio.Semaphore(0), asyncio.Event()
     small = json.dumps(COMPLETION).encode()

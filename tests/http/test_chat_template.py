@@ -87,7 +87,7 @@ async def test_arguments_cannot_replace_messages() -> None:
 
 
 async def test_the_date_is_given() -> None:
-    """strftime_now formats the clock that was injected."""
+    """strftime_now formats the time of the given clock."""
     with _template("{{ strftime_now('%d %b %Y') }}") as template:
         assert await template.render(_HELLO) == "26 Jul 2024"
 
@@ -106,8 +106,8 @@ async def test_the_date_is_given() -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refused"),
     ],
 )
-async def test_a_templates_failure_is_the_requests(source: str, problem: str) -> None:
-    """Whatever a template raises, even by a sandbox escape, is one line for the client."""
+async def test_a_templates_failure_is_an_error_of_the_request(source: str, problem: str) -> None:
+    """Any exception of a template, even at an attempt to escape the sandbox, is one line for the client."""
     with _template(source) as template, pytest.raises(InvalidRequestError, match=problem) as caught:
         await template.render(_HELLO)
     assert "\n" not in str(caught.value)

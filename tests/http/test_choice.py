@@ -1,4 +1,4 @@
-"""A choice turns tokens into certain text, whatever the tokens' boundaries."""
+"""A choice turns tokens into certain text, for any boundaries of tokens."""
 
 from hypothesis import given, strategies as st
 
@@ -36,7 +36,7 @@ def text_of(pieces: list[Piece]) -> str:
 
 @given(st.text(max_size=30), st.integers(1, 5))
 def test_text_in_any_pieces(text: str, size: int) -> None:
-    """The pieces are the text, none is empty, and no character is broken, however many tokens come at once."""
+    """The pieces add up to the text, none is empty, and no character is broken, for any number of tokens at once."""
     token_ids = TOKENIZER.encode(text)
     batches = [deliver(token_ids[i : i + size]) for i in range(0, len(token_ids), size)]
     subject = choice(stop_token_ids=())
@@ -49,7 +49,7 @@ def test_text_in_any_pieces(text: str, size: int) -> None:
 
 @given(st.text("abX", max_size=20), st.lists(st.text("abX", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_stop_strings(text: str, stops: list[str]) -> None:
-    """The text ends before the stop string that is complete first (the longest of those), however it is cut."""
+    """The text ends before the stop string that is complete first (or the longest of several), for any chunks."""
     found = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
     subject = choice(tuple(stops))
     pieces = run(subject, one_by_one(text))
@@ -59,14 +59,14 @@ def test_stop_strings(text: str, stops: list[str]) -> None:
 
 
 def test_unfinished_character_at_the_end() -> None:
-    """A character that the length limit cuts is one replacement character, not lost and not an error."""
+    """A character that the length limit cuts becomes one replacement character."""
     first_bytes = TOKENIZER.encode("€")[:2]
     pieces = run(choice(), [delivered("a"), deliver(first_bytes), end(FinishReason.LENGTH)])
     assert text_of(pieces) == "a�"
 
 
 def test_stop_token_is_no_text() -> None:
-    """The token that stopped the request counts, and is not part of its text, even if it has one."""
+    """The token that stopped the request counts, but its text is not part of the answer."""
     (dot,) = TOKENIZER.encode(".")
     subject = choice(stop_token_ids=(dot,))
     pieces = run(subject, [delivered("a."), end(FinishReason.STOP)])
@@ -100,7 +100,7 @@ def test_a_stop_string_in_the_last_text_replaces_the_end() -> None:
 
 
 def test_logprobs_go_with_their_text() -> None:
-    """Each token goes out once, with the piece in which its text begins; those after a stop string do not."""
+    """A token goes out once, with the piece in which its text begins. Tokens after a stop string do not go out."""
     effects = [deliver((token_id,)) for token_id in TOKENIZER.encode("a€b--c")]
     subject = choice(("--",), top_logprobs=0)
     pieces = run(subject, [*effects, end(FinishReason.LENGTH)])
@@ -121,7 +121,7 @@ def test_pieces_without_logprobs_have_no_tokens() -> None:
 
 
 def test_refusal() -> None:
-    """A refusal ends the choice, and still tells its reason."""
+    """A refusal ends the choice, and the End has its reason."""
     subject = choice()
     refused = end(FinishReason.ERROR, RefusalReason.OVERLOADED, 3.0)
     assert run(subject, [refused]) == []

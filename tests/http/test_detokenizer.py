@@ -37,7 +37,7 @@ def _check(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool) -> N
 @settings(max_examples=300, deadline=None)
 @given(ids=st.lists(st.integers(0, 49151), max_size=40), skip=st.booleans())
 def test_byte_level_pieces_add_up(byte_level: Tokenizer, ids: list[int], skip: bool) -> None:
-    """Random ids of the default model, pushed one by one, give what one decode of all gives."""
+    """Random ids of the default model, pushed one by one, give the same text as one decode of all."""
     _check(byte_level, ids, skip)
 
 
@@ -47,7 +47,7 @@ def test_byte_level_pieces_add_up(byte_level: Tokenizer, ids: list[int], skip: b
     skip=st.booleans(),
 )
 def test_byte_fallback_pieces_add_up(byte_fallback: Tokenizer, ids: list[int], skip: bool) -> None:
-    """The same with byte-fallback tokens."""
+    """The same test with byte-fallback tokens."""
     _check(byte_fallback, ids, skip)
 
 
@@ -55,7 +55,7 @@ def test_byte_fallback_pieces_add_up(byte_fallback: Tokenizer, ids: list[int], s
 @settings(max_examples=200, deadline=None)
 @given(text=st.text("aé \n日本語한🏳👍🏽\u200d", max_size=30))
 def test_no_character_is_ever_broken(byte_level: Tokenizer, text: str) -> None:
-    """While valid text streams token by token, the output is always a prefix of it, short of at most one character."""
+    """While valid text streams token by token, the output is a prefix of the text, at most one character behind."""
     detokenizer = Detokenizer(byte_level, skip_special_tokens=False)
     shown = ""
     for token_id in byte_level.encode(text):
@@ -82,7 +82,7 @@ def test_a_first_space_goes_only_at_the_beginning_of_a_text(byte_fallback: Token
 
 
 def test_a_character_begun_in_the_prompt_ends_in_the_output(byte_fallback: Tokenizer) -> None:
-    """Bytes that the prompt left unfinished and the output's first make one character."""
+    """The prompt's last bytes and the output's first bytes can form one character."""
     first, second = byte_fallback.encode("é", add_special_tokens=False)[-2:]
     assert Detokenizer(byte_fallback, [first]).push(second) == "é"
     assert Detokenizer(byte_fallback, [second]).push(second) == "\ufffd"

@@ -1,4 +1,4 @@
-"""Overload as clients see it: the real sessions and the real coordinator's core behind the HTTP face."""
+"""Overload as clients see it: real sessions and the coordinator's real core behind the HTTP API."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ class LinkedSessions(GatewayState):
 
 
 class FullCluster:
-    """A gateway and a coordinator, on the test's clock. The only worker has no room."""
+    """A gateway and a coordinator without a network, on the test's clock. The only worker is full."""
 
     def __init__(self, max_waiting_requests: int) -> None:
         self.now = 0.0
@@ -87,8 +87,8 @@ def overloaded(response: httpx.Response) -> bool:
     return (response.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "overloaded")
 
 
-async def test_a_full_queue_answers_429_and_when_to_come_back() -> None:
-    """Past the queue's bound a client is told at once, with the time that the queue takes at its present pace."""
+async def test_a_full_queue_answers_429_with_retry_after() -> None:
+    """Above the queue's bound a request gets a 429 at once, with the time that the queue needs at its current rate."""
     full = FullCluster(max_waiting_requests=2)
     async with full.running() as client:
         waiting = [asyncio.create_task(client.post("completions", json=QUESTION)) for _ in range(2)]
@@ -96,7 +96,7 @@ async def test_a_full_queue_answers_429_and_when_to_come_back() -> None:
         full.now = 8.4
         late = await client.post("completions", json=QUESTION)
         assert overloaded(late)
-        assert late.headers["retry-after"] == "17"  # no request has left in 8.4 s, and two wait
+        assert late.headers["retry-after"] == "17"  # no request has left the queue in 8.4 s, and two wait
         streamed = await client.post("completions", json=QUESTION | {"stream": True})
         assert overloaded(streamed)
         assert streamed.headers["retry-after"] == "17"
@@ -104,8 +104,8 @@ async def test_a_full_queue_answers_429_and_when_to_come_back() -> None:
         await asyncio.gather(*waiting)
 
 
-async def test_a_request_that_timed_out_gets_429_and_when_to_come_back() -> None:
-    """A request that no worker could admit within no_instance_timeout_s ends as overload, and waits no more."""
+async def test_a_request_without_a_worker_gets_429_with_retry_after() -> None:
+    """A request that no worker accepts within no_instance_timeout_s ends with a 429, and leaves the queue."""
     full = FullCluster(max_waiting_requests=2)
     async with full.running() as client:
         waiting = asyncio.create_task(client.post("completions", json=QUESTION))

@@ -1,4 +1,4 @@
-"""All around the answers: unknown routes, request ids, health, metrics, and bugs."""
+"""Everything except the answers: unknown routes, request ids, health, metrics, and bugs."""
 
 import logging
 import re
@@ -40,7 +40,7 @@ from tests.http.fakes import (
     ],
 )
 async def test_unknown_routes(method: str, path: str, status: int) -> None:
-    """An unknown route or method is an error in the same form as all others."""
+    """An unknown route or method is an error in the same format as all other errors."""
     async with client_for(ScriptedService()) as client:
         response = await client.request(method, path)
     assert response.status_code == status
@@ -60,7 +60,7 @@ async def test_health() -> None:
 
 @pytest.mark.parametrize("path", ["/health", "/v1/nothing", "/v1/completions"])
 async def test_request_id(path: str) -> None:
-    """A client's request id comes back, on errors too. A missing, long or malformed one is replaced."""
+    """A client's request id comes back, also with errors. A missing, long or malformed id is replaced."""
     async with client_for(ScriptedService()) as client:
         assert (await client.get(path, headers={"x-request-id": "abc-1"})).headers["x-request-id"] == "abc-1"
         for given in ("", "x" * 129, "a b", "a\x01b", "ä".encode().decode("latin-1"), "a\nb"):
@@ -110,7 +110,7 @@ async def test_bug(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class TickingClock:
-    """A clock that advances by one second at each reading."""
+    """A clock that advances by one second at every reading."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

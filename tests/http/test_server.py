@@ -1,4 +1,4 @@
-"""The real server on loopback: the official SDK, clients that leave or are slow, and the server's own end."""
+"""The real server on loopback: the official SDK, clients that leave or are slow, and the end of the server."""
 
 import asyncio
 import json
@@ -151,7 +151,7 @@ async def test_slow_client_loses_nothing() -> None:
 
 
 async def stalled(request: ScriptedRequest) -> None:
-    """Wait until nothing was taken from the request's stream for many turns of the event loop."""
+    """Wait until the answer has taken nothing from the request's stream for many turns of the event loop."""
     num_taken, num_turns = 0, 0
     async with asyncio.timeout(DEADLINE_S):
         while num_turns < 1_000:
@@ -218,7 +218,7 @@ async def test_keep_alive_while_text_is_held_back() -> None:
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/health"])
 @pytest.mark.parametrize("announced", [True, False])
 async def test_huge_body(path: str, announced: bool) -> None:
-    """A body of 100 MB, announced or not, gets its error, is not submitted, and leaves no connection behind."""
+    """A body of 100 MB, with or without content-length, gets its error, is not submitted, and leaves no connection."""
     service = ScriptedService()
     chunk = b"[" * 2**20
 
@@ -238,7 +238,7 @@ async def test_huge_body(path: str, announced: bool) -> None:
 
 
 async def test_client_that_never_stops_sending() -> None:
-    """A client that sends for ever, and never reads, is cut off."""
+    """A client that sends forever and never reads is disconnected."""
     async with serving(app_for(ScriptedService())) as (url, _):
         _, writer = await asyncio.open_connection(*host_port(url))
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -251,7 +251,7 @@ async def test_client_that_never_stops_sending() -> None:
 
 
 async def test_connection_without_a_request_ends_with_its_client() -> None:
-    """A client that closes a kept-alive connection frees its descriptor then, not after the keep-alive time."""
+    """A client that closes an idle connection frees its descriptor at once, not after the keep-alive time."""
     async with serving(app_for(ScriptedService())) as (url, _):
         num_before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
@@ -261,7 +261,7 @@ async def test_connection_without_a_request_ends_with_its_client() -> None:
             writer.close()
             await writer.wait_closed()
         async with asyncio.timeout(DEADLINE_S):
-            while len(os.listdir("/proc/self/fd")) > num_before:  # noqa: ASYNC110 - the server tells nobody
+            while len(os.listdir("/proc/self/fd")) > num_before:  # noqa: ASYNC110 - the server has no event for this
                 await asyncio.sleep(0.01)
 
 
@@ -277,7 +277,7 @@ async def test_connection_without_a_request_ends_with_its_client() -> None:
     ],
     ids=["prior knowledge", "upgrade"],
 )
-async def test_http2_is_not_spoken(request_bytes: bytes, status: bytes) -> None:
+async def test_http2_is_answered_in_http1(request_bytes: bytes, status: bytes) -> None:
     """A request for HTTP/2 is answered in HTTP/1.1."""
     async with serving(app_for(ScriptedService())) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url))
@@ -328,7 +328,7 @@ async def test_drain_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_what_the_drain_cannot_finish_gets_an_error(streamed: bool) -> None:
+async def test_an_unfinished_answer_gets_an_error(streamed: bool) -> None:
     """When the drain's time is over, clients get an error: as an event in a stream, otherwise as a 503."""
     service = ScriptedService()
     drained = end(FinishReason.ERROR, RefusalReason.DRAINING, 2.0)
@@ -387,7 +387,9 @@ async def test_drain_does_not_wait_for_a_stalled_client() -> None:
         request.feed(one_by_one("0123456789" * 500))
         await stalled(request)
     assert request.released.is_set()
-    rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # the kernel and the transport still held this
+    rest = await asyncio.wait_for(
+        reader.read(), DEADLINE_S
+    )  # the kernel and the transport still had this in their buffers
     assert b"[DONE]" not in rest
     writer.close()
 

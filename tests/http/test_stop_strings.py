@@ -29,7 +29,7 @@ def _streamed(chunks: list[str], stops: list[str]) -> tuple[str, bool]:
 
 @given(text=_TEXT, stops=_STOPS, cuts=st.lists(st.integers(0, 24)))
 def test_chunks_make_no_difference(text: str, stops: list[str], cuts: list[int]) -> None:
-    """However the text is cut, the result is that of a search through the whole text."""
+    """Any chunks give the same result as a search through the whole text."""
     bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     chunks = [text[begin:end] for begin, end in pairwise(bounds)]
     assert _streamed(chunks, stops) == _searched(text, stops)
@@ -37,7 +37,7 @@ def test_chunks_make_no_difference(text: str, stops: list[str], cuts: list[int])
 
 @given(text=_TEXT, stops=_STOPS)
 def test_every_split_in_two_and_single_characters_agree(text: str, stops: list[str]) -> None:
-    """Every split in two, and character by character, gives what the whole text gives."""
+    """Every split into two chunks or into characters gives the same result as the whole text."""
     expected = _searched(text, stops)
     assert _streamed(list(text), stops) == expected
     for cut in range(len(text) + 1):
@@ -67,7 +67,7 @@ def test_nothing_follows_a_stop() -> None:
 
 
 def test_a_long_near_miss_takes_linear_time() -> None:
-    """A text that almost matches again and again is searched in one pass and passed on whole."""
+    """A text that almost matches at many places is searched in one pass and passed on whole."""
     text = "a" * 200_000
     assert _streamed([text[:100_000], text[100_000:]], ["a" * 255 + "b"]) == (text, False)
 

@@ -17,7 +17,7 @@ async def take(stream: AnswerStream, patience_s: float = DEADLINE_S) -> Sequence
 
 
 async def test_effects_come_in_order_and_all_that_wait_come_together() -> None:
-    """A take waits for the first effect, and then gives all that are there."""
+    """``take`` waits for the first effect, and then returns all effects that have come."""
     stream = AnswerStream()
     taking = asyncio.create_task(take(stream))
     await asyncio.sleep(0)
@@ -28,7 +28,7 @@ async def test_effects_come_in_order_and_all_that_wait_come_together() -> None:
 
 
 async def test_silence_gives_nothing() -> None:
-    """A take of a stream that stays empty ends at its time, and the next take still gets later effects."""
+    """``take`` of an empty stream returns at its time, and the next ``take`` still gets later effects."""
     stream = AnswerStream()
     assert await take(stream, 0.001) == []
     stream.put(Deliver("a", (1,)))
@@ -36,7 +36,7 @@ async def test_silence_gives_nothing() -> None:
 
 
 async def test_a_long_backlog_comes_in_parts() -> None:
-    """However many effects wait, one take gives at most 64, so that no answer blocks the event loop for long."""
+    """``take`` returns at most 64 effects, so that no answer blocks the event loop for long."""
     stream = AnswerStream()
     effects = [Deliver("a", (i,)) for i in range(100)]
     for effect in effects:
@@ -46,7 +46,7 @@ async def test_a_long_backlog_comes_in_parts() -> None:
     assert [*first, *second] == effects
 
 
-async def test_what_came_during_a_write_goes_out_as_one_write() -> None:
+async def test_effects_during_a_write_go_out_as_one_write() -> None:
     """While the client is busy, tokens of all choices wait; then a single write has all of them."""
     service, bodies, reading = ScriptedService(), list[bytes](), asyncio.Event()
     body = json.dumps({"prompt": "x", "n": 2, "stream": True}).encode()
@@ -69,7 +69,7 @@ async def test_what_came_during_a_write_goes_out_as_one_write() -> None:
     first = service.requests[0]
     first.feed_at_once(one_by_one("a")[:1])
     async with asyncio.timeout(DEADLINE_S):
-        while not bodies:  # noqa: ASYNC110 - an ASGI app tells nobody
+        while not bodies:  # noqa: ASYNC110 - an ASGI app has no event for this
             await asyncio.sleep(0)
     first.feed_at_once(one_by_one("abc")[1:])
     second.feed_at_once(one_by_one("xyz"))

@@ -76,8 +76,8 @@ def write_gguf(
 ) -> Path:
     """A complete GGUF file with a SentencePiece vocabulary; weights are zeros.
 
-    ``metadata`` is beyond what every file has, without the architecture's name. ``factors`` are tensors of one
-    dimension. ``gate_type`` is the type of blk.0.ffn_gate.weight.
+    ``metadata`` is added to the keys of every file; its keys omit the architecture's name. ``factors`` are tensors of
+    one dimension. ``gate_type`` is the type of blk.0.ffn_gate.weight.
     """
     config = config or tiny_config()
     writer = GGUFWriter(path, architecture)
@@ -109,7 +109,7 @@ def write_gguf(
     shapes = {spec.stored_name: spec.stored_shape for spec in gguf_tensors(config, architecture, stored)}
     for name, shape in shapes.items():
         if name == "blk.0.ffn_gate.weight" and gate_type != GGMLQuantizationType.F32:
-            # Rows of blocks, according to the shape.
+            # Whole rows of quantized blocks, by the shape.
             writer.add_tensor(
                 name, np.zeros(quant_shape_to_byte_shape(shape, gate_type), np.uint8), raw_dtype=gate_type
             )

@@ -1,4 +1,4 @@
-"""Fixtures and file builders for the model files' tests."""
+"""Fixtures for the tests of model files."""
 
 from pathlib import Path
 

@@ -32,14 +32,14 @@ def test_a_dummy_does_not_look_at_weights(tmp_path: Path) -> None:
 
 
 def test_a_dummy_without_a_tokenizer_cannot_serve_text(tmp_path: Path) -> None:
-    """A missing tokenizer is an error when it is loaded."""
+    """A missing tokenizer is an error when the tokenizer is loaded."""
     folder = write_folder(tmp_path)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.json does not exist, and text cannot be served"):
         load_tokenizer(describe(folder, "dummy"))
 
 
-def test_a_dummy_is_made_of_a_folder(tmp_path: Path) -> None:
-    """Random weights for a GGUF file, which has its own, are an error."""
+def test_a_dummy_needs_a_folder(tmp_path: Path) -> None:
+    """Load format dummy is an error for a GGUF file."""
     with pytest.raises(ModelError, match="load_format 'dummy' needs a folder"):
         describe(write_gguf(tmp_path / "a.gguf"), "dummy")

@@ -87,7 +87,7 @@ def written(folder: Path, family: str) -> ModelDescription:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_architecture_is_described(tmp_path: Path, family: str) -> None:
-    """Metadata with llama.cpp's names give the config that they were written from."""
+    """Metadata with llama.cpp's names gives the config from which it was written."""
     description = written(tmp_path, family)
     assert replace(description.config, norm_eps=1e-5) == FAMILIES[family][1]
     assert description.config.norm_eps == pytest.approx(1e-5)
@@ -105,7 +105,7 @@ def test_names_are_llama_cpps(tmp_path: Path, family: str) -> None:
         assert spec.stored_name.rpartition(".")[0] in {name.format(bid=number) for name in listed}
 
 
-def test_experts_lie_stacked(tmp_path: Path) -> None:
+def test_experts_are_slices_of_stacked_tensors(tmp_path: Path) -> None:
     """Each expert's weight is a slice, by its number, of a tensor that stacks all experts."""
     specs = {spec.name: spec for spec in written(tmp_path, "qwen3moe").tensors}
     down = specs["model.layers.1.mlp.experts.3.down_proj.weight"]
@@ -152,7 +152,7 @@ def test_phi3s_fused_tensors_are_told_apart(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, architecture: str, metadata: Metadata, problem: str) -> None:
-    """Metadata of unsupported mathematics are refused in one line with the key and its value."""
+    """Metadata of an unsupported computation is refused in one line with the key and its value."""
     path = write_gguf(tmp_path / "a.gguf", architecture=architecture, metadata=metadata)
     with pytest.raises(ModelError, match=problem) as caught:
         describe(path)
@@ -173,7 +173,7 @@ def test_an_extra_tensor_is_named(tmp_path: Path) -> None:
         describe(path)
 
 
-def test_rotary_factors_of_older_files_are_no_extras(tmp_path: Path) -> None:
+def test_rotary_factors_of_older_files_are_ignored(tmp_path: Path) -> None:
     """RoPE tensors that older converters wrote for each layer are ignored."""
     describe(write_gguf(tmp_path / "a.gguf", extra_tensor="blk.0.attn_rot_embd.weight"))
 

@@ -38,7 +38,7 @@ def test_a_written_file_is_read_back(tmp_path: Path) -> None:
 
 
 def test_a_tensors_bytes_lie_where_the_reader_says(tmp_path: Path) -> None:
-    """A tensor's offset and length cut exactly its values out of the file."""
+    """A tensor's offset and length select exactly its values in the file."""
     path = write_gguf(tmp_path / "tiny.gguf", factors={"rope_freqs.weight": [1.0, 8.0]})
     tensor = read_gguf(path).tensors["rope_freqs.weight"]
     data = path.read_bytes()[tensor.offset : tensor.offset + tensor.num_bytes]
@@ -61,7 +61,7 @@ def test_rope_factors_and_scalings_are_described(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
-    """The error for another architecture names it and what is supported."""
+    """The error for an unknown architecture names it and the supported ones."""
     path = write_gguf(tmp_path / "other.gguf", architecture="mamba")
     with pytest.raises(ModelError, match=r"architecture 'mamba' is not supported; supported: llama"):
         describe(path)
@@ -110,7 +110,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_byte_never_escapes_as_another_exception(tmp_path: Path, data: st.DataObject) -> None:
-    """Whatever header bytes change, the model is described and its tokenizer built, or ModelError refuses it."""
+    """After any change of header bytes, the model is described and its tokenizer built, or ModelError is raised."""
     path = tmp_path / "tiny.gguf"
     whole = bytearray((path if path.exists() else write_gguf(path)).read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):

@@ -138,7 +138,7 @@ FAMILIES: dict[str, tuple[transformers.PreTrainedConfig, DecoderConfig]] = {
         ),
     ),
     "gemma3": (transformers.Gemma3TextConfig(**GEMMA3_SHAPE), GEMMA3),
-    "gemma3 beside a vision tower": (
+    "gemma3 with a vision tower": (
         transformers.Gemma3Config(
             text_config=GEMMA3_SHAPE,
             vision_config=VISION | {"image_size": 28, "patch_size": 14},
@@ -231,7 +231,7 @@ def test_fused_tensors_are_told_apart(tmp_path: Path) -> None:
         assert np.array_equal(np.concatenate(parts), stored[f"model.layers.1.{whole}.weight"])
 
 
-def test_the_turning_part_of_a_head_comes_first_in_each_half(tmp_path: Path) -> None:
+def test_the_rotated_part_of_a_head_comes_first_in_each_half(tmp_path: Path) -> None:
     """If RoPE rotates 6 of 8 dimensions, rows 0-2 and 3-5 of each head become the beginnings of its halves."""
     description = describe(write_model(tmp_path / "model", FAMILIES["phi4-mini"][0]))
     stored = load_file(description.weight_files[0])["model.layers.0.self_attn.qkv_proj.weight"]
@@ -282,9 +282,9 @@ def test_gemma3_as_transformers_4_wrote_it(tmp_path: Path) -> None:
     assert describe(folder).config == expected
 
 
-def test_a_published_gemma3_leaves_out_what_all_have(tmp_path: Path) -> None:
-    """A text_config without heads, context and vocabulary has those of transformers' class."""
-    folder = write_model(tmp_path / "model", FAMILIES["gemma3 beside a vision tower"][0])
+def test_absent_keys_of_a_published_gemma3_have_defaults(tmp_path: Path) -> None:
+    """A text_config without heads, context and vocabulary gets the defaults of transformers' class."""
+    folder = write_model(tmp_path / "model", FAMILIES["gemma3 with a vision tower"][0])
     text = {"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 7}
     change_config(
         folder, text_config=text | {"sliding_window": 1024, "rope_scaling": {"factor": 8.0, "type": "linear"}}
@@ -296,9 +296,9 @@ def test_a_published_gemma3_leaves_out_what_all_have(tmp_path: Path) -> None:
     assert (config.rope_theta, config.rope_scaling) == (1e6, {"rope_type": "linear", "factor": 8.0})
 
 
-def test_gemma3s_text_is_found_wherever_it_lies(tmp_path: Path) -> None:
-    """The text decoder beside a vision tower is found under both names that transformers has used for it."""
-    folder = write_model(tmp_path / "model", FAMILIES["gemma3 beside a vision tower"][0])
+def test_gemma3s_text_decoder_is_found_under_both_names(tmp_path: Path) -> None:
+    """In a model with a vision tower, the text decoder is found under both names that transformers has used."""
+    folder = write_model(tmp_path / "model", FAMILIES["gemma3 with a vision tower"][0])
     tensors = {
         f"model.{name}".replace("model.language_model.model.", "model.language_model."): tensor
         for name, tensor in load_file(folder / "model.safetensors").items()
@@ -308,8 +308,8 @@ def test_gemma3s_text_is_found_wherever_it_lies(tmp_path: Path) -> None:
     assert stored["model.norm.weight"] == "model.language_model.norm.weight"
 
 
-def test_phi3s_older_spelling_of_longrope(tmp_path: Path) -> None:
-    """rope_scaling of type ``su`` is longrope, and the trained context is beside it in the config."""
+def test_phi3s_older_name_of_longrope(tmp_path: Path) -> None:
+    """rope_scaling of type ``su`` is longrope, and the trained context is a separate key of the config."""
     folder = write_model(tmp_path / "model", FAMILIES["phi3"][0])
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     change_config(
@@ -358,7 +358,7 @@ def test_phi3s_older_spelling_of_longrope(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, family: str, changes: dict[str, object], problem: str) -> None:
-    """A config of unsupported mathematics is refused in one line with the key and its value."""
+    """A config of an unsupported computation is refused in one line with the key and its value."""
     folder = write_model(tmp_path / "model", FAMILIES[family][0])
     change_config(folder, **changes)
     with pytest.raises(ModelError, match=problem) as caught:
@@ -374,7 +374,7 @@ def test_an_extra_tensor_is_named(tmp_path: Path) -> None:
 
 
 def test_what_transformers_ignores_is_ignored(tmp_path: Path) -> None:
-    """The file may have rotary buffers, and a head beside tied embeddings, of any type."""
+    """The file may have rotary buffers of any type, and a head although the embeddings are tied."""
     folder = write_folder(
         tmp_path,
         {"tie_word_embeddings": True},
@@ -410,7 +410,7 @@ JSON_VALUES = st.one_of(
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(family=st.sampled_from(sorted(FAMILIES)), data=st.data())
 def test_a_changed_config_never_escapes_as_another_exception(tmp_path: Path, family: str, data: st.DataObject) -> None:
-    """Whatever values a config has, it is described, or ModelError refuses it."""
+    """A config with any values is described, or ModelError is raised."""
     raw = FAMILIES[family][0].to_dict()
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.sampled_from(sorted(raw)))] = data.draw(JSON_VALUES)

@@ -56,7 +56,7 @@ LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "origi
         ),
     ],
 )
-def test_both_spellings_of_rope_are_read(
+def test_both_forms_of_rope_are_read(
     tmp_path: Path, changes: dict[str, object], theta: float, scaling: dict[str, object] | None
 ) -> None:
     """rope_theta with rope_scaling, and the newer rope_parameters, mean the same."""

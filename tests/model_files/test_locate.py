@@ -52,7 +52,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ACTORSERVE_CACHE goes first, then XDG_CACHE_HOME, then the home folder."""
+    """ACTORSERVE_CACHE takes precedence over XDG_CACHE_HOME, and that over the home folder."""
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     monkeypatch.setenv("ACTORSERVE_CACHE", "/chosen")
@@ -96,7 +96,7 @@ def test_a_wheel_with_another_digest_is_refused(offline: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error for a cache folder that cannot be created names it, and what to set."""
+    """The error for a cache folder that cannot be created names it, and the variable to set."""
     (offline / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("ACTORSERVE_CACHE", str(offline / "file" / "cache"))
     with pytest.raises(ModelError, match="set ACTORSERVE_CACHE"):

@@ -52,7 +52,7 @@ def reference(default_model_path: Path) -> Any:
 def test_the_default_model_encodes_and_decodes_as_transformers(
     default_tokenizer: Tokenizer, reference: Any, text: str
 ) -> None:
-    """Ids and texts are those of an independent reading of the same file."""
+    """Ids and texts equal those of transformers, which reads the same file."""
     ids = default_tokenizer.encode(text)
     assert ids == reference.encode(text)
     assert default_tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -71,7 +71,7 @@ def test_random_ids_decode_as_transformers(default_tokenizer: Tokenizer, referen
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(max_size=40))
 def test_any_text_is_encoded_as_transformers(default_tokenizer: Tokenizer, reference: Any, text: str) -> None:
-    """Whatever Unicode a text holds, its ids are the reference's."""
+    """The ids of any Unicode text equal the reference's."""
     assert default_tokenizer.encode(text) == reference.encode(text)
 
 
@@ -87,7 +87,7 @@ def test_special_tokens_in_text_are_special(default_tokenizer: Tokenizer) -> Non
 
 @pytest.mark.model
 def test_ids_without_a_token_give_nothing(default_tokenizer: Tokenizer) -> None:
-    """Ids outside the vocabulary, however far, decode to no text."""
+    """Ids outside the vocabulary decode to no text."""
     assert default_tokenizer.decode([-1, 49152, 2**40]) == ""
     assert default_tokenizer.token_bytes(2**40) == b""
 
@@ -115,7 +115,7 @@ def test_sentencepiece_merges_by_score(sentencepiece: ModelDescription) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ids=st.lists(st.integers(0, len(SENTENCEPIECE_TOKENS) - 1), max_size=30))
 def test_byte_fallback_decodes_as_the_library(sentencepiece: ModelDescription, ids: list[int]) -> None:
-    """If all characters are complete, our text is the library's."""
+    """If all characters are complete, our text equals the library's."""
     expected = build_tokenizer(sentencepiece).decode(ids, skip_special_tokens=True)
     text = load_tokenizer(sentencepiece).decode(ids)
     assert text == expected or ("\ufffd" in expected and "\ufffd" in text)
@@ -209,7 +209,7 @@ def test_each_pre_tokenizer_splits_words_its_own_way(
 
 
 def test_user_defined_pieces_go_first_in_gemmas_vocabulary(sentencepiece: ModelDescription) -> None:
-    """Without a space before each text, runs of spaces and line ends are the pieces that the vocabulary has."""
+    """If no space is added before a text, runs of spaces and line ends become the vocabulary's pieces."""
     tokens = [*SENTENCEPIECE_TOKENS, "▁▁", "▁▁▁", "\n\n"]
     metadata = {
         **sentencepiece.tokenizer_metadata,

@@ -1,4 +1,4 @@
-"""One process of a child: its reports, its end, and signals that come early."""
+"""One process of a child: its reports, its end, and signals before its start."""
 
 import asyncio
 import signal
@@ -25,7 +25,7 @@ def _child(code: str, *arguments: str) -> ChildProcess:
 
 
 async def test_reports_and_the_end_are_told() -> None:
-    """All reports come before the end, which says how the process ended; other lines are skipped."""
+    """All reports come before the Exit, which says how the process ended. Other lines are skipped."""
     reports: list[Status] = []
     async with asyncio.timeout(DEADLINE_S):
         assert await _child(REPORTS, "3").run(reports.append) == Exit("ended with exit status 3", False)
@@ -33,8 +33,8 @@ async def test_reports_and_the_end_are_told() -> None:
     assert reports == [Status(Phase.LOADING, "half", 0.5), Status(Phase.READY)]
 
 
-async def test_a_signal_reaches_a_process_that_is_being_made() -> None:
-    """A signal that is sent before the process exists ends it as soon as it does."""
+async def test_an_early_signal_reaches_the_process() -> None:
+    """A signal that is sent before the process exists ends it as soon as it exists."""
     for number, orderly in ((signal.SIGTERM, True), (signal.SIGKILL, False)):
         process = _child("import signal\nwhile True: signal.pause()")
         process.send_signal(number)

@@ -1,4 +1,4 @@
-"""What a person reads about workers that come and go while the server runs."""
+"""The lines about workers that start and stop while the server runs."""
 
 from io import StringIO
 

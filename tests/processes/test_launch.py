@@ -62,7 +62,7 @@ def test_a_given_runtime_folder_is_made_and_kept() -> None:
 
 
 def test_a_runtime_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
-    """Sockets never lie where other users can reach them."""
+    """Sockets are never in a folder that other users can enter."""
     tmp_path.chmod(0o755)
     settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path)}})
     with pytest.raises(LaunchError, match="others may enter"), launch.runtime_dir(settings):
@@ -122,15 +122,15 @@ def scaled(max_workers: int, min_workers: int | None = None, **values: object) -
         (scaled(3, count=1), ("GPU-a", "GPU-b", "GPU-c"), Placement(1, ("GPU-a", "GPU-b", "GPU-c"), 2, 2)),
     ],
 )
-def test_cores_are_shared_out_among_as_many_as_there_may_be(
+def test_cores_are_divided_among_the_maximum_number_of_workers(
     settings: Settings, gpus: tuple[str, ...], expected: Placement
 ) -> None:
-    """With scaling, workers leave cores for workers that may be added, and as many run at first as the bounds allow."""
+    """With scaling, the maximum number of workers share the cores, and the bounds limit the number at the start."""
     assert launch.place_workers(settings, gpus, 8) == expected
 
 
 def test_workers_that_start_elsewhere_get_no_cores_here() -> None:
-    """Workers that systemd or a command starts have other resources, so this server's workers divide all of its own."""
+    """Workers that systemd or a command starts have other resources, so they get no cores of this machine."""
     for how in ({"start_with": "systemd"}, {"start_with": "command", "command": "start"}):
         settings = load_settings(None, {"workers": {"count": 2}, "scaling": {"max_workers": 8, **how}})
         assert launch.place_workers(settings, (), 8) == Placement(2, (), 4, 0)
@@ -149,7 +149,7 @@ def test_workers_that_start_elsewhere_get_no_cores_here() -> None:
 def test_settings_that_this_machine_cannot_meet_are_refused(
     settings: Settings, gpus: tuple[str, ...], why: str
 ) -> None:
-    """Settings that ask for missing GPUs or for too many workers are refused, with what to do."""
+    """Settings with missing GPUs or too many workers are refused, and the error says what to do."""
     with pytest.raises(SettingsError, match=why):
         launch.place_workers(settings, gpus, 4)
 
@@ -159,7 +159,7 @@ def _tree(placement: Placement, folder: Path) -> SupervisionTree:
 
 
 def test_children_get_their_names_and_devices(tmp_path: Path) -> None:
-    """The gateway drains first; each worker sees one GPU, in turn, and a CPU worker sees none."""
+    """The gateway drains first. Every worker sees one GPU, in turn, and a CPU worker sees none."""
     specs = _tree(Placement(3, ("GPU-a", "GPU-b"), 4), tmp_path).children
     assert [spec.name for spec in specs] == ["coordinator", "gateway-0", "worker-0", "worker-1", "worker-2"]
     assert [spec.stop_stage for spec in specs] == [1, 0, 1, 1, 1]
@@ -170,7 +170,7 @@ def test_children_get_their_names_and_devices(tmp_path: Path) -> None:
 
 
 def test_spare_workers_are_like_the_others(tmp_path: Path) -> None:
-    """Spare workers have the next numbers and devices, and all workers know how many there may be."""
+    """Spare workers have the next numbers and devices, and all workers know the maximum number."""
     tree = _tree(Placement(1, ("GPU-a", "GPU-b"), 4, 2), tmp_path)
     specs, spare = tree.children, tree.spare
     assert [spec.name for spec in specs] == ["coordinator", "gateway-0", "worker-0"]
@@ -189,7 +189,7 @@ def test_settings_bound_restarts_and_drains(tmp_path: Path) -> None:
 
 
 def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers get equal parts of the cores and memory that control groups leave, unless settings say otherwise."""
+    """Workers get equal shares of the cores and memory that control groups allow, unless settings override them."""
     monkeypatch.setattr(launch, "usable_cores", lambda: 4)
     monkeypatch.setattr(launch, "available_memory_bytes", lambda: 9000)
     settings, placement = launch.resolve_workers(workers(device="cpu"))
@@ -219,7 +219,7 @@ def checkpointed(device: str, every_tokens: int = 64, **values: object) -> Setti
     ],
 )
 def test_checkpoints_need_memory(monkeypatch: pytest.MonkeyPatch, settings: Settings, why: str) -> None:
-    """Checkpoints without memory for them are refused, in a line that names the setting that gives it."""
+    """Checkpoints without host memory are refused, in a line that names the setting to change."""
     monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))
     with pytest.raises(SettingsError, match=f"migration.checkpoint_tokens is 64.*{why}"):
         launch.resolve_workers(settings)

@@ -8,14 +8,14 @@ _LIMITS = RestartLimits(max_restarts=4, window_s=60.0, backoff_s=0.5, max_backof
 
 
 def test_backoff_doubles_up_to_its_bound_and_then_gives_up() -> None:
-    """Restarts after failures in a row wait 0.5, 1, 2 and 3 seconds; after the fifth failure there is none."""
+    """Restarts after failures in a row wait 0.5, 1, 2 and 3 seconds; after the fifth failure there is no restart."""
     policy = RestartPolicy(_LIMITS)
     verdicts = [policy.failed(float(now)) for now in range(5)]
     assert verdicts == [Restart(0.5), Restart(1.0), Restart(2.0), Restart(3.0), GiveUp(5)]
 
 
 def test_old_failures_are_forgiven() -> None:
-    """A failure that is a window old no longer counts."""
+    """A failure no longer counts after ``window_s``."""
     policy = RestartPolicy(_LIMITS)
     assert [policy.failed(now) for now in (0.0, 60.0, 120.0)] == [Restart(0.5)] * 3
 

@@ -1,4 +1,4 @@
-"""A child reports to its parent, and does not outlive it."""
+"""A child reports to its parent, and dies with it."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_other_lines_are_no_reports(line: bytes) -> None:
 
 
 def test_an_out_of_range_progress_is_bounded() -> None:
-    """Progress lies in 0..1 whatever the child says."""
+    """Progress is cut to 0..1."""
     assert decode_status(b'{"status": "loading", "progress": 7}') == Status(Phase.LOADING, "", 1.0)
 
 
@@ -86,7 +86,7 @@ child.wait()
 
 
 def test_a_child_dies_with_a_killed_parent() -> None:
-    """A parent that is killed with SIGKILL takes its child with it, though the child is in a session of its own."""
+    """A parent that is killed with SIGKILL takes its child with it, although the child is in a session of its own."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     with parent, parent.stdout:
@@ -96,7 +96,7 @@ def test_a_child_dies_with_a_killed_parent() -> None:
         descriptor = os.pidfd_open(child_pid)
         try:
             parent.send_signal(signal.SIGKILL)
-            # Readable as soon as the process has ended, whichever process reaps it.
+            # The descriptor is readable once the process has ended, whichever process reaps it.
             ended, _, _ = select.select([descriptor], [], [], DEADLINE_S)
             assert ended
         finally:
@@ -104,7 +104,7 @@ def test_a_child_dies_with_a_killed_parent() -> None:
 
 
 def test_a_child_whose_parent_is_already_gone_ends() -> None:
-    """A child whose parent died before the child could ask to follow it ends at once."""
+    """A child whose parent died before ``die_with_parent`` was called ends at once."""
     with pytest.raises(SystemExit):
         status.die_with_parent(os.getppid() + 1)
 
@@ -119,7 +119,7 @@ sys.exit(subprocess.run([sys.executable, "-c", own_child]).returncode)
 
 
 def test_a_grandchild_has_another_parent() -> None:
-    """A process that a child starts does not follow the supervisor into death, and reports to no parent."""
+    """A process that a child starts does not die with the supervisor, and reports to no parent."""
     reading, writing = os.pipe()
     try:
         done = subprocess.run(

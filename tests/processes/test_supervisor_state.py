@@ -35,7 +35,7 @@ ASKS = Status(Phase.WANTS_WORKER)
 
 
 def begun() -> SupervisorState:
-    """All children run and are ready."""
+    """A supervisor's core whose children all run and are ready."""
     state = SupervisorState(TREE)
     state.handle(Tick(), 0.0)
     for spec in TREE.children:
@@ -52,7 +52,7 @@ def ended(name: str) -> ChildEnded:
 
 
 def test_all_children_start_at_once() -> None:
-    """The core wants to start them immediately, in the tree's order, and then has no deadline."""
+    """The core starts all children at once, in the tree's order, and then has no deadline."""
     state = SupervisorState(TREE)
     assert state.next_deadline() is not None
     assert state.handle(Tick(), 0.0) == [StartChild(C), StartChild(G), StartChild(W)]
@@ -60,7 +60,7 @@ def test_all_children_start_at_once() -> None:
 
 
 def test_ready_is_said_once() -> None:
-    """When the last child has become ready that is told, and never again."""
+    """AllReady comes when the last child has become ready, and never again."""
     state = begun()
     assert state.handle(ChildReported("w", READY), 1.0) == [Progress("w", READY)]
     state = SupervisorState(TREE)
@@ -81,7 +81,7 @@ def test_a_child_that_fails_is_restarted_after_the_backoff() -> None:
 
 
 def test_a_child_that_keeps_failing_ends_all() -> None:
-    """The failure that exceeds the limit stops the others stage by stage, and is told at the end."""
+    """The failure that exceeds the limit stops the others stage by stage, and is reported at the end."""
     state = begun()
     for now in (10.0, 20.0):
         state.handle(killed("w"), now)
@@ -94,7 +94,7 @@ def test_a_child_that_keeps_failing_ends_all() -> None:
 
 
 def test_a_stage_that_does_not_end_is_killed() -> None:
-    """Stage 0 has the drain's time and a grace, later stages have the grace alone; then their children are killed."""
+    """Stage 0 has the drain's time and a grace period, later stages only the grace period; then they are killed."""
     state = begun()
     assert state.handle(ShutDown(), 100.0) == [Stopping(3), SignalChild("g", signal.SIGTERM)]
     assert state.next_deadline() == 135.0
@@ -109,7 +109,7 @@ def test_a_stage_that_does_not_end_is_killed() -> None:
 
 
 def test_a_second_shut_down_kills_stage_after_stage() -> None:
-    """Nothing is waited for, nothing is restarted, and a killed drain is no failure."""
+    """A second ShutDown kills every stage at once, restarts no child, and reports no failed drain."""
     state = begun()
     state.handle(ShutDown(), 100.0)
     assert state.handle(killed("w"), 100.5) == [Restarting("w", "was killed by SIGKILL", 1.0)]
@@ -121,7 +121,7 @@ def test_a_second_shut_down_kills_stage_after_stage() -> None:
 
 
 def test_a_child_that_fails_during_the_drain_is_restarted_until_its_own_stage_ends() -> None:
-    """Stage 0 may need it; once its own stage is told to end it is not started again."""
+    """Stage 0 may need the child. Once the child's own stage is told to end, it is not started again."""
     state = begun()
     state.handle(ShutDown(), 100.0)
     state.handle(killed("w"), 100.5)
@@ -131,7 +131,7 @@ def test_a_child_that_fails_during_the_drain_is_restarted_until_its_own_stage_en
     assert state.handle(ended("c"), 103.0) == [AllEnded(None)]
 
 
-def test_a_spare_child_that_cannot_start_is_told_to_the_life_that_asked() -> None:
+def test_only_the_life_that_asked_is_told_of_a_failed_spare_child() -> None:
     """The child that asked gets a signal; a later life of it has not asked, and gets none."""
     state = begun()
     assert state.handle(ChildReported("c", ASKS), 1.0) == [Adding("w1"), StartChild(W1)]
@@ -151,7 +151,7 @@ def test_without_spare_children_the_asker_is_told() -> None:
 
 
 def test_a_child_that_stopped_on_purpose_is_the_next_spare_child() -> None:
-    """It is not restarted, the others go on, and it comes before spare children of higher numbers."""
+    """The child is not restarted, the others go on, and it comes before spare children with higher numbers."""
     state = begun()
     state.handle(ChildReported("w", Status(Phase.STOPPED, "not needed")), 1.0)
     assert state.handle(ended("w"), 1.0) == [Removed("w", "w has stopped: not needed")]
@@ -169,7 +169,7 @@ _EVENTS = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_EVENTS, max_size=40))
 def test_whatever_happens_all_processes_end(events: list[tuple[str, str, object]]) -> None:
-    """No child runs twice at once, only running ones are signalled, and two shut downs end all processes, once."""
+    """No child runs twice at once, only running children get signals, and a second ShutDown ends all processes."""
     state = SupervisorState(TREE)
     running: set[str] = set()
     now = 0.0

@@ -39,7 +39,7 @@ W, W1 = "worker-0", "worker-1"
 
 
 class Orders:
-    """A coordinator's core that only knows which peers are up, and sends what a test wants."""
+    """A coordinator's core that only knows which peers are up, and sends the messages that a test gives it."""
 
     def __init__(self) -> None:
         self.up: dict[str, Peer] = {}
@@ -72,7 +72,7 @@ def settings() -> Iterator[Settings]:
 async def _until(condition: Callable[[], bool], what: str) -> None:
     try:
         async with asyncio.timeout(DEADLINE_S):
-            while not condition():  # noqa: ASYNC110 -- what it waits for happens in other processes
+            while not condition():  # noqa: ASYNC110 -- it waits for other processes
                 await asyncio.sleep(0.02)
     except TimeoutError:
         pytest.fail(f"waited {DEADLINE_S:.0f} s for: {what}")
@@ -83,7 +83,7 @@ def _access(up: PeerUp) -> KVAccess | None:
 
 
 def _told(settings: Settings, name: str) -> list[Message]:
-    """The messages that a worker's core was told in all of its lives, from its journals."""
+    """The messages that a worker's core got in all of its lives, from its journals."""
     found: list[Message] = []
     assert settings.cluster.journal_dir is not None
     for file in sorted(settings.cluster.journal_dir.glob(f"{name}-*.journal")):
@@ -97,14 +97,14 @@ def _told(settings: Settings, name: str) -> list[Message]:
 
 def _order(actor: ClusterActor, core: Orders, peer: Peer, message: Message) -> None:
     core.next.append(Send(peer, message))
-    actor.tell(Drain())  # any message makes the core send
+    actor.tell(Drain())  # the core sends at any message
 
 
 @pytest.mark.e2e
 @pytest.mark.model
 async def test_workers_meet_and_end_when_they_are_told(settings: Settings) -> None:
-    """A worker that is told to migrate to another meets it, and each has the other's KV access. A worker that is told
-    to drain ends for good, and the other one loses it.
+    """A worker with an order to migrate meets the destination, and both get the other's KV access. A drained worker
+    ends for good, and the other worker loses it.
     """
     run = settings.cluster.runtime_dir
     assert run is not None

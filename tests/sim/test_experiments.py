@@ -202,7 +202,10 @@ FAR_OFF = [
     ('cluster.migration.mode="off"', "cluster.migration.mode is 'off': expected 'live', 'blocking' or 'recompute'"),
     ("cluster.migration.source_until=500.0", "cluster.migration.source_until is 500: expected a number from 32"),
     ("cluster.migration.bytes_per_s=0.0", "cluster.migration.bytes_per_s is 0.0: expected at least 1"),
-    ("cluster.scaling={min_workers=2}", "cluster.scaling.min_workers bounds a number that is fixed: set max_workers"),
+    (
+        "cluster.scaling={min_workers=2}",
+        "cluster.scaling.min_workers has no effect without max_workers: set max_workers",
+    ),
     ("cluster.scaling={max_workers=2,min_workers=3}", "cluster.scaling.min_workers is 3: expected at most 2"),
     (
         "cluster.scaling={max_workers=2,scale_out_below=900.0}",

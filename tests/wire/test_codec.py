@@ -1,4 +1,4 @@
-"""The codec: what goes in comes out, and nothing but a message or a ProtocolError comes out of any bytes."""
+"""The codec: messages survive a round trip, and any bytes give a message or a ProtocolError."""
 
 import contextlib
 import dataclasses
@@ -133,7 +133,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
 
 @given(MESSAGES)
 def test_a_message_survives_the_wire(message: m.Message) -> None:
-    """Decoding what was encoded gives an equal message of the same classes, and encoding it again the same bytes."""
+    """Decoding an encoded message gives an equal message of the same classes, which encodes to the same bytes."""
     frame = encode(message)
     again = decode(frame, local=True)
     assert again == message
@@ -154,14 +154,14 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
-def test_a_number_that_no_peer_can_mean_is_refused(message: m.Message, field: str) -> None:
-    """Counts and ids below zero, and sizes of zero, never reach the code that would divide or index by them."""
+def test_a_number_out_of_range_is_refused(message: m.Message, field: str) -> None:
+    """Negative counts and ids, and sizes of zero, are refused before the code divides or indexes by them."""
     with pytest.raises(ProtocolError, match=rf"{field}.*out of range"):
         decode(encode(message))
 
 
 def test_every_message_has_one_tag() -> None:
-    """The registry holds each message of the vocabulary once, and no number twice."""
+    """The registry holds every message class once, and no tag twice."""
     registered = [*WIRE_TAGS.values(), *LOCAL_TAGS.values()]
     assert sorted(cls.__name__ for cls in registered) == sorted(cls.__name__ for cls in m.Message.__args__)
     assert not WIRE_TAGS.keys() & LOCAL_TAGS.keys()
@@ -169,7 +169,7 @@ def test_every_message_has_one_tag() -> None:
 
 @given(LOCAL_MESSAGES)
 def test_a_peer_cannot_send_local_messages(message: m.Message) -> None:
-    """A local message's frame is refused unless it comes from a log."""
+    """A frame with a local message is refused unless it comes from a journal."""
     with pytest.raises(ProtocolError, match=type(message).__name__):
         decode(encode(message))
 
@@ -267,18 +267,18 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
     ],
 )
 def test_wrong_fields_are_named(values: Any, problem: str) -> None:
-    """Wrong arity, types, ranges and columns are refused, with a text that says which."""
+    """Wrong arity, types, ranges and columns are refused, and the error names the field."""
     with pytest.raises(ProtocolError, match=problem):
         decode(msgpack.packb(values))
 
 
 def test_a_valid_frame_passes_where_its_neighbours_fail() -> None:
-    """The frame from which the wrong ones above are made is itself accepted."""
+    """The frame from which the wrong frames above are made is itself accepted."""
     assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], []])) == _TOKENS
 
 
 def test_too_large_a_frame_is_refused_unread() -> None:
-    """A frame over the bound is refused, whatever it holds."""
+    """A frame over the size limit is refused before it is decoded."""
     with pytest.raises(ProtocolError, match="too large"):
         decode(bytes(MAX_FRAME_BYTES + 1))
 

@@ -1,4 +1,4 @@
-"""A recorded log reads back as it was written."""
+"""A journal reads back as it was written."""
 
 import io
 
@@ -35,7 +35,7 @@ def test_a_log_cut_off_by_a_crash_reads_up_to_its_last_whole_entry() -> None:
 
 
 def test_another_file_is_refused() -> None:
-    """What is no log ends in ProtocolError."""
+    """Reading a file that is not a journal raises ProtocolError."""
     with pytest.raises(ProtocolError):
         list(read_entries(io.BytesIO(b"hello, I am a text file")))
     with pytest.raises(ProtocolError):

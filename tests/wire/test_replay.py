@@ -1,4 +1,4 @@
-"""A log says what its core was made from and what it did; told again, a fresh core does the same, or it is noticed."""
+"""Replaying a journal: a new core from the same recipe has the same effects, and any difference is noticed."""
 
 import io
 import math
@@ -79,13 +79,13 @@ SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=2**64 - 1, max_tokens=2))
 
 @pytest.mark.parametrize("recipe", ORIGINS)
 def test_a_recipe_reads_back(recipe: Recipe) -> None:
-    """What a core was made from comes back equal, infinities and last bits of numbers included."""
+    """A recipe reads back equal, including infinities and the last bits of numbers."""
     assert parse_recipe(recipe_text(recipe)) == recipe
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kind": "gateway"}', '{"kind": "x", "promote_after_s_of": {}}'])
 def test_a_damaged_recipe_is_refused(text: str) -> None:
-    """A text that is no recipe ends in ProtocolError."""
+    """A text that is not a recipe raises ProtocolError."""
     with pytest.raises(ProtocolError):
         parse_recipe(text)
 
@@ -105,7 +105,7 @@ def _inputs(recipe: Recipe) -> list[tuple[Message, Peer | None]]:
 
 
 def _recorded(recipe: Recipe, change: Callable[[Entry], Entry] = lambda entry: entry) -> io.BytesIO:
-    """What a node writes; ``change`` alters inputs on their way to the log only."""
+    """The journal that a node writes. ``change`` alters the inputs in the journal only."""
     file, core = io.BytesIO(), make_core(recipe)
     write_recipe(file, recipe_text(recipe))
     for number, (message, sender) in enumerate(_inputs(recipe)):
@@ -117,7 +117,7 @@ def _recorded(recipe: Recipe, change: Callable[[Entry], Entry] = lambda entry: e
 
 @pytest.mark.parametrize("recipe", ORIGINS)
 def test_a_recorded_log_replays(recipe: Recipe) -> None:
-    """Each kind of core, made anew from its log and told the same, does the same."""
+    """Every kind of core, made from its journal's recipe, gives the recorded effects for the recorded inputs."""
     result = replay(_recorded(recipe))
     assert result.difference is None
     assert result.num_entries == result.num_compared == len(_inputs(recipe))
@@ -126,7 +126,7 @@ def test_a_recorded_log_replays(recipe: Recipe) -> None:
 
 
 def test_a_difference_is_found() -> None:
-    """Where an input has other effects than those recorded, the replay stops there and says so."""
+    """The replay stops at the first input whose effects differ from the recorded ones, and names it."""
 
     def change(entry: Entry) -> Entry:
         match entry.message:
@@ -139,7 +139,7 @@ def test_a_difference_is_found() -> None:
 
 
 def test_a_log_cut_off_by_a_kill_replays() -> None:
-    """Every cut of a log replays up to its last whole input, whose effects may be missing."""
+    """A journal that is cut off anywhere replays up to its last whole input, whose effects may be missing."""
     data = _recorded(INSTANCE).getvalue()
     found = set()
     for cut in range(len(data) + 1):
@@ -155,7 +155,7 @@ def test_a_log_cut_off_by_a_kill_replays() -> None:
 
 
 def test_another_file_is_refused() -> None:
-    """A log that has no recipe, no effects between inputs, or effects of no input ends in ProtocolError."""
+    """A journal without a recipe, without effects between inputs, or with effects before any input is refused."""
     for records in (
         [[1.0, None, None, b""]],
         [[recipe_text(INSTANCE)], [digest([])]],
@@ -178,4 +178,4 @@ def test_digests_tell_effects_apart() -> None:
     """Equal effects have equal digests; another number, order or kind has another."""
     effects = make_core(INSTANCE).handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0)
     assert digest(effects) == digest(list(effects))
-    assert len({digest(each) for each in ([], effects, effects * 2, [effects[0], *effects])}) == 3
+    assert len({digest(some) for some in ([], effects, effects * 2, [effects[0], *effects])}) == 3

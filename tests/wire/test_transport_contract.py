@@ -1,4 +1,4 @@
-"""What every transport promises: the ZeroMQ one over ipc and tcp, and its in-memory twin."""
+"""The guarantees of every transport: ZeroMQ over ipc and tcp, and the in-memory transport."""
 
 import asyncio
 import itertools
@@ -43,7 +43,7 @@ class Net:
         self._ports = itertools.count()
 
     def new_address(self, name: str) -> str:
-        """An address where nobody listens yet."""
+        """An address at which no transport listens yet."""
         if self.kind == "tcp":
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
@@ -109,7 +109,7 @@ async def test_messages_arrive_in_order_with_their_sender(net: Net) -> None:
 
 
 async def test_take_is_bounded_and_loses_nothing(net: Net) -> None:
-    """Taking with a limit gives at most so many, and the rest later."""
+    """``take`` returns at most ``limit`` messages, and later calls return the rest."""
     a, b = _pair(net)
     for i in range(300):
         a.send(_B, Unplace("r", i))
@@ -118,7 +118,7 @@ async def test_take_is_bounded_and_loses_nothing(net: Net) -> None:
 
 
 async def test_what_a_bounded_take_leaves_is_announced(net: Net) -> None:
-    """Waiting for the arrival callback after every take, however small, misses nothing and never sticks."""
+    """Waiting for the arrival callback after every take, however small, misses no message and never hangs."""
     a, b = _pair(net)
     arrived = asyncio.Event()
     b.on_arrival(arrived.set)
@@ -137,7 +137,7 @@ async def test_what_a_bounded_take_leaves_is_announced(net: Net) -> None:
 
 
 async def test_a_frame_for_another_incarnation_is_dropped_and_counted(net: Net) -> None:
-    """What is meant for an older or a newer incarnation does not arrive; what is meant for this one does."""
+    """Frames for an older or newer incarnation do not arrive; frames for the current one do."""
     a, b = _pair(net)
     for incarnation in (2, 99):
         assert a.connect(Peer("b", incarnation), b.address)
@@ -149,8 +149,8 @@ async def test_a_frame_for_another_incarnation_is_dropped_and_counted(net: Net) 
     assert b.counts["dropped: wrong target"] == 3
 
 
-async def test_only_hello_may_go_to_whoever_is_there(net: Net) -> None:
-    """Incarnation 0 reaches any incarnation with a Hello, and with nothing else."""
+async def test_only_hello_may_go_to_any_incarnation(net: Net) -> None:
+    """A frame for incarnation 0 reaches any incarnation if it is a Hello, and is dropped otherwise."""
     a, b = _pair(net)
     anyone = Peer("b", 0)
     assert a.connect(anyone, b.address)
@@ -160,8 +160,8 @@ async def test_only_hello_may_go_to_whoever_is_there(net: Net) -> None:
     assert b.counts["dropped: wrong target"] == 1
 
 
-async def test_a_peer_restarted_at_its_address_gets_only_what_is_meant_for_it(net: Net) -> None:
-    """After a restart, what was sent to the dead incarnation is dropped, and what goes to the new one arrives."""
+async def test_a_restarted_peer_gets_only_its_own_frames(net: Net) -> None:
+    """After a restart, frames for the dead incarnation are dropped, and frames for the new one arrive."""
     a, b = _pair(net)
     address = b.address
     a.send(_B, Unplace("seen", 1))
@@ -177,7 +177,7 @@ async def test_a_peer_restarted_at_its_address_gets_only_what_is_meant_for_it(ne
 
 
 async def test_our_own_new_incarnation_fences_the_old(net: Net) -> None:
-    """After reincarnate we send under the new incarnation, and what goes to the old one is dropped."""
+    """After ``reincarnate`` we send as the new incarnation, and frames for the old one are dropped."""
     a, b = _pair(net)
     b.reincarnate(5)
     assert b.me == Peer("b", 5)
@@ -189,7 +189,7 @@ async def test_our_own_new_incarnation_fences_the_old(net: Net) -> None:
     assert await _take(b) == [(_A, Unplace("new", 1))]
 
 
-async def test_what_is_sent_before_anyone_listens_arrives_afterwards(net: Net) -> None:
+async def test_messages_wait_for_a_listener(net: Net) -> None:
     """Messages for an address that is not bound yet wait, and arrive in order once it is."""
     a = net.open(_A, net.new_address("a"))
     address = net.new_address("b")
@@ -237,7 +237,7 @@ async def test_an_oversize_message_is_not_received(net: Net) -> None:
 
 
 async def test_a_full_queue_refuses_without_blocking(net: Net) -> None:
-    """With nobody to read, sends give True until the queue is full, then False, counted; what was taken arrives."""
+    """Without a reader, sends give True until the queue is full, and then False, counted. Accepted messages arrive."""
     a = net.open(_A, net.new_address("a"), TransportLimits(send_queue=20))
     address = net.new_address("b")
     assert a.connect(_B, address)
@@ -251,7 +251,7 @@ async def test_a_full_queue_refuses_without_blocking(net: Net) -> None:
 
 
 async def test_a_slow_receiver_holds_its_senders_back(net: Net) -> None:
-    """A receiver with a small inbox that is not taken from loses nothing that the sender could queue."""
+    """If a receiver with a small inbox takes no messages, none of those that the sender could queue is lost."""
     limits = TransportLimits(receive_queue=10)
     a, b = _pair(net, limits)
     for i in range(200):
@@ -262,7 +262,7 @@ async def test_a_slow_receiver_holds_its_senders_back(net: Net) -> None:
 
 
 async def test_an_unusable_address_is_refused(net: Net) -> None:
-    """Connecting to an address that is none gives False and raises nothing."""
+    """Connecting to an invalid address gives False and raises nothing."""
     a, _ = _pair(net)
     assert not a.connect(Peer("x", 1), "")
     if net.kind != "memory":
@@ -271,7 +271,7 @@ async def test_an_unusable_address_is_refused(net: Net) -> None:
 
 
 async def test_an_address_is_bound_once(net: Net) -> None:
-    """Listening where somebody listens raises (ipc apart: there the newcomer takes over, as after a kill)."""
+    """Listening at an address in use raises. With ipc, the new listener takes the address over, as after a kill."""
     a, _ = _pair(net)
     if net.kind != "ipc":
         with pytest.raises(ActorserveError):
@@ -330,7 +330,7 @@ async def test_garbage_frames_are_counted_and_ignored(net: Net, caplog: pytest.L
 
 @pytest.mark.parametrize("net", ["ipc", "tcp"], indirect=True)
 async def test_more_links_than_allowed_are_refused(net: Net) -> None:
-    """The link beyond the bound gives False and is counted, those before it go on, and one given up makes room."""
+    """A link beyond the limit gives False and is counted, earlier links still work, and a closed link makes room."""
     a, b = net.open(_A, net.new_address("a"), TransportLimits(max_links=3)), net.open(_B, net.new_address("b"))
     peers = [Peer(f"p{number}", 1) for number in range(4)]
     assert a.connect(_B, b.address)
@@ -353,8 +353,8 @@ async def test_more_than_a_thousand_links(net: Net) -> None:
     assert await _take(b) == [(_A, _HELLO)]
 
 
-async def test_a_message_for_many_is_each_ones_own(net: Net) -> None:
-    """The same message sent to two, others in between, arrives at both as it is."""
+async def test_a_message_for_several_peers_arrives_at_all(net: Net) -> None:
+    """The same message, sent to two peers with other messages in between, arrives unchanged at both."""
     a, b = _pair(net)
     c = net.open(Peer("c", 1), net.new_address("c"))
     assert a.connect(Peer("c", 1), c.address)

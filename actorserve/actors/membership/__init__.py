@@ -1,4 +1,4 @@
-"""Who is in the cluster: how processes meet, watch each other, and part. Deterministic; time is an argument."""
+"""The cluster's membership: how processes meet, watch each other, and part. Deterministic; time is an argument."""
 
 from actorserve.actors.membership.death_watch import WatchTimes
 from actorserve.actors.membership.membership import Membership

@@ -1,13 +1,13 @@
 """Which peers are alive: heartbeats, silence, and incarnations. Pure: time is an argument.
 
-Silence is measured in our own running time. We look once per heartbeat, and the time between two looks counts for no
-more than one heartbeat. If a look comes late, this process was slow or paused (a stopped process, a suspended machine,
-a blocked loop), and what its peers sent in the meantime may still be unread. While more has arrived than we have
-handled, our patience is longer, because a sign of life may be among the unread messages. It is still bounded, so that
-a process that never catches up finds dead peers, too.
+Silence is measured in our own running time. ``tick`` runs once per heartbeat interval, and the time between two ticks
+counts as one interval at most. If a tick comes late, this process was slow or paused (a stopped process, a suspended
+machine, a blocked loop), and its peers' messages may still be unread. While unread messages may wait, the limits of
+silence are five times as long, because a heartbeat may be among them. They stay finite, so that a process that never
+catches up also notices dead peers.
 
-Every message tells a peer that we are alive, so a heartbeat is due only to a peer that was sent nothing for that long.
-If heartbeats are due to many peers, a few get theirs at once and the rest soon after.
+Every message shows a peer that we are alive, so a heartbeat is due only to a peer to which we sent nothing for one
+interval. If heartbeats are due to many peers at once, they are spread over the following slots.
 """
 
 from collections import OrderedDict
@@ -18,17 +18,17 @@ from typing import Final, NamedTuple
 
 from actorserve.core.messages import Peer
 
-_SLOTS: Final = 16  # into which a heartbeat's time is divided; each slot sends some of the heartbeats
+_SLOTS: Final = 16  # per heartbeat interval; the heartbeats are spread over them
 _BEATS_AT_ONCE: Final = 16  # per slot, or twice a slot's share of all heartbeats if that is more
-_PATIENCE_WHEN_BEHIND: Final = 5  # times the usual patience
+_PATIENCE_WHEN_BEHIND: Final = 5  # times the usual limit of silence
 
 
 class Standing(Enum):
-    """What we think of an incarnation."""
+    """The state of an incarnation, as we see it."""
 
     UNKNOWN = auto()  # never met
     ALIVE = auto()
-    SILENT = auto()  # given up, or older than an incarnation that we met; the process has to rejoin
+    SILENT = auto()  # dead to us, or older than an incarnation that we met; its process has to rejoin
     GONE = auto()  # it said goodbye
 
 
@@ -45,9 +45,9 @@ class WatchTimes:
 
 
 class Verdict(NamedTuple):
-    """What a tick found. ``heartbeats_due`` begins with the peer that was sent nothing for longest.
+    """The result of a tick. ``heartbeats_due`` begins with the peer to which we last sent something the longest ago.
 
-    The other two are in the order of names.
+    The other two tuples are in the order of names.
     """
 
     heartbeats_due: tuple[Peer, ...] = ()
@@ -64,21 +64,21 @@ class _Past:
 
 
 class DeathWatch:
-    """Bookkeeping for every peer that we have met."""
+    """The state of every peer that we have met."""
 
     def __init__(self, times: WatchTimes) -> None:
         self._times = times
         self._heard_at: OrderedDict[Peer, float] = OrderedDict()  # in running time; the most silent peer first
-        self._sent_at: OrderedDict[Peer, float] = OrderedDict()  # the peer that was sent nothing for longest first
+        self._sent_at: OrderedDict[Peer, float] = OrderedDict()  # the longest ago first
         self._alive: dict[str, Peer] = {}
         self._past: dict[str, _Past] = {}
-        self._ran_s = 0.0  # our running time when we last looked
+        self._ran_s = 0.0  # our running time at the last tick
         self._looked_at = 0.0
         self._beat_at = 0.0
 
     @property
     def alive(self) -> tuple[Peer, ...]:
-        """The peers that we hold for alive, in the order of names."""
+        """The peers that count as alive, in the order of names."""
         return tuple(self._alive[name] for name in sorted(self._alive))
 
     def incarnation_of(self, name: str) -> int:
@@ -95,9 +95,9 @@ class DeathWatch:
         return Standing.SILENT if peer.incarnation < self.incarnation_of(peer.name) else Standing.UNKNOWN
 
     def meet(self, peer: Peer, now: float) -> Peer | None:
-        """Watch ``peer``, whose standing is UNKNOWN and which said hello.
+        """Watch ``peer``, which said hello, and whose standing is UNKNOWN.
 
-        Returns the older incarnation that it replaces, if that one was alive; it is dead now.
+        Returns the older incarnation that ``peer`` replaces, if it was alive until now.
 
         Raises: ValueError for a peer that is not unknown.
         """
@@ -114,7 +114,7 @@ class DeathWatch:
         return replaced
 
     def heard(self, peer: Peer, now: float) -> bool:
-        """A sign of life came from ``peer``. False, and nothing changes, for a peer that we do not hold for alive."""
+        """A message came from ``peer``. Returns False, and changes nothing, if ``peer`` does not count as alive."""
         if peer not in self._heard_at:
             return False
         self._heard_at[peer] = self._running_s(now)
@@ -122,20 +122,20 @@ class DeathWatch:
         return True
 
     def sent(self, peer: Peer, now: float) -> None:
-        """``peer`` was sent something. Nothing happens for a peer that we do not hold for alive."""
+        """We sent a message to ``peer``. Nothing happens if ``peer`` does not count as alive."""
         if peer in self._sent_at:
             self._sent_at[peer] = now
             self._sent_at.move_to_end(peer)
 
     def leave(self, peer: Peer) -> bool:
-        """``peer`` said goodbye. False for a peer that we do not hold for alive."""
+        """``peer`` said goodbye. False if it did not count as alive."""
         if peer not in self._heard_at:
             return False
         self._end(peer, said_goodbye=True)
         return True
 
     def give_up(self, peer: Peer) -> bool:
-        """``peer`` has ended, because its name has a newer incarnation. False for a peer that was not alive to us."""
+        """``peer`` has ended, because its name has a newer incarnation. False if it did not count as alive."""
         if peer not in self._heard_at:
             return False
         self._end(peer, said_goodbye=False)
@@ -151,14 +151,14 @@ class DeathWatch:
         return alive
 
     def next_deadline(self) -> float | None:
-        """When to tick. A death is found when we look, at most one ``heartbeat_s`` late."""
+        """When to call ``tick``. A tick finds a death at most one ``heartbeat_s`` late."""
         if not self._alive:
             return None
         longest_ago = next(iter(self._sent_at.values()))
         return min(self._looked_at + self._times.heartbeat_s, max(longest_ago + self._times.heartbeat_s, self._beat_at))
 
     def tick(self, now: float, *, is_behind: bool = False) -> Verdict:
-        """Look at the peers. Call it at the deadline. ``is_behind``: more may have arrived than was ``heard``."""
+        """Check the peers' silence. Call it at the deadline. ``is_behind``: messages may be unread."""
         suspects: tuple[Peer, ...] = ()
         dead: tuple[Peer, ...] = ()
         if self._alive and now >= self._looked_at + self._times.heartbeat_s:

@@ -1,4 +1,4 @@
-"""Fencing: telling a process that it is held for dead, so that it rejoins as a new incarnation."""
+"""Fencing: telling a process that it counts as dead, so that it rejoins as a new incarnation."""
 
 from typing import Final
 
@@ -6,11 +6,11 @@ from actorserve.actors.membership.death_watch import DeathWatch, WatchTimes
 from actorserve.actors.membership.links import Links
 from actorserve.core.messages import Fenced, Peer
 
-MAX_INCARNATION: Final = 2**62  # no honest process gets there, and the wire has room above it
+MAX_INCARNATION: Final = 2**62  # no correct process reaches it, and the wire can carry larger numbers
 
 
 class Fencing:
-    """Fences each name at most once in a heartbeat's time."""
+    """Fences a name at most once per heartbeat interval."""
 
     def __init__(self, links: Links, watch: DeathWatch, times: WatchTimes) -> None:
         self._links = links
@@ -19,7 +19,7 @@ class Fencing:
         self._fenced_at: dict[str, float] = {}
 
     def fence(self, peer: Peer, address: str, now: float) -> bool:
-        """Tell ``peer``, which we hold for dead. False when its name was fenced a moment ago."""
+        """Tell ``peer`` that it counts as dead. False if its name was fenced within the last heartbeat interval."""
         if now - self._fenced_at.get(peer.name, float("-inf")) < self._interval_s:
             return False
         self._fenced_at[peer.name] = now
@@ -29,5 +29,5 @@ class Fencing:
         return True
 
     def clear(self) -> None:
-        """Forget when names were fenced."""
+        """Forget the times of all fencings."""
         self._fenced_at.clear()

@@ -1,7 +1,7 @@
-"""How the coordinator introduces the processes to each other: it tells all of them who is in the cluster (Members).
+"""How the coordinator introduces the processes to each other: it sends all of them the cluster's members (Members).
 
-It does so after each change, and again after a while, because a Members may be lost. In a large cluster Members is long
-and goes to many, so it is told at a pace that leaves the coordinator time for other work, and is repeated less often.
+It sends Members after every change, and repeats it, because a Members may be lost. In a large cluster Members is long
+and has many recipients. So its rate is limited, to leave the coordinator time for other work, and repeats are rarer.
 """
 
 from collections import deque
@@ -13,17 +13,17 @@ from actorserve.actors.membership.death_watch import DeathWatch, WatchTimes
 from actorserve.actors.membership.links import Links
 from actorserve.core.messages import Hello, Members, Peer
 
-_ROW_S: Final = 5e-7  # time set aside per row of a Members and per peer; telling takes less, and the rest is for others
-_LEAST_ROWS: Final = 256  # a shorter Members counts as if it had so many rows
-_AT_ONCE_S: Final = 0.032  # at most this much of that time is saved up while nothing is told
+_ROW_S: Final = 5e-7  # time budget per row of a Members and peer; sending takes less, and the rest is for other work
+_LEAST_ROWS: Final = 256  # a shorter Members costs as much as one with this many rows
+_AT_ONCE_S: Final = 0.032  # at most this much of the time budget is saved up while nothing is sent
 _TURN_S: Final = 0.008  # between two turns of a round
 _REPEATING: Final = 32  # a round is repeated after at least this many times its own duration
 
 
 class Introductions:
-    """Tells the peers in rounds. In one round all peers are told the same state of the cluster.
+    """Sends Members in rounds. In one round all peers get the same Members.
 
-    ``hellos`` holds the peers that are up; its owner changes it and calls ``changed``.
+    ``hellos`` holds the peers that are up. Its owner updates it and then calls ``changed``.
     """
 
     def __init__(self, links: Links, watch: DeathWatch, hellos: Mapping[Peer, Hello], times: WatchTimes) -> None:
@@ -31,14 +31,14 @@ class Introductions:
         self._watch = watch
         self._hellos = hellos
         self._times = times
-        self._members = Members((), (), (), ())  # of the present round
+        self._members = Members((), (), (), ())  # of the current round
         self._untold: deque[Peer] = deque()
         self._have_changed = False
         self._tell_again_at = inf
-        self._paid_until = -inf  # what was told so far has used the time up to this moment
+        self._paid_until = -inf  # the messages so far have used up the time budget until this moment
 
     def start(self, now: float) -> None:
-        """Begin, with no peer left to tell."""
+        """Begin with an empty round."""
         self._untold.clear()
         self._tell_again_at = now + self._times.death_after_s
 
@@ -48,13 +48,13 @@ class Introductions:
         self.tell(now)
 
     def next_deadline(self) -> float:
-        """When ``tell`` has something to do."""
+        """When to call ``tell``."""
         if self._untold or self._have_changed:
             return self._paid_until + _TURN_S
         return self._tell_again_at
 
     def tell(self, now: float) -> None:
-        """Tell as many peers as the pace allows. A round ends before the next one begins."""
+        """Send Members to as many peers as the rate allows. A round ends before the next one begins."""
         self._paid_until = max(self._paid_until, now - _AT_ONCE_S)
         while self._paid_until < now:
             if not self._untold:

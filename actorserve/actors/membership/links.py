@@ -7,7 +7,7 @@ from actorserve.wire.envelope import ANY_INCARNATION
 
 
 class Links(Protocol):
-    """Ways to peers (``wire.transport.Transport``)."""
+    """Connections to peers (``wire.transport.Transport`` has them)."""
 
     @property
     def me(self) -> Peer: ...
@@ -22,5 +22,5 @@ class Links(Protocol):
 
 
 def anyone(name: str) -> Peer:
-    """The process called ``name``, in whichever incarnation it runs. Only a Hello may be sent to it."""
+    """The process called ``name``, in any incarnation. Only a Hello may be sent to this peer."""
     return Peer(name, ANY_INCARNATION)

@@ -1,21 +1,21 @@
 """One process's view of the cluster, and how two processes meet.
 
-Two processes meet by Hello. An *ask* (``answers`` = 0) goes to whichever process is at an address, and is repeated
-until that process's Hello has come. An *answer* names the incarnation that asked. A process that hears the Hello of a
-new incarnation connects to it, answers an ask, and only then calls the peer up. So on every link our Hello comes before
-anything else, and a peer is up here only when it will hear what we send. Whichever side starts, restarts or loses a
-frame, one of the two keeps asking until both have met.
+Two processes meet by Hello. An *ask* (``answers`` = 0) goes to the process at an address, whatever its incarnation, and
+is repeated until that process's Hello has come. An *answer* names the incarnation that asked. A process that hears the
+Hello of a new incarnation connects to it, answers an ask, and only then takes the peer for up. So our Hello is the
+first message on every link, and a peer that is up here can receive our messages. If either side starts, restarts or
+loses a frame, one of the two keeps asking until both have met.
 
-All processes ask the coordinator, whose address is known. The coordinator tells them who is in the cluster
-(``introductions``), and those that need each other ask each other. A peer that is silent for a while is asked again;
-that finds its successor at the same address before the silence counts as death. A process that was held for dead by
-mistake, because it was paused, is told so (``fencing``) when it next says Hello, and rejoins as a new incarnation. A
-process that has called an incarnation dead never takes that back.
+All processes ask the coordinator, whose address is known. The coordinator sends them the cluster's members
+(``introductions``), and processes that need each other then ask each other. A peer that is silent for a while is asked
+again. This finds a new incarnation at the same address before the silence counts as death. A process that counts as
+dead although it was only paused is told so (``fencing``) when it next says Hello, and rejoins as a new incarnation. An
+incarnation that counts as dead is never taken for alive again.
 
-Workers meet each other only on demand (``get_to_know``), at the addresses in Members, and watch each other from then
-on. They stay linked until one of them ends. They do not fence each other: two workers that lost each other while the
-coordinator hears both stay apart until one of them is a new incarnation. That costs a few migrations, while rejoining
-would cost a worker all of its requests.
+Workers meet each other only on demand (``get_to_know``), at the addresses in Members, and then watch each other
+until one of them ends. They do not fence each other. If two workers lose each other while the coordinator still hears
+both, they stay apart until one of them is a new incarnation. That costs a few migrations, while rejoining would cost a
+worker all of its requests.
 """
 
 from collections import Counter
@@ -51,9 +51,9 @@ Change = PeerUp | PeerDown
 
 
 class Membership:
-    """One process's view of the cluster. ``hello`` is what the process says of itself.
+    """One process's view of the cluster. ``hello`` describes this process to its peers.
 
-    The caller tells the changes that a method returns to the core, in order, before anything else.
+    The caller must pass the changes that a method returns to the core, in order, before any other message.
     """
 
     def __init__(self, links: Links, hello: Hello, coordinator_address: str, times: WatchTimes) -> None:
@@ -64,11 +64,9 @@ class Membership:
         self._times = times
         self._watch = DeathWatch(times)
         self._hellos: dict[Peer, Hello] = {}  # of the peers that are up
-        self._names: set[str] = set()  # of all peers ever met, which bounds what we remember
+        self._names: set[str] = set()  # of all peers ever met; their number is bounded
         self._answered_at: dict[Peer, float] = {}
-        self._on_demand: dict[
-            str, tuple[Peer, str]
-        ] = {}  # peers to meet on demand, with addresses; by the last Members
+        self._on_demand: dict[str, tuple[Peer, str]] = {}  # workers of the last Members, to meet on demand, by name
         self._search = Search(links, self._hello, times)
         self._fencing = Fencing(links, self._watch, times)
         is_coordinator = hello.role is Role.COORDINATOR
@@ -99,10 +97,10 @@ class Membership:
         self._watch.sent(peer, now)
 
     def get_to_know(self, peer: Peer, now: float) -> None:
-        """Meet this worker, if the coordinator names it. It is up once it has answered.
+        """Meet ``peer``, a worker, if it is in the last Members. It is up once it has answered.
 
-        Nothing happens for a worker that is up, asked already, lost or gone. A worker that does not answer is given up
-        after the patience for silence; the caller may ask again.
+        Nothing happens if the worker is up, was already asked, is lost or is gone. The search for a worker that does
+        not answer ends after ``death_after_s``; the caller may ask again.
         """
         known, address = self._on_demand.get(peer.name, (None, ""))
         if known != peer:
@@ -117,7 +115,7 @@ class Membership:
         if type(message) is Fenced:
             return self._on_fenced(message, now)
         if not self._watch.heard(sender, now):
-            # A peer that we hold for dead gets no heartbeats from us. It will soon ask us, and be fenced.
+            # A peer that counts as dead gets no heartbeats from us. It will soon ask us, and then we fence it.
             self.counts["stranger"] += 1
             return []
         if type(message) is Heartbeat:
@@ -139,9 +137,9 @@ class Membership:
         return None if at == inf else at
 
     def tick(self, now: float, *, is_behind: bool = False) -> list[Change]:
-        """Do what is due: heartbeats, asks, deaths.
+        """Send due heartbeats and asks, and find deaths.
 
-        ``is_behind``: more may have arrived than was handled, so silence is borne for longer.
+        ``is_behind``: messages may have arrived that are unread, so a longer silence is allowed.
         """
         verdict = self._watch.tick(now, is_behind=is_behind)
         for peer in verdict.heartbeats_due:
@@ -164,7 +162,7 @@ class Membership:
             self.counts["hello of another protocol version"] += 1
             return []
         if hello.answers not in (_ANY, me.incarnation):
-            # The sender has met an earlier incarnation of ours, and does not know this one.
+            # The sender has met an earlier incarnation of ours, but not this one.
             self.counts["hello to our past"] += 1
             return []
         is_coordinator = hello.role is Role.COORDINATOR
@@ -200,14 +198,14 @@ class Membership:
             self.counts["hello with an unusable address"] += 1
             return []
         if hello.answers == _ANY and not self._answer(sender, now):
-            # It will ask again. Until we can answer, it would not hear us.
+            # The sender will ask again. It cannot receive our messages before it has our answer.
             self._links.disconnect(sender)
             return []
         changes: list[Change] = []
         replaced = self._watch.meet(sender, now)
         if replaced is not None:
             changes.append(self._drop_link(replaced))
-        # The way to any incarnation stays open along with the way to this one: it is the same link.
+        # The link to any incarnation at this address stays open, because this incarnation uses the same link.
         self._links.connect(anyone(sender.name), hello.address)
         self._search.found(sender.name)
         self._hellos[sender] = hello
@@ -250,13 +248,13 @@ class Membership:
         return changes
 
     def _on_member(self, peer: Peer, role: Role, address: str, now: float) -> list[Change]:
-        """The coordinator hears ``peer``, a process that we may link to."""
+        """``peer``, which we may link to, is in the coordinator's Members."""
         is_needed = are_linked(self._hello.role, role)
         standing = self._watch.standing(peer)
         known = Peer(peer.name, self._watch.incarnation_of(peer.name))
         if standing is Standing.SILENT and is_needed and role is Role.WORKER and peer == known:
-            # Only we two lost each other. One of us has to rejoin before we may meet again, and the worker has less to
-            # lose than a gateway with requests on many workers.
+            # Only we and this peer lost each other. One of us has to rejoin before we may meet again. The worker does,
+            # because it has fewer requests to lose than a gateway with requests on many workers.
             self._fence(peer, address, now)
         if standing is not Standing.UNKNOWN:
             return []
@@ -271,7 +269,7 @@ class Membership:
     # --- parting -----------------------------------------------------------------------------------------------------
 
     def _lose(self, peer: Peer, now: float) -> PeerDown:
-        """``peer`` is no longer up. We look for the coordinator again if it is the one."""
+        """``peer`` is no longer up. If it is the coordinator, we begin to look for it again."""
         down = self._drop_link(peer)
         self._links.disconnect(anyone(peer.name))
         if peer.name == COORDINATOR_NAME:
@@ -294,7 +292,7 @@ class Membership:
             self.counts["fenced beyond bounds"] += 1
             return []
         if fenced.incarnation < incarnation:
-            # It was meant for an earlier incarnation of ours; we have rejoined since.
+            # The Fenced was for an earlier incarnation of ours. We have already rejoined.
             return []
         return self._rejoin(max(incarnation, fenced.incarnation) + 1, now)
 

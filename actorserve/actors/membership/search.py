@@ -1,4 +1,4 @@
-"""Looking for processes: asking at an address, again and again, until the Hello of the process there has come."""
+"""The search for processes: asking at an address repeatedly, until the Hello of the process there has come."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from actorserve.core.messages import Hello
 
 @dataclass(slots=True)
 class _Wanted:
-    """A process that we want to meet and have not met. The search for it ends at ``until``."""
+    """A process that we want to meet. The search for it ends at ``until``."""
 
     address: str
     ask_at: float
@@ -29,7 +29,7 @@ class Search:
         self._wanted: dict[str, _Wanted] = {}
 
     def begin(self, name: str, address: str, now: float, until: float = inf) -> None:
-        """Look for the process called ``name``. Nothing happens when it is looked for at this address already."""
+        """Look for the process called ``name``. Nothing happens if we already look for it at this address."""
         wanted = self._wanted.get(name)
         if wanted is None or wanted.address != address:
             interval_s = self._times.heartbeat_s
@@ -42,7 +42,7 @@ class Search:
             self._links.send(anyone(name), self._hello)
 
     def found(self, name: str) -> None:
-        """The process has come; the way to it stays open."""
+        """The process has answered. End the search; the link to it stays open."""
         self._wanted.pop(name, None)
 
     def keep_only(self, names: Container[str]) -> None:
@@ -55,11 +55,11 @@ class Search:
         self.keep_only(())
 
     def next_deadline(self) -> float:
-        """When ``tick`` has something to do; inf for never."""
+        """When to call ``tick``; inf for never."""
         return min((wanted.ask_at for wanted in self._wanted.values()), default=inf)
 
     def tick(self, now: float) -> None:
-        """Ask where an ask is due. The interval between asks doubles, up to the patience for silence."""
+        """Send the asks that are due. The interval between asks doubles, up to ``death_after_s``."""
         for name, wanted in list(self._wanted.items()):
             if now < wanted.ask_at:
                 continue

@@ -1,4 +1,4 @@
-"""The death watch: silence, incarnations, goodbyes, and our own pauses."""
+"""The death watch: silence, incarnations, goodbyes, and pauses of our own process."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -28,7 +28,7 @@ def test_no_peer_is_watched_at_first() -> None:
 
 
 def test_heartbeats_are_due_regularly() -> None:
-    """Each living peer is due a heartbeat every ``heartbeat_s``, counted from its own last one."""
+    """Every living peer is due a heartbeat ``heartbeat_s`` after its last one."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     watch.meet(_B, 0.125)
@@ -37,7 +37,7 @@ def test_heartbeats_are_due_regularly() -> None:
 
 
 def test_a_peer_that_was_sent_anything_is_due_no_heartbeat() -> None:
-    """A peer's next heartbeat is due a heartbeat's time after the last message to it."""
+    """A peer's next heartbeat is due one ``heartbeat_s`` after the last message to it."""
     watch = DeathWatch(_TIMES)
     for peer in (_A, _B):
         watch.meet(peer, 0.0)
@@ -48,7 +48,7 @@ def test_a_peer_that_was_sent_anything_is_due_no_heartbeat() -> None:
 
 
 def test_silence_is_found_while_no_heartbeat_is_due() -> None:
-    """A silent peer to which we send all the time is still found dead in time."""
+    """A silent peer is found dead in time, even if our messages to it leave no heartbeat due."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     deaths = []
@@ -59,7 +59,7 @@ def test_silence_is_found_while_no_heartbeat_is_due() -> None:
 
 
 def test_heartbeats_to_many_are_spread() -> None:
-    """Heartbeats to a thousand peers met at one moment are spread, and none is later than 1.5 times its interval."""
+    """Heartbeats to a thousand peers met at one moment are spread, and none comes later than 1.5 intervals."""
     watch = DeathWatch(_TIMES)
     last_s = {Peer(f"worker-{number}", 1): 0.0 for number in range(1000)}
     for peer in last_s:
@@ -111,7 +111,7 @@ def test_a_newer_incarnation_ends_the_old_at_once() -> None:
 
 
 def test_an_older_incarnation_is_never_met() -> None:
-    """An incarnation older than one that we met, alive or ended, is not unknown to us."""
+    """An incarnation that is older than one that we met does not count as unknown, even if that one has ended."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     assert watch.standing(Peer("a", 4)) is Standing.SILENT
@@ -123,7 +123,7 @@ def test_an_older_incarnation_is_never_met() -> None:
 
 
 def test_a_goodbye_ends_the_watch() -> None:
-    """A peer that said goodbye is due no heartbeat and is not found dead later, and it leaves once."""
+    """A peer that said goodbye gets no heartbeat, is not found dead later, and can leave only once."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     assert watch.leave(_A)
@@ -132,8 +132,8 @@ def test_a_goodbye_ends_the_watch() -> None:
     assert watch.tick(50.0) == Verdict()
 
 
-def test_our_own_pause_is_not_their_death() -> None:
-    """A tick that comes 10 s late counts as one in time, so a silent peer dies 10 s later than it would."""
+def test_our_own_pause_kills_no_peer() -> None:
+    """A tick that comes 10 s late counts as punctual, so a silent peer dies 10 s later than without the delay."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     verdict = watch.tick(10.25)
@@ -142,8 +142,8 @@ def test_our_own_pause_is_not_their_death() -> None:
     assert deaths == [(12.0, (_A,))]
 
 
-def test_being_behind_lengthens_patience_with_an_end() -> None:
-    """While we are behind, silent peers are not suspected, and they die after five times the patience."""
+def test_being_behind_lengthens_the_limits_of_silence() -> None:
+    """While we are behind, silent peers are not suspected, and they die after five times ``death_after_s``."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     deaths = []
@@ -155,7 +155,7 @@ def test_being_behind_lengthens_patience_with_an_end() -> None:
 
 
 def test_a_peer_that_was_not_heard_when_we_caught_up_is_dead() -> None:
-    """The first look after we caught up judges all the silence until then."""
+    """The first tick after we caught up counts all of the silence until then."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     watch.meet(_B, 0.0)
@@ -167,7 +167,7 @@ def test_a_peer_that_was_not_heard_when_we_caught_up_is_dead() -> None:
 
 @given(st.lists(st.floats(0.001, 5.0), min_size=1, max_size=60), st.floats(0.0, 0.5))
 def test_however_slow_we_are_a_beating_peer_lives(steps_s: list[float], phase_s: float) -> None:
-    """A peer that beats in time never dies, however long our steps take that handle what had arrived before them."""
+    """A peer whose heartbeats come in time never dies, even if our steps handle them late."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     now = 0.0
@@ -176,14 +176,14 @@ def test_however_slow_we_are_a_beating_peer_lives(steps_s: list[float], phase_s:
         has_beaten = beat_at <= now
         while beat_at <= now:
             beat_at += 1.5 * _TIMES.heartbeat_s
-        now += step_s  # the step handles what it took, and then looks
+        now += step_s  # the step handles the messages that it took, and then ticks
         if has_beaten:
             assert watch.heard(_A, now)
         assert watch.tick(now).dead == ()
 
 
 def test_releasing_all_forgets_all() -> None:
-    """A new incarnation of ours may meet all peers again, even those that we had held for dead."""
+    """A new incarnation of ours may meet all peers again, even those that counted as dead."""
     watch = DeathWatch(_TIMES)
     watch.meet(_A, 0.0)
     _run(watch, 2.0)

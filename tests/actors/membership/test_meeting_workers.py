@@ -1,4 +1,4 @@
-"""Workers that meet on demand: they link, watch each other, part, and never fence one another."""
+"""Workers that meet on demand: they link, watch each other, part, and never fence each other."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def _ups_and_downs(cluster: Cluster, of: str, at: str) -> list[type[PeerUp] | ty
 
 
 def test_two_workers_meet_at_once() -> None:
-    """One Meet brings both up to each other, with all that their Hellos say. No other link changes."""
+    """One Meet makes both workers up at each other, with all data of their Hellos. No other link changes."""
     cluster = _met()
     up = PeerUp(Peer(W1, 1), Role.WORKER, info_of(W1))
     assert up in [message for _, _, message in cluster.processes[W].core.log]
@@ -48,7 +48,7 @@ def test_two_workers_meet_at_once() -> None:
 
 @pytest.mark.parametrize("others", [(W, W1), (W1, W)])
 def test_meeting_again_does_nothing(others: tuple[str, str]) -> None:
-    """A Meet of a worker that is up already sends nothing, from either side."""
+    """A Meet for a worker that is already up sends no message, from either side."""
     cluster = _met()
     sent = {name: process.transport.counts["sent"] for name, process in cluster.processes.items()}
     cluster.meet(*others)
@@ -57,7 +57,7 @@ def test_meeting_again_does_nothing(others: tuple[str, str]) -> None:
 
 
 def test_two_workers_that_ask_at_once_meet_once() -> None:
-    """When both ask at the same moment, each comes up to the other once."""
+    """If both ask at the same moment, both get one PeerUp."""
     cluster = _started()
     cluster.meet(W, W1)
     cluster.meet(W1, W)
@@ -67,7 +67,7 @@ def test_two_workers_that_ask_at_once_meet_once() -> None:
 
 
 def test_asking_again_while_asking_sends_nothing() -> None:
-    """A worker that does not answer is asked at the search's own pace, however many Meets come."""
+    """A worker that does not answer is asked at the search's interval, however many Meets come."""
     cluster = _started()
     cluster.processes[W1].is_paused = True
     cluster.meet(W, W1)
@@ -84,7 +84,7 @@ def test_asking_again_while_asking_sends_nothing() -> None:
 
 @pytest.mark.parametrize("stranger", [Peer("worker-7", 1), Peer(W1, 2), Peer(G, 2), Peer(W, 1), Peer(C, 1)])
 def test_only_workers_that_the_coordinator_names_are_met(stranger: Peer) -> None:
-    """For a name or an incarnation that Members does not hold, and for ourselves, nothing is sent; it is counted."""
+    """A Meet for a peer that is not in Members, or for ourselves, sends no message, and is counted."""
     cluster = _started()
     process = cluster.processes[W]
     sent = process.transport.counts["sent"]
@@ -96,7 +96,7 @@ def test_only_workers_that_the_coordinator_names_are_met(stranger: Peer) -> None
 
 
 def test_a_worker_that_does_not_answer_is_given_up() -> None:
-    """An unreachable worker is asked until the patience for silence ends; a later Meet asks it again."""
+    """An unreachable worker is asked for ``death_after_s``; a later Meet asks it again."""
     cluster = _started()
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.meet(W, W1)
@@ -110,7 +110,7 @@ def test_a_worker_that_does_not_answer_is_given_up() -> None:
 
 
 def _is_looked_for(cluster: Cluster, name: str) -> bool:
-    """Whether ``worker-0`` keeps the way open to any process of this name."""
+    """Whether ``worker-0`` keeps a link to any incarnation of this name."""
     hello = Hello(PROTOCOL_VERSION, Role.WORKER, address_of(W))
     return cluster.processes[W].transport.send(Peer(name, 0), hello)
 
@@ -121,7 +121,7 @@ def test_members_do_not_end_the_asking() -> None:
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.meet(W, W1)
     cluster.settle()
-    cluster.start("worker-2", 1)  # so all processes are sent a Members
+    cluster.start("worker-2", 1)  # so all processes get a Members
     cluster.advance(TIMES.death_after_s / 4)
     cluster.hub.heal(address_of(W), address_of(W1))
     cluster.advance(TIMES.death_after_s / 2)
@@ -158,7 +158,7 @@ def test_a_worker_that_rejoined_meets_no_worker_until_told() -> None:
 
 
 def test_a_worker_that_members_no_longer_names_is_not_asked() -> None:
-    """The search for a worker that dies ends with the next Members, and the way to it is closed."""
+    """The search for a worker that dies ends with the next Members, and the link to it is closed."""
     cluster = _started()
     cluster.processes[W1].is_paused = True
     cluster.meet(W, W1)
@@ -178,7 +178,7 @@ def test_a_worker_that_members_no_longer_names_is_not_asked() -> None:
 
 @pytest.mark.parametrize("orderly", [True, False])
 def test_a_worker_that_ends_goes_down_at_the_other(orderly: bool) -> None:
-    """A goodbye works at once, silence within the patience. Then the way is closed and no ask goes out any more."""
+    """A goodbye works at once, and silence within the limit. Then the link is closed, and no ask goes out any more."""
     cluster = _met()
     process = cluster.processes[W]
     if orderly:
@@ -199,7 +199,7 @@ def test_a_worker_that_ends_goes_down_at_the_other(orderly: bool) -> None:
 
 
 def test_a_worker_that_returns_can_be_met_again() -> None:
-    """Once the coordinator names the new incarnation, the old one goes down at the other; a Meet links them again."""
+    """Once Members has the new incarnation, the old one goes down at the other worker; a Meet links them again."""
     cluster = _met()
     cluster.kill(W1)
     cluster.start(W1, 2)
@@ -261,7 +261,7 @@ def test_a_hello_of_a_lost_worker_is_counted() -> None:
 
 
 def test_links_among_workers_outlive_the_coordinator() -> None:
-    """Two workers stay up to each other while the coordinator is gone for a minute, and after it is back."""
+    """Two workers stay up at each other while the coordinator is gone for a minute, and after it is back."""
     cluster = _met()
     cluster.kill(C)
     cluster.advance(60.0)
@@ -283,8 +283,8 @@ def test_without_the_coordinator_workers_still_meet() -> None:
     assert cluster.are_up(W, W1)
 
 
-def test_a_worker_paused_beyond_the_patience_is_met_as_a_new_incarnation() -> None:
-    """The coordinator fences it, not the other worker; its old incarnation is down, and its new one can be met."""
+def test_a_worker_paused_for_too_long_is_met_as_a_new_incarnation() -> None:
+    """Only the coordinator fences it. The old incarnation is down at the other worker, and the new one can be met."""
     cluster = _met()
     paused = cluster.processes[W1]
     paused.is_paused = True
@@ -318,8 +318,8 @@ def test_a_worker_fenced_by_a_gateway_goes_down_at_the_other_worker() -> None:
     assert cluster.are_up(W, W1)
 
 
-def test_a_short_cut_is_borne() -> None:
-    """Two workers that do not hear each other for less than the patience stay up."""
+def test_a_short_cut_takes_no_worker_down() -> None:
+    """Two workers stay up if the cut between them is shorter than ``death_after_s``."""
     cluster = _met()
     cluster.hub.cut(address_of(W), address_of(W1))
     cluster.advance(TIMES.death_after_s / 2)

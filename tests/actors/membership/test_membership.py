@@ -37,7 +37,7 @@ def _started(*names: str) -> Cluster:
 
 @pytest.mark.parametrize("order", list(itertools.permutations(NAMES)))
 def test_any_order_of_starts_comes_together_at_once(order: tuple[str, ...]) -> None:
-    """Processes that start in any order, seconds apart, have all met a second after the last start at the latest."""
+    """Processes that start in any order, seconds apart, have all met within a second of the last start."""
     cluster = Cluster()
     for name in order:
         cluster.start(name, 1)
@@ -47,7 +47,7 @@ def test_any_order_of_starts_comes_together_at_once(order: tuple[str, ...]) -> N
 
 
 def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
-    """A core first hears PeerUp of a peer, with all that its Hello says. A message sent at that moment arrives."""
+    """A core's first message about a peer is PeerUp, with all data of its Hello. A message sent at once arrives."""
     cluster = _started(C, G, W)
     assert cluster.problems() == []
     log = [
@@ -60,7 +60,7 @@ def test_a_peer_comes_up_before_anything_else_and_is_heard() -> None:
 
 
 def test_workers_do_not_link_to_workers_unasked() -> None:
-    """Members names all processes, but workers do not link to workers by themselves."""
+    """Members lists all processes, but workers do not link to workers by themselves."""
     cluster = _started(*NAMES)
     assert cluster.processes[W].actor.peers == (Peer(C, 1), Peer(G, 1))
 
@@ -74,7 +74,7 @@ def test_an_idle_cluster_stays_up() -> None:
 
 
 @pytest.mark.parametrize("victim", [G, W])
-def test_a_killed_peer_is_down_within_the_patience(victim: str) -> None:
+def test_a_killed_peer_is_down_within_the_limit(victim: str) -> None:
     """Silence becomes PeerDown between death_after_s and a heartbeat later, at every linked process."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
@@ -87,8 +87,8 @@ def test_a_killed_peer_is_down_within_the_patience(victim: str) -> None:
 
 
 @pytest.mark.parametrize("victim", NAMES)
-def test_a_restart_is_noticed_before_the_patience_ends(victim: str) -> None:
-    """A process that is back at its address quickly is met again well before its silence would count as death."""
+def test_a_restart_is_noticed_before_the_limit(victim: str) -> None:
+    """A process that restarts quickly at its address is met again well before its silence would count as death."""
     cluster = _started(*NAMES)
     cluster.advance(1.0)
     cluster.kill(victim)
@@ -115,7 +115,7 @@ def test_a_goodbye_is_heard_at_once() -> None:
 
 
 def test_running_links_outlive_the_coordinator() -> None:
-    """With the coordinator gone for a minute, gateway and worker stay up to each other."""
+    """While the coordinator is gone for a minute, gateway and worker stay up at each other."""
     cluster = _started(C, G, W)
     cluster.kill(C)
     cluster.advance(60.0)
@@ -127,7 +127,7 @@ def test_running_links_outlive_the_coordinator() -> None:
 
 
 def test_a_short_pause_takes_no_peer_down() -> None:
-    """A process that is paused for less than the others' patience loses no peer, and no peer loses it."""
+    """A process that is paused for less than ``death_after_s`` loses no peer, and no peer loses it."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
     cluster.processes[W].is_paused = True
@@ -139,8 +139,8 @@ def test_a_short_pause_takes_no_peer_down() -> None:
 
 
 @pytest.mark.parametrize("victim", NAMES)
-def test_a_process_paused_beyond_the_patience_rejoins_as_a_new_incarnation(victim: str) -> None:
-    """Its peers hold it for dead and tell it so; its core loses all peers, and it is met as a newer incarnation."""
+def test_a_process_paused_for_too_long_rejoins_as_a_new_incarnation(victim: str) -> None:
+    """Its peers take it for dead and tell it so. Its core loses all peers, and it rejoins as a newer incarnation."""
     cluster = _started(*NAMES)
     cluster.advance(1.0)
     process = cluster.processes[victim]
@@ -154,7 +154,7 @@ def test_a_process_paused_beyond_the_patience_rejoins_as_a_new_incarnation(victi
     assert process.core.downs >= 1
 
 
-def test_a_process_held_for_dead_is_told_at_once() -> None:
+def test_a_process_that_counts_as_dead_is_told_at_once() -> None:
     """After a long pause the process answers its peers' last ask, is fenced, and rejoins at the same moment."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
@@ -169,7 +169,7 @@ def test_a_process_held_for_dead_is_told_at_once() -> None:
 
 @pytest.mark.parametrize(("one", "other"), [(C, G), (C, W), (G, W)])
 def test_two_processes_that_lost_each_other_meet_again(one: str, other: str) -> None:
-    """After a network cut longer than the patience both sides are down to each other; they meet again when it heals."""
+    """After a network cut longer than ``death_after_s`` both are down at each other. They meet again when it heals."""
     cluster = _started(*NAMES)
     cluster.advance(1.0)
     cluster.hub.cut(address_of(one), address_of(other))
@@ -180,8 +180,8 @@ def test_two_processes_that_lost_each_other_meet_again(one: str, other: str) -> 
     assert cluster.problems() == []
 
 
-def test_a_clock_that_went_back_is_overcome() -> None:
-    """A process restarted with an older incarnation than its peers remember rejoins above it."""
+def test_a_process_whose_clock_went_back_rejoins() -> None:
+    """A process restarted with an older incarnation than its peers remember rejoins with a higher number."""
     cluster = _started(C, G, W)
     cluster.kill(W)
     cluster.start(W, 2)
@@ -212,7 +212,7 @@ def test_a_lost_members_is_told_again() -> None:
 
 
 def _tellings(cluster: Cluster, coordinator: Process, until: float) -> list[tuple[float, int]]:
-    """For each moment until then, how many Members the coordinator has sent."""
+    """The moments until ``until`` and the numbers of Members that the coordinator sent at them."""
     told, sent = [], coordinator.transport.send
 
     def send(peer: Peer, message: Message) -> bool:
@@ -226,8 +226,8 @@ def _tellings(cluster: Cluster, coordinator: Process, until: float) -> list[tupl
     return sorted(counts.items())
 
 
-def test_members_are_told_at_a_pace() -> None:
-    """Three hundred workers that start at once all learn of each other, and Members go out at a bounded rate."""
+def test_the_rate_of_members_is_limited() -> None:
+    """Three hundred workers that start at once all learn of each other, and Members are sent at a limited rate."""
     cluster = Cluster()
     coordinator = cluster.start(C, 1)
     names = [f"worker-{number}" for number in range(300)]
@@ -246,7 +246,7 @@ def test_members_are_told_at_a_pace() -> None:
 
 
 def test_a_flood_takes_no_peer_down() -> None:
-    """Heartbeats that wait behind a flood of messages count once their turn has come."""
+    """Heartbeats that wait behind a flood of messages count when they are handled."""
     cluster = _started(C, G, W)
     cluster.advance(1.0)
     coordinator, gateway = cluster.processes[C], cluster.processes[G]
@@ -271,7 +271,7 @@ def _stranger(cluster: Cluster, name: str = "worker-9") -> MemoryTransport:
     return stranger
 
 
-def test_only_the_coordinator_passes_for_it() -> None:
+def test_no_other_process_passes_for_the_coordinator() -> None:
     """A process of another name that calls itself coordinator is counted and not met; the real one stays up."""
     cluster = _started(C, G)
     stranger = _stranger(cluster)
@@ -304,7 +304,7 @@ def test_a_stranger_is_not_heard() -> None:
     ],
 )
 def test_an_unfit_hello_is_ignored(hello: Hello) -> None:
-    """No peer comes up by another protocol version, an unlinked role, no address, or an answer to another life."""
+    """A Hello of another version, of an unlinked role, without an address, or to another incarnation has no effect."""
     cluster = _started(C, G)
     stranger = _stranger(cluster)
     stranger.send(Peer(G, 1), hello)
@@ -314,7 +314,7 @@ def test_an_unfit_hello_is_ignored(hello: Hello) -> None:
 
 
 def test_a_fence_that_makes_no_sense_is_ignored() -> None:
-    """A Fenced that would leave no incarnation to rejoin as, or that is below ours, changes nothing."""
+    """A Fenced with an incarnation below ours, or the highest one, changes nothing."""
     cluster = _started(C, G)
     stranger = _stranger(cluster)
     for incarnation in (2**63 - 1, 0):
@@ -338,7 +338,7 @@ _ACTIONS = st.one_of(
 @settings(max_examples=80, deadline=None)
 @given(st.lists(_ACTIONS, max_size=25))
 def test_whatever_happens_living_processes_find_each_other(actions: list[tuple[str, object]]) -> None:
-    """After any starts, kills, leaves, pauses, cuts and clock jumps, a quiet while brings every needed pair up."""
+    """After any starts, kills, leaves, pauses, cuts and clock jumps, all linked pairs come up once it is quiet."""
     cluster = Cluster()
     later, earlier = itertools.count(10**6, 1000), itertools.count(10**6 - 500, -1000)
     for action, what in actions:

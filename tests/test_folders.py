@@ -1,4 +1,4 @@
-"""The tree can be read: no import cycle among files or folders, small files, and folders that are not crowded."""
+"""The source tree stays readable: no import cycle among files or folders, small files, and small folders."""
 
 from collections.abc import Collection, Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -12,7 +12,7 @@ from tests.sources import SOURCES, imported_files
 MAX_LINES = 500
 MAX_MEDIAN_LINES = 150
 MAX_FILES = 14
-# One file for each part of a protocol or format; the prefixes of their names are the rooms.
+# One file per part of a protocol or format; the prefixes of the names group the files.
 CROWDED = ("actorserve/http", "actorserve/model_files")
 PRODUCT = [path for path in SOURCES if not path.startswith("tests/")]
 
@@ -22,7 +22,7 @@ def num_lines(path: str) -> int:
 
 
 def siblings(imports: Mapping[str, Collection[str]]) -> dict[str, dict[str, set[str]]]:
-    """By folder: which of the files and folders in it import which others, directly or by what lies below them.
+    """Folder -> file or subfolder -> the files and subfolders of the same folder that it imports, at any depth.
 
     Packages' ``__init__`` files stand for their folders and are left out.
     """
@@ -47,8 +47,8 @@ def cycle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-def test_no_import_goes_round() -> None:
-    """Among the files and folders of each folder imports have one direction."""
+def test_no_imports_form_a_cycle() -> None:
+    """The imports among the files and subfolders of a folder form no cycle."""
     imports = {path: imported_files(path) for path in PRODUCT}
     graphs = siblings(imports)
     assert {folder: cycle for folder, graph in graphs.items() if (cycle := cycle_in(graph))} == {}
@@ -56,14 +56,14 @@ def test_no_import_goes_round() -> None:
 
 
 def test_a_cycle_of_folders_is_found() -> None:
-    """Two folders that import each other make a cycle, though no two files do."""
+    """Two folders that import each other form a cycle, although no two files do."""
     imports = {"a/x/one.py": ["a/y/two.py"], "a/y/three.py": ["a/x/four.py"]}
     assert set(cycle_in(siblings(imports)["a"])) == {"x", "y"}
 
 
 @pytest.mark.parametrize("path", SOURCES)
 def test_files_are_short(path: str) -> None:
-    """A file has one duty, and so at most 500 lines."""
+    """A file has one duty, so it has at most 500 lines."""
     assert num_lines(path) <= MAX_LINES
 
 
@@ -79,7 +79,7 @@ def test_no_test_module_is_imported(path: str) -> None:
 
 
 def test_folders_are_not_crowded() -> None:
-    """A folder holds at most 14 files of code beside its ``__init__``."""
+    """A folder holds at most 14 files of code, not counting its ``__init__``."""
     folders: dict[str, list[str]] = {}
     for path in PRODUCT:
         if not path.endswith("/__init__.py"):
