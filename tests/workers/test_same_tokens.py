@@ -1,4 +1,4 @@
-"""The same tokens: whatever the scheduler does with a request, it gets bit for bit what it gets alone."""
+"""The same tokens: whatever the scheduler does, a request gets bit for bit the tokens that it gets alone."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -42,14 +42,14 @@ TOKENS_PER_BLOCK = 8
 NUM_HOST_BLOCKS = 12
 MAX_STEPS = 5000  # far more than any workload takes
 STEMS = tuple((*[first] * TOKENS_PER_BLOCK, *range(50, 90)) for first in (1, 2))
-"""What prompts begin with, so that requests share blocks; after its first block one stem goes on as the other."""
+"""Beginnings of prompts, so that requests share blocks. The two stems differ only in their first block."""
 
 Answer = list[tuple[int, TokenLogprobs | None]]
 
 
 @dataclass(frozen=True)
 class Client:
-    """Asks at the given iteration, and leaves after so many iterations more, if not served by then."""
+    """A client sends its request at ``asks_at_step``, and leaves ``patience_steps`` later if it has no full answer."""
 
     prompt: tuple[int, ...]
     sampling: SamplingParams
@@ -60,7 +60,7 @@ class Client:
 
 @dataclass(frozen=True)
 class CopyPace:
-    """When a copy is made: as soon as it may be, or at the last moment. It is done so many steps after its issue."""
+    """When a copy moves its bytes: at once (``early``) or at the end. It is done ``num_steps`` after its issue."""
 
     early: bool
     num_steps: int
@@ -68,9 +68,7 @@ class CopyPace:
 
 @dataclass(frozen=True)
 class Workload:
-    """Clients, and how the instance that serves them is cut: its pools, its policy, its iterations, and how long these
-    and its copies take.
-    """
+    """Clients, and the instance that serves them: its pools, its policy, and the times of its iterations and copies."""
 
     clients: tuple[Client, ...]
     num_spare_blocks: int
@@ -91,7 +89,7 @@ class Workload:
 
     @property
     def num_blocks(self) -> int:
-        """Room for the largest request alone, and a little more: others are preempted, and cached blocks evicted."""
+        """Little more than the largest request needs, so that requests are preempted and cached blocks evicted."""
         most = max(len(client.prompt) + client.sampling.max_tokens for client in self.clients)
         return -(-most // TOKENS_PER_BLOCK) + self.num_spare_blocks
 
@@ -153,7 +151,7 @@ BUSY = Workload(
     num_host_blocks=NUM_HOST_BLOCKS,
     copies=(CopyPace(early=False, num_steps=2), CopyPace(early=True, num_steps=1), CopyPace(early=False, num_steps=0)),
 )
-"""One in which everything happens that a workload can have."""
+"""A workload that preempts, swaps, finds cached blocks and loses a client."""
 
 
 @dataclass
@@ -181,12 +179,12 @@ class Instance:
         self.state = InstanceState(config, make_policy(policy, times), times)
         self.answers: dict[str, Answer] = {}
         self.ended: set[str] = set()
-        self.outbox: list[tuple[Peer, Message]] = []  # to other instances, and what the gateway is asked
+        self.outbox: list[tuple[Peer, Message]] = []  # messages to other instances, and hand-overs to the gateway
         self.fetches: list[Copy] = []
         self._engine = engine
         self._transfer = transfer
         self._commands: deque[Effect] = deque()
-        self._copies: deque[Copy] = deque()  # in order of issue, and so they are done
+        self._copies: deque[Copy] = deque()  # in the order of issue, in which they are done
         self._paces = cycle(paces)
         self._now = 0.0
 
@@ -215,12 +213,12 @@ class Instance:
                     self.fetches.append(Copy(effect, next(self._paces)))
 
     def step(self, duration_s: float) -> None:
-        """Run what the engine was told, up to the end of the iteration in flight, which takes so long; and the copies
-        whose time has come. Where only copies are under way, the next of them is done.
+        """Perform the engine's effects up to the end of the iteration in flight, which takes ``duration_s``, and the
+        copies that are due. If no iteration is in flight, complete the next copy.
         """
         for copy in self._copies:
             if not copy.pace.early and not copy.is_made:
-                break  # those behind it wait for it
+                break  # later copies wait for this one
             self._make(copy)
         self._now += duration_s
         is_idle = True
@@ -245,8 +243,8 @@ class Instance:
             self.tell(done)
 
     def fetch(self) -> int:
-        """Make those copies from the other instance whose time has come, and tell those that are done. How many blocks
-        of these were found here, and not copied.
+        """Perform the fetches that are due, and report the completed ones. Returns how many blocks were already here
+        and not copied.
         """
         num_skipped = 0
         for copy in list(self.fetches):
@@ -301,7 +299,7 @@ def answer_alone(engine: Engine, spec: RequestSpec) -> Answer:
 
 
 def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
-    """Serve the workload, and count in ``seen`` what happened on the way."""
+    """Serve the workload, and count its events (preemptions, swaps, prefix hits) in ``seen``."""
     names = ("num_blocks", "num_host_blocks", "max_batch_tokens", "tpot_target_s", "swap_mode")
     changes = {name: getattr(workload, name) for name in names}
     instance = Instance(config(engine, prefix_cache=True, **changes), engine, workload.policy, workload.copies)
@@ -317,7 +315,7 @@ def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
                 left.add(spec.request_id)
         instance.step(workload.durations_s[step % len(workload.durations_s)])
         step += 1
-        assert step < MAX_STEPS, "nothing goes on any more"
+        assert step < MAX_STEPS, "the instance makes no progress"
     assert instance.ended | left == {spec.request_id for spec in workload.specs}
     assert instance.state.memory.device.num_free_blocks == workload.num_blocks
     assert instance.state.memory.host.num_free_blocks == workload.num_host_blocks
@@ -329,8 +327,8 @@ def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_whatever_the_scheduler_does(make_model: Any, dtype: str) -> None:
-    """A request's tokens and log-probabilities are its own, in any arrivals, chunks, preemptions, swaps and hits."""
+def test_scheduling_changes_no_token(make_model: Any, dtype: str) -> None:
+    """Arrivals, chunks, preemptions, swaps and prefix hits do not change a request's tokens and log-probabilities."""
     engine = TorchEngine(
         make_model(vocab_size=VOCAB_SIZE).description,
         EngineOptions(
