@@ -1,4 +1,4 @@
-"""``tools/profile``: measures the engine that a worker would have; shows a table, and writes a file for workers."""
+"""``tools/profile``: measures the engine that a worker would have, shows a table, and writes a profile for workers."""
 
 import argparse
 import os
@@ -100,7 +100,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def show(profile: Profile, found: Measurements, console: Console) -> None:
-    """A table of what was measured, and what the profile predicts for it."""
+    """A table of the measured times and the profile's predictions."""
     console.print(profile.name, markup=False, highlight=False, soft_wrap=True)
     table = _table("prefill: tokens", "after", "ms", "profile says", "tokens/s")
     for shape, seconds in found.fitted_s.items():
