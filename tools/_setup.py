@@ -111,7 +111,7 @@ def make_environment(root: Path) -> None:
 def install(root: Path, group: str, lock: int) -> None:
     """Install a group's dependencies, and put the repository's root on the ``sys.path`` of ``.venv``."""
     wanted = dependencies(root, group)
-    say(f"installing dependencies ({group} set, {len(wanted)} packages and theirs); this is needed once")
+    say(f"installing dependencies ({group} set, {len(wanted)} packages and their dependencies); this is needed once")
     command = [str(python_of(root)), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     if not sys.stderr.isatty():
         command.append("-qq")  # on a terminal pip shows its progress

@@ -185,7 +185,7 @@ def test_a_rate_is_kept_and_urgent_fetches_are_not_held_back(pair: Pair) -> None
     """After a burst, bytes wait as long as the rate says. Urgent bytes never wait, but count for up to a second."""
     slept: list[float] = []
     block_bytes = content(1, 0).nbytes
-    destination = pair.destination(100.0 * block_bytes, slept.append)  # a burst of 2 blocks, and the clock stands
+    destination = pair.destination(100.0 * block_bytes, slept.append)  # a burst of 2 blocks; the clock does not move
     destination.fetch(pair.fetch(ticket_for(range(52)), range(52), is_urgent=True))
     assert slept == []
     destination.fetch(pair.fetch(ticket_for((0,)), (0,)))
@@ -280,7 +280,7 @@ def test_a_fetch_from_a_stopped_source_times_out(mortal_pair: Pair) -> None:
 
 @pytest.mark.parametrize("lasting_source", SENT, indirect=True)
 def test_a_ticket_is_needed_and_valid_once(pair: Pair) -> None:
-    """A ticket for other blocks than the source signed is refused, and so is a second use."""
+    """The source refuses a ticket whose blocks were changed, and a ticket that was used before."""
     destination = pair.destination()
     ticket = ticket_for((0, 1))
     for forged in (

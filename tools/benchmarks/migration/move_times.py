@@ -32,8 +32,8 @@ class Move:
     """One request's move.
 
     ``downtime_s`` is the time from the source's last token to the destination's first, ``longest_gap_s`` the longest
-    time between two tokens after the order, and ``step_s`` the median time before it. ``duration_s`` is
-    the time from the order to the hand-over. ``has_adopted``: the destination continued from copied KV and computed
+    time between two tokens after the order, and ``step_s`` the median time before the order. ``duration_s``
+    is the time from the order to the hand-over. ``has_adopted``: the destination continued from copied KV and computed
     none of it again. ``slowdown`` is the neighbours' time per token during the move over that before it, by side;
     None without neighbours. ``parts`` split the downtime; empty if no KV was copied.
     """
@@ -109,9 +109,8 @@ def gaps_of(times_s: Sequence[float], ordered_s: float, handed_over_s: float) ->
 
 
 def tokens_by(times_s: Sequence[float], at_s: float) -> float:
-    """How many tokens came after the first until ``at_s``, with the share of the next token's time that had passed.
-
-    Fractions let a window end between two tokens.
+    """The number of tokens after the first until ``at_s``. If ``at_s`` lies between two tokens, a fraction is added for
+    the part of that time that has passed.
     """
     count = bisect_right(times_s, at_s)
     if count in (0, len(times_s)):

@@ -167,7 +167,7 @@ async def _send(url: str, jobs: Sequence[Job], concurrency: int | None, console:
 
 
 def saturated_tokens_per_s(outcomes: Sequence[Outcome]) -> float:
-    """Output tokens per second of a closed loop until its last request was sent, because from then on it runs dry.
+    """Output tokens per second of a closed loop until its last request was sent. Then fewer and fewer requests run.
 
     Requests per second would be too high, because short requests end first. Raises: BenchError, if all requests were
     sent at once.
