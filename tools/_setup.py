@@ -23,7 +23,7 @@ COMMANDS = {"serve": RUNTIME, "test": TEST, "check": TEST, "bench": TEST, "simul
 
 
 class SetupError(Exception):
-    """Its text is one line that says what to do."""
+    """Ends the installation. The text is one line that says what to do."""
 
 
 def say(text: str) -> None:
@@ -111,7 +111,7 @@ def make_environment(root: Path) -> None:
 def install(root: Path, group: str, lock: int) -> None:
     """Install a group's dependencies, and put the repository's root on the ``sys.path`` of ``.venv``."""
     wanted = dependencies(root, group)
-    say(f"installing dependencies ({group} set, {len(wanted)} packages and theirs); this is needed once")
+    say(f"installing dependencies ({group} set, {len(wanted)} packages and their dependencies); this is needed once")
     command = [str(python_of(root)), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
     if not sys.stderr.isatty():
         command.append("-qq")  # on a terminal pip shows its progress
@@ -188,7 +188,7 @@ def run_checks(python: str, arguments: Sequence[str]) -> int:
 def run_tests(python: str, arguments: Sequence[str]) -> int:
     """Run pytest with ``arguments``; without any, run all tests. Returns an exit status.
 
-    All tests run in two parts, because tests that start processes measure time: what is pure first, on all cores, then
+    All tests run in two parts, because tests that start processes measure time: pure tests first, on all cores, then
     the rest, one test after the other.
     """
     pytest = [python, "-P", "-m", "pytest"]

@@ -48,7 +48,7 @@ def driver_devices() -> list[Device]:
             )
         return devices
     except pynvml.NVMLError:
-        return []  # without a driver that answers no GPU can be used
+        return []  # no GPU can be used, because the driver does not answer
     finally:
         pynvml.nvmlShutdown()
 

@@ -1,4 +1,4 @@
-"""What an engine is asked for."""
+"""The options that an engine is made with."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -102,7 +102,7 @@ class MemoryPlan:
     """Compares an engine's needs with the memory that there is, and sizes its KV pools. Make it before loading."""
 
     def __init__(self, device: torch.device, needs: MemoryNeeds, options: EngineOptions) -> None:
-        """Of ``options`` the sizes in bytes are read."""
+        """Only the sizes in bytes of ``options`` are used."""
         self._device = device
         self._needs = needs
         self._share_bytes = options.memory_bytes
@@ -151,7 +151,7 @@ class MemoryPlan:
         pool = int(share * left)
         if pool < self._needs.least_pool_bytes:
             raise SettingsError(
-                f"too little memory on {self._device} for a KV cache: {_gib(max(0, left))} are left beside the rest, "
+                f"too little memory on {self._device} for a KV cache: {_gib(max(0, left))} are left, "
                 f"and {_gib(int(self._needs.least_pool_bytes / share))} are needed; {self._advice()}"
             )
         return pool
@@ -173,7 +173,7 @@ class MemoryPlan:
         wanted, share = self._host_kv_bytes or 0, self._host_share_bytes()
         if wanted > share:
             raise SettingsError(
-                f"too little memory on the host: {_gib(wanted)} are asked for to swap to, and there are {_gib(share)} "
+                f"too little memory on the host: {_gib(wanted)} are wanted for swapped KV, and there are {_gib(share)} "
                 f"for this worker; change workers.host_kv_bytes or workers.count (fewer)"
             )
 

@@ -29,8 +29,8 @@ from workers.worker_engine import WorkerEngine
 def main(child: Child) -> None:
     """Load the model, then compute until told to end; then finish the running requests, or move them elsewhere.
 
-    After a SIGTERM the worker ends within the drain's time. When the coordinator drains it, it takes all the time that
-    its requests need, and the supervisor does not restart it.
+    After a SIGTERM the worker ends within ``cluster.drain_timeout_s``. When the coordinator drains it, it takes all the
+    time that its requests need, and the supervisor does not restart it.
     """
     # Loading comes before the event loop starts, because no peer waits for this process yet.
     engine = load_engine(child)

@@ -1,4 +1,4 @@
-"""tools/profile, run like a person runs it, on a model so small that its figures do not matter."""
+"""tools/profile as a user runs it, on a model so small that its figures do not matter."""
 
 import os
 import subprocess

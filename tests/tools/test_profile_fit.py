@@ -38,7 +38,7 @@ def write(file: Path, lines: list[str], columns: str = COLUMNS) -> Path:
 
 def test_a_known_cost_is_found_again(tmp_path: Path) -> None:
     """Measurements that follow the model are fitted exactly, also outside of the sweeps."""
-    file = write(tmp_path / "a.csv", [line(*each) for each in SWEEPS])
+    file = write(tmp_path / "a.csv", [line(*sweep) for sweep in SWEEPS])
     profile = fit(MODELS["llama2-70b"], HARDWARE["a100-80gb"], read_rows(file)["llama2-70b", "a100-80gb"])
     errors = dict(profile.errors)
     assert errors["token_time_max"] < 0.005
@@ -51,7 +51,7 @@ def test_a_known_cost_is_found_again(tmp_path: Path) -> None:
 
 
 def test_errors_are_of_every_row() -> None:
-    """One row that is twice as long as the others predict shows as the largest error."""
+    """A row with twice the predicted time shows as the largest error."""
     rows = [
         Row(prompt, batch, output, prompt_ms(prompt * batch) / 1e3, token_ms(batch, batch * prompt) / 1e3)
         for prompt, batch, output in SWEEPS * 3
@@ -68,7 +68,7 @@ def test_profiles_are_written(
 ) -> None:
     """The command writes one file for each model and machine, with the errors above it, and shows them."""
     monkeypatch.setenv("COLUMNS", "200")
-    file = write(tmp_path / "a.csv", [line(*each) for each in SWEEPS] + [line(512, 1, 128, tensor_parallel=2)])
+    file = write(tmp_path / "a.csv", [line(*sweep) for sweep in SWEEPS] + [line(512, 1, 128, tensor_parallel=2)])
     assert main(["fit", str(file), "--output", str(tmp_path)]) == 0
     written = tmp_path / "llama-2-70b-a100.toml"
     assert load_profile(written).hardware == "8 x NVIDIA A100 80GB"
@@ -102,12 +102,12 @@ def test_profiles_are_written(
         ),
         ([line(512, 10**9, 128)], COLUMNS, "row 2: batch_size is '1000000000': expected a number above 0, up to 10000"),
         (
-            [line(*each) for each in SWEEPS] + [line(1000 + size, 1, 128) for size in range(300)],
+            [line(*sweep) for sweep in SWEEPS] + [line(1000 + size, 1, 128) for size in range(300)],
             COLUMNS,
-            "what it gives is no profile: llama-2-70b-a100.toml: prefill.tokens is a list of",
+            "the fit gives no valid profile: llama-2-70b-a100.toml: prefill.tokens is a list of",
         ),
         (
-            [line(*each) for each in SWEEPS]
+            [line(*sweep) for sweep in SWEEPS]
             + [line(8192, 16, 8192).replace(f"{token_ms(16, 16 * 12288)}", "1e-3")] * 9,
             COLUMNS,
             "Llama-2-70B on NVIDIA A100 80GB: token_time of batch_size 16 is ",
@@ -126,9 +126,9 @@ def test_wrong_measurements_are_one_line(
     assert list(tmp_path.glob("*.toml")) == []
 
 
-def test_a_fall_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_falling_time_gives_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If a longer prompt took less time than a shorter one, a line says so, and the profile is written."""
-    lines = [line(*each) for each in SWEEPS]
+    lines = [line(*sweep) for sweep in SWEEPS]
     lines[6] = lines[6].replace(f"{prompt_ms(8192)}", "100.0")
     file = tmp_path / "a.csv"
     file.write_text("\n".join([COLUMNS, *lines]) + "\n", encoding="utf-8-sig")  # as spreadsheets write it
@@ -141,7 +141,7 @@ def test_a_fall_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_no_folder_to_write_to_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file in place of the folder is an error that names it."""
-    file = write(tmp_path / "a.csv", [line(*each) for each in SWEEPS])
+    file = write(tmp_path / "a.csv", [line(*sweep) for sweep in SWEEPS])
     assert main(["fit", str(file), "--output", str(file)]) == EXIT_UNUSABLE
     assert "cannot write " in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""The bootstrap behind tools/*, run like a person runs it, offline, in a small repository with packages of its own."""
+"""The bootstrap behind tools/* as a user runs it, offline, in a small repository with packages of its own."""
 
 import os
 import re
@@ -22,7 +22,7 @@ INSTALLING = "installing dependencies"
 
 
 def make_wheel(folder: Path, name: str, version: str) -> None:
-    """A package that holds one module, which holds its version, and prints its arguments when it is run."""
+    """A package of one module that has a VERSION, and prints its arguments when it is run."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": f"import sys\nVERSION = {version!r}\nif __name__ == '__main__': print(*sys.argv[1:])\n",
@@ -86,7 +86,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     ended = [process.communicate(timeout=DEADLINE_S) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
     assert [out for out, _ in ended] == ["1.0 serve --port 1\n", "1.0 serve --port 2\n"]
-    # One installs, the other waits for it.
+    # One server's start installs, and the other waits for it.
     assert sum(err.count(INSTALLING) for _, err in ended) == 1
     return repository
 
@@ -149,7 +149,7 @@ def test_all_tests_run_in_two_parts(installed: Repository) -> None:
     assert installed.run("test", "-k", "x") == (0, "-k x", "")
 
 
-def test_a_failed_installation_is_told(installed: Repository) -> None:
+def test_a_failed_installation_is_reported(installed: Repository) -> None:
     """An unavailable version ends with pip's reason and one line of ours, and the next start tries again."""
     installed.pin("tiny==9.9\npytest==1.0\n")
     try:
@@ -163,7 +163,7 @@ def test_a_failed_installation_is_told(installed: Repository) -> None:
     assert installed.run("serve")[0] == 0
 
 
-def test_a_missing_venv_module_is_told(tmp_path: Path) -> None:
+def test_a_missing_venv_module_is_reported(tmp_path: Path) -> None:
     """Without ensurepip, as on a bare Debian, one line names the package to install."""
     (tmp_path / "repository").mkdir()
     repository = Repository(tmp_path / "repository")
@@ -175,7 +175,7 @@ def test_a_missing_venv_module_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_python", [True, False])
-def test_an_old_python_is_told(tmp_path: Path, has_python: bool) -> None:
+def test_an_old_python_is_reported(tmp_path: Path, has_python: bool) -> None:
     """If no Python is new enough, one line says which is needed and which is installed."""
     for tool in ("readlink", "dirname"):
         found = shutil.which(tool)
@@ -195,8 +195,8 @@ def test_an_old_python_is_told(tmp_path: Path, has_python: bool) -> None:
 def pins() -> dict[str, Version]:
     lines = (ROOT / "config" / "constraints.txt").read_text(encoding="utf-8").splitlines()
     wanted = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"==[^*]+", str(each.specifier)) for each in wanted)
-    return {canonicalize_name(each.name): Version(str(each.specifier)[2:]) for each in wanted}
+    assert all(re.fullmatch(r"==[^*]+", str(requirement.specifier)) for requirement in wanted)
+    return {canonicalize_name(requirement.name): Version(str(requirement.specifier)[2:]) for requirement in wanted}
 
 
 def test_everything_that_is_needed_is_pinned() -> None:
@@ -218,9 +218,9 @@ def test_everything_that_is_needed_is_pinned() -> None:
         except PackageNotFoundError:  # torch's companions differ from build to build
             continue
         extras = [*wanted.extras, ""]
-        for each in map(Requirement, asked):
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in extras):
-                waiting.append(each)
+        for requirement in map(Requirement, asked):
+            if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(requirement)
 
 
 def test_no_registry_is_named() -> None:

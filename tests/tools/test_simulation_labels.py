@@ -32,18 +32,18 @@ def case(arm: str, variant: str = "", x: float | None = None, **held: float | No
     ],
 )
 def test_figures_have_words_and_units(name: str, text: str) -> None:
-    """A path that has no words is shown as it is."""
+    """A figure without a label is shown as its path."""
     assert label_of(name).with_unit == text
 
 
 def test_an_experiment_may_have_words_of_its_own() -> None:
-    """They change the text, and not the unit."""
+    """An experiment's labels change the text, and not the unit."""
     assert label_of("latency.ttft_s.p99", {"latency.ttft_s.p99": "Slowest prefill"}).with_unit == "Slowest prefill, s"
     assert labels_of([{"name": "a", "label": "Arm A"}, {"name": "b"}]) == {"": "", "a": "Arm A", "b": "b"}
 
 
 def test_figures_are_scaled_to_their_unit() -> None:
-    """A decode latency is told in milliseconds; a missing figure stays missing."""
+    """A decode latency is shown in milliseconds; a missing figure stays missing."""
     assert scaled_figure({"latency": {"tpot_s": {"mean": 0.05}}}, "latency.tpot_s.mean") == 50.0
     assert scaled_figure({}, "latency.tpot_s.mean") is None
 

@@ -90,8 +90,8 @@ class _Playing:
 class Schedule:
     """Plays requests in random mixtures of prefill chunks and decodes, with random blocks and preemptions.
 
-    ``run(plan)`` computes a plan and returns a result for each sampling row. With ``num_tokens`` the result is a
-    token, and the request grows by it until it has so many tokens; otherwise all tokens are known from the start.
+    ``run(plan)`` computes a plan and returns a result for each sampling row. With ``num_tokens`` the result is the
+    next token, and a request ends when it has that many tokens; otherwise all tokens are known from the start.
     """
 
     def __init__(self, num_blocks: int, tokens_per_block: int, seed: int, preempts: bool = True) -> None:

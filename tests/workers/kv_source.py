@@ -1,4 +1,4 @@
-"""A process with KV pools that others read, and what tests know of them.
+"""A process with KV pools that tests read, and the pools' contents.
 
 ``python -m tests.workers.kv_source BIND DEVICE NIXL`` prints its KVAccess as JSON, and serves until its input ends.
 """
@@ -24,13 +24,13 @@ from workers.kv_transfer.transfer import KVTransfer
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"a key of tests"
-SHAPE = (4, 8192)  # a block: so 128 of them make a chunk
+SHAPE = (4, 8192)  # of a block, so that 128 blocks make a chunk
 NUM_BLOCKS = 400
 NUM_HOST_BLOCKS = 50
 
 
 def content(num_blocks: int, seed: int) -> Bytes:
-    """What lies in a pool: [num_blocks, *SHAPE] random bytes."""
+    """A pool's random bytes, [num_blocks, *SHAPE]."""
     return np.random.default_rng(seed).integers(0, 256, (num_blocks, *SHAPE), dtype=np.uint8)
 
 
@@ -54,7 +54,7 @@ def make_pools(seed: int = 0, device: str = "cpu") -> KVPools:
 
 
 def held(pools: KVPools, *, on_host: bool = False) -> Bytes:
-    """What lies in the device's pool now, or in the host's."""
+    """The present bytes of the device's pool, or of the host's."""
     pool = pools.pool(on_host=on_host)
     out = np.empty((pool.num_blocks, *SHAPE), dtype=np.uint8)
     pool.read(range(pool.num_blocks), out)
@@ -65,7 +65,7 @@ _numbers = itertools.count(1)
 
 
 def ticket_for(blocks: Sequence[int], *, on_host: bool = False) -> KVTicket:
-    """A ticket that was never used."""
+    """A fresh ticket for these blocks."""
     return make_ticket(KEY, TransferId(TransferKind.MIGRATION, next(_numbers)), 0, tuple(blocks), on_host=on_host)
 
 
@@ -73,7 +73,7 @@ def ticket_for(blocks: Sequence[int], *, on_host: bool = False) -> KVTicket:
 def source_process(
     bind: str, device: str = "cpu", use_nixl: bool = False
 ) -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
-    """A source with ``make_pools(device=device)``."""
+    """A source in a process of its own, with ``make_pools(device=device)``."""
     command = [sys.executable, "-m", "tests.workers.kv_source", bind, device, "nixl" if use_nixl else ""]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None

@@ -13,7 +13,7 @@ from workers.batch import make_batch
 from workers.kv.cache import transposed
 
 Chunk = tuple[int, int]
-"""From which token to before which."""
+"""The first token of a chunk, and the token after its last."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def attend(
     seed: int,
     window: int | None = None,
 ) -> Tensor:
-    """One step: of each request its tokens ``start`` to ``end``, from scattered blocks with NaN wherever the backend
-    must not read."""
+    """One step that computes tokens ``start`` to ``end`` of each request, from scattered blocks with NaN wherever the
+    backend must not read."""
     device, dtype = requests[0].query.device, requests[0].key.dtype
     needed = [-(-end // tokens_per_block) for _, end in chunks]
     free = list(range(sum(needed) + 3))
@@ -109,7 +109,7 @@ def transpose(keys: Tensor, tokens_per_block: int) -> Tensor:
 def in_chunks(
     backend: Attention, request: Request, sizes: Iterator[int], tokens_per_block: int, window: int | None = None
 ) -> Tensor:
-    """The whole context, one chunk a step."""
+    """Attention over the whole context, one chunk per step."""
     parts, start = [], 0
     while start < request.num_tokens:
         end = min(start + next(sizes), request.num_tokens)

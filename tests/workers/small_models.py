@@ -113,7 +113,7 @@ class SmallModel:
 def save_model(
     folder: Path, architecture: str, rounded_to: GGMLQuantizationType | None = None, **changes: Any
 ) -> SmallModel:
-    """A random model, saved in ``folder``. ``rounded_to``: its matrices hold numbers which that type can tell."""
+    """A random model, saved in ``folder``. ``rounded_to``: its matrices hold numbers that this type can represent."""
     class_name, settings = ARCHITECTURES[architecture]
     torch.manual_seed(0)
     config = getattr(transformers, class_name)(**(settings | changes))
@@ -134,7 +134,7 @@ def save_model(
 def write_gguf(
     folder: Path, path: Path, kind: GGMLQuantizationType = GGMLQuantizationType.F32, factors: Settings | None = None
 ) -> Path:
-    """What llama.cpp's converter makes of a folder; matrices are stored as ``kind``, with an invented vocabulary.
+    """A GGUF file as llama.cpp's converter makes it from a folder, with matrices in ``kind`` and a made-up vocabulary.
 
     ``factors``: further tensors of one dimension.
     """
@@ -201,7 +201,7 @@ def _write_metadata(writer: Any, settings: Settings, head_dim: int) -> None:
 
 
 def _stacked(tensors: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, torch.Tensor]]:
-    """The tensors, but all experts of a layer as one."""
+    """The tensors, with all experts of a layer stacked into one."""
     stacks: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         expert = re.fullmatch(r"(.*\.experts\.)(\d+)\.(.*)", name)
@@ -217,5 +217,5 @@ def _stacked(tensors: Mapping[str, torch.Tensor]) -> Iterable[tuple[str, torch.T
 
 
 def _neighbouring_pairs(weight: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """A head's rows in the order of such files: those that are turned together are neighbours."""
+    """A head's rows in GGUF's order, in which the two rows that RoPE rotates together are neighbours."""
     return weight.reshape(num_heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""A plan becomes the tensors that it says."""
+"""A batch's tensors follow its plan."""
 
 import torch
 from hypothesis import given, strategies as st
@@ -10,8 +10,8 @@ CPU = torch.device("cpu")
 
 
 @given(st.integers(1, 33), st.lists(st.tuples(st.integers(0, 90), st.integers(1, 70)), min_size=1, max_size=6))
-def test_a_batch_says_what_its_plan_says(tokens_per_block: int, rows: list[tuple[int, int]]) -> None:
-    """Positions, slots, starts and fresh blocks are those that the plan's definition gives, token by token."""
+def test_a_batch_follows_its_plan(tokens_per_block: int, rows: list[tuple[int, int]]) -> None:
+    """Positions, slots, starts and fresh blocks equal those computed token by token from the plan."""
     tables, next_block = [], 0
     for start, length in rows:
         count = -(-(start + length) // tokens_per_block)

@@ -28,7 +28,7 @@ EngineOf = Callable[[int], TorchEngine]
 
 @pytest.fixture(scope="module")
 def engine_of(default_model_path: Path) -> EngineOf:
-    """Makes one engine for each number of tokens a block."""
+    """Makes one engine for each block size."""
     description = describe(default_model_path)
     engines: dict[int, TorchEngine] = {}
 
@@ -101,7 +101,7 @@ def test_greedy_tokens_are_the_references(reference: Any, engine_of: EngineOf, m
                 assert token == int(logits[at].argmax()), f"token {at} after {length} tokens"
 
 
-def test_tokens_are_the_same_in_any_company(engine_of: EngineOf, make_schedule: Any) -> None:
+def test_tokens_are_the_same_in_any_batch(engine_of: EngineOf, make_schedule: Any) -> None:
     """Tokens are the same alone and in mixed batches of 16, in any chunks and block sizes, and after preemption."""
     requests = [
         RequestSpec(f"r{n}", prompt(length), SamplingParams(seed=n, max_tokens=4, temperature=0.8 if n % 2 else 0.0))

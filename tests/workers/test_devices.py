@@ -31,7 +31,7 @@ C = Device("GPU-cccc-3", "H200", 10)
     ],
 )
 def test_the_variable_is_read_as_cuda_reads_it(variable: str | None, expected: list[Device]) -> None:
-    """Indices and beginnings of UUIDs choose in their order; the first that chooses nothing new ends the list."""
+    """Indices and beginnings of UUIDs choose GPUs in order; the first entry that names no further GPU ends the list."""
     assert visible([A, B, C], variable) == expected
 
 
@@ -41,7 +41,7 @@ def test_a_slice_is_chosen_by_its_name() -> None:
     assert visible([], "MIG-1234") == []
 
 
-def test_the_list_is_told_without_torch() -> None:
+def test_the_list_needs_no_torch() -> None:
     """The module prints JSON on any machine, with or without a driver, and does not load torch."""
     code = (
         "import runpy, sys; runpy.run_module('workers.devices', run_name='__main__'); assert 'torch' not in sys.modules"

@@ -1,4 +1,4 @@
-"""An engine's needs are compared with the memory that there is, and the rest sizes the pool."""
+"""An engine's needs are compared with the available memory, and the rest sizes the pool."""
 
 import subprocess
 import sys
@@ -54,7 +54,7 @@ def test_the_pool_is_half_of_what_is_left(host: dict[str, int]) -> None:
     assert unlimited.pool_bytes() == 13 * GIB // 2
 
 
-def test_a_share_does_not_shrink_by_what_siblings_touched(host: dict[str, int]) -> None:
+def test_a_share_does_not_shrink_when_other_workers_fill_their_pools(host: dict[str, int]) -> None:
     """A worker that starts again while another has filled its pool gets the same pool as before."""
     plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB))
     first = plan.pool_bytes()
@@ -98,7 +98,7 @@ def described(*, tied: bool) -> ModelDescription:
         ("int8", False, "", 2 * 1000 + 5 * 1000 + 5 * 160),
     ],
 )
-def test_weights_are_counted_as_they_are_held(
+def test_weights_count_in_the_engines_form(
     monkeypatch: pytest.MonkeyPatch, mode: str, has_native: bool, isa: str, expected_bytes: int, tied: bool
 ) -> None:
     """The table counts in its dtype, the output layer in its bits even if tied, and unpacked copies count too."""
@@ -107,7 +107,7 @@ def test_weights_are_counted_as_they_are_held(
     assert weights_bytes(described(tied=tied), kernels) == expected_bytes
 
 
-def test_float_weights_are_counted_as_they_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float_weights_count_in_the_engines_form(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tied table counts once if the layer uses it directly, and twice if the layer packs it."""
     kernels = Kernels(numerics("float32", CPU), CPU, native=True)
     for layer, copies in ((PackedLinear, 2), (PlainLinear, 1)):
@@ -115,8 +115,8 @@ def test_float_weights_are_counted_as_they_are_held(monkeypatch: pytest.MonkeyPa
         assert weights_bytes(described(tied=True), kernels) == 4 * (copies * 1000 + 160)
 
 
-def test_a_fixed_pool_is_taken_as_it_is(host: dict[str, int]) -> None:
-    """workers.kv_cache_bytes decides, as long as it fits the share."""
+def test_a_fixed_pool_has_its_size(host: dict[str, int]) -> None:
+    """The pool has workers.kv_cache_bytes, if the worker's share holds them."""
     plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, kv_cache_bytes=3 * GIB))
     plan.check()
     assert plan.pool_bytes() == 3 * GIB
@@ -125,7 +125,7 @@ def test_a_fixed_pool_is_taken_as_it_is(host: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("share", "available"), [(3 * GIB, 16 * GIB), (8 * GIB, 3 * GIB)])
-def test_too_little_memory_is_told_before_loading(host: dict[str, int], share: int, available: int) -> None:
+def test_too_little_memory_is_an_error_before_loading(host: dict[str, int], share: int, available: int) -> None:
     """One line names the needed memory and its purposes, the available memory, and settings to change."""
     host["available"] = available
     with pytest.raises(SettingsError) as caught:
@@ -136,7 +136,7 @@ def test_too_little_memory_is_told_before_loading(host: dict[str, int], share: i
         assert part in message
 
 
-def test_too_little_memory_is_told_after_loading(host: dict[str, int]) -> None:
+def test_too_little_memory_is_an_error_after_loading(host: dict[str, int]) -> None:
     """If weights turn out larger than expected and leave no memory for a pool, the error says so."""
     host |= {"total": GIB // 2, "private": GIB // 2}
     plan = MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB))
@@ -156,7 +156,7 @@ def test_a_host_pool_takes_its_part_of_the_share(host: dict[str, int]) -> None:
         MemoryPlan(CPU, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=5 * GIB)).check()
 
 
-def test_a_gpu_swaps_to_as_much_as_the_host_has_to_spare(host: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpus_host_pool_is_bounded_by_the_hosts_memory(host: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's host pool is as large as its KV pool, within half of the worker's share; a fixed one must fit."""
     monkeypatch.setattr(memory, "free_bytes", lambda _: 40 * GIB)
     cuda = torch.device("cuda")
@@ -167,11 +167,11 @@ def test_a_gpu_swaps_to_as_much_as_the_host_has_to_spare(host: dict[str, int], m
         MemoryPlan(cuda, NEEDS, EngineOptions(host_kv_bytes=0)).pool_bytes() > plan.pool_bytes()
     )  # no room for staging
     assert MemoryPlan(cuda, NEEDS, EngineOptions(host_kv_bytes=7 * GIB)).host_pool_bytes(GIB) == 7 * GIB
-    with pytest.raises(SettingsError, match=r"9\.00 GiB are asked for.* 8\.00 GiB for this.*workers\.host_kv_bytes"):
+    with pytest.raises(SettingsError, match=r"9\.00 GiB are wanted.* 8\.00 GiB for this.*workers\.host_kv_bytes"):
         MemoryPlan(cuda, NEEDS, EngineOptions(memory_bytes=8 * GIB, host_kv_bytes=9 * GIB)).check()
 
 
-def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int]) -> None:
+def test_usable_blocks_follow_the_available_memory(host: dict[str, int]) -> None:
     """Usable blocks are those already written, and this worker's part of the memory beyond the reserve."""
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=2)  # the reserve is 512 MiB
     assert watch.num_usable_blocks() == 100
@@ -184,7 +184,7 @@ def test_room_shrinks_as_others_take_memory_and_comes_back(host: dict[str, int])
     assert watch.num_usable_blocks() == 100
 
 
-def test_room_is_left_for_what_may_be_swapped_out(host: dict[str, int]) -> None:
+def test_memory_is_kept_for_swap_blocks(host: dict[str, int]) -> None:
     """Memory goes first to swap blocks that were not written yet, and written swap blocks do not count as KV cache."""
     watch = PoolWatch(num_blocks=100, bytes_per_block=2**26, num_workers_on_host=1, num_host_blocks=30)
     host["shared"] += 40 * 2**26

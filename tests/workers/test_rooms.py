@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def room_of(module: str) -> str:
-    """The folder under ``workers/``, or the module itself if it lies beside the folders."""
+    """The folder under ``workers/``, or the module itself if it lies in no subfolder."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 

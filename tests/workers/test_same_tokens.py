@@ -1,4 +1,4 @@
-"""The same tokens: whatever the scheduler does with a request, it gets bit for bit what it gets alone."""
+"""The same tokens: whatever the scheduler does, a request gets bit for bit the tokens that it gets alone."""
 
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +17,7 @@ from workers.engines.torch_engine import TorchEngine
 
 
 def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
-    """Serve the workload, and count in ``seen`` what happened on the way."""
+    """Serve the workload, and count its events (preemptions, swaps, prefix hits) in ``seen``."""
     names = ("num_blocks", "num_host_blocks", "max_batch_tokens", "tpot_target_s", "swap_mode")
     changes = {name: getattr(workload, name) for name in names}
     instance = Instance(config(engine, prefix_cache=True, **changes), engine, workload.policy, workload.copies)
@@ -33,7 +33,7 @@ def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
                 left.add(spec.request_id)
         instance.step(workload.durations_s[step % len(workload.durations_s)])
         step += 1
-        assert step < MAX_STEPS, "nothing goes on any more"
+        assert step < MAX_STEPS, "the instance makes no progress"
     assert instance.ended | left == {spec.request_id for spec in workload.specs}
     assert instance.state.memory.device.num_free_blocks == workload.num_blocks
     assert instance.state.memory.host.num_free_blocks == workload.num_host_blocks
@@ -45,8 +45,8 @@ def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_whatever_the_scheduler_does(make_model: Any, dtype: str) -> None:
-    """A request's tokens and log-probabilities are its own, in any arrivals, chunks, preemptions, swaps and hits."""
+def test_scheduling_changes_no_token(make_model: Any, dtype: str) -> None:
+    """Arrivals, chunks, preemptions, swaps and prefix hits do not change a request's tokens and log-probabilities."""
     engine = TorchEngine(
         make_model(vocab_size=VOCAB_SIZE).description,
         EngineOptions(

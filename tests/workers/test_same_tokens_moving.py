@@ -1,4 +1,4 @@
-"""The same tokens wherever: requests that move between two real engines get bit for bit what they get alone."""
+"""The same tokens anywhere: requests that move between two real engines get bit for bit the tokens they get alone."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ KEY = b"a key of tests"
 
 @dataclass(frozen=True)
 class Move:
-    """At this step worker ``source`` is told to migrate requests of so many blocks of KV to the other worker."""
+    """An order at a step: worker ``source`` migrates requests of so many blocks of KV to the other worker."""
 
     at_step: int
     source: int
@@ -85,8 +85,12 @@ class Pair:
     @property
     def is_busy(self) -> bool:
         return any(
-            each.state.requests or each.is_copying or each.fetches or each.outbox or each.state.migration_destination
-            for each in self.instances
+            instance.state.requests
+            or instance.is_copying
+            or instance.fetches
+            or instance.outbox
+            or instance.state.migration_destination
+            for instance in self.instances
         )
 
     @property
@@ -138,7 +142,7 @@ class Pair:
 
 
 def play_moving(pair: Pair, workload: Workload, moves: Sequence[Move], seen: Counter[object]) -> None:
-    """Serve the workload on both, and have its requests move."""
+    """Serve the workload on both instances, and make its requests move."""
     left: set[str] = set()
     step = 0
     last_step = max(client.asks_at_step for client in workload.clients)
@@ -154,7 +158,7 @@ def play_moving(pair: Pair, workload: Workload, moves: Sequence[Move], seen: Cou
                 pair.move(move)
         pair.step(workload.durations_s[step % len(workload.durations_s)])
         step += 1
-        assert step < MAX_STEPS, "nothing goes on any more"
+        assert step < MAX_STEPS, "the pair makes no progress"
     assert pair.ended | left == {spec.request_id for spec in workload.specs}
     for instance in pair.instances:
         assert instance.state.memory.device.num_free_blocks == workload.num_blocks
@@ -188,8 +192,8 @@ def two_engines(make_model: Any, folder: Path, dtype: str) -> Iterator[tuple[lis
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_wherever_it_moves(make_model: Any, tmp_path: Path, dtype: str) -> None:
-    """A request that moves to and fro between two engines, at any steps, gets bit for bit what it gets alone."""
+def test_moving_changes_no_token(make_model: Any, tmp_path: Path, dtype: str) -> None:
+    """A request that moves back and forth between two engines, at any steps, gets the tokens that it gets alone."""
     alone: dict[RequestSpec, Answer] = {}
     seen: Counter[object] = Counter()
     with two_engines(make_model, tmp_path, dtype) as (engines, transfers):

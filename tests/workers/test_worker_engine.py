@@ -39,7 +39,7 @@ def transfer(engine: FakeEngine) -> Iterator[KVTransfer]:
 
 
 async def _first_message(worker: WorkerEngine) -> Message:
-    """The first message that the engine tells."""
+    """The first message that the engine sends."""
     told: asyncio.Queue[Message] = asyncio.Queue()
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
         running = group.create_task(worker.run(told.put_nowait))
@@ -50,14 +50,14 @@ async def _first_message(worker: WorkerEngine) -> Message:
 
 
 async def test_effects_that_came_before_run_are_performed(engine: FakeEngine, transfer: KVTransfer) -> None:
-    """Effects are queued until the engine runs, and their results are told."""
+    """Effects are queued until the engine runs, and then their results are reported."""
     worker = WorkerEngine(engine, transfer, None)
     for effect in (AddToEngine(SPEC), STEP, DropFromEngine("r")):
         worker.perform(effect)
     assert isinstance(await _first_message(worker), StepDone)
 
 
-async def test_a_change_of_the_usable_memory_is_told(engine: FakeEngine, transfer: KVTransfer) -> None:
+async def test_a_change_of_the_usable_memory_is_reported(engine: FakeEngine, transfer: KVTransfer) -> None:
     """When memory has room for only a part of the pool, the core is told how many blocks that is."""
     memory = ScarceMemory(engine.num_blocks, engine.bytes_per_block, 1)
     worker = WorkerEngine(engine, transfer, memory)
@@ -65,7 +65,7 @@ async def test_a_change_of_the_usable_memory_is_told(engine: FakeEngine, transfe
 
 
 async def test_a_bug_in_the_engine_comes_out_of_run(engine: FakeEngine, transfer: KVTransfer) -> None:
-    """A step of a request that the engine does not know is a bug."""
+    """A step of a request that the engine does not know ends ``run`` with an exception."""
     worker = WorkerEngine(engine, transfer, None)
     worker.perform(STEP)
     with pytest.raises(ExceptionGroup) as caught:

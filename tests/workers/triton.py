@@ -1,4 +1,4 @@
-"""Which Triton there is, and whether this process interprets its kernels."""
+"""The installed version of Triton, and whether this process interprets its kernels."""
 
 import importlib.metadata
 import importlib.util

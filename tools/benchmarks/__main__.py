@@ -25,16 +25,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "actors": ("cluster.actors", "calls between actors and their memory, compared with Ray and bare pyzmq"),
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
-    "migration": ("migration.migration", "what moving a running request costs it and its neighbours"),
+    "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),
-    "peers": ("peers.peers", "build or install what we compare with: llama.cpp, or Ray"),
+    "peers": ("peers.peers", "build or install the systems to compare with: llama.cpp, or Ray"),
     "report": ("tools.figures.report", "write the README tables from the figure files"),
 }
 """Each command's module, relative to this package unless it begins with ``tools.``, and its help."""
 
 
 class Command(Protocol):
-    """What a command's module offers."""
+    """The functions that a command's module has."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Figures, the tables that they stand in, and where they come from."""
+"""Figures, their tables, and the command, commit and machine that they come from."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class FigureError(ActorserveError):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """The median over ``rounds`` measurements, with the lowest and the highest; None where they are not known.
+    """The median over ``rounds`` measurements, with the lowest and the highest; None if they are unknown.
 
     ``is_lower_bound``: the search ended there, and the true value is higher.
     """
@@ -40,7 +40,7 @@ class Figure:
 
     @property
     def spread(self) -> float | None:
-        """(max - min) / median; None where it is not known."""
+        """(max - min) / median; None if it is unknown."""
         if self.min is None or self.max is None or not self.median:
             return None
         return (self.max - self.min) / abs(self.median)
@@ -81,7 +81,7 @@ class FigureTable:
 
 @dataclass(frozen=True, slots=True)
 class FigureFile:
-    """Tables, and what is needed to take them again.
+    """Tables, and how they were measured.
 
     ``commit`` is the state that was measured. ``is_as_published``: the figures were entered by hand from a published
     table. ``still_representative`` says why such figures hold for later commits, too; without a reason they do not.
@@ -105,5 +105,5 @@ class FigureFile:
             if table.title == title:
                 return table
         raise FigureError(
-            f"no table is titled {title!r}: expected {', '.join(repr(each.title) for each in self.tables)}"
+            f"no table is titled {title!r}: expected {', '.join(repr(table.title) for table in self.tables)}"
         )

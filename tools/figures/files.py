@@ -18,7 +18,7 @@ from tools.figures.machine import Machine, this_machine
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT / "tools" / "benchmarks" / "figures", ROOT / "config" / "simulations" / "figures")
-"""Where the figures of the README files lie."""
+"""The folders of the figure files."""
 
 _CODE = ("actorserve", "workers", "tools", "config", ":!*.json", ":!*.md", ":!*.png")
 _ADAPTER = TypeAdapter(FigureFile)

@@ -1,4 +1,4 @@
-"""The front page's figures: chosen from the figure files, and left out where they may no longer hold."""
+"""The front page's figures: chosen from the figure files, and left out if they may no longer hold."""
 
 import tomllib
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ CHOICE = Path(__file__).with_name("headline.toml")
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """``text`` says what the figure is; the rest says where it stands.
+    """``text`` says what the figure is. The other fields locate it in a figure file.
 
-    ``over_row`` or ``over_column`` name a figure to compare with. ``less_is_better`` turns the ratio round.
+    ``over_row`` or ``over_column`` name a figure to compare with. ``less_is_better`` inverts the ratio.
     """
 
     text: str

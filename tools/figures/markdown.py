@@ -21,7 +21,7 @@ def number(value: float, decimals: int | None = None) -> str:
 
 
 def cell(figure: Figure | None, column: Column, row_unit: str = "") -> str:
-    """Empty for no figure."""
+    """A table cell's text; empty for no figure."""
     if figure is None:
         return ""
     text = number(figure.median, column.decimals)
@@ -31,7 +31,9 @@ def cell(figure: Figure | None, column: Column, row_unit: str = "") -> str:
 
 
 def table_lines(table: FigureTable) -> list[str]:
-    heads = [f"{each.name}, {each.unit}" if each.unit not in ("", "x") else each.name for each in table.columns]
+    heads = [
+        f"{column.name}, {column.unit}" if column.unit not in ("", "x") else column.name for column in table.columns
+    ]
     lines = [f"**{table.title}**", "", f"| {' | '.join([table.corner, *heads])} |"]
     lines.append("|---" + "|--:" * len(table.columns) + "|")
     for row in table.rows:
@@ -41,7 +43,7 @@ def table_lines(table: FigureTable) -> list[str]:
 
 
 def spread_of(file: FigureFile) -> str:
-    """Of all figures of the file, the largest share by which the rounds of one differ."""
+    """The largest relative spread among the file's figures."""
     spreads = [
         figure.spread
         for table in file.tables

@@ -15,7 +15,7 @@ _BLOCK = re.compile(r"<!-- figures: (?P<name>[\w.-]+) -->\n.*?<!-- end -->", re.
 
 
 def lines_of(name: str) -> list[str]:
-    """What stands between a name's markers. Raises: FigureError."""
+    """The generated lines between the markers of ``name``. Raises: FigureError."""
     if name == HEADLINE:
         return headline_lines(read_headlines())
     return file_lines(read_figures(figure_file(name)))

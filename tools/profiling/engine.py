@@ -1,4 +1,4 @@
-"""``tools/profile``: measures the engine that a worker would have; shows a table, and writes a file for workers."""
+"""``tools/profile``: measures the engine that a worker would have, shows a table, and writes a profile for workers."""
 
 import argparse
 import os
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         _prepare(arguments.output)
     settings = _settings(arguments)
-    # Read when the numeric libraries load.
+    # The numeric libraries read this variable when they load.
     os.environ["OMP_NUM_THREADS"] = str(settings.workers.threads)
     from workers.engines.make_engine import load_engine
     from workers.profile.worker_profile import describe_profile, facts_of, kv_bytes_per_token, profile_file
@@ -100,7 +100,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def show(profile: Profile, found: Measurements, console: Console) -> None:
-    """A table of what was measured, and what the profile predicts for it."""
+    """A table of the measured times and the profile's predictions."""
     console.print(profile.name, markup=False, highlight=False, soft_wrap=True)
     table = _table("prefill: tokens", "after", "ms", "profile says", "tokens/s")
     for shape, seconds in found.fitted_s.items():
@@ -122,7 +122,7 @@ def show(profile: Profile, found: Measurements, console: Console) -> None:
     for name, link in (("swap", profile.swap), ("transfer", profile.transfer)):
         console.print(f"{name}: {_link(link)}", highlight=False)
     for name, error in profile.errors:
-        console.print(f"{name}: {error:.1%} off, of iterations that the profile was not shown", highlight=False)
+        console.print(f"{name}: {error:.1%} off, for iterations that the profile was not fitted to", highlight=False)
 
 
 def _table(*columns: str) -> Table:

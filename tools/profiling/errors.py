@@ -2,4 +2,4 @@
 
 
 class ProfilingError(Exception):
-    """Its text is one line that a person can act on."""
+    """Ends a measurement. The text is one line that a person can act on."""

@@ -1,14 +1,14 @@
 """``tools/profile fit``: profiles from SplitwiseSim's published measurements of Llama-2-70B and BLOOM-176B.
 
 The file is ``splitwise_perf_model.csv`` (Mutinifni/splitwise-sim, MIT): times of prompts and tokens on DGX machines. It
-sweeps prompts at batch 1, batches at 512 prompt tokens, and outputs at 512 prompt tokens, with no cross product. What
-its own simulator asks of it is left aside: it takes the number of requests for tokens, and no account of the context.
+sweeps prompts at batch 1, batches at 512 prompt tokens, and outputs at 512 prompt tokens, with no cross product. This
+fit does not follow SplitwiseSim's own simulator, which counts requests as tokens and ignores the context.
 
-- Prefill: b prompts of n tokens take what one of b x n takes, less the attention between them. Each length is the
-  geometric mean of its shapes' medians; where the result falls it is evened out.
-- Decode: what context costs is the slope over the sweeps at batch 1, but no less than reading its KV from memory takes;
-  the rest is the batch's.
-- The errors are of every measured row. ``left_out``: of a length or batch, predicted from all others.
+- Prefill: b prompts of n tokens take as long as one prompt of b x n tokens, less the attention between the prompts. The
+  time of a length is the geometric mean of its shapes' medians; a time that falls as work grows is evened out.
+- Decode: the cost of context is the slope over the sweeps at batch 1, but at least the time to read its KV from memory.
+  The remaining time belongs to the batch.
+- Errors are over every measured row. ``left_out``: errors for a length or batch that is predicted from all others.
 """
 
 import argparse
@@ -51,7 +51,7 @@ _NOTABLE_FALL = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """``kv_width`` is the width of one token's keys in one layer: less than ``width`` where heads share keys."""
+    """``kv_width`` is the width of one token's keys in one layer: less than ``width`` if heads share keys."""
 
     name: str
     parameters: float
@@ -165,7 +165,7 @@ def _positive(line: dict[str, str], name: str, where: str) -> float:
 def fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
     """The profile that these measurements of one model on one machine give, with its errors.
 
-    Raises: ProfilingError, where a sweep has fewer than 3 points: each but the ends is left out once.
+    Raises: ProfilingError, if a sweep has fewer than 3 points, because every inner point is left out once.
     """
     sweeps = {
         "prompt lengths": len({row.num_prompt_tokens for row in rows}),
@@ -182,8 +182,8 @@ def fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
         "prompt_time_left_out": _left_out(model, hardware, rows, lambda row: row.num_prompt_tokens, _prompt_error),
         "token_time_left_out": _left_out(model, hardware, rows, lambda row: row.batch, _token_error),
     }
-    stated = [(f"{name}_median", round(statistics.median(each), 4)) for name, each in errors.items()]
-    stated += [(f"{name}_max", round(max(each), 4)) for name, each in errors.items()]
+    stated = [(f"{name}_median", round(statistics.median(values), 4)) for name, values in errors.items()]
+    stated += [(f"{name}_max", round(max(values), 4)) for name, values in errors.items()]
     return replace(whole, errors=tuple(sorted(stated)))
 
 
@@ -194,7 +194,7 @@ def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
         batch = batches[tokens_s.index(min(tokens_s))]
         raise ProfilingError(
             f"{model.name} on {hardware.name}: token_time of batch_size {batch} is {per_token_s * 1e3:.3g} ms for each "
-            "token of context, by the rows of batch_size 1, and nothing besides: expected more"
+            "token of context, by the rows of batch_size 1, and nothing else: expected more"
         )
     most = max(row.num_context_tokens for row in rows)
     return Profile(
@@ -214,8 +214,8 @@ def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
 
 
 def _prefill(model: Model, rows: Sequence[Row]) -> tuple[float, list[int], list[float]]:
-    """Seconds for each pair of tokens of attention; prompt lengths, and what each takes, as measured."""
-    # The rate of the best prompt, at 2 operations for each parameter and token, is that of attention as well.
+    """Attention's seconds for each pair of tokens; prompt lengths, and the measured time of each."""
+    # Attention is assumed to run at the best prompt's rate, with 2 operations for each parameter and token.
     rate = max(2.0 * model.parameters * row.num_prompt_tokens / row.prompt_s for row in rows)
     context_s = 4.0 * model.layers * model.width / rate
     by_shape = _by(rows, lambda row: (row.num_prompt_tokens, row.batch))
@@ -227,7 +227,7 @@ def _prefill(model: Model, rows: Sequence[Row]) -> tuple[float, list[int], list[
 
 
 def _decode(model: Model, hardware: Hardware, rows: Sequence[Row]) -> tuple[float, list[int], list[float]]:
-    """Seconds for each token of context; batches, and what each takes without context, as measured."""
+    """Seconds for each token of context; batches, and the measured time of each without its context."""
     alone = [row for row in rows if row.batch == 1]
     contexts = [row.num_context_tokens for row in alone]
     least_s = model.kv_bytes_per_token / (TENSOR_PARALLEL * hardware.memory_bytes_per_s)
@@ -242,7 +242,7 @@ def _decode(model: Model, hardware: Hardware, rows: Sequence[Row]) -> tuple[floa
 
 
 def falls(model: Model, hardware: Hardware, rows: Sequence[Row]) -> list[str]:
-    """Where more work took notably less time, which the fit evens out: the largest fall of each kind, in a line."""
+    """One line for each kind of shape in which more work took notably less time, which the fit evens out."""
     _, lengths, prompts_s = _prefill(model, rows)
     _, batches, tokens_s = _decode(model, hardware, rows)
     found = []
@@ -283,7 +283,7 @@ def _left_out(
     key: Callable[[Row], int],
     error: Callable[[Profile, Row], float],
 ) -> list[float]:
-    """The errors of rows that a fit of the others predicts, for each value of ``key`` between others."""
+    """The errors of rows that are predicted by a fit without them, for each inner value of ``key``."""
     errors: list[float] = []
     for left_out in sorted({key(row) for row in rows})[1:-1]:
         profile = _fit(model, hardware, [row for row in rows if key(row) != left_out])
@@ -306,7 +306,7 @@ def heading(profile: Profile, hardware: Hardware, num_rows: int) -> str:
         "Not measured there, and derived: context_s, from the operations of attention at the rate of the best prompt; "
         f"swap, {_COPY_SHARE:.0%} of PCIe's {hardware.pcie_bytes_per_s / 1e9:g} GB/s, and transfer, InfiniBand's "
         f"{hardware.network_bytes_per_s / 1e9:g} GB/s, {TENSOR_PARALLEL} of each; their latencies. KV is float16, and "
-        "of grouped heads where the model has them.",
+        "of grouped heads if the model has them.",
         hardware.caution,
     ]
     return "\n\n".join(textwrap.fill(paragraph, 116) for paragraph in paragraphs if paragraph)
@@ -336,7 +336,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             parse_profile(profile_text(profile), file.name)
         except ProfileError as error:
-            raise ProfilingError(f"{arguments.csv}: what it gives is no profile: {error}") from None
+            raise ProfilingError(f"{arguments.csv}: the fit gives no valid profile: {error}") from None
         made.append((model, hardware, rows, profile, file))
     console = Console()
     table = Table("profile", "rows", "prompt_time: median, max", "left out", "token_time: median, max", "left out")

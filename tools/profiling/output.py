@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def prepare_file(file: Path) -> None:
-    """Make its folder, and see that a file can be written there. Raises: OSError, which names a path."""
+    """Make the file's folder, and check that a file can be written there. Raises: OSError, which names a path."""
     if file.is_dir():
         raise IsADirectoryError(errno.EISDIR, "Is a directory", str(file))
     try:

@@ -22,7 +22,7 @@ from tools.simulation.experiment import Experiment, merged, read_experiment
 from tools.simulation.report import JSON_NAME, as_values, show, write_json
 from tools.simulation.runner import run_experiment
 
-EXIT_DIFFERENT = 1  # a replay had other effects
+EXIT_DIFFERENT = 1  # a replayed core gave other effects
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 MIN_WIDTH = 130  # columns of the tables: a narrow terminal wraps them, which is better than cutting them off
@@ -57,7 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="replace a value of the file, as seed=2 or cluster.instances=4; may be repeated",
+        help="replace a value of the file, such as seed=2 or cluster.instances=4; may be repeated",
     )
     return parser
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_replay(journal: Path) -> int:
-    """0 if a fresh core has the same effects. Raises: ActorserveError."""
+    """Returns 0 if a fresh core gives the same effects. Raises: ActorserveError."""
     try:
         with journal.open("rb") as file:
             result = replay(file)
@@ -129,7 +129,7 @@ def run_experiment_file(parsed: argparse.Namespace) -> int:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """``cluster.instances=4``: a value as in TOML, or else a text. Raises: SimulationError."""
+    """Parse ``cluster.instances=4``; a value that is not TOML is a text. Raises: SimulationError."""
     key, equals, value = text.partition("=")
     try:
         return tomllib.loads(f"{key} = {value}") if equals else _refuse(text)
@@ -152,7 +152,7 @@ def _refuse(text: str) -> dict[str, Any]:
 
 
 class _ProgressLines:
-    """A bar for each case that has begun on a terminal, elsewhere a line at the beginning and for each finished run."""
+    """On a terminal, a bar for each case that has begun; otherwise a line at the start and for each finished run."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._cases = experiment.cases

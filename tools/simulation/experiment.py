@@ -43,8 +43,8 @@ class Goal(Table):
 class Search(Table):
     """For each arm the highest rate that holds each goal, out of ``low``, ``low`` x ``step``, ... up to ``high``.
 
-    Found by bisection, which assumes that latency grows with the rate. Arms are compared at the rate that the arm
-    ``compare_at`` holds.
+    Found by bisection, which assumes that latency grows with the rate. Arms are compared at the highest rate of the arm
+    ``compare_at``.
     """
 
     low: float = Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
@@ -67,9 +67,8 @@ class Search(Table):
 
 
 class Plan(Table):
-    """The keys of an experiment besides those of its runs. ``figures`` are shown, and plotted by rate, by the variants'
-    x, by the figure ``plot_by``, or else as bars. ``labels`` are words for figures; an arm's or a variant's is
-    ``label``.
+    """The keys of an experiment that are not keys of its runs. ``figures`` are shown, and plotted by rate, by the
+    variants' x, by the figure ``plot_by``, or else as bars. ``labels`` name figures; ``label`` names an arm or variant.
     """
 
     title: str = ""
@@ -85,12 +84,12 @@ class Plan(Table):
     def _check(self) -> "Plan":
         for name, tables in (("arms", self.arms), ("variants", self.variants)):
             names = [table.get("name") for table in tables]
-            for place, each in enumerate(names):
-                if not isinstance(each, str) or not each or "/" in each or not each.isprintable() or len(each) > 60:
-                    raise ValueError(f"{name}.{place}.name is {repr(each)[:60]}: expected a name, of up to 60 letters")
-                if each in names[:place]:
-                    raise ValueError(f"{name}.{place}.name is {each!r}: expected another name than those before it")
-                if not isinstance(tables[place].get("label", each), str):
+            for place, item in enumerate(names):
+                if not isinstance(item, str) or not item or "/" in item or not item.isprintable() or len(item) > 60:
+                    raise ValueError(f"{name}.{place}.name is {repr(item)[:60]}: expected a name, of up to 60 letters")
+                if item in names[:place]:
+                    raise ValueError(f"{name}.{place}.name is {item!r}: expected another name than those before it")
+                if not isinstance(tables[place].get("label", item), str):
                     raise ValueError(f"{name}.{place}.label is {str(tables[place]['label'])[:60]}: expected a text")
         named = {f"figures.{place}": name for place, name in enumerate(self.figures)}
         for key, name in (named if self.plot_by is None else named | {"plot_by": self.plot_by}).items():
@@ -159,7 +158,7 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
     cases = []
     for variant in plan.variants or ({"name": ""},):
         for arm in plan.arms or ({"name": ""},):
-            place = " ".join([f"{file}:", *(f"{each['name']}:" for each in (variant, arm) if each["name"])])[:-1]
+            place = " ".join([f"{file}:", *(f"{table['name']}:" for table in (variant, arm) if table["name"])])[:-1]
             cases.append(_case(file, place, variant, arm, shared, traces))
     for case in cases:
         rates = (*plan.rates, *(plan.search.rates()[:1] if plan.search else ()))
@@ -181,7 +180,7 @@ def _case(
     of_variant = {key: value for key, value in variant.items() if key not in ("name", "label", "x")}
     of_arm = {key: value for key, value in arm.items() if key not in ("name", "label")}
     for key, value in shared.items():
-        if not isinstance(value, Mapping) and any(isinstance(each.get(key), Mapping) for each in (variant, arm)):
+        if not isinstance(value, Mapping) and any(isinstance(table.get(key), Mapping) for table in (variant, arm)):
             raise SimulationError(f"{file}: {key} is {str(value)[:60]}: expected a table")
     config = parse_run(merged(merged(shared, of_variant), of_arm), place)
     x = variant.get("x")

@@ -24,7 +24,7 @@ ROOTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A figure in words. Values are shown in ``unit``, multiplied by ``scale``."""
+    """A figure's name for people. Values are shown in ``unit``, multiplied by ``scale``."""
 
     text: str
     unit: str = ""
@@ -95,5 +95,5 @@ def scaled_figure(run: dict[str, Any], name: str) -> float | None:
 
 
 def labels_of(tables: Any) -> dict[str, str]:
-    """What arms or variants are called: their ``label``, or else their name."""
+    """The labels of arms or variants by name; without a ``label`` it is the name."""
     return {"": ""} | {table["name"]: table.get("label", table["name"]) for table in tables}

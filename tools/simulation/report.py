@@ -1,4 +1,4 @@
-"""What an experiment found: a table on the terminal, JSON with everything, plots."""
+"""An experiment's results as a table on the terminal and as JSON."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def show(values: dict[str, Any], console: Console) -> None:
 
 def _show_figures(values: dict[str, Any], names: list[str], console: Console) -> None:
     """Show each figure with its ratio to the variant's last arm, at the same rate."""
-    table = Table("run", "rate/s", *names, title="Figures, and how many times those of the last arm")
+    table = Table("run", "rate/s", *names, title="Figures, and their ratio to the last arm's")
     last = {case["variant"]: case for case in values["cases"]}
     for case in values["cases"]:
         others = {run["rate_per_s"]: run for run in last[case["variant"]]["runs"]}
@@ -115,7 +115,7 @@ def _show_held(values: dict[str, Any], console: Console) -> None:
         for case in cases:
             cells = []
             for goal in goals:
-                rate, best = case["held"][goal], max(each["held"][goal] or 0.0 for each in cases)
+                rate, best = case["held"][goal], max(other_case["held"][goal] or 0.0 for other_case in cases)
                 cells.append("none" if rate is None else f"{rate:.3g} ({rate / best:.0%} of the best)")
             table.add_row(variant, case["arm"], *cells)
     console.print(table)

@@ -1,4 +1,4 @@
-"""Runs an experiment's cases in parallel processes; each looks for its rates by itself."""
+"""Runs an experiment's cases in parallel processes. A case searches for its rates on its own."""
 
 import gc
 import multiprocessing
@@ -87,8 +87,8 @@ def _watch(futures: list[Future[CaseResult]], progress: "multiprocessing.Queue[P
     pending = set(futures)
     while pending:
         done, pending = wait(pending, timeout=0.1)
-        for each in _drain(progress):
-            report(each)
+        for update in _drain(progress):
+            report(update)
         for future in done:
             future.result()  # an error ends all cases
 
@@ -113,7 +113,7 @@ def _run_case(number: int, case: Case, rates: list[float], search: Search | None
 
     def figures_at(rate: float | None) -> dict[str, Any]:
         if rate not in result.runs:
-            tell(rate, 0.0)  # to make a large cluster takes a while
+            tell(rate, 0.0)  # making a large cluster takes a while
             result.runs[rate] = run_once(case, rate, lambda share: tell(rate, share))
             tell(rate, 1.0)
         return result.runs[rate]

@@ -54,10 +54,10 @@ class _Group:
 
     queries_per_unit: int
     num_rows: int
-    query_tokens: Tensor  # [U * queries_per_unit] rows of the query tensor; missing ones repeat the first
-    output_tokens: Tensor  # the same, but missing ones point behind the last token
-    tile_units: Tensor  # [N] whose tile it is
-    units_per_step: tuple[int, ...]  # how many have a first tile, a second, ...: a prefix, for the longest come first
+    query_tokens: Tensor  # [U * queries_per_unit] rows of the query tensor; padding repeats the first row
+    output_tokens: Tensor  # the same, but padding points behind the last token
+    tile_units: Tensor  # [N] the unit that each tile belongs to
+    units_per_step: tuple[int, ...]  # how many units have a first tile, a second, ...; longest units first
     gathered: Tensor  # [num_kv_heads * N * stretches a tile]: where the tiles' keys lie in the pool
     bias: Tensor  # [N, num_rows, KEYS_PER_TILE] 0 or -inf
 
@@ -273,14 +273,14 @@ def _probe(candidates: Sequence[int], head_dim: int, device: torch.device) -> tu
             rows
             for rows in candidates
             if all(
-                torch.equal(one, other[:batch, :rows])
+                torch.equal(result, matching[:batch, :rows])
                 for batch in _PROBE_BATCHES
                 for some_q, some_k, some_v, expected in orders
-                for one, other in zip(
+                for result, matching in zip(
                     tiles(matmul, some_q[:batch, :rows], some_k[:batch], some_v[:batch]), expected, strict=True
                 )
             )
         )
         if num_rows in kept:
             return matmul, kept
-    raise ValueError(f"attention in tiles of {num_rows} rows depends on where in a tile a row stands")
+    raise ValueError(f"attention in tiles of {num_rows} rows depends on a row's place in the tile")

@@ -95,7 +95,9 @@ def _paged_attention(
             scores = tl.where(visible, scores, float("-inf"))
 
             new_best = tl.maximum(best, tl.max(scores, 1))
-            subtracted = tl.where(new_best == float("-inf"), 0.0, new_best)  # of rows that have seen no key yet
+            subtracted = tl.where(
+                new_best == float("-inf"), 0.0, new_best
+            )  # minus infinity: a row that has seen no key yet
             keep = tl.exp(best - subtracted)
             weights = tl.exp(scores - subtracted[:, None])
             total = total * keep + tl.sum(weights, 1)

@@ -74,8 +74,8 @@ class TritonPagedAttention:
         """Causal attention of this step's tokens over their requests' contexts.
 
         ``query``: [T, num_heads, head_dim]; ``keys``, ``values``: [num_kv_heads, num_slots, head_dim], already with
-        this step's tokens; any strides but in the last dimension. With a ``window`` a token at position p sees the keys
-        from p - window + 1 to p.
+        this step's tokens; only the last dimension must be contiguous. With a ``window`` a token at position
+        p sees the keys from p - window + 1 to p.
 
         Returns: [T, num_heads, head_dim] in the query's dtype. Raises: ValueError for shapes, types or devices that
         the kernel does not take.
@@ -87,7 +87,7 @@ class TritonPagedAttention:
         num_requests = batch.context_lens.shape[0]
         if num_tokens == 0:
             return out
-        # An upper bound of the number of tiles, without reading the lengths, which lie on the device.
+        # An upper bound of the number of tiles: reading the lengths would wait for the device.
         num_tiles = num_tokens // tile_queries + num_requests
         self._kernel[(num_tiles, num_kv_heads)](
             query,

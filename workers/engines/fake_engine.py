@@ -40,8 +40,8 @@ def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> l
 class FakeEngine:
     """Implements ``workers.engine.Engine``.
 
-    ``model``: what it claims to serve; the pool bounds ``max_tokens``. ``step_s`` and ``copy_s``: how long an iteration
-    and a copy of any size take (0: no longer than they need).
+    ``model``: the model that it claims to serve; the pool bounds ``max_tokens``. ``step_s`` and ``copy_s``:
+    how long an iteration and a copy of any size take at least.
     """
 
     def __init__(

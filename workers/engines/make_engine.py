@@ -11,7 +11,7 @@ from workers.engine_options import EngineOptions
 from workers.engines.fake_engine import BYTES_PER_TOKEN, FAKE_MODEL, FakeEngine
 
 _FAKE_STEP_S = 0.005  # long enough for tests to act in the middle of a request
-_FAKE_NUM_TOKENS = 4096  # of its KV, if the settings name no size
+_FAKE_NUM_TOKENS = 4096  # of the fake engine's KV, if the settings name no size
 
 
 def load_engine(child: Child) -> Engine:

@@ -237,7 +237,7 @@ def _memory_needs(
 
 
 def _tiles(model: Decoder, kernels: Kernels) -> tuple[RowTiles, RowTiles] | tuple[AnyRows, AnyRows]:
-    """The layers' and the head's tiles."""
+    """The tiles of the layers and of the output head."""
     if kernels.rows_are_independent:
         return AnyRows(), AnyRows()
     return probe_tiles(model, kernels.device.type)

@@ -23,7 +23,7 @@ MAX_IN_FEATURES = 2**17
 _MAX_BLOCK = 512
 _PANEL_COLUMNS = 16
 _GROUP_INPUTS = 16
-_SMALLEST_AMAX = 2.0**-100  # below it a row counts as zeros: 127 / amax stays finite
+_SMALLEST_AMAX = 2.0**-100  # a row whose largest magnitude is smaller counts as zeros: 127 / amax stays finite
 _INPUT_OFFSET = 128  # kernels take inputs as unsigned bytes
 _ELEMENTS_AT_A_TIME = 2**19  # while a weight is quantized: 2 MiB of floats
 _EXACT_INPUTS = 1024  # 127 * 127 * 1024 < 2**24: every partial sum is a whole number that a float32 can hold
@@ -127,7 +127,7 @@ class QuantizedLinear:
     def _run_native(self, x: Tensor, residual: Tensor | None) -> Tensor:
         weight = self._weight
         if x.shape[-1] != weight.in_features:
-            raise ValueError(f"inputs of {x.shape[-1]} numbers, where the layer has {weight.in_features}")
+            raise ValueError(f"inputs of {x.shape[-1]} numbers: the layer has {weight.in_features}")
         y: Tensor = self._operator(
             x,
             weight.packed,
@@ -153,7 +153,7 @@ class _ExactProduct:
 
     def __init__(self, weight: QuantizedWeight) -> None:
         expanded = expand(weight)
-        # oneDNN multiplies bytes on CPUs with VNNI (but it takes a matrix of one input for its transpose).
+        # oneDNN multiplies bytes on CPUs with VNNI (but it mistakes a matrix of one input for its transpose).
         # On other CPUs torch multiplies bytes in a naive loop, and has good kernels for floats.
         use_integers = native.isa() == "avx512_vnni" and weight.in_features > 1
         self._integers = expanded.t() if use_integers else None

@@ -61,7 +61,7 @@ class RowTiles:
 
 
 class AnyRows:
-    """No tiles: for functions that give a row the same bits for any number of rows."""
+    """Runs all rows in one call: for functions that give a row the same bits for any number of rows."""
 
     sizes: tuple[int, ...] = ()
 
@@ -121,4 +121,4 @@ def _in_tiles(function: RowFunction, inputs: tuple[Tensor, ...], order: Tensor, 
 
 
 def _equal(found: tuple[Tensor, ...], reference: tuple[Tensor, ...], order: Tensor) -> bool:
-    return all(torch.equal(one, other[order.to(other.device)]) for one, other in zip(found, reference, strict=True))
+    return all(torch.equal(mine, base[order.to(base.device)]) for mine, base in zip(found, reference, strict=True))

@@ -114,6 +114,6 @@ def check_copy(device_blocks: Sequence[int], num_blocks: int, host_blocks: Seque
         raise ValueError(f"a copy of {len(device_blocks)} blocks on the device and {len(host_blocks)} on the host")
     for where, blocks, count in (("device", device_blocks, num_blocks), ("host", host_blocks, num_host_blocks)):
         if any(not 0 <= block < count for block in blocks):
-            raise ValueError(f"a copy of {where} blocks {sorted(blocks)}, and there are {count} blocks")
+            raise ValueError(f"a copy of {where} blocks {sorted(blocks)}: there are {count} blocks")
         if len(set(blocks)) != len(blocks):
             raise ValueError(f"a copy names a {where} block twice: {sorted(blocks)}")

@@ -76,7 +76,7 @@ def attach(shown: str, num_bytes: int) -> mmap.mmap:
         if os.readlink(f"/proc/self/fd/{fd}") != f"/memfd:{_PREFIX}{mark} (deleted)":
             raise ValueError(f"process {pid} has no such KV pool any more")
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS or os.fstat(fd).st_size != num_bytes:
-            raise ValueError(f"the KV pool of process {pid} is not of the size that it tells")
+            raise ValueError(f"the KV pool of process {pid} is not of the announced size")
         return mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ)
     except OSError as error:
         raise ValueError(f"cannot map the KV pool of process {pid}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Blocks in a GPU's memory, and reading another process's on the same host by CUDA's inter-process handles.
+"""Blocks in a GPU's memory, and reading another process's blocks on the same host by CUDA's inter-process handles.
 
 Copies go through staging buffers, on streams of their own. The GPU gathers blocks, so that few long copies cross the
 bus. A copy need not wait for the stream that computes, because no step touches these blocks meanwhile.
@@ -96,12 +96,12 @@ class _Staging:
 def export_memory(pool: Tensor) -> str:
     """The name by which another process can ``open_memory``. ``pool`` is contiguous and lives as long as this process.
 
-    The handle is of the whole allocation that torch made at the driver, with the pool's place in it.
+    The handle names the whole allocation that torch made at the driver, and the pool's place in it.
     """
     storage = pool.view(torch.uint8).untyped_storage()
     # The fields that torch.multiprocessing sends.
     fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
-    shown = [base64.b64encode(each).decode() if isinstance(each, bytes) else each for each in fields[1:]]
+    shown = [base64.b64encode(field).decode() if isinstance(field, bytes) else field for field in fields[1:]]
     return json.dumps({"fields": shown, "offset": pool.storage_offset() * pool.itemsize})
 
 
@@ -113,7 +113,7 @@ def open_memory(shown: str, num_blocks: int, shape: tuple[int, int], device: tor
     pieces, piece_bytes = shape
     try:
         entry = json.loads(shown)
-        fields = [_field(each) for each in entry["fields"]]
+        fields = [_field(value) for value in entry["fields"]]
         storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *fields)
         flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
         flat = flat[int(entry["offset"]) :][: num_blocks * pieces * piece_bytes]

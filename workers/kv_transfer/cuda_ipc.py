@@ -8,7 +8,7 @@ from workers.kv_transfer.cuda import CudaBlocks, open_memory
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
 
-_STRIDE_BYTES = 4 * 2**20  # copied between two calls of ``pace``
+_STRIDE_BYTES = 4 * 2**20  # to copy between two calls of ``pace``
 
 
 class CudaPool:

@@ -17,7 +17,7 @@ from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, dec
 from workers.kv_transfer.links import Pace
 from workers.kv_transfer.streams import connecting, move_in, regions, wait_at_most
 
-_LEAST_BYTES_PER_S = 2**22  # a slower source is given up
+_LEAST_BYTES_PER_S = 2**22  # a read from a slower source fails
 
 
 class DataClient:
@@ -32,7 +32,7 @@ class DataClient:
         self._pools = pools
         self._patience_s = patience_s
         self._with_checksum = with_checksum
-        self._lock = threading.Lock()  # guards the following two
+        self._lock = threading.Lock()  # guards the following two fields
         self._stream: socket.socket | None = None
         self._is_interrupted = False
 
@@ -40,7 +40,7 @@ class DataClient:
         """Nothing to release: no connection outlives a read."""
 
     def interrupt(self) -> None:
-        """Make a read in flight fail, and all later reads."""
+        """Make the read in flight and all later reads fail."""
         with self._lock:
             self._is_interrupted = True
             if self._stream is not None:
@@ -54,9 +54,9 @@ class DataClient:
             self._read(ticket, num_skipped, blocks, pace, into_host)
         except (OSError, ValueError) as error:
             if self._is_interrupted:
-                raise TransferError("this worker ends") from None
+                raise TransferError("this worker is shutting down") from None
             if isinstance(error, TimeoutError):
-                raise TransferError(f"the source of the KV said nothing for {self._patience_s:g} s") from None
+                raise TransferError(f"the source of the KV sent nothing for {self._patience_s:g} s") from None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise TransferError(f"KV cannot be read from {self._address[:80]!r}: {reason}") from None
 
@@ -67,7 +67,7 @@ class DataClient:
         with stream:
             with self._lock:
                 if self._is_interrupted:
-                    raise TransferError("this worker ends")
+                    raise TransferError("this worker is shutting down")
                 self._stream = stream
             try:
                 stream.settimeout(self._patience_s)

@@ -1,7 +1,7 @@
-"""What a fetch can end with."""
+"""The error that ends a fetch."""
 
 from actorserve.errors import ActorserveError
 
 
 class TransferError(ActorserveError):
-    """Blocks could not be copied from another worker; nothing is written any more. Its text is one line."""
+    """Blocks could not be copied from another worker; after it nothing more is written. The text is one line."""

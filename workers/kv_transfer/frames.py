@@ -5,9 +5,9 @@
     source -> reader   either b"X" and the number of bytes that follow (4 bytes); then the reason of a refusal
                        or b"P" or b"B" and four zeros; then chunks of ``per_chunk`` blocks, the last one shorter
 
-A chunk comes as its blocks lie at the source: piece by piece, each of all blocks (b"P"), or block by block (b"B").
-With checksums the crc32 of each chunk comes before it (4 bytes). The sockets' buffers bound the bytes in flight; they
-fill up when a reader keeps to a rate.
+A chunk has the order of the source's memory: each piece of all blocks after another (b"P"), or block by block (b"B").
+With checksums the crc32 of each chunk comes before it (4 bytes). The sockets' buffers bound the bytes in flight, and a
+reader that reads at a limited rate lets them fill up.
 """
 
 import struct
@@ -19,8 +19,8 @@ import msgpack
 from actorserve.core.messages import KVTicket, TransferId, TransferKind
 from actorserve.errors import ProtocolError
 
-BLOCK_NUMBER_BYTES = 9  # at most, of a block's number in msgpack
-REQUEST_BYTES = 1024  # at most, of a request without its block numbers
+BLOCK_NUMBER_BYTES = 9  # the most that a block's number takes in msgpack
+REQUEST_BYTES = 1024  # the most that a request takes without its block numbers
 
 REQUEST_HEAD = struct.Struct("!8sI")
 ANSWER_HEAD = struct.Struct("!sI")
@@ -78,7 +78,7 @@ def request_bytes(head: bytes, most: int) -> int:
     if sign != _SIGN:
         raise ProtocolError("not a request for KV")
     if length > most:
-        raise ProtocolError("a request that is too long")
+        raise ProtocolError("the request is too long")
     return int(length)
 
 
@@ -97,21 +97,21 @@ def decode_read(body: bytes) -> Read:
     try:
         fields = msgpack.unpackb(body, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"a request that is no msgpack: {type(error).__name__}") from None
+        raise ProtocolError(f"the request is not msgpack: {type(error).__name__}") from None
     if not isinstance(fields, tuple) or len(fields) != 9:
-        raise ProtocolError("a request of the wrong number of fields")
+        raise ProtocolError("the request has the wrong number of fields")
     kind, number, stage, on_host, blocks, secret, num_skipped, per_chunk, with_checksum = fields
     if not (
         kind in _KINDS
-        and all(_is_count(each) for each in (number, stage, num_skipped, per_chunk))
+        and all(_is_count(count) for count in (number, stage, num_skipped, per_chunk))
         and type(on_host) is bool
         and type(with_checksum) is bool
         and isinstance(secret, str)
         and isinstance(blocks, tuple)
-        and all(_is_count(each) for each in blocks)
+        and all(_is_count(block) for block in blocks)
         and per_chunk > 0
     ):
-        raise ProtocolError("a request of wrong fields")
+        raise ProtocolError("the request has a field of a wrong type or range")
     transfer = TransferId(TransferKind(kind), number)
     return Read(KVTicket(transfer, stage, on_host, blocks, secret), num_skipped, per_chunk, with_checksum)
 

@@ -18,9 +18,9 @@ class Link(Protocol):
         self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
     ) -> None:
         """Copy the ticket's blocks, except the first ``num_skipped``, into ``blocks`` in order: blocks of the device's
-        pool, or with ``into_host`` of the host's.
+        pool, or of the host's pool if ``into_host``.
 
-        Raises: TransferError; after that nothing more is written.
+        Raises: TransferError; after it nothing more is written.
         """
         ...
 

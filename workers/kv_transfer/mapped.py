@@ -8,7 +8,7 @@ from workers.kv.shared_memory import attach
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
 
-_STRIDE_BYTES = 256 * 2**10  # copied between two calls of ``pace``
+_STRIDE_BYTES = 256 * 2**10  # to copy between two calls of ``pace``
 
 
 class MappedPool:

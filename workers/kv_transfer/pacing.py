@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_BURST_S = 0.02  # of the rate: what may go at once after a pause
-_DEBT_S = 1.0  # of the rate: urgent bytes make later callers wait no longer
+_BURST_S = 0.02  # after a pause this many seconds' worth of bytes may go at once
+_DEBT_S = 1.0  # urgent bytes make later callers wait at most this long
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ UNBOUNDED = Rate()
 
 
 class TokenBucket:
-    """Makes callers wait that together would exceed the rate. Any number of threads may call it."""
+    """Makes callers wait if together they would exceed the rate. Any number of threads may call it."""
 
     def __init__(self, rate: Rate) -> None:
         self._bytes_per_s, self._clock, self._sleep = rate.bytes_per_s, rate.clock, rate.sleep

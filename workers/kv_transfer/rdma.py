@@ -1,7 +1,7 @@
 """Reading another worker's KV by NIXL, NVIDIA's library for RDMA: an optional extra (``pip install actorserve[nixl]``).
 
-Blocks are read into a staging buffer, and copied from there into the pool. A read that was given up may still write
-later, but only into a buffer that is not used any more.
+Blocks are read into a staging buffer, and copied from there into the pool. A read that timed out may still write
+later, but only into a buffer that is never used again.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Stream sockets that carry KV: addresses, and moving bytes between a socket and many pieces of memory at once.
+"""Stream sockets that carry KV: addresses, and moves of bytes between a socket and many pieces of memory at once.
 
 The pieces of a block lie apart in the pool. The kernel gathers and scatters them (writev, readv), so that this process
 copies nothing.
@@ -66,7 +66,7 @@ def listen(bind: str, announced_host: str) -> tuple[socket.socket, str]:
     host, port = tcp_place(bind)
     name = announced_host or host
     if name in ("*", "0.0.0.0", "::"):
-        raise ValueError("others need a host's name or number to reach it: expected one to announce")
+        raise ValueError("other workers cannot connect to this address: expected a host to announce")
     if host == "*":
         host = "0.0.0.0"
     listener = socket.create_server((host, port), family=_family(host), backlog=_BACKLOG)
@@ -161,7 +161,7 @@ def _move(call: Callable[[int, int, int], int], stream: socket.socket, over: Reg
     while num_moved < total:
         moved = call(stream.fileno(), over[at:].ctypes.data, min(_MAX_REGIONS, len(over) - at))
         if moved == 0:
-            raise ConnectionResetError("it hung up")
+            raise ConnectionResetError("the other side hung up")
         if moved < 0:
             number = ctypes.get_errno()
             if number == errno.EINTR:

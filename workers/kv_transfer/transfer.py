@@ -15,9 +15,9 @@ from workers.kv_transfer.mapped import MappedPool
 from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
 from workers.kv_transfer.rdma import NixlAgent, NixlLink
 
-PATIENCE_S = 5.0  # with a source that sends nothing
+PATIENCE_S = 5.0  # how long to wait for a source that sends nothing
 _LinkKey = tuple[Peer, bool, bool, bool]
-"""Source; whether its host's pool is read; whether our host's pool is written; whether for urgent fetches."""
+"""Source; whether to read its host pool; whether to write our host pool; whether for urgent fetches."""
 
 
 class _Held:
@@ -39,10 +39,10 @@ class KVTransfer:
     with ``ticket_key``.
 
     ``bind``: ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Other workers reach a TCP bind
-    by ``announced_host``, which is required if the bind names no host. ``rate`` bounds what is read from each source,
+    by ``announced_host``, which is required if the bind names no host. ``rate`` limits how fast each source is read,
     except by urgent fetches. ``use_nixl``: RDMA between workers that both have it.
 
-    Raises: ActorserveError if ``bind`` cannot be bound or reached; SettingsError if NIXL is wanted and unavailable.
+    Raises: ActorserveError if ``bind`` cannot be bound or reached; SettingsError if NIXL is wanted but unavailable.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class KVTransfer:
     def fetch(self, fetch: Fetch) -> None:
         """Copy the blocks of ``fetch``; return when they are complete. Urgent fetches may have a thread of their own.
 
-        Raises: TransferError; after that nothing more is written.
+        Raises: TransferError; after it nothing more is written.
         """
         num_wanted = len(fetch.ticket.blocks) - fetch.num_skipped
         if fetch.access.layout != self._pools.layout:
@@ -98,7 +98,7 @@ class KVTransfer:
         key = (fetch.source, fetch.ticket.on_host, fetch.into_host, fetch.is_urgent)
         with self._lock:
             if self._closed:
-                raise TransferError("this worker ends")
+                raise TransferError("this worker is shutting down")
             held = self._held.setdefault(key, _Held())
             bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._rate))
             earlier = [old for old in self._held if old[0].name == key[0].name and old[0] != key[0]]
@@ -108,7 +108,7 @@ class KVTransfer:
                 if held.link is None:
                     held.link = self._open(fetch.access, on_host=fetch.ticket.on_host, into_host=fetch.into_host)
                     if self._closed:
-                        raise TransferError("this worker ends")
+                        raise TransferError("this worker is shutting down")
                 held.link.read(
                     fetch.ticket,
                     fetch.num_skipped,

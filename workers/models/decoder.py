@@ -15,7 +15,7 @@ from workers.weights.decoder_weights import Norm, Weights
 
 
 class Tiles(Protocol):
-    """Runs token-wise functions in pieces of such sizes that a row's bits do not depend on the number of rows."""
+    """Runs token-wise functions in tiles, so that a row's bits do not depend on the number of rows."""
 
     def run(self, function: RowFunction, *inputs: Tensor) -> tuple[Tensor, ...]: ...
 

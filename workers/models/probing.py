@@ -9,7 +9,7 @@ from workers.models.random_rows import RowProbe
 
 # One row is for machines on which no other size agrees. Two rows take longer than four (oneDNN on Zen 4).
 _LAYER_TILES = (1, *range(4, 32, 4), *range(32, 64, 8), *range(64, 128, 32), *range(128, 513, 128))
-_HEAD_TILES = (1, *range(4, 32, 4), *range(32, 65, 8))  # logits are wide, and few rows want them
+_HEAD_TILES = (1, *range(4, 32, 4), *range(32, 65, 8))  # logits are wide, and few rows need them
 _BASE_ROWS = {"cpu": 16, "cuda": 64}
 _OVERHEAD_ROWS = {"cpu": 8, "cuda": 128}  # rows that take as long to compute as the weights to read
 

@@ -31,7 +31,7 @@ class RotaryTable:
         """Raises: ValueError or ArithmeticError if the scaling's numbers give no angles."""
         frequencies, scale = rotary_frequencies(config, num_positions)
         if not (np.isfinite(frequencies).all() and math.isfinite(scale)):
-            raise ValueError("its angles are not finite")
+            raise ValueError("the angles are not finite")
         positions = np.arange(num_positions, dtype=np.float32)[:, None, None]
         shape = (num_positions, 1, config.head_dim // 2)
         self._cos, self._sin = torch.ones(shape, device=device), torch.zeros(shape, device=device)

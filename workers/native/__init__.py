@@ -104,7 +104,7 @@ def _load() -> str:
 def _library() -> Path:
     """The built library's file. Raises: NativeUnavailableError."""
     if not isa():
-        raise NativeUnavailableError("they are made for x86-64 CPUs with AVX2")
+        raise NativeUnavailableError("the native kernels need an x86-64 CPU with AVX2")
     folder = cache_folder() / "native"
     file = folder / f"{digest()}.so"
     if _is_whole(file):
@@ -121,7 +121,9 @@ def _library() -> Path:
                 _remove_unused(folder)
                 _build(file)
     except OSError as error:
-        raise NativeUnavailableError(f"they cannot be built into {folder}: {error.strerror or error}") from None
+        raise NativeUnavailableError(
+            f"the native kernels cannot be built into {folder}: {error.strerror or error}"
+        ) from None
     return file
 
 
@@ -167,8 +169,10 @@ def _build(file: Path) -> None:
         raise NativeUnavailableError(f"the compiler took longer than {_BUILD_TIMEOUT_S:.0f} s") from None
     if done.returncode != 0 or not file.is_file():
         lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        reason = next((line for line in lines if "error: " in line), lines[-1] if lines else "it says nothing")
-        raise NativeUnavailableError(f"they cannot be built: {reason[:_MAX_REASON_CHARS]}")
+        reason = next(
+            (line for line in lines if "error: " in line), lines[-1] if lines else "the compiler printed nothing"
+        )
+        raise NativeUnavailableError(f"the native kernels cannot be built: {reason[:_MAX_REASON_CHARS]}")
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -18,8 +18,8 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kMaxRows = 96;                 // of a unit: its scores and sums stay in the core's own cache
-constexpr int64_t kSerialNumbers = 1 << 16;      // KV numbers; fewer are read before a second thread wakes
-constexpr int64_t kMaxPartialNumbers = 4 << 20;  // of partitions computed apart
+constexpr int64_t kSerialNumbers = 1 << 16;      // KV numbers; fewer take less time than a second thread takes to wake
+constexpr int64_t kMaxPartialNumbers = 4 << 20;  // of partitions that are computed separately
 constexpr int64_t kNoWindow = int64_t{1} << 40;
 
 // A unit and a KV head, with all partitions or with one.
@@ -34,7 +34,7 @@ struct Plan {
   std::vector<Unit> units;
   std::vector<Item> items;
   int64_t num_partial_numbers = 0;  // 0: every item has all partitions
-  int64_t num_kv_numbers = 0;       // read in all, about
+  int64_t num_kv_numbers = 0;       // how many the call reads, roughly
 };
 
 std::vector<Unit> units_of(const Tensor& query_starts, const Tensor& context_lens, const Tensor& block_tables,

@@ -18,7 +18,7 @@ namespace actorserve::attention {
 constexpr int64_t kTileVectors = 4;
 constexpr int64_t kTileKeys = kTileVectors * kLanes;
 constexpr int64_t kMaxHeadDim = 256;
-constexpr int64_t kBlockRows = kLanes == 16 ? 8 : 6;  // whose sums fit into the registers
+constexpr int64_t kBlockRows = kLanes == 16 ? 8 : 6;  // the sums of so many rows fit into the registers
 
 // uint16_t stands for bfloat16: its bits.
 template <typename T>
@@ -37,7 +37,7 @@ struct TileKeys {
   int64_t stride;
 };
 
-// scores [Rows, Vectors vectors] = query [Rows, head_dim] keys, from vector `first` on. Each is one chain of fused
+// scores [Rows, Vectors vectors] = query [Rows, head_dim] keys, from vector `first` on. Each score is one chain of fused
 // multiply-adds in the order of dimensions.
 template <int Rows, int Vectors, typename T>
 inline void score_block(const float* query, int64_t head_dim, const TileKeys<T>& keys, int64_t first, float* scores,
@@ -115,7 +115,7 @@ inline int64_t place_of(int64_t d) {
   return per_word == 1 ? d : d - in_pair + in_pair % per_word * kLanes + in_pair / per_word;
 }
 
-// sums [Rows, Vectors vectors] += weights [Rows, count] values [count], from number `offset` of each on. Each sum is
+// sums [Rows, Vectors vectors] += weights [Rows, count] values [count], from number `offset` of each value on. Each sum is
 // one chain of fused multiply-adds in the order of the values.
 template <int Rows, int Vectors, typename T>
 inline void gather_block(const float* weights, int64_t weights_stride, const T* const* values, int64_t offset,

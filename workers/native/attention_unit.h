@@ -43,7 +43,7 @@ constexpr int64_t kLineFloats = kLineBytes / static_cast<int64_t>(sizeof(float))
 inline int64_t lines(int64_t num_floats) { return (num_floats + kLineFloats - 1) / kLineFloats * kLineFloats; }
 
 struct Unit {
-  const int32_t* blocks;  // the request's
+  const int32_t* blocks;  // of the request
   int64_t first_token, first_position, num_queries;
 
   int64_t end() const { return first_position + num_queries; }
@@ -69,7 +69,7 @@ struct Range {
 template <typename T>
 class UnitWork {
  public:
-  // `memory` is the thread's, and grows as it must.
+  // `memory` belongs to the thread, and grows on demand.
   UnitWork(const Call<T>& call, const Unit& unit, int64_t kv_head, std::vector<float>& memory)
       : call_(call),
         unit_(unit),
@@ -126,7 +126,7 @@ class UnitWork {
       if (Range{std::max(origin, range.begin), std::min(origin + kPartitionKeys, range.end)}.empty()) continue;
       const float* from = partial.sums + row * padded_dim_;
       float* to = merged.sums + row * padded_dim_;
-      if (range.begin >= origin) {  // the row's first
+      if (range.begin >= origin) {  // the row's first partition
         merged.highest[row] = partial.highest[row];
         merged.total[row] = partial.total[row];
         std::copy_n(from, padded_dim_, to);

@@ -39,7 +39,7 @@ def build(file: Path) -> None:
 
 def _check_sources(file: Path) -> None:
     if digest_now() != file.stem:
-        raise RuntimeError("their sources have changed since this program started; start it again")
+        raise RuntimeError("the kernels' sources have changed since this program started; start it again")
 
 
 if __name__ == "__main__":

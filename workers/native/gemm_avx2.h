@@ -10,7 +10,7 @@
 #include "panels.h"
 
 namespace actorserve {
-namespace {  // of the one file that includes this: nothing here is exported
+namespace {  // private to the file that includes this header
 
 // GCC 12 would first load all rows' inputs, and run out of registers for the sums.
 inline void keep_in_register(__m256i& sums) { asm volatile("" : "+x"(sums)); }

@@ -10,7 +10,7 @@
 #include "panels.h"
 
 namespace actorserve {
-namespace {  // of the one file that includes this: nothing here is exported
+namespace {  // private to the file that includes this header
 
 inline __m512i broadcast_4(const uint8_t* from) {
   int32_t four;

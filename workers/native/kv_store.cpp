@@ -15,7 +15,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kSerialNumbers = 16384;  // fewer are stored before a second thread wakes
+constexpr int64_t kSerialNumbers = 16384;  // fewer take less time than a second thread takes to wake
 
 // Rounds to nearest, ties to even; NaN stays NaN.
 uint16_t to_bfloat16(float x) {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 namespace actorserve {
-namespace {  // of the one file that includes this: nothing here is exported
+namespace {  // private to the file that includes this header
 
 constexpr int kPanelColumns = 16;
 constexpr int kStepBytes = 4 * kPanelColumns;                  // int8: four inputs of a panel's columns

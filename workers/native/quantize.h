@@ -12,10 +12,10 @@
 #include "simd.h"
 
 namespace actorserve {
-namespace {  // of the one file that includes this: nothing here is exported
+namespace {  // private to the file that includes this header
 
 constexpr int64_t kRowMultiple = 32;        // floats: a scratch row is padded with zeros to a multiple of it
-constexpr float kSmallestAmax = 0x1p-100f;  // below it a row counts as zeros: 127 / amax stays finite
+constexpr float kSmallestAmax = 0x1p-100f;  // a row with a smaller amax counts as zeros: 127 / amax stays finite
 constexpr int32_t kInputOffset = 128;       // kernels take inputs as unsigned: -127..127 become 1..255
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }

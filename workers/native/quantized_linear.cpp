@@ -25,8 +25,8 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kMinProducts = 1 << 16;  // for a thread: fewer are done before a second thread wakes
-constexpr int64_t kMinFloats = 1 << 13;    // for a thread, to rotate and quantize
+constexpr int64_t kMinProducts = 1 << 16;  // per thread: fewer take less time than a second thread takes to wake
+constexpr int64_t kMinFloats = 1 << 13;    // per thread, to rotate and quantize
 
 struct Epilogue {
   const int32_t* column_sums;  // 128 times the weights' sum: what the inputs' offset adds to a dot product

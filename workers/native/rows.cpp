@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kEight = kLanesOf<Eight>;
-constexpr int64_t kSerialElements = 16384;  // fewer are done before a second thread wakes
+constexpr int64_t kSerialElements = 16384;  // fewer take less time than a second thread takes to wake
 
 template <typename Function>
 void for_rows(int64_t num_rows, int64_t row_elements, const Function& function) {

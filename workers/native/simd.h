@@ -22,7 +22,7 @@ typedef uint32_t EightWords __attribute__((vector_size(32)));
 
 #if defined(__AVX512VNNI__)
 typedef float Floats __attribute__((vector_size(64)));
-typedef uint32_t Words __attribute__((vector_size(64)));  // a float each, or two bfloat16 of neighbouring dimensions
+typedef uint32_t Words __attribute__((vector_size(64)));  // each word is a float, or two bfloat16 of neighbouring dimensions
 #else
 using Floats = Eight;
 using Words = EightWords;
@@ -212,7 +212,7 @@ inline float highest_of_lanes(Floats x) {
 
 // --- e^x -------------------------------------------------------------------------------------------------------------
 //
-// x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of e^r, and n into the exponent (as in every such function since
+// x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of e^r, and n into the exponent (the usual method since
 // Cody and Waite, 1980). Within 2 units in the last place.
 
 constexpr float kOneByLn2 = 1.44269504088896341f;
@@ -239,7 +239,7 @@ inline Eight exp(Eight x) {
   const Eight shifted = multiply_add(x, all<Eight>(kOneByLn2), all<Eight>(12582912.0f));
   const Eight r = rest_of_exponent(x, shifted - 12582912.0f);
   const Eight y = multiply_add(exp_polynomial(r), r * r, r) + 1.0f;
-  // What 12582912.0f has in its lowest bits is 0, so this adds n to the exponent.
+  // The low bits of 12582912.0f are 0, so this adds n to the exponent.
   Eight scaled = reinterpret_cast<Eight>(reinterpret_cast<EightWords>(y) +
                                          (reinterpret_cast<EightWords>(shifted) << 23));
   scaled = x > 88.0f ? all<Eight>(std::numeric_limits<float>::infinity()) : scaled;

@@ -16,16 +16,16 @@ from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.core.timing.profile import Link
 from workers.engine import Engine
 
-_FIRST_TOKEN = 100  # any ordinary ones will do
+_FIRST_TOKEN = 100  # any ordinary token ids will do
 _RING_BYTES = 128 * 2**20  # of KV over which contexts are spread: more than caches hold
-_COMPUTED_RING_TOKENS = 512  # that are computed; the rest of the ring are copies
+_COMPUTED_RING_TOKENS = 512  # computed; the rest of the ring are copies
 _COPY_BYTES = 32 * 2**20  # of a long copy
 _NUM_COPIES = 5
 
 
 class Shape(NamedTuple):
     """One iteration: a prefill chunk of ``num_tokens`` with ``num_before`` tokens before it (none, if 0), and a decode
-    of each of ``num_requests`` with ``num_context_tokens`` each. Contexts are whole blocks.
+    of ``num_requests`` requests with ``num_context_tokens`` each. Contexts are whole blocks.
     """
 
     num_tokens: int
@@ -61,7 +61,7 @@ class EngineTimer:
         self._ring_start = max_requests + self._blocks_of(max_chunk_tokens)
         wanted = min(self._blocks_of(max(contexts)), _RING_BYTES // engine.bytes_per_block)
         self._ring_blocks = max(1, min(wanted, engine.num_blocks - self._ring_start))
-        if not wanted:  # the engine is so small that nothing has a context
+        if not wanted:  # the engine is too small for any context
             return
         computed = min(self._ring_blocks, max(1, _COMPUTED_RING_TOKENS // engine.tokens_per_block))
         self._compute_ring(computed, max_chunk_tokens)
@@ -136,7 +136,7 @@ class EngineTimer:
         return engine.step(plan).duration_s
 
     def _compute_ring(self, num_blocks: int, max_chunk_tokens: int) -> None:
-        """Each chunk as a prompt of its own: so no position lies beyond the model's."""
+        """Compute the ring's KV. Each chunk is a prompt of its own, so that no position exceeds the model's."""
         chunk_blocks = max(1, max_chunk_tokens // self._engine.tokens_per_block)
         for start in range(0, num_blocks, chunk_blocks):
             table = list(range(self._ring_start + start, self._ring_start + min(num_blocks, start + chunk_blocks)))
@@ -153,7 +153,7 @@ class EngineTimer:
 
 
 def memory_link() -> Link:
-    """Copies within this host's memory: what swapping would take where the engine has no pool to swap to."""
+    """Copies within this host's memory: what swapping would take if the engine has no pool to swap to."""
     source, target = memoryview(bytearray(_COPY_BYTES)), memoryview(bytearray(_COPY_BYTES))
 
     def copy_s(num_bytes: int) -> float:

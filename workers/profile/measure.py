@@ -115,7 +115,7 @@ def measure(engine: Engine, plan: Plan, effort: Effort, progress: Progress) -> M
         times: dict[Shape, list[float]] = {}
         for number, shape in enumerate(shapes):
             progress(number / len(shapes) / (effort.least_rounds + 1), "warming up")
-            if any(all(size >= least for size, least in zip(shape, each, strict=True)) for each in slow):
+            if any(all(size >= least for size, least in zip(shape, slow_shape, strict=True)) for slow_shape in slow):
                 continue
             times[shape] = []
             if timer.iteration_s(shape) > effort.slow_s:
@@ -123,16 +123,16 @@ def measure(engine: Engine, plan: Plan, effort: Effort, progress: Progress) -> M
         began = time.perf_counter()
         num_rounds, done = effort.least_rounds, 0
         while done < num_rounds:
-            for number, (shape, each) in enumerate(times.items()):
+            for number, (shape, durations) in enumerate(times.items()):
                 progress((1 + done + number / len(times)) / (1 + num_rounds), _words(shape))
-                each.append(timer.iteration_s(shape))
+                durations.append(timer.iteration_s(shape))
             done += 1
             round_s = max((time.perf_counter() - began) / done, 1e-9)
             num_rounds = int(min(max(effort.budget_s / round_s, effort.least_rounds), effort.most_rounds))
         progress(1.0, "copies")
         swap = timer.swap_link() if engine.num_host_blocks else memory_link()
         transfer = loopback_link()
-    medians = {shape: statistics.median(each) for shape, each in times.items()}
+    medians = {shape: statistics.median(durations) for shape, durations in times.items()}
     return Measurements(
         {shape: medians[shape] for shape in plan.fitted if shape in medians},
         {shape: medians[shape] for shape in plan.compared if shape in medians},
@@ -183,7 +183,7 @@ def profile_s(profile: Profile, shape: Shape) -> float:
 def _curve(points: Sequence[tuple[int, float]]) -> Curve:
     xs = [float(x) for x, _ in points]
     ys = not_falling([max(seconds, 1e-9) for _, seconds in points])
-    if len(xs) == 1:  # all others were too slow, or too large for the engine
+    if len(xs) == 1:  # all other shapes were too slow, or too large for the engine
         xs, ys = [xs[0], 2 * xs[0]], [ys[0], 2 * ys[0]]
     return Curve(tuple(xs), tuple(_rounded(y) for y in ys))
 
@@ -200,17 +200,17 @@ def _decode_curves(points: Sequence[tuple[int, int, float]]) -> tuple[Curve, Cur
     for batch, num_tokens, seconds in points:
         by_batch.setdefault(batch, []).append((num_tokens, seconds))
         by_knot.setdefault(num_tokens.bit_length() // 2, []).append((batch, num_tokens, seconds))
-    knots = [statistics.fmean(n for _, n, _ in its) for _, its in sorted(by_knot.items())]
+    knots = [statistics.fmean(n for _, n, _ in group) for _, group in sorted(by_knot.items())]
     # The cost of a token at the first knot. Fewer tokens are not measured, and a constant may belong to either curve.
-    shortest = [sorted(its)[:2] for its in by_batch.values() if len(its) > 1]
+    shortest = [sorted(group)[:2] for group in by_batch.values() if len(group) > 1]
     steps = [(n - n0, t - t0, t) for (n0, t0), (n, t) in shortest]
     slope_s = _slope([(n / t, more_s / t) for n, more_s, t in steps])
     context = Curve((0.0, max(1.0, *knots)), (0.0, slope_s * max(1.0, *knots)))
     for _ in range(_NUM_FITS):
         decode = _curve(
-            [(b, _weighted_mean([(t - context(n), t) for n, t in its])) for b, its in sorted(by_batch.items())]
+            [(b, _weighted_mean([(t - context(n), t) for n, t in group])) for b, group in sorted(by_batch.items())]
         )
-        left = [_weighted_mean([(t - decode(b), t) for b, _, t in its]) for _, its in sorted(by_knot.items())]
+        left = [_weighted_mean([(t - decode(b), t) for b, _, t in group]) for _, group in sorted(by_knot.items())]
         shift = left[0] - slope_s * knots[0]
         xs = (0.0, *(knot for knot in knots if knot > 0.0))
         ys = not_falling([0.0, *(max(0.0, y - shift) for y, knot in zip(left, knots, strict=True) if knot > 0.0)])

@@ -33,7 +33,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 def profile_of(engine: Engine, settings: Settings, status: Reporter) -> Profile:
     """The engine's profile; ``settings`` are resolved. Call this before the engine serves: it overwrites its KV pool.
 
-    Raises: ProfileError if the settings name a profile that does not exist, is invalid, or is another model's.
+    Raises: ProfileError if the settings name a profile that does not exist, is invalid, or belongs to another model.
     """
     given = settings.workers.profile
     if given is not None:
@@ -145,7 +145,7 @@ def _alone(folder: Path, status: Reporter) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "measuring.lock").open("w")
     except OSError as error:
-        _log.warning("others may measure at the same time: %s", error)
+        _log.warning("other processes may measure at the same time: %s", error)
         yield
         return
     with lock:

@@ -70,8 +70,8 @@ def choose_sampled(logits: Tensor, rows: Sequence[int], rules: Sequence[Rule]) -
     at least one, with all equals of the last). The token is then the first, in order of ids, at which the cumulative
     weight exceeds ``uniform`` times the total.
 
-    A row with NaN, or without a finite maximum, gets what ``choose_greedy`` gives: never a crash that would follow the
-    request from worker to worker.
+    A row with NaN, or without a finite maximum, gets what ``choose_greedy`` gives, because an error would crash one
+    worker after another as the request is restarted.
     """
     chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     plain = [i for i, rule in enumerate(rules) if not rule.cuts_tail]

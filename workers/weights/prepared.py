@@ -75,7 +75,7 @@ class PreparedWeights:
         except KeyError as error:
             raise ValueError(f"{error} is missing") from None
         except RuntimeError as error:
-            raise ValueError(f"it cannot be mapped: {error}") from None
+            raise ValueError(f"the file cannot be mapped: {error}") from None
         with suppress(OSError):  # as in a read-only cache
             os.utime(file)  # the time of last use, by which old files are removed
 

@@ -26,7 +26,7 @@ _FLOATS = {
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
-_DEQUANTIZED_BYTES = 2**16  # at a time, so that temporaries stay in the cache
+_DEQUANTIZED_BYTES = 2**16  # dequantized at a time, so that temporaries stay in the cache
 _RANDOM_NUMBERS = 2**20 + 1  # an odd number, so that the rows of a weight are not all alike
 
 
@@ -141,7 +141,7 @@ class DummySource:
         return numbers.mul_(0.02).add_(1.0 - spec.addend if is_gain else 0.0)
 
     def _random(self, spec: TensorSpec) -> Tensor:
-        """Numbers from a common store, from a place that the name tells: drawing each would take ten times as long."""
+        """A slice of shared random numbers that begins where the name says: drawing takes ten times as long."""
         numbers = torch.empty(math.prod(spec.shape))
         first, place = 0, zlib.crc32(spec.name.encode()) % _RANDOM_NUMBERS
         while first < len(numbers):

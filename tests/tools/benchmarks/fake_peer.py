@@ -1,4 +1,4 @@
-"""A peer whose times are options, and which may misbehave. Tests run it as a process."""
+"""A peer whose times are options, and that may misbehave. Tests run it as a process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""tools/bench actors: the pairs answer, the figures are medians, and nothing is left behind."""
+"""tools/bench actors: the pairs answer, the figures are medians, and no process or file remains."""
 
 import argparse
 import subprocess
@@ -48,7 +48,7 @@ def test_a_pair_answers_every_call_and_ends(name: str) -> None:
 
 
 def test_rays_pair_answers_every_call_and_ends() -> None:
-    """Two of Ray's actors are measured like ours, with all that Ray runs for them, and all of it ends."""
+    """Two of Ray's actors are measured like ours, with all processes that Ray runs, and all of them end."""
     python = ray_build.find_ray()
     if python is None:
         pytest.skip(f"Ray is not installed: {ray_build.ADVICE}")
@@ -85,12 +85,12 @@ def test_ray_that_is_not_installed_is_left_out(
     """Ours and pyzmq are measured without it, and a line names the command that installs Ray."""
     monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))
     arguments = argparse.Namespace(without_ray=False)
-    assert [each.name for each in contestants(arguments, Console())] == [actors.OURS, actors.PYZMQ]
+    assert [contestant.name for contestant in contestants(arguments, Console())] == [actors.OURS, actors.PYZMQ]
     assert ray_build.ADVICE in capsys.readouterr().out
 
 
 def test_figures_are_medians_and_ratios_say_how_much_better_ours_is() -> None:
-    """Above one is better, for times, rates and memory alike."""
+    """A ratio above one means that ours is better, for times, rates and memory alike."""
     ours = summarize(actors.OURS, [[0.001], [0.003], [0.002]], [900.0, 1000.0, 5000.0], MEMORY)
     other = summarize(actors.RAY, [[0.008]], [250.0], (MEMORY[0], Memory(5, 2**23, None)))
     assert ours.round_trip_p50_ms.median == pytest.approx(2.0)
@@ -147,7 +147,7 @@ def test_the_whole_measurement_runs_and_writes_its_figures(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("options", [["--rounds", "0"], ["--window", str(actors.MAX_WINDOW + 1)]])
 def test_numbers_out_of_range_are_refused(options: list[str]) -> None:
-    """One line says what was expected."""
+    """One line names the allowed numbers."""
     command = [sys.executable, "-m", "tools.benchmarks", "actors", "--without-ray", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     assert done.returncode == 2

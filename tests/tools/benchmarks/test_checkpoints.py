@@ -31,8 +31,8 @@ def parsed(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_throughput_is_of_a_window() -> None:
-    """It counts all streams' tokens after the window's beginning, up to its end."""
+def test_throughput_counts_a_window() -> None:
+    """Throughput counts all streams' tokens after the window's beginning, up to its end."""
     streams = [Stream("a", [], [1.0, 2.0, 3.0, 4.0]), Stream("b", [], [2.5, 3.5])]
     assert checkpoints.tokens_per_s(streams, 2.0, 4.0) == pytest.approx(2.0)
 
@@ -100,16 +100,16 @@ def test_real_workers_are_killed(tmp_path: Path) -> None:
     written = read_figures(figures)
     assert [len(table.rows) for table in written.tables] == [2, 2]
     told = written.details
-    assert [(each["context_tokens"], each["way"]) for each in told["deaths"]] == [
+    assert [(row["context_tokens"], row["way"]) for row in told["deaths"]] == [
         (length, way) for length in (48, 200) for way in ("with", "without")
     ]
-    for each in told["deaths"]:
-        assert each["has_adopted"] == (each["way"] == "with")
-        assert each["pause_s"] > 0.0
-        assert each["detection_s"] > 0.0
-    assert [(each["way"], each["side"]) for each in told["decodings"]] == [
+    for row in told["deaths"]:
+        assert row["has_adopted"] == (row["way"] == "with")
+        assert row["pause_s"] > 0.0
+        assert row["detection_s"] > 0.0
+    assert [(row["way"], row["side"]) for row in told["decodings"]] == [
         (way, side) for way in ("with", "without") for side in ("source", "store")
     ]
-    copied = {(each["way"], each["side"]): each["checkpointed_bytes"] for each in told["decodings"]}
+    copied = {(row["way"], row["side"]): row["checkpointed_bytes"] for row in told["decodings"]}
     assert copied["with", "source"] > 0
     assert copied["without", "source"] == 0

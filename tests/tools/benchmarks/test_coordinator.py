@@ -45,15 +45,15 @@ def command(*options: str) -> list[str]:
     return [sys.executable, "-m", "tools.benchmarks", "coordinator", *options]
 
 
-def test_the_coordinator_alone_places_everybody() -> None:
-    """On a virtual clock all processes meet, every request gets a place, and the coordinator's CPU time is counted."""
+def test_the_coordinator_alone_places_every_request() -> None:
+    """On a virtual clock all processes connect, every request gets a place, and the actor's CPU time is counted."""
     alone = CoordinatorAlone(8, 2, ClusterSettings())
     assert alone.joining_cpu_s > 0.0
     assert alone.cpu_share(200.0, 0.5) > 0.0
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_the_real_coordinator_places_everybody(tmp_path: Path, short_folder: Path, shards: int) -> None:
+def test_the_real_coordinator_places_every_request(tmp_path: Path, short_folder: Path, shards: int) -> None:
     """With one coordinator or two, all requests are answered, and neither sockets nor folders remain."""
     file = tmp_path / "figures.json"
     options = ["--workers", "4", "--rates", "50", "--seconds", "0.5", "--no-search", "--json", str(file)]
@@ -107,8 +107,8 @@ def test_an_interrupt_ends_everything(short_folder: Path) -> None:
     assert list(short_folder.iterdir()) == []
 
 
-def test_a_rate_is_held_where_answers_come_in_time() -> None:
-    """Too few answers or a slow last percent is not held; shards' rates add up, and the worst latency counts."""
+def test_a_rate_is_held_if_answers_come_in_time() -> None:
+    """Too few answers or a slow P99 means not held; shards' rates add up, and the worst latency counts."""
     whole = join(4, [MEASURED, MEASURED])
     assert (whole.asked, whole.answered, whole.coordinator_cpu) == (200.0, 198.0, 0.2)
     assert whole.is_held
@@ -133,7 +133,7 @@ def test_the_limit_is_searched_upward_and_then_between() -> None:
     assert find_limit(lambda rate: False, (100,)) == 0.0
 
 
-def test_a_core_is_full_along_a_line() -> None:
+def test_the_rate_that_fills_a_core_is_extrapolated() -> None:
     """Two rates give the cost of a request and the cost of everything else."""
     assert whole_core([AlonePoint(1, 100.0, 0.2), AlonePoint(1, 200.0, 0.3)]) == pytest.approx(900.0)
     with pytest.raises(BenchError, match="two different --rates"):

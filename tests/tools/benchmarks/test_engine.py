@@ -24,7 +24,7 @@ def fake(name: str, setting: str = "", **options: Any) -> Entry:
     return Entry(name, setting, FAKE, {"log": "", **options}, Path(sys.executable))
 
 
-def test_a_peer_answers_what_it_is_asked() -> None:
+def test_a_peer_answers_commands() -> None:
     """Times, scores and the peak memory come back from the peer's process."""
     with PeerProcess(fake("a", prefill_s=2.0, decode_s=0.5), BUDGET) as peer:
         peer.wait_ready()
@@ -34,8 +34,8 @@ def test_a_peer_answers_what_it_is_asked() -> None:
         assert peer.peak_memory_bytes() > 2**20
 
 
-def test_what_a_peer_prints_does_not_disturb() -> None:
-    """What a library prints to stdout is not taken for an answer."""
+def test_a_peers_own_output_is_no_answer() -> None:
+    """Text that a library prints to stdout is not read as an answer."""
     with PeerProcess(fake("a", chatter="hello"), BUDGET) as peer:
         peer.wait_ready()
         assert peer.measure(Shape("prefill", 8)) == 1.0
@@ -81,9 +81,11 @@ def test_peers_take_turns_and_another_peer_begins_each_round(tmp_path: Path) -> 
             assert peer.entry.name == name
         measure([a, b], [Shape("prefill", 8), Shape("decode", 2)], rounds=2)
     asked = [json.loads(line) for line in log.read_text().splitlines()]
-    processes = [each["process"] for each in asked]
+    processes = [command["process"] for command in asked]
     first, second = processes[0], processes[1]
-    assert [each["shape"] for each in asked[4:]] == ["prefill"] * 2 + ["decode"] * 2 + ["prefill"] * 2 + ["decode"] * 2
+    assert [command["shape"] for command in asked[4:]] == ["prefill"] * 2 + ["decode"] * 2 + ["prefill"] * 2 + [
+        "decode"
+    ] * 2
     assert processes[4:] == [first, second, first, second, second, first, second, first]
 
 
@@ -122,7 +124,7 @@ def test_peak_memory_is_zero_without_proc(tmp_path: Path) -> None:
 
 
 def test_windows_are_whole_and_without_overlap() -> None:
-    """The rest of a text that fills no window is not scored."""
+    """A rest of the text that does not fill a window is not scored."""
     assert perplexity.windows(list(range(10)), 9, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(BenchError, match="no window of 4"):
         perplexity.windows([1, 2, 3], 9, 4)

@@ -159,7 +159,7 @@ def test_a_message_takes_half_of_a_placement() -> None:
 def test_pauses_of_a_worker_do_not_count_between_iterations() -> None:
     """The gap is the time between the ends of two iterations without the second iteration's duration."""
     ends = [2.0 + 0.5 * number for number in range(20)]
-    ends += [ends[-1] + 100.0]  # nothing to do for a while
+    ends += [ends[-1] + 100.0]  # after an idle time
     entries = told(*((at_s, StepDone(number, 0.375, (), (), ())) for number, at_s in enumerate(ends)))
     assert between_steps_s(entries) == pytest.approx(0.125)
     with pytest.raises(BenchError, match="no two iterations"):
@@ -174,7 +174,7 @@ def test_pools_are_the_workers_own_figures() -> None:
         last_report(told((1.0, tokens(("a", 0)))))
 
 
-def test_all_lives_of_a_process_are_read(tmp_path: Path) -> None:
+def test_journals_of_all_incarnations_are_read(tmp_path: Path) -> None:
     """The journals follow each other; a process without a journal is an error that names it."""
     for incarnation in (1, 2):
         with (tmp_path / f"gateway-0-{incarnation}.journal").open("wb") as file:
@@ -205,14 +205,14 @@ def test_the_simulated_cluster_has_the_options_of_the_measured_one(settings: Set
 def test_both_sides_get_the_same_arrivals() -> None:
     """A load sets the rate alone: the server gets the same requests that the simulator draws."""
     slow, fast = (list(arrivals(small_run(load_tokens_per_s=rate), ())) for rate in (100.0, 400.0))
-    assert [replace(each, at_s=0.0) for each in slow] == [replace(each, at_s=0.0) for each in fast]
-    mean = fmean(each.output_tokens for each in slow)
+    assert [replace(arrival, at_s=0.0) for arrival in slow] == [replace(arrival, at_s=0.0) for arrival in fast]
+    mean = fmean(arrival.output_tokens for arrival in slow)
     for rate, drawn in ((100.0, slow), (400.0, fast)):
         config = small_run(load_tokens_per_s=rate)
         assert config.arrivals.rate_per_s == pytest.approx(rate / mean)
         met = Simulation(config, FLAT).run().outcomes
-        assert list(met.num_prompt) == [each.prompt_tokens for each in drawn]
-        assert list(met.arrived_s) == [each.at_s for each in drawn]
+        assert list(met.num_prompt) == [arrival.prompt_tokens for arrival in drawn]
+        assert list(met.arrived_s) == [arrival.at_s for arrival in drawn]
 
 
 def test_a_simulator_that_is_right_has_ratios_of_one() -> None:
@@ -258,8 +258,8 @@ def test_a_real_server_is_compared(tmp_path: Path, default_model_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert "simulated / measured" in done.stdout
     loads = read_figures(figures).details["loads"]
-    assert [each["load"] for each in loads] == [0.5, 2.0]
-    assert all(set(each["ratios"]) == {"ttft_s", "tpot_s", "e2e_s"} for each in loads)
+    assert [load["load"] for load in loads] == [0.5, 2.0]
+    assert all(set(load["ratios"]) == {"ttft_s", "tpot_s", "e2e_s"} for load in loads)
     for side in ("measured_counts", "simulated_counts"):
         assert loads[1][side]["num_preemptions"] > 0
         assert loads[1][side]["num_tokens_found"] > 0

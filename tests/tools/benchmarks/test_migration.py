@@ -70,7 +70,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 def test_a_step_is_the_usual_time_between_tokens_of_a_window() -> None:
-    """It ignores tokens before all requests decoded, one odd step, and tokens after the order."""
+    """The median ignores tokens before all requests decoded, one odd step, and tokens after the order."""
     times_s = [0.0, 5.0, 5.1, 5.2, 5.9, 6.0, 9.0]
     assert usual_gap_s(times_s, 5.0, 6.0) == pytest.approx(0.1)
     with pytest.raises(BenchError, match="too few"):
@@ -167,7 +167,7 @@ def test_a_move_that_changes_tokens_fails() -> None:
 
 
 def test_a_table_holds_every_way_and_length(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also without neighbours, and without live migration, which alone has goals."""
+    """The tables work without neighbours, and without live migration, the only way that has goals."""
     moves = [
         replace(MOVE, way=way, context_tokens=length) for length in (256, 4096) for way in ("blocking", "recompute")
     ]
@@ -226,15 +226,15 @@ def test_real_workers_are_measured(tmp_path: Path, private_tmp: dict[str, str]) 
     assert written.command == f"tools/bench migration {' '.join(QUICK)} --plot {plot}"
     assert [len(table.rows) for table in written.tables] == [2, 6]
     told = written.details
-    assert [(each["context_tokens"], each["way"]) for each in told["summaries"]] == [
+    assert [(summary["context_tokens"], summary["way"]) for summary in told["summaries"]] == [
         (length, way) for length in (48, 200) for way in ("live", "blocking", "recompute")
     ]
-    for each in told["summaries"]:
-        assert each["num_adopted"] == (each["way"] != "recompute")
-        assert (each["copied_bytes"] > 0) == (each["way"] != "recompute")
-        assert bool(each["parts"]) == (each["way"] != "recompute")
-        assert each["downtime_steps"]["median"] > 0.0
-        assert set(each["slowdown"]) == {"source", "destination"}
+    for summary in told["summaries"]:
+        assert summary["num_adopted"] == (summary["way"] != "recompute")
+        assert (summary["copied_bytes"] > 0) == (summary["way"] != "recompute")
+        assert bool(summary["parts"]) == (summary["way"] != "recompute")
+        assert summary["downtime_steps"]["median"] > 0.0
+        assert set(summary["slowdown"]) == {"source", "destination"}
     assert len(told["goals"]) == 4
     assert "downtime in decode steps" in done.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")

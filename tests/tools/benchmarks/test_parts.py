@@ -56,8 +56,8 @@ def ticking() -> Iterator[float]:
         now_s += 1.0
 
 
-def test_of_nested_timers_the_outermost_counts() -> None:
-    """A linear layer within the head is the head's time, and is not counted twice."""
+def test_the_outermost_of_nested_timers_counts() -> None:
+    """The time of a linear layer within the head counts for the head, and only once."""
     clock = ticking()
     timers = Timers(lambda: next(clock))
     linear = timers.wrap("linear", lambda: None)
@@ -87,7 +87,7 @@ def test_timers_do_not_count_while_off_and_survive_errors() -> None:
     assert timers.seconds == {"part": 2.0}
 
 
-def test_the_rest_is_what_no_part_took() -> None:
+def test_the_rest_is_the_time_outside_of_parts() -> None:
     """Parts and rest add up to the whole, which is measured without timers."""
     timers = Timers()
     work = timers.wrap("work", lambda: sum(range(20_000)))
@@ -110,7 +110,7 @@ def test_a_server_shows_medians_of_its_turns() -> None:
 
 
 def test_a_server_with_failed_requests_is_not_compared() -> None:
-    """Otherwise it would be measured with fewer requests than the other servers."""
+    """Comparing is an error, because the server had fewer requests than the other servers."""
     with pytest.raises(BenchError, match="a: requests failed"):
         summarize("a", [make_report([outcome(1.0, 1.0, "timeout")], 0.0)])
 
@@ -125,20 +125,20 @@ def test_unequal_work_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert "different numbers" in shown
 
 
-def test_a_build_tells_how_far_it_is() -> None:
-    """Ninja's and make's progress are understood, and other lines are not taken for it."""
+def test_a_builds_progress_is_parsed() -> None:
+    """Ninja's and make's progress lines give a share, and other lines give none."""
     assert llama_build.share_done("[3/12] Building CXX object") == 0.25
     assert llama_build.share_done("[ 40%] Building CXX object") == 0.4
     assert llama_build.share_done("-- Configuring done") is None
 
 
 def test_the_peers_version_is_pinned() -> None:
-    """The file with all versions has llama-cpp-python's, too."""
+    """The constraints file pins llama-cpp-python."""
     assert llama_build.pinned_version()[0].isdecimal()
 
 
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without build tools the error names them, and no build is left behind that looks complete."""
+    """Without build tools the error names them, and leaves no build that looks complete."""
     monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BenchError, match=r"takes cmake and g\+\+; apt install cmake g\+\+"):

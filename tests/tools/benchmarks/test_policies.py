@@ -36,29 +36,29 @@ def outcome(sent_s: float, *chunks_s: float) -> Outcome:
     return Outcome(sent_s, list(chunks_s), chunks_s[-1], prompt_tokens=1, output_tokens=len(chunks_s))
 
 
-def test_saturation_counts_what_was_made_until_the_last_request_was_sent() -> None:
+def test_saturation_counts_tokens_until_the_last_request_was_sent() -> None:
     """Tokens after the last request was sent do not count, because the server runs dry; all earlier tokens do."""
     outcomes = [outcome(0.0, 1.0, 2.0, 3.0, 20.0), outcome(0.0, 1.0, 2.0), outcome(4.0, 30.0, 40.0)]
     assert under_load.saturated_tokens_per_s(outcomes) == 5 / 4.0
 
 
 def test_saturation_takes_more_requests_than_run_at_once() -> None:
-    """If all requests were sent at once, the server was at no time surely full."""
+    """Sending all requests at once is an error, because the loop then never refills the server."""
     with pytest.raises(BenchError, match="--requests must be more than --concurrency"):
         under_load.saturated_tokens_per_s([outcome(0.0, 1.0), outcome(0.0, 1.0)])
 
 
-def test_a_load_is_of_the_tokens_that_were_drawn() -> None:
+def test_a_load_follows_the_drawn_lengths() -> None:
     """Whatever lengths a seed gives, answers sum up to the wanted tokens per second, and no load changes a length."""
     pairs = under_load.length_pairs(parsed("--max-tokens", "200"))
     slow, fast = (under_load.poisson_arrivals(pairs, 2000, rate, 7) for rate in (100.0, 300.0))
     for arrivals, rate in ((slow, 100.0), (fast, 300.0)):
-        assert sum(each.output_tokens for each in arrivals) / arrivals[-1].at_s == pytest.approx(rate, rel=0.1)
-    assert [each.output_tokens for each in slow] == [each.output_tokens for each in fast]
-    assert max(each.prompt_tokens + each.output_tokens for each in slow) <= 200
+        assert sum(arrival.output_tokens for arrival in arrivals) / arrivals[-1].at_s == pytest.approx(rate, rel=0.1)
+    assert [arrival.output_tokens for arrival in slow] == [arrival.output_tokens for arrival in fast]
+    assert max(arrival.prompt_tokens + arrival.output_tokens for arrival in slow) <= 200
 
 
-def test_everybody_gets_the_same_requests_and_nobody_the_same_prompt_twice() -> None:
+def test_servers_get_the_same_requests_and_no_prompt_twice() -> None:
     """A seed gives the same prompts of the arrivals' lengths; another seed or another number gives others."""
     arrivals = [Arrival(0.0, 30, 4), Arrival(1.5, 30, 9)]
     jobs = under_load.make_jobs(arrivals, "a")
@@ -115,7 +115,7 @@ def test_odd_options_are_refused(option: str, value: str, capsys: pytest.Capture
     assert option in capsys.readouterr().err
 
 
-def test_counts_are_what_a_server_counted_meanwhile() -> None:
+def test_counts_are_a_servers_growth_during_the_rounds() -> None:
     """Counters grow over several rounds, each from the value at its beginning."""
     measured, metric = Measured(), "vllm:num_preemptions_total"
     before = dict.fromkeys((metric for _, metric in policies._COUNTERS.values()), 10.0)
@@ -130,7 +130,7 @@ def test_the_first_policy_is_compared_with_each_other_one() -> None:
     met = {"a": [outcome(0.0, 1.0, 2.0)], "b": [outcome(0.0, 2.0, 8.0)], "c": [outcome(0.0, 1.0, 1.0)]}
     result = compare(0.5, 12.0, {arm: Measured(outcomes, {}) for arm, outcomes in met.items()})
     assert set(result.ratios) == {"a / b", "a / c"}
-    assert {name: each["mean"] for name, each in result.ratios["a / b"].items()} == {
+    assert {name: statistics["mean"] for name, statistics in result.ratios["a / b"].items()} == {
         "per_token_s": 0.25,
         "ttft_s": 0.5,
         "e2e_s": 0.25,
@@ -169,9 +169,9 @@ def test_real_servers_are_measured(tmp_path: Path, default_model_path: Path) -> 
     written = read_figures(figures)
     assert [table.title for table in written.tables] == [policies.load_title(load) for load in (0.5, 2.0)]
     told = written.details
-    assert [each["load"] for each in told["loads"]] == [0.5, 2.0]
-    for each in told["loads"]:
-        assert set(each["latency"]) == set(each["counts"]) == {"skip_join_mlfq", "fcfs"}
-        assert set(each["ratios"]) == {"skip_join_mlfq / fcfs"}
+    assert [load["load"] for load in told["loads"]] == [0.5, 2.0]
+    for load in told["loads"]:
+        assert set(load["latency"]) == set(load["counts"]) == {"skip_join_mlfq", "fcfs"}
+        assert set(load["ratios"]) == {"skip_join_mlfq / fcfs"}
     assert told["loads"][1]["counts"]["skip_join_mlfq"]["preemptions"] > 0
     assert "latency per token, s, P95" in done.stdout

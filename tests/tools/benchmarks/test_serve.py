@@ -97,7 +97,7 @@ class Server:
 
 
 async def bench(*arguments: str) -> int:
-    """Run the command beside the test's server; return its exit status."""
+    """Run the command while the test's server runs; return its exit status."""
     async with asyncio.timeout(DEADLINE_S):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tools.benchmarks", "serve", *arguments),
@@ -209,9 +209,7 @@ async def test_ctrl_c_prints_the_outcomes_so_far(tmp_path: Path) -> None:
         (["--url", "ftp:/x"], "ftp:/x"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(
-    arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_measurement_is_one_line(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that is down, a bad file or a bad distribution ends with one line and exit status 2."""
     assert main(["serve", *arguments]) == 2
     said = capsys.readouterr().err

@@ -10,7 +10,7 @@ from tools.figures.figure import Figure
 from tools.figures.files import read_figures
 
 
-def test_a_ratio_is_of_rates() -> None:
+def test_a_ratio_compares_rates() -> None:
     """Twice the rate is twice as fast."""
     rows = [Row("a", Figure(4.0), Figure(1.0)), Row("b", Figure(2.0), Figure(0.5))]
     assert ratio(rows, "a", "b") == 2.0

@@ -38,7 +38,7 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """All fields survive, and a second writing gives the same bytes."""
+    """All fields survive, and writing the file again gives the same bytes."""
     file = tmp_path / "figures.json"
     write_figures(FILE, file)
     assert read_figures(file) == FILE
@@ -63,7 +63,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_measurement_names_its_command_machine_and_commit() -> None:
-    """The file that the figures go to is no part of the command."""
+    """The recorded command does not include the figures' own file."""
     command = command_line("tools/bench", ["engine", "--rounds", "2", "--json", "/tmp/a b.json", "--dtypes", "int8"])
     assert command == "tools/bench engine --rounds 2 --dtypes int8"
     assert command_line("tools/bench", ["engine", "--json=x"]) == "tools/bench engine"
@@ -87,7 +87,7 @@ def test_a_measurement_names_its_command_machine_and_commit() -> None:
     ],
 )
 def test_numbers_are_short(value: float, decimals: int | None, text: str) -> None:
-    """Three significant digits, unless the column says how many decimals."""
+    """Numbers have three significant digits, unless the column sets the decimals."""
     assert number(value, decimals) == text
 
 
@@ -101,7 +101,7 @@ def test_cells_carry_units_of_rows_and_ratios() -> None:
 
 
 def test_a_table_is_followed_by_its_source() -> None:
-    """Machine, commit, date, rounds and the largest spread; an unknown spread is a dash."""
+    """The source has machine, commit, date, rounds and the largest spread; an unknown spread is a dash."""
     lines = file_lines(FILE)
     assert "| engine | decode, tokens/s | latency, ms |" in lines
     assert "| ours | 1,234 | 2.5 |" in lines
@@ -116,7 +116,7 @@ def test_a_table_is_followed_by_its_source() -> None:
     assert source_line(unknown).endswith("entered as published · rounds: – · spread: –</sub>")
 
 
-def test_only_what_stands_between_markers_is_generated() -> None:
+def test_only_text_between_markers_is_generated() -> None:
     """The rest of a README stays, and generating twice changes nothing."""
     text = "before\n<!-- figures: a -->\nold\n<!-- end -->\nbetween\n<!-- figures: b -->\n<!-- end -->\nafter\n"
     new = filled(text, lambda name: [f"table {name}"])
@@ -128,7 +128,7 @@ def test_only_what_stands_between_markers_is_generated() -> None:
 
 
 def test_a_headline_compares_two_figures() -> None:
-    """Rows or columns, and a ratio above one where ours is better."""
+    """A headline compares rows or columns, and its ratio is above one if ours is better."""
     headline = Headline("t", "f", "Speed", "ours", "decode", over_row="theirs")
     assert shown_figure(headline, FILE) == "**1,234 tokens/s** against 617 tokens/s: 2x"
     assert shown_figure(Headline("t", "f", "Speed", "ours", "latency"), FILE) == "**2.5 ms**"
@@ -139,7 +139,7 @@ def test_a_headline_compares_two_figures() -> None:
 
 
 def test_published_figures_need_a_reason_to_be_shown() -> None:
-    """Measured ones do not."""
+    """Measured figures need none."""
     published = FigureFile("c", "abcdef0", "2026-01-31", MACHINE, None, (), is_as_published=True)
     reasoned = FigureFile("c", "abcdef0", "2026-01-31", MACHINE, None, (), (), True, "the same code")
     assert [may_be_shown(file) for file in (FILE, published, reasoned)] == [True, False, True]

@@ -47,14 +47,14 @@ def test_a_readme_shows_the_figures_of_its_files(file: Path) -> None:
 
 
 def test_every_figure_file_is_shown() -> None:
-    """No file is forgotten, and none is shown twice."""
+    """Every figure file is shown once in all READMEs."""
     shown = [name for file in READMES for name in names_in(read_readme(file)) if name != HEADLINE]
     assert sorted(shown) == sorted(file.stem for file in FILES)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_figure_file_says_where_its_figures_come_from(file: Path) -> None:
-    """It names the CPU, the commit, the date, and a command that exists."""
+    """A figure file names the CPU, the commit, the date, and a command that exists."""
     figures = read_figures(file)
     assert figures.machine.cpu
     assert figures.machine.cores > 0
@@ -91,7 +91,7 @@ def test_old_figures_stay_off_the_front_page() -> None:
 
 
 def test_commands_in_readmes_exist() -> None:
-    """Every line of a README's shell blocks that starts one of our measuring tools parses."""
+    """The arguments of every measuring command in a README's shell blocks parse."""
     for file in READMES:
         for block in re.findall(r"```sh\n(.*?)```", read_readme(file), re.DOTALL):
             for line in block.splitlines():
@@ -102,7 +102,7 @@ def test_commands_in_readmes_exist() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_a_module_with_arguments(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its help names its options, and parsing needs no other module's arguments."""
+    """A command's --help works without the other commands' modules, and names the command."""
     with pytest.raises(SystemExit) as ended:
         make_parser(name).parse_args([name, "--help"])
     assert ended.value.code == 0

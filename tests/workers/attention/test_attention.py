@@ -1,4 +1,4 @@
-"""Attention on CPUs: what float64 gives, and the same bits in any company, from the native kernels and from torch."""
+"""Attention on CPUs, native and in torch: close to float64, and the same bits in any batch."""
 
 import os
 import subprocess
@@ -50,7 +50,7 @@ def threads(count: int) -> Iterator[None]:
     [("native", *shape) for shape in SHAPES] + [("tiled", *shape) for shape in SHAPES[:3]],
 )
 def test_equals_dense(name: str, num_kv_heads: int, group_heads: int, head_dim: int, kv_dtype: torch.dtype) -> None:
-    """A mixed step of chunks and decode tokens gives what float64 gives, with and without a window, for any scale."""
+    """A mixed step of chunks and decode tokens agrees with float64, with and without a window, for any scale."""
     chunks = [(0, 1), (7, 40), (332, 333), (100, 530)]
     requests = [make_request(end, num_kv_heads, group_heads, head_dim, end, kv_dtype=kv_dtype) for _, end in chunks]
     for window, scale, tokens_per_block in ((None, head_dim**-0.5, 16), (300, 0.05, 33), (7, 0.2, 1)):
@@ -101,7 +101,7 @@ def steps(draw: st.DrawFn) -> list[Chunk]:
 def test_native_bits_do_not_depend_on_batch_mates_or_threads(
     chunks: list[Chunk], shape: tuple[int, int, int], tokens_per_block: int, window: int | None, kv_dtype: torch.dtype
 ) -> None:
-    """Each chunk's result is equal bits alone and in its batch, on one thread and on two."""
+    """Each chunk's result has equal bits alone and in its batch, on one thread and on two."""
     requests = [make_request(end, *shape, seed=number, kv_dtype=kv_dtype) for number, (_, end) in enumerate(chunks)]
     backend = NativePagedAttention(shape[2] ** -0.5)
     with threads(2):
@@ -158,7 +158,7 @@ def test_native_refuses_what_does_not_fit(
 
 @needs_native
 def test_native_refuses_another_layout() -> None:
-    """Keys that lie plainly, and values that do not, raise instead of being taken for what they are not."""
+    """Keys that are not transposed, and values that are, raise an error instead of being misread."""
     batch = make_batch(StepPlan(0, ("a",), (0,), ((1, 2),), ((0,),), (False,)), 16, CPU)
     values, backend = torch.zeros(2, 32, 32), NativePagedAttention(1.0)
     for keys, some_values in (

@@ -1,9 +1,9 @@
-"""The Triton kernel in Triton's interpreter, which must be chosen before the import: in a process of its own.
+"""The Triton kernel in Triton's interpreter. A process of its own chooses the interpreter before the import.
 
-The interpreter multiplies with numpy, whose products may differ in their last bits with a row's place in a matrix, as
-the CPU's BLAS likes. So results are compared with the reference within a tolerance, whatever products come, and bits
-are compared with products that are the same for a row in any place. Then the kernel alone could change a query's bits.
-On a GPU, ``test_triton_paged.py`` compares bits of the products that serve.
+The interpreter multiplies with numpy, and the last bits of numpy's products may depend on a row's place in the matrix.
+So tests compare results with the reference within a tolerance. Tests that compare bits replace the product by one that
+gives a row the same bits in any place, so that only the kernel could change them. On a GPU, ``test_triton_paged.py``
+compares the bits of the real products.
 """
 
 import os
@@ -24,7 +24,7 @@ interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run b
 
 
 def row_by_row(a: Any, b: Any, dtype: Any) -> Any:
-    """``a @ b``, where each number takes its additions in one order, so that a row has the same bits in any place."""
+    """``a @ b`` with one order of additions, so that a row has the same bits in any place."""
     total = np.zeros((a.shape[0], b.shape[1]), dtype)
     for term in range(a.shape[1]):
         total += a[:, term, None].astype(dtype) * b[term].astype(dtype)
@@ -32,7 +32,7 @@ def row_by_row(a: Any, b: Any, dtype: Any) -> Any:
 
 
 def by_place(a: Any, b: Any, dtype: Any) -> Any:
-    """``a @ b``, with last bits that depend on a row's place, more than any BLAS has it."""
+    """``a @ b`` with last bits that depend on a row's place, more than in any BLAS."""
     product = row_by_row(a, b, dtype)
     product[1::2] = np.nextafter(product[1::2], dtype.type(np.inf))
     return product
@@ -40,7 +40,7 @@ def by_place(a: Any, b: Any, dtype: Any) -> Any:
 
 @pytest.fixture
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the interpreter multiplies with, if not with this CPU's own products."""
+    """Replace the product that the interpreter uses."""
     monkeypatch.setattr(np, "matmul", request.param)
 
 
@@ -65,7 +65,7 @@ def test_kernel_in_the_interpreter() -> None:
     [(1, 1, 16, 1), (3, 3, 64, 16), (2, 4, 48, 5), (1, 17, 32, 64), (2, 2, 80, 7), (1, 8, 256, 16)],
 )
 def test_interpreted_equals_dense(num_kv_heads: int, group_heads: int, head_dim: int, tokens_per_block: int) -> None:
-    """A mixed step of prefill chunks and decode tokens gives what dense float64 attention gives."""
+    """A mixed step of prefill chunks and decode tokens agrees with dense float64 attention."""
     lengths = (1, 40, 33, 70)
     requests = [make_request(n, num_kv_heads, group_heads, head_dim, seed=n) for n in lengths]
     chunks = [(0, 1), (7, 40), (32, 33), (0, 70)]
@@ -77,7 +77,7 @@ def test_interpreted_equals_dense(num_kv_heads: int, group_heads: int, head_dim:
 @interpreted
 @pytest.mark.parametrize("tokens_per_block", [1, 3, 16])
 def test_interpreted_chunks_equal_dense(tokens_per_block: int) -> None:
-    """Random chunks and token-by-token decode, at any block size, give what dense float64 attention gives."""
+    """Random chunks and token-by-token decode, at any block size, agree with dense float64 attention."""
     check_chunks(tokens_per_block)
 
 
@@ -85,13 +85,13 @@ def test_interpreted_chunks_equal_dense(tokens_per_block: int) -> None:
 @pytest.mark.usefixtures("products")
 @other_rows
 def test_interpreted_chunks_equal_dense_on_any_cpu() -> None:
-    """They do where each row's last bits depend on its place, and then bits do depend on chunks."""
+    """Chunks agree with the reference also if a row's last bits depend on its place; then bits depend on chunks."""
     whole, one_by_one = check_chunks(16)
     assert not torch.equal(whole, one_by_one)
 
 
 def check_chunks(tokens_per_block: int) -> tuple[Tensor, Tensor]:
-    """What prefill at once and token-by-token decode gave."""
+    """The results of prefill at once and of token-by-token decode."""
     request = make_request(36, 1, 5, 48, seed=5)
     backend, wanted = TritonPagedAttention(48**-0.5), dense(request)
     results = [
@@ -144,7 +144,7 @@ def test_interpreted_bits_do_not_depend_on_chunks_within_a_window(window: int) -
 @pytest.mark.usefixtures("products")
 @same_rows
 def test_interpreted_bits_do_not_depend_on_batch_mates() -> None:
-    """A chunk's result is equal bits alone and at any place in a batch."""
+    """A chunk's result has equal bits alone and at any place in a batch."""
     requests = [make_request(n, 1, 3, 64, seed=n) for n in (40, 1, 36, 20)]
     chunks = [(20, 40), (0, 1), (35, 36), (0, 20)]
     backend = TritonPagedAttention(64**-0.5)

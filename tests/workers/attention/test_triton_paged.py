@@ -1,4 +1,4 @@
-"""The Triton kernel compiles for CUDA, and computes there what it promises, bit for bit."""
+"""The Triton kernel compiles for CUDA. On a GPU it agrees with the reference and keeps its bits in any batch."""
 
 import importlib
 import random
@@ -27,7 +27,7 @@ def on_cuda(function: object) -> object:
 
 @pytest.mark.skipif(HAS_TRITON, reason="triton is installed")
 def test_without_triton_the_backend_says_what_is_missing() -> None:
-    """Where triton is missing, the module is importable and making the backend names the package."""
+    """Without triton the module can be imported, and making the backend raises an error that names the package."""
     with pytest.raises(SettingsError, match="triton"):
         TritonPagedAttention(1.0)
 
@@ -88,7 +88,7 @@ def test_refuses_what_the_kernel_does_not_take(query: Tensor, keys: Tensor, mess
 def test_cuda_equals_dense(
     num_kv_heads: int, group_heads: int, head_dim: int, tokens_per_block: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """On CUDA a mixed step gives what dense float64 attention gives, within the type's rounding."""
+    """On CUDA a mixed step agrees with dense float64 attention, within the type's rounding."""
     lengths = (1, 40, 333, 700)
     requests = [make_request(n, num_kv_heads, group_heads, head_dim, n, dtype, device="cuda") for n in lengths]
     chunks = [(0, 1), (7, 40), (332, 333), (100, 700)]
@@ -116,7 +116,7 @@ def test_cuda_bits_do_not_depend_on_chunks_or_blocks(
 @on_cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_bits_do_not_depend_on_batch_mates(dtype: torch.dtype) -> None:
-    """On CUDA a chunk's result is equal bits alone and at any place in batches of up to 32."""
+    """On CUDA a chunk's result has equal bits alone and at any place in batches of up to 32."""
     source = random.Random(9)
     requests = [make_request(source.randint(1, 400), 2, 3, 64, seed, dtype, device="cuda") for seed in range(32)]
     chunks = [(source.choice((0, r.num_tokens // 2, r.num_tokens - 1)), r.num_tokens) for r in requests]

@@ -1,4 +1,4 @@
-"""What every engine keeps, whatever it computes with."""
+"""The contract that every engine keeps, fake or real, on CPU and GPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -68,7 +68,7 @@ def prefill(engine: Engine, name: str, tokens: tuple[int, ...], table: tuple[int
 
 
 def decode(engine: Engine, name: str, token: int, table: tuple[int, ...], num_tokens: int) -> list[int]:
-    """``num_tokens`` after ``token``, which comes behind the prompt."""
+    """The ``num_tokens`` tokens after ``token``, which follows the prompt."""
     tokens = [token]
     for at in range(len(PROMPT), len(PROMPT) + num_tokens):
         done = engine.step(StepPlan(at, (name,), (at,), ((tokens[-1],),), (table,), (True,)))
@@ -77,7 +77,7 @@ def decode(engine: Engine, name: str, token: int, table: tuple[int, ...], num_to
 
 
 def test_swapped_kv_is_the_same(make_engine: MakeEngine) -> None:
-    """A request whose blocks were copied out, overwritten and copied in elsewhere goes on with the same tokens."""
+    """A request whose blocks were copied out, overwritten and copied in elsewhere continues with the same tokens."""
     engine = make_engine()
     assert engine.num_host_blocks == NUM_HOST_BLOCKS
     for name in ("alone", "swapped", "other"):
@@ -95,7 +95,7 @@ def test_swapped_kv_is_the_same(make_engine: MakeEngine) -> None:
 
 
 def test_wrong_blocks_change_tokens(make_engine: MakeEngine) -> None:
-    """Blocks that came back in the wrong order make other tokens: the test above can fail."""
+    """Blocks that come back in the wrong order give other tokens, so the test above can fail."""
     engine = make_engine()
     engine.add(spec("r"))
     first = prefill(engine, "r", PROMPT, (0, 1, 2, 3))
@@ -105,7 +105,7 @@ def test_wrong_blocks_change_tokens(make_engine: MakeEngine) -> None:
 
 
 def test_copies_of_blocks_that_are_not_there_are_refused(make_engine: MakeEngine) -> None:
-    """A block beyond either pool is a ValueError, on both ways."""
+    """A block beyond either pool is a ValueError, in both directions."""
     engine = make_engine()
     for device, host in (((engine.num_blocks,), (0,)), ((0,), (NUM_HOST_BLOCKS,)), ((0, 1), (0,))):
         with pytest.raises(ValueError, match="copy of"):
@@ -116,7 +116,7 @@ def test_copies_of_blocks_that_are_not_there_are_refused(make_engine: MakeEngine
 
 @pytest.mark.parametrize("is_mapped", [True, False])
 def test_kv_of_another_engine_is_the_same(make_engine: MakeEngine, tmp_path: Path, is_mapped: bool) -> None:
-    """A request goes on with the same tokens on another engine that fetched its blocks, from device and host."""
+    """A request continues with the same tokens on another engine that fetched its blocks, from device and host."""
     here, there = make_engine(), make_engine()
     assert here.kv.layout == there.kv.layout
     for engine in (here, there):
@@ -126,7 +126,7 @@ def test_kv_of_another_engine_is_the_same(make_engine: MakeEngine, tmp_path: Pat
     there.copy_out((3,), (2,))
     source = KVTransfer(there.kv, f"ipc://{tmp_path}/there", b"key")
     destination = KVTransfer(here.kv, f"ipc://{tmp_path}/here", b"other")
-    # A GPU's memory is not opened twice in one process.
+    # CUDA cannot open a GPU's memory in the process that exported it.
     access = source.access if is_mapped and source.access.shared else replace(source.access, shared="", cuda_ipc="")
     for number, (on_host, source_blocks, blocks) in enumerate(((False, (0, 1, 2), (9, 4, 7)), (True, (2,), (1,)))):
         ticket = make_ticket(b"key", TransferId(TransferKind.MIGRATION, number), 0, source_blocks, on_host=on_host)
@@ -137,7 +137,7 @@ def test_kv_of_another_engine_is_the_same(make_engine: MakeEngine, tmp_path: Pat
 
 
 def test_a_fake_engine_fetches_within_a_process() -> None:
-    """Tests in one process copy from engine to engine, and what they copy is what transfers would."""
+    """``fetch_from`` copies the same bytes between two engines of one process as a transfer does."""
     here, there = (FakeEngine(num_blocks=20, tokens_per_block=TOKENS_PER_BLOCK, num_host_blocks=4) for _ in range(2))
     for engine in (here, there):
         engine.add(spec("r"))

@@ -29,7 +29,7 @@ STEP = RunStep(StepPlan(1, ("r",), (0,), ((1, 2, 3),), ((0,),), (True,)))
 
 
 class GatedEngine(FakeEngine):
-    """A fake engine whose steps and copies out wait until the test lets them go on."""
+    """A fake engine whose steps and copies out wait until the test opens a gate."""
 
     def __init__(self) -> None:
         super().__init__(num_host_blocks=4)
@@ -50,7 +50,7 @@ class GatedEngine(FakeEngine):
 
 
 async def test_effects_are_performed_in_order_and_the_result_comes_on_the_loop() -> None:
-    """A request may be dropped right behind its step: the step still knows it, and its result comes on the loop."""
+    """A step still knows a request that is dropped right after it, and its result comes on the loop."""
     engine = FakeEngine()
     thread = EngineThread(engine)
     results: asyncio.Queue[tuple[Done, int]] = asyncio.Queue()
@@ -65,8 +65,8 @@ async def test_effects_are_performed_in_order_and_the_result_comes_on_the_loop()
     thread.stop()
 
 
-async def test_copies_go_beside_the_steps_and_in_order() -> None:
-    """A copy that takes long stops no step; the next one waits for it, and each tells its duration on the loop."""
+async def test_copies_run_concurrently_with_steps_and_in_order() -> None:
+    """A long copy stops no step, but the next copy waits for it; every copy reports its duration on the loop."""
     engine = GatedEngine()
     engine.gate.set()
     thread = EngineThread(engine)
@@ -102,7 +102,7 @@ async def test_copies_go_beside_the_steps_and_in_order() -> None:
     ids=["step", "copy out", "copy in"],
 )
 async def test_a_failure_of_the_engine_comes_out(effect: RunStep | SwapOut | SwapIn, error: type[Exception]) -> None:
-    """What a step or a copy raises comes out of ``failure``, whose owner then ends the process."""
+    """An exception of a step or a copy becomes the result of ``failure``, whose owner then ends the process."""
     thread = EngineThread(FakeEngine())
     thread.start(lambda done: None)
     thread.perform(effect)
@@ -110,7 +110,7 @@ async def test_a_failure_of_the_engine_comes_out(effect: RunStep | SwapOut | Swa
         await asyncio.wait_for(thread.failure, 10)
 
 
-async def test_what_is_not_for_an_engine_is_a_bug() -> None:
+async def test_an_effect_that_is_not_for_an_engine_is_a_bug() -> None:
     """An effect that is not for an engine ends the thread with a TypeError."""
     thread = EngineThread(FakeEngine())
     thread.start(lambda done: None)
@@ -120,7 +120,7 @@ async def test_what_is_not_for_an_engine_is_a_bug() -> None:
 
 
 def test_a_step_that_outlives_the_loop_ends_in_silence() -> None:
-    """A result that comes after the process has left its loop goes nowhere, and the thread ends without a word."""
+    """A result that comes after the loop is closed is dropped, and the thread ends without a message."""
     engine = GatedEngine()
 
     async def leave_in_mid_step() -> None:
@@ -155,8 +155,8 @@ def fetch(copy_id: int, blocks: tuple[int, ...] = (0,), *, is_urgent: bool = Fal
     return Fetch(copy_id, Peer("source", 1), KVAccess("", ""), ticket, 0, blocks, is_urgent)
 
 
-async def test_fetches_go_beside_everything_else() -> None:
-    """A fetch that is held back is in the way of no step, no copy and no urgent fetch."""
+async def test_fetches_run_concurrently_with_everything_else() -> None:
+    """A fetch that is held back delays no step, no copy and no urgent fetch."""
     fetcher = GatedFetcher(TransferError("x"))
     thread = EngineThread(FakeEngine(num_host_blocks=4), fetcher)
     results: asyncio.Queue[Done] = asyncio.Queue()
@@ -164,8 +164,8 @@ async def test_fetches_go_beside_everything_else() -> None:
     for effect in (fetch(1), fetch(2, is_urgent=True), SwapOut(3, (0,), (0,)), AddToEngine(SPEC), STEP):
         thread.perform(effect)
     done = [await asyncio.wait_for(results.get(), 10) for _ in range(3)]
-    assert {each.copy_id for each in done if isinstance(each, CopyDone)} == {2, 3}
-    assert sum(isinstance(each, StepDone) for each in done) == 1
+    assert {result.copy_id for result in done if isinstance(result, CopyDone)} == {2, 3}
+    assert sum(isinstance(result, StepDone) for result in done) == 1
     fetcher.gate.set()
     last = await asyncio.wait_for(results.get(), 10)
     assert isinstance(last, CopyDone)
@@ -174,8 +174,8 @@ async def test_fetches_go_beside_everything_else() -> None:
 
 
 @pytest.mark.parametrize("failure", [TransferError("the source is gone"), RuntimeError("a driver's")])
-async def test_a_fetch_that_fails_is_told_and_ends_nothing(failure: Exception) -> None:
-    """Whatever a fetch raises becomes a CopyFailed; the next one, and the steps, go on."""
+async def test_a_failed_fetch_is_reported_and_ends_nothing(failure: Exception) -> None:
+    """Any exception of a fetch becomes a CopyFailed; the next fetch and the steps continue."""
     thread = EngineThread(FakeEngine(), GatedFetcher(failure))
     results: asyncio.Queue[Done] = asyncio.Queue()
     thread.start(results.put_nowait)
@@ -188,7 +188,7 @@ async def test_a_fetch_that_fails_is_told_and_ends_nothing(failure: Exception) -
     thread.stop()
 
 
-async def test_a_fetch_with_nobody_to_fetch_is_a_bug() -> None:
+async def test_a_fetch_without_a_fetcher_is_a_bug() -> None:
     """An engine without a fetcher takes no Fetch."""
     thread = EngineThread(FakeEngine())
     thread.start(lambda done: None)

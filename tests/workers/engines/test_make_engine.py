@@ -31,7 +31,7 @@ def loaded(model: Any, **workers: Any) -> Engine:
 
 @pytest.mark.parametrize("engine", ["torch", "fake"])
 def test_pools_have_the_sizes_that_settings_say(make_model: Any, engine: str) -> None:
-    """As many whole blocks as the bytes hold, on device and host; none on the host without, or to recompute."""
+    """Pools hold as many whole blocks as their bytes allow; the host pool is empty without bytes or with recompute."""
     model = make_model()
     found = loaded(model, engine=engine, host_kv_bytes=50_000)
     assert found.tokens_per_block == 8
@@ -43,7 +43,7 @@ def test_pools_have_the_sizes_that_settings_say(make_model: Any, engine: str) ->
 
 
 def test_the_instance_schedules_as_settings_say() -> None:
-    """Swap mode, pools, policy, and the time to a promotion, which may differ by priority, reach the core."""
+    """Swap mode, pools, policy and the time to a promotion (by priority) reach the core."""
     settings = load_settings(
         None,
         {
@@ -72,7 +72,7 @@ def test_the_instance_schedules_as_settings_say() -> None:
 
 
 def test_the_policy_is_the_one_that_settings_say() -> None:
-    """With first come, first served, a later request stands behind an earlier one."""
+    """With first come, first served, a later request comes after an earlier one."""
     settings = load_settings(None, {"workers": {"policy": "fcfs"}})
     core = instance_recipe(settings, sizes_of(FakeEngine(), settings), PROFILE).make()
     for name, num_prompt in (("long", 90), ("short", 2)):

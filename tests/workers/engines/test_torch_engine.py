@@ -1,4 +1,4 @@
-"""The engine keeps its promises: the reference's numbers, and the same bits in any company."""
+"""The engine gives the reference's numbers, and the same bits in any batch."""
 
 import random
 from dataclasses import replace
@@ -71,7 +71,7 @@ def test_logits_are_the_references(make_model: Any, make_schedule: Any, changes:
 
 
 def test_bfloat16_is_near_float32(make_model: Any) -> None:
-    """In bfloat16 the logits are float32's up to that type's rounding."""
+    """In bfloat16 the logits equal those in float32, within bfloat16's rounding."""
     model = make_model(initializer_range=0.1)
     plan = StepPlan(0, ("a",), (0,), (sequence(100, 211),), (tuple(range(7)),), (True,))
     exact, rounded = (
@@ -95,7 +95,7 @@ def test_bfloat16_is_near_float32(make_model: Any) -> None:
         ("int4", 2, (16,), {"num_key_value_heads": 6}),
     ],
 )
-def test_logits_have_the_same_bits_in_any_company(
+def test_logits_have_the_same_bits_in_any_batch(
     make_model: Any, make_schedule: Any, dtype: str, threads: int, blocks: tuple[int, ...], changes: dict[str, Any]
 ) -> None:
     """A request's logits are the same bits alone and in mixed batches, in any chunks, block size and preemptions."""
@@ -142,7 +142,7 @@ def test_a_broken_neighbour_does_no_harm(make_model: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_logits_of_a_prompt_are_those_of_its_tokens(make_model: Any, dtype: str) -> None:
-    """A prompt's logits are at each token the very bits that feeding it one token at a time gives."""
+    """A prompt's logits at each token have the same bits as when the tokens are fed one at a time."""
     engine = TorchEngine(make_model().description, EngineOptions(dtype=dtype, kv_cache_bytes=KV_BYTES))
     tokens, table = sequence(40, 211), (4, 0, 7)
     found = engine.prompt_logits(tokens)
@@ -153,7 +153,7 @@ def test_logits_of_a_prompt_are_those_of_its_tokens(make_model: Any, dtype: str)
 
 
 def test_a_prompt_beyond_the_pool_has_no_logits(make_model: Any) -> None:
-    """A prompt that the pool does not hold, and one without a token, are ValueErrors."""
+    """A prompt that does not fit the pool, and a prompt without a token, are ValueErrors."""
     engine = TorchEngine(make_model().description, EngineOptions(kv_cache_bytes=KV_BYTES // 64))
     most = engine.num_blocks * engine.tokens_per_block
     with pytest.raises(ValueError, match=f"{most + 1} tokens do not fit"):
@@ -163,7 +163,7 @@ def test_a_prompt_beyond_the_pool_has_no_logits(make_model: Any) -> None:
 
 
 def test_a_step_samples_where_the_plan_says_so(make_model: Any) -> None:
-    """A step reports the sampling rows alone, at their output positions; others leave no trace in it."""
+    """A step reports only the sampling rows, at their output positions."""
     engine = TorchEngine(make_model().description, EngineOptions(kv_cache_bytes=KV_BYTES))
     for name in ("a", "b"):
         engine.add(RequestSpec(name, (1, 2, 3, 4), SamplingParams(seed=1, max_tokens=9, temperature=0.0)))
@@ -179,14 +179,14 @@ def test_a_step_samples_where_the_plan_says_so(make_model: Any) -> None:
 
 
 def test_a_plan_with_too_few_blocks_is_refused(make_model: Any) -> None:
-    """A plan whose blocks cannot hold its tokens raises, and does not write into a stranger's block."""
+    """A plan whose blocks cannot hold its tokens raises, and does not write into another request's block."""
     engine = TorchEngine(make_model().description, EngineOptions(kv_cache_bytes=KV_BYTES))
     with pytest.raises(ValueError, match="too few blocks"):
         engine.logits(StepPlan(0, ("a",), (10,), ((1,) * 7,), ((0,),), (True,)))
 
 
-def test_the_kind_tells_what_decides_bits(make_model: Any) -> None:
-    """Engines that make the same bits are of one kind; other weights, types or threads are another kind."""
+def test_the_kind_names_everything_that_decides_bits(make_model: Any) -> None:
+    """Engines that give the same bits are of one kind; other weights, types or threads make another kind."""
     model = make_model()
     one, same, other_type = (
         TorchEngine(model.description, EngineOptions(dtype=dtype, tokens_per_block=block, kv_cache_bytes=KV_BYTES))
@@ -198,7 +198,7 @@ def test_the_kind_tells_what_decides_bits(make_model: Any) -> None:
 
 
 def test_the_platform_tells_threads_and_cpu() -> None:
-    """What a kind is made of names the number of threads and the CPU's features, and has one digest in any order."""
+    """A kind's facts include the number of threads and the CPU's features; their order does not change the digest."""
     facts = platform_facts(torch.device("cpu"))
     assert facts["threads"] == torch.get_num_threads()
     assert facts["capability"]
@@ -207,7 +207,7 @@ def test_the_platform_tells_threads_and_cpu() -> None:
 
 
 def test_sizes_follow_the_settings(make_model: Any) -> None:
-    """The pool has as many whole blocks as its bytes hold, and a request may have what pool and model allow."""
+    """The pool has as many whole blocks as its bytes hold; pool and model bound a request's length."""
     description = make_model().description
     engine = TorchEngine(description, EngineOptions(dtype="float32", kv_cache_bytes=1_000_000, tokens_per_block=16))
     bytes_per_token = 2 * 2 * 2 * 8 * 4  # layers, keys and values, heads, head_dim, float32
@@ -235,7 +235,7 @@ def test_sizes_follow_the_settings(make_model: Any) -> None:
     ],
 )
 def test_settings_that_do_not_fit_are_refused(make_model: Any, settings: dict[str, Any], message: str) -> None:
-    """A setting that model or machine cannot meet is one line that says so."""
+    """A setting that model or machine cannot meet gives an error of one line that names it."""
     with pytest.raises(SettingsError, match=message):
         TorchEngine(make_model().description, EngineOptions(**settings))
 
@@ -279,7 +279,7 @@ def test_a_gpu_keeps_the_promise_too(make_model: Any, make_schedule: Any, dtype:
 
 
 def test_every_number_of_a_mode_and_our_code_are_in_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mode of the same name with another output layer is another kind, and so is another version of our code."""
+    """A mode with another width of the output layer is another kind, and so is another version of the code."""
     cpu = torch.device("cpu")
     mode = numerics("int8", cpu)
     before = kind_digest(Kernels(mode, cpu, native=False).facts())

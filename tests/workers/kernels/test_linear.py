@@ -21,7 +21,7 @@ class InOrderLinear(PlainLinear):
     """Sums each output from the first input to the last, on any CPU."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        super().__call__(x, residual)  # where ``linear_shapes`` sees the layer
+        super().__call__(x, residual)  # so that ``linear_shapes`` sees the layer
         return in_order(x, self._weight, self._bias)
 
 
@@ -109,8 +109,8 @@ def test_sums_that_cancel_tell_the_order(in_features: int, has_bias: bool) -> No
     assert share_changed(random_numbers(40, in_features), bias, random_numbers(64, in_features)) < 0.01
 
 
-def test_what_runs_is_seen() -> None:
-    """``linear_shapes`` names the shape of each linear layer that a function runs once, whatever kernel it uses."""
+def test_linear_shapes_finds_every_kernel() -> None:
+    """``linear_shapes`` lists each shape of linear layer that a function runs once, whatever kernel computes it."""
     wide, narrow = (random_numbers(*shape) for shape in ((12, 6), (6, 12)))
 
     def function(x: Tensor) -> Tensor:
@@ -147,4 +147,4 @@ def test_sizes_that_agree_do_so_on_many_ordinary_rows(in_features: int, out_feat
         layer = linear_class(CPU, torch.bfloat16)(random_numbers(out_features, in_features), None)
         rows = random_numbers(6000, in_features)
         results = [RowTiles([size], 0).run(lambda x: (layer(x),), rows)[0] for size in sizes]
-    assert all(torch.equal(results[0], other) for other in results[1:])
+    assert all(torch.equal(results[0], result) for result in results[1:])

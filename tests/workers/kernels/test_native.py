@@ -1,4 +1,4 @@
-"""The native kernels are built once a machine, and are optional: without them there is a reason, never a failure."""
+"""The native kernels are built once per machine and are optional: without them there is a reason, not a failure."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ SAY = "from workers import native; print(native.load(), native.describe())"
 
 
 def say(cache: Path, **environment: str) -> str:
-    """What ``native.load`` and ``native.describe`` give in a fresh process."""
+    """The results of ``native.load`` and ``native.describe`` in a fresh process."""
     done = subprocess.run(
         [sys.executable, "-c", SAY],
         env={**os.environ, "ACTORSERVE_CACHE": str(cache), **environment},
@@ -114,9 +114,7 @@ def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("when", ["before", "while"])
-def test_changed_sources_are_not_kept_under_the_name_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_a_library_of_changed_sources_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """If a source is edited before or while the compiler runs, no library of the old name appears."""
     folder = tmp_path / "sources"
     folder.mkdir()

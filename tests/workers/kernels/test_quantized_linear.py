@@ -1,4 +1,4 @@
-"""Integer layers: close to the float ones, and equal bits by every kernel, in any batch, on any number of threads."""
+"""Integer layers are close to float layers; every kernel, batch and number of threads gives equal bits."""
 
 import os
 import subprocess
@@ -91,7 +91,7 @@ def test_native_and_torch_give_equal_bits(
     has_residual: bool,
     seed: int,
 ) -> None:
-    """Quantized weights and outputs are the same bit for bit, for any shape and any rows, NaN and overflow included."""
+    """Quantized weights and outputs have the same bits, for any shape and any rows, NaN and overflow included."""
     weight_kinds = data.draw(st.lists(st.sampled_from(ROW_KINDS[:6]), min_size=1, max_size=4))
     row_kinds = data.draw(st.lists(st.sampled_from(ROW_KINDS), min_size=1, max_size=6))
     weight = torch.stack(
@@ -224,7 +224,7 @@ def test_bad_weights_are_refused(bits: int) -> None:
 def test_bad_inputs_are_refused(bits: int) -> None:
     """The operator reads nothing beyond a tensor, whatever shape or type it gets."""
     _, layer = make_layer("native", normal(20, 64), None, bits)
-    with pytest.raises(ValueError, match="inputs of 60 numbers, where the layer has 64"):
+    with pytest.raises(ValueError, match="inputs of 60 numbers: the layer has 64"):
         layer(normal(3, 60))
     with pytest.raises(RuntimeError, match="x must be"):
         layer(normal(64))
@@ -239,7 +239,7 @@ def test_bad_inputs_are_refused(bits: int) -> None:
 @needs_native
 @pytest.mark.skipif(native.isa() != "avx512_vnni", reason="these are the tests of AVX2 already")
 def test_all_of_this_holds_on_avx2() -> None:
-    """This file's tests pass with the kernels for CPUs that have AVX2 alone."""
+    """This file's tests pass with the kernels for CPUs that have only AVX2."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
         env={**os.environ, "ATEN_CPU_CAPABILITY": "avx2"},

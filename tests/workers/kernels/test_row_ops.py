@@ -89,7 +89,7 @@ def test_misshapen_parameters_are_refused() -> None:
 
 @pytest.mark.parametrize("bits", [0x7FC00001, 0x7FFFFFFF, -1])
 def test_a_nan_stays_one(bits: int) -> None:
-    """Not a number in, not a number out, whatever its payload."""
+    """A NaN among the inputs gives a NaN, whatever its payload."""
     value = torch.tensor([bits], dtype=torch.int32).view(torch.float32).expand(1, 24).contiguous()
     for name in ("silu", "gelu_tanh", "softmax"):
         assert apply(NativeRowOps(), name, (value,)).isnan().all(), name

@@ -31,7 +31,7 @@ def test_a_cover_is_no_dearer_than_any_single_size(sizes: list[int], overhead_ro
 
 @given(sizes_strategy, st.integers(1, 100))
 def test_running_in_tiles_changes_nothing_but_the_shape_of_calls(sizes: list[int], num_rows: int) -> None:
-    """A function of rows gives the same in tiles as at once, and is only called with the given numbers of rows."""
+    """A function of rows gives the same results in tiles as at once, and only sees the given numbers of rows."""
     seen = []
 
     def double(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

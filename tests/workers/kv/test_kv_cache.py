@@ -1,4 +1,4 @@
-"""The KV pool holds what was written, rounded to its type, in the slots that the batch says."""
+"""The KV pool holds the keys and values that were written, rounded to its type, in the batch's slots."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def numbers(num_tokens: int, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize(("activations", "kv"), PAIRS)
 def test_write_rounds_into_the_slots(activations: torch.dtype, kv: torch.dtype) -> None:
-    """One layer's keys and values are in the batch's slots, rounded to nearest as torch rounds; nothing else is."""
+    """One layer's keys and values are in the batch's slots, rounded as torch rounds; other slots do not change."""
     batch, keys = batch_of(13), numbers(13, activations)
     pool = written(False, kv, batch, keys, 2 * keys)
     assert torch.equal(pool[1, 0][:, batch.slots], keys.transpose(0, 1).to(kv))

@@ -27,7 +27,7 @@ def filled_cache(dtype: torch.dtype = torch.bfloat16, tokens_per_block: int = TO
     return cache
 
 
-def test_blocks_are_whole_and_apart() -> None:
+def test_blocks_are_whole_and_disjoint() -> None:
     """A block's bytes are its tokens' keys and values in all layers, and nothing else."""
     cache = filled_cache(torch.float32)
     _, num_pieces, piece_bytes = cache.blocks.shape
@@ -41,7 +41,7 @@ def test_blocks_are_whole_and_apart() -> None:
 @pytest.mark.parametrize("tokens_per_block", [1, 4, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_blocks_come_back_as_they_were(dtype: torch.dtype, tokens_per_block: int) -> None:
-    """A block copied out and in elsewhere has the same bytes; other blocks, on the device and on the host, are left."""
+    """A block copied out and in elsewhere has the same bytes; other blocks, on device and host, do not change."""
     cache = filled_cache(dtype, tokens_per_block)
     pool = HostPool(cache, 4)
     pool.blocks.fill_(7)
@@ -55,8 +55,8 @@ def test_blocks_come_back_as_they_were(dtype: torch.dtype, tokens_per_block: int
 
 
 @needs_native
-def test_transposed_keys_come_along() -> None:
-    """Where keys lie transposed, a block holds its keys all the same."""
+def test_transposed_keys_are_copied_with_their_block() -> None:
+    """A block also holds its keys if they are transposed."""
     cache = KVCache(CONFIG, NUM_BLOCKS, TOKENS_PER_BLOCK, torch.float32, CPU, keys_transposed=True)
     cache.pool.zero_()
     plan = StepPlan(0, ("a",), (0,), ((1,) * 3,), ((4,),), (False,))
@@ -72,7 +72,7 @@ def test_transposed_keys_come_along() -> None:
     assert torch.equal(slots[:, 2], slots[:, 4])
 
 
-def test_what_was_written_is_counted_once() -> None:
+def test_written_blocks_are_counted_once() -> None:
     """A host block that is written again counts once, and one that is only read does not count."""
     pool = HostPool(filled_cache(), 4)
     pool.copy_out((0, 1), (2, 3))
@@ -93,10 +93,10 @@ def test_what_was_written_is_counted_once() -> None:
         ((0, 1), (2, 2), "host block twice"),
     ],
 )
-def test_blocks_that_are_not_there_are_refused(
+def test_blocks_that_do_not_exist_are_refused(
     device_blocks: tuple[int, ...], host_blocks: tuple[int, ...], message: str
 ) -> None:
-    """A copy that names wrong blocks raises on both ways, and nothing is copied."""
+    """A copy that names wrong blocks raises in both directions, and nothing is copied."""
     cache = filled_cache()
     pool, before = HostPool(cache, 4), cache.blocks.clone()
     pool.blocks.fill_(7)
@@ -108,7 +108,7 @@ def test_blocks_that_are_not_there_are_refused(
     assert torch.equal(cache.blocks, before)
 
 
-def test_no_pool_takes_nothing() -> None:
+def test_an_empty_pool_takes_nothing() -> None:
     """A pool of 0 blocks holds no memory, and refuses every block."""
     pool = HostPool(filled_cache(), 0)
     assert pool.blocks.nbytes == 0
@@ -117,7 +117,7 @@ def test_no_pool_takes_nothing() -> None:
 
 
 def test_host_memory_is_taken_as_it_is_written() -> None:
-    """A pool is reserved without being touched; copying out makes as much resident as was copied."""
+    """Reserving a pool touches no page; copying out makes only the copied bytes resident."""
     program = (
         "import torch; from workers.kv.shared_memory import resident_shared_bytes\n"
         "from tests.workers.kv.small_cache import CONFIG; from workers.kv.cache import KVCache\n"
@@ -136,7 +136,7 @@ def test_host_memory_is_taken_as_it_is_written() -> None:
 
 @given(st.lists(st.integers(0, 9), unique=True))
 def test_runs_are_the_blocks(blocks: list[int]) -> None:
-    """Runs cover all blocks in order, and none could be one with the next."""
+    """Runs cover all blocks in order, and no run could be joined with the next."""
     found = list(runs(blocks))
     assert [block + i for _, block, count in found for i in range(count)] == blocks
     assert [at + i for at, _, count in found for i in range(count)] == list(range(len(blocks)))
@@ -145,8 +145,8 @@ def test_runs_are_the_blocks(blocks: list[int]) -> None:
 
 @pytest.mark.parametrize("staging_bytes", [1, 20_000, 10**6])
 @pytest.mark.parametrize("tokens_per_block", [1, 4, 5])
-def test_staging_changes_nothing(staging_bytes: int, tokens_per_block: int) -> None:
-    """Through a staging buffer of any size, as on a GPU, the same bytes come to the same places."""
+def test_staging_changes_no_byte(staging_bytes: int, tokens_per_block: int) -> None:
+    """A staging buffer of any size, as on a GPU, copies the same bytes to the same places."""
     cache = filled_cache(torch.bfloat16, tokens_per_block)
     host = torch.zeros_like(cache.blocks, memory_format=torch.contiguous_format)[:5]
     copier = StagedCopier(cache.blocks, host, staging_bytes)

@@ -55,19 +55,19 @@ def server(tmp_path: Path) -> Iterator[DataServer]:
 
 
 @contextmanager
-def reader(server: DataServer, *said: bytes) -> Iterator[socket.socket]:
+def reader(server: DataServer, *requests: bytes) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as stream:
         stream.settimeout(DEADLINE_S)
         stream.connect(server.address.removeprefix("ipc://"))
-        for part in said:
+        for part in requests:
             stream.sendall(part)
         yield stream
 
 
 def received(stream: socket.socket) -> bytes:
-    """All until it hangs up."""
+    """All bytes until the server hangs up."""
     parts = []
-    with suppress(ConnectionResetError):  # it did not read all that we said
+    with suppress(ConnectionResetError):  # the server did not read all of the request
         while part := stream.recv(2**20):
             parts.append(part)
     return b"".join(parts)
@@ -80,7 +80,7 @@ def expect_served(server: DataServer) -> None:
 
 
 def expect_dropped(server: DataServer, reason: str, num_times: int) -> None:
-    """In bounded time."""
+    """Wait until the server has dropped ``num_times`` requests for ``reason``, and none for other reasons."""
     until = time.monotonic() + DEADLINE_S
     while server.dropped[reason] < num_times:
         assert time.monotonic() < until, server.dropped
@@ -88,8 +88,8 @@ def expect_dropped(server: DataServer, reason: str, num_times: int) -> None:
     assert server.dropped == {reason: num_times}
 
 
-def test_a_reader_that_stands_is_in_nobodys_way(server: DataServer) -> None:
-    """Others are served while one takes nothing; it gets all of its own when it goes on."""
+def test_a_stalled_reader_delays_no_other(server: DataServer) -> None:
+    """Other readers are served while one reads nothing; that one gets all of its blocks when it continues."""
     with reader(server, encode_read(replace(ALL, ticket=ticket_for(range(NUM_BLOCKS))))) as slow:
         for _ in range(3):
             expect_served(server)
@@ -98,16 +98,16 @@ def test_a_reader_that_stands_is_in_nobodys_way(server: DataServer) -> None:
     assert body == b"".join(chunk.transpose(1, 0, 2).tobytes() for chunk in chunks)
 
 
-def test_a_reader_that_takes_nothing_is_given_up(tmp_path: Path) -> None:
-    """After the time that a reader may stand its connection ends in the middle."""
+def test_a_stalled_reader_is_dropped(tmp_path: Path) -> None:
+    """The connection of a reader that reads nothing for ``silence_s`` is closed in the middle of the answer."""
     said = encode_read(replace(ALL, ticket=ticket_for(range(NUM_BLOCKS))))
     with serving(f"ipc://{tmp_path}/kv", silence_s=0.2) as server, reader(server, said) as stream:
-        expect_dropped(server, "a reader fell silent", 1)
+        expect_dropped(server, "the reader stalled", 1)
         assert 0 < len(received(stream)) < content(NUM_BLOCKS, 0).nbytes
 
 
-def test_a_server_ends_while_readers_stand(server: DataServer) -> None:
-    """Neither who says nothing nor who takes nothing keeps it from ending, and then nothing listens."""
+def test_a_server_ends_while_readers_stall(server: DataServer) -> None:
+    """``close`` ends connections that send or read nothing, and then no socket listens."""
     with reader(server), reader(server, encode_read(replace(ALL, ticket=ticket_for(range(NUM_BLOCKS))))) as stream:
         assert stream.recv(1)
         server.close()
@@ -140,11 +140,11 @@ GARBAGE = [
 ]
 
 
-def test_garbage_is_counted_and_harms_nobody(server: DataServer) -> None:
-    """After any bytes that are no request the server hangs up, counts them, and goes on serving."""
+def test_garbage_is_counted_and_harms_no_reader(server: DataServer) -> None:
+    """When bytes are not a request, the server hangs up, counts them, and continues to serve."""
     for said in GARBAGE:
         with reader(server) as stream:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may hang up before it has all
+            with suppress(BrokenPipeError, ConnectionResetError):  # the server may hang up before it has all bytes
                 stream.sendall(said)
             assert received(stream) == b""
     expect_served(server)
@@ -152,34 +152,34 @@ def test_garbage_is_counted_and_harms_nobody(server: DataServer) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"A", encode_read(ALL)[:-1]])
-def test_a_request_that_breaks_off_is_counted(server: DataServer, said: bytes) -> None:
+def test_an_incomplete_request_is_counted(server: DataServer, said: bytes) -> None:
     """A reader that hangs up before its request is complete is counted."""
     with reader(server, said) as stream:
         stream.shutdown(socket.SHUT_WR)
         assert received(stream) == b""
     expect_served(server)
-    assert server.dropped == {"a request that breaks off": 1}
+    assert server.dropped == {"the request is incomplete": 1}
 
 
 def test_reads_are_bounded(tmp_path: Path) -> None:
-    """At most 64 connections are served at once; connections without a request end in time for others."""
+    """At most 64 connections are served at once; idle connections are closed, and then others are served."""
     with serving(f"ipc://{tmp_path}/kv", request_s=2.0) as server:
         silent = [reader(server) for _ in range(64)]
-        for each in silent:
-            each.__enter__()
+        for connection in silent:
+            connection.__enter__()
         with reader(server) as stream:
-            assert received(stream) == encode_refused("too many read at once")
-        assert server.dropped.pop("too many read at once") == 1
-        expect_dropped(server, "a reader fell silent", 64)
+            assert received(stream) == encode_refused("too many readers at once")
+        assert server.dropped.pop("too many readers at once") == 1
+        expect_dropped(server, "the reader stalled", 64)
         expect_served(server)
-        for each in silent:
-            each.__exit__(None, None, None)
+        for connection in silent:
+            connection.__exit__(None, None, None)
 
 
 def test_chunks_that_are_too_large_are_refused(server: DataServer) -> None:
-    """A reader cannot have the server fill its memory with one chunk."""
+    """A reader cannot make the server fill its memory with one chunk."""
     with reader(server, encode_read(replace(ALL, ticket=ticket_for((0,)), per_chunk=129))) as stream:
-        assert received(stream) == encode_refused("a chunk of so many blocks is too large")
+        assert received(stream) == encode_refused("the chunk has too many blocks")
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_chunks_that_are_too_large_are_refused(server: DataServer) -> None:
         ("tcp://127.0.0.1", "expected ipc://path or tcp://host:port"),
         ("tcp://127.0.0.1:70000", "no port is above 65535"),
         ("tcp://192.0.2.1:*", "Cannot assign requested address|could not bind"),
-        ("tcp://0.0.0.0:*", "others need a host's name or number to reach it"),
-        ("tcp://*:*", "others need a host's name or number to reach it"),
-        ("tcp://[::]:*", "others need a host's name or number to reach it"),
+        ("tcp://0.0.0.0:*", "other workers cannot connect to this address"),
+        ("tcp://*:*", "other workers cannot connect to this address"),
+        ("tcp://[::]:*", "other workers cannot connect to this address"),
     ],
 )
-def test_an_address_that_cannot_be_served_is_told(bind: str, message: str) -> None:
+def test_an_address_that_cannot_be_bound_is_an_error(bind: str, message: str) -> None:
     """An address that cannot be bound gives one line with the address and the reason."""
     with pytest.raises(ActorserveError, match="cannot serve KV at ") as caught:
         DataServer(make_pools(), bind, KEY)
@@ -216,8 +216,8 @@ def test_the_announced_host_is_how_others_reach_it(tmp_path: Path) -> None:
     source.close()
 
 
-def test_a_path_that_a_killed_process_left_is_taken(tmp_path: Path) -> None:
-    """A server takes the place of one that could not clean up, and leaves nothing itself."""
+def test_the_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
+    """A server binds to the path that a killed server left, and removes it when it closes."""
     path = tmp_path / "kv"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
@@ -226,8 +226,8 @@ def test_a_path_that_a_killed_process_left_is_taken(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_file_is_not_taken_for_a_socket(tmp_path: Path) -> None:
-    """What lies at the path and is no socket stays."""
+def test_a_file_that_is_no_socket_is_not_removed(tmp_path: Path) -> None:
+    """An ordinary file at the path is an error, and stays."""
     path = tmp_path / "kv"
     path.write_text("precious", encoding="utf-8")
     with pytest.raises(ActorserveError, match="Address already in use"):
@@ -247,8 +247,8 @@ def test_any_bytes_are_read_or_refused(body: bytes) -> None:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), max_size=40), st.booleans(), st.integers(1, 16), st.text(max_size=64))
-def test_what_is_encoded_is_decoded(blocks: list[int], on_host: bool, per_chunk: int, secret: str) -> None:
-    """Requests and answers come through as they were."""
+def test_frames_survive_encoding(blocks: list[int], on_host: bool, per_chunk: int, secret: str) -> None:
+    """Decoding gives the request or answer that was encoded."""
     ticket = replace(ticket_for(blocks, on_host=on_host), secret=secret)
     read = Read(ticket, len(blocks), per_chunk, not on_host)
     said = encode_read(read)
@@ -294,18 +294,18 @@ def checked(body: bytes) -> bytes:
     ("answer", "hangs_up", "message"),
     [
         (GRANTED + (crc32(BLOCK) ^ 1).to_bytes(4) + BLOCK, True, "its checksum is wrong"),
-        (GRANTED + checked(BLOCK)[:-1], True, "it hung up"),
-        (GRANTED + checked(BLOCK)[:-1], False, "said nothing for 0.5 s"),
-        (GRANTED, False, "said nothing for 0.5 s"),
-        (b"", True, "it hung up|Connection reset"),
-        (b"", False, "said nothing for 0.5 s"),
+        (GRANTED + checked(BLOCK)[:-1], True, "the other side hung up"),
+        (GRANTED + checked(BLOCK)[:-1], False, "sent nothing for 0.5 s"),
+        (GRANTED, False, "sent nothing for 0.5 s"),
+        (b"", True, "the other side hung up|Connection reset"),
+        (b"", False, "sent nothing for 0.5 s"),
         (b"hello", True, "neither KV nor a refusal"),
         (ANSWER_HEAD.pack(b"X", 2**32 - 1), True, "neither KV nor a refusal"),
         (encode_refused("no\nsuch\xff"), True, "refused: no such"),
         (ANSWER_HEAD.pack(b"X", 2) + b"\xff\n", True, "refused: "),
     ],
 )
-def test_a_source_that_lies_is_given_up(tmp_path: Path, answer: bytes, hangs_up: bool, message: str) -> None:
+def test_a_wrong_answer_fails_the_fetch(tmp_path: Path, answer: bytes, hangs_up: bool, message: str) -> None:
     """Whatever a source sends instead of the requested blocks, the fetch fails with one line, and writes nothing."""
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=0.5)
@@ -325,7 +325,7 @@ def test_without_checksums_only_own_blocks_are_written(tmp_path: Path) -> None:
     access = KVAccess(pools.layout, f"ipc://{tmp_path}/liar", host=destination.access.host)
     fetch = Fetch(1, SOURCE, access, ticket_for((0, 1)), 0, (8, 3), is_urgent=False)
     answer = GRANTED + BLOCK + BLOCK[:-1]
-    with liar(tmp_path / "liar", answer, hangs_up=True), pytest.raises(TransferError, match="it hung up"):
+    with liar(tmp_path / "liar", answer, hangs_up=True), pytest.raises(TransferError, match="the other side hung up"):
         destination.fetch(fetch)
     destination.close()
     assert np.array_equal(np.delete(held(pools), (8, 3), 0), np.delete(content(NUM_BLOCKS, 10), (8, 3), 0))
@@ -333,8 +333,8 @@ def test_without_checksums_only_own_blocks_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "inproc://x", "tcp://nowhere", "memory://kv", "ipc://", "tcp://127.0.0.1:1"])
-def test_an_address_that_is_none_is_told(tmp_path: Path, address: str) -> None:
-    """One line says that KV cannot be read from there."""
+def test_a_bad_address_is_an_error(tmp_path: Path, address: str) -> None:
+    """One line says that KV cannot be read from that address."""
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=0.2)
     fetch = Fetch(1, SOURCE, KVAccess(pools.layout, address), ticket_for((0,)), 0, (0,), is_urgent=False)
@@ -343,7 +343,7 @@ def test_an_address_that_is_none_is_told(tmp_path: Path, address: str) -> None:
     destination.close()
 
 
-def test_who_ends_fetches_no_more(tmp_path: Path) -> None:
+def test_closing_ends_fetches(tmp_path: Path) -> None:
     """Closing ends a fetch that waits for its source, and refuses later fetches."""
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=3600.0)
@@ -364,9 +364,9 @@ def test_who_ends_fetches_no_more(tmp_path: Path) -> None:
         thread.start()
         stream, _ = silent.accept()
         with stream:
-            assert stream.recv(1)  # it has asked
+            assert stream.recv(1)  # the request has arrived
             destination.close()
             thread.join(DEADLINE_S)
         assert not thread.is_alive()
     wait()
-    assert told == ["this worker ends"] * 2
+    assert told == ["this worker is shutting down"] * 2

@@ -1,4 +1,4 @@
-"""What every way of reading another process's KV keeps."""
+"""The contract that every way of reading another process's KV keeps."""
 
 import importlib.util
 import signal
@@ -30,7 +30,7 @@ from workers.kv_transfer.transfer import KVTransfer
 
 SOURCE = Peer("source", 7)
 PATIENCE_S = 1.0
-OTHER_SEED = 10  # of what lies in the destination's pool at first
+OTHER_SEED = 10  # of the destination's initial KV
 SENT = ("ipc", "tcp", "tcp-checked")
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -39,7 +39,7 @@ needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason
 
 @dataclass
 class Pair:
-    """A source in a process of its own, and how ``kind`` reads it."""
+    """A source in a process of its own, and the ``kind`` of link that reads it."""
 
     kind: str
     access: KVAccess
@@ -49,7 +49,7 @@ class Pair:
     def destination(
         self, bytes_per_s: float | None = None, sleep: Callable[[float], None] = lambda _: None
     ) -> KVTransfer:
-        """Whose pool is ``make_pools(OTHER_SEED)``, held by the transfer's ``pools``."""
+        """A destination with ``make_pools(OTHER_SEED)``, which are its ``pools``."""
         self.pools = make_pools(OTHER_SEED, "cuda" if self.kind == "cuda" else "cpu")
         return KVTransfer(
             self.pools,
@@ -100,14 +100,14 @@ def lasting_source(
 
 @pytest.fixture
 def pair(lasting_source: tuple[str, KVAccess, "subprocess.Popen[str]"], tmp_path: Path) -> Pair:
-    """Whose source serves other tests, too."""
+    """A pair whose source other tests use, too."""
     kind, access, process = lasting_source
     return Pair(kind, access, process, tmp_path)
 
 
 @pytest.fixture(params=KINDS)
 def mortal_pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
-    """Whose source may be killed."""
+    """A pair whose source the test may kill."""
     with source_of(request.param, tmp_path) as (access, process):
         yield Pair(request.param, access, process, tmp_path)
 
@@ -120,7 +120,7 @@ def test_a_pair_is_what_it_is_called(pair: Pair) -> None:
 
 
 def expect(pair: Pair, blocks: Sequence[int], arrived: np.ndarray) -> None:
-    """``blocks`` hold what arrived, and all others what they held before."""
+    """``blocks`` hold the bytes that arrived, and all other blocks their initial bytes."""
     expected = content(NUM_BLOCKS, OTHER_SEED)
     expected[list(blocks)] = arrived
     assert np.array_equal(held(pair.pools), expected)
@@ -138,8 +138,8 @@ def test_blocks_arrive_as_they_are(pair: Pair, is_urgent: bool) -> None:
     expect(pair, blocks, content(NUM_BLOCKS, 0)[source_blocks])
 
 
-def test_what_is_cached_is_skipped(pair: Pair) -> None:
-    """The ticket's first blocks are skipped if the destination has them; if it has all, nothing is copied."""
+def test_cached_blocks_are_skipped(pair: Pair) -> None:
+    """Blocks at the ticket's beginning that the destination has are skipped; if it has all, nothing is copied."""
     destination = pair.destination()
     destination.fetch(pair.fetch(ticket_for(range(50, 100)), range(10), num_skipped=40))
     destination.fetch(pair.fetch(ticket_for(range(50)), (), num_skipped=50))
@@ -148,7 +148,7 @@ def test_what_is_cached_is_skipped(pair: Pair) -> None:
 
 
 def test_the_pool_on_the_host_is_read(pair: Pair) -> None:
-    """Blocks that the source swapped out come from its host's pool."""
+    """Blocks that the source has swapped out are read from its host pool."""
     destination = pair.destination()
     source_blocks = [NUM_HOST_BLOCKS - 1, 3, 4, 5]
     destination.fetch(pair.fetch(ticket_for(source_blocks, on_host=True), (9, 1, 2, 3)))
@@ -159,8 +159,8 @@ def test_the_pool_on_the_host_is_read(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_the_own_pool_on_the_host_is_written(pair: Pair, on_host: bool) -> None:
-    """Blocks of either pool of the source go into the host's pool here if the fetch says so, and nowhere else."""
+def test_the_destinations_host_pool_is_written(pair: Pair, on_host: bool) -> None:
+    """Blocks of either pool of the source go into the destination's host pool if the fetch says so."""
     destination = pair.destination()
     source_blocks = [*range(10, 30), 7, 3]
     blocks = [*range(25, 45), 2, 9]
@@ -173,7 +173,7 @@ def test_the_own_pool_on_the_host_is_written(pair: Pair, on_host: bool) -> None:
 
 
 def test_many_fetches_go_one_after_another(pair: Pair) -> None:
-    """A link serves one fetch after another, urgent and not."""
+    """A link serves many fetches, urgent or not."""
     destination = pair.destination()
     for number in range(20):
         destination.fetch(pair.fetch(ticket_for((number,)), (2 * number,), is_urgent=number % 3 == 0))
@@ -182,10 +182,10 @@ def test_many_fetches_go_one_after_another(pair: Pair) -> None:
 
 
 def test_a_rate_is_kept_and_urgent_fetches_are_not_held_back(pair: Pair) -> None:
-    """Beside a burst, bytes wait for as long as the rate says; urgent ones never do, but they count, up to a second."""
+    """After a burst, bytes wait as long as the rate says. Urgent bytes never wait, but count for up to a second."""
     slept: list[float] = []
     block_bytes = content(1, 0).nbytes
-    destination = pair.destination(100.0 * block_bytes, slept.append)  # a burst of 2 blocks, and the clock stands
+    destination = pair.destination(100.0 * block_bytes, slept.append)  # a burst of 2 blocks; the clock does not move
     destination.fetch(pair.fetch(ticket_for(range(52)), range(52), is_urgent=True))
     assert slept == []
     destination.fetch(pair.fetch(ticket_for((0,)), (0,)))
@@ -197,7 +197,7 @@ def test_a_rate_is_kept_and_urgent_fetches_are_not_held_back(pair: Pair) -> None
 
 
 def test_another_layout_is_refused(pair: Pair) -> None:
-    """Where a block is made up differently nothing is copied."""
+    """If the source's blocks have another layout, nothing is copied."""
     destination = pair.destination()
     with pytest.raises(TransferError, match="KV of source is laid out differently"):
         destination.fetch(replace(pair.fetch(ticket_for((0,)), (0,)), access=replace(pair.access, layout="other")))
@@ -215,7 +215,7 @@ def test_another_layout_is_refused(pair: Pair) -> None:
         ((0, 1), False, (0,), "a fetch of 2 blocks into 1"),
     ],
 )
-def test_blocks_that_are_not_there_are_refused(
+def test_blocks_that_do_not_exist_are_refused(
     pair: Pair, source_blocks: tuple[int, ...], on_host: bool, blocks: tuple[int, ...], message: str
 ) -> None:
     """A block beyond either pool gives an error of one line, and nothing is copied."""
@@ -224,13 +224,13 @@ def test_blocks_that_are_not_there_are_refused(
         destination.fetch(pair.fetch(ticket_for(source_blocks, on_host=on_host), blocks))
     with pytest.raises(TransferError, match="into blocks beyond the pool"):
         destination.fetch(pair.fetch(ticket_for((0,)), (NUM_HOST_BLOCKS,), into_host=True))
-    destination.fetch(pair.fetch(ticket_for((1,)), (1,)))  # and the next one goes well
+    destination.fetch(pair.fetch(ticket_for((1,)), (1,)))  # and the next fetch succeeds
     destination.close()
     expect(pair, (1,), content(NUM_BLOCKS, 0)[[1]])
 
 
 def test_a_source_killed_in_the_middle_is_noticed(mortal_pair: Pair) -> None:
-    """After a kill -9 of the source a fetch ends: complete if the memory is mapped, otherwise with one line."""
+    """After a kill -9 of the source a fetch completes if the memory is mapped, and otherwise fails with one line."""
     pauses = 0
 
     def sleep(_: float) -> None:
@@ -252,7 +252,7 @@ def test_a_source_killed_in_the_middle_is_noticed(mortal_pair: Pair) -> None:
     destination.close()
 
 
-def test_a_source_that_is_gone_is_told(mortal_pair: Pair) -> None:
+def test_a_fetch_from_an_ended_source_fails(mortal_pair: Pair) -> None:
     """A fetch from a source that has ended fails in bounded time."""
     mortal_pair.process.kill()
     mortal_pair.process.wait()
@@ -264,13 +264,13 @@ def test_a_source_that_is_gone_is_told(mortal_pair: Pair) -> None:
     expect(mortal_pair, (), content(0, 0))
 
 
-def test_a_stopped_source_is_given_up(mortal_pair: Pair) -> None:
+def test_a_fetch_from_a_stopped_source_times_out(mortal_pair: Pair) -> None:
     """A source that hangs delays a fetch no longer than the patience; mapped memory can still be read."""
     mortal_pair.process.send_signal(signal.SIGSTOP)
     destination = mortal_pair.destination()
     fetch = mortal_pair.fetch(ticket_for((5,)), (0,))
     if mortal_pair.kind in SENT:
-        with pytest.raises(TransferError, match="said nothing for 1 s"):
+        with pytest.raises(TransferError, match="sent nothing for 1 s"):
             destination.fetch(fetch)
     elif mortal_pair.kind == "shared":
         destination.fetch(fetch)
@@ -279,8 +279,8 @@ def test_a_stopped_source_is_given_up(mortal_pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("lasting_source", SENT, indirect=True)
-def test_a_ticket_is_needed_and_good_once(pair: Pair) -> None:
-    """What the source did not give leave for is refused: other blocks than the ticket's, and a second reading."""
+def test_a_ticket_is_needed_and_valid_once(pair: Pair) -> None:
+    """The source refuses a ticket whose blocks were changed, and a ticket that was used before."""
     destination = pair.destination()
     ticket = ticket_for((0, 1))
     for forged in (
@@ -298,8 +298,8 @@ def test_a_ticket_is_needed_and_good_once(pair: Pair) -> None:
     expect(pair, (8, 9), content(NUM_BLOCKS, 0)[:2])
 
 
-def test_keys_differ() -> None:
-    """A destination does not know the source's key: the tests above would show it if it needed it."""
+def test_destinations_do_not_know_the_key() -> None:
+    """The tests above fetch with another key than the source's, so a destination does not need that key."""
     assert KEY != b"another key"
 
 
@@ -308,8 +308,8 @@ def mapped_names() -> str:
 
 
 @pytest.mark.parametrize("lasting_source", ["shared"], indirect=True)
-def test_a_source_is_mapped_once_and_let_go(pair: Pair) -> None:
-    """A source's pool stays mapped between fetches, and is let go when the source is forgotten or begins anew."""
+def test_a_source_is_mapped_once_and_unmapped(pair: Pair) -> None:
+    """A source's pool stays mapped between fetches, until the source is forgotten or restarts."""
     mark = pair.access.shared.rpartition(":")[2]
     destination = pair.destination()
     for number in range(3):
@@ -326,7 +326,7 @@ def test_a_source_is_mapped_once_and_let_go(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("lasting_source", ["shared"], indirect=True)
-def test_memory_that_is_not_what_it_is_said_to_be_is_not_mapped(pair: Pair) -> None:
+def test_memory_with_a_wrong_name_or_size_is_not_mapped(pair: Pair) -> None:
     """A wrong name or a wrong size of the memory is an error; reading such memory would crash."""
     pid, number, mark = pair.access.shared.split(":")
     destination = pair.destination()
@@ -341,6 +341,6 @@ def test_memory_that_is_not_what_it_is_said_to_be_is_not_mapped(pair: Pair) -> N
     for shown, message in wrong.items():
         with pytest.raises(TransferError, match=message):
             destination.fetch(replace(pair.fetch(ticket_for((0,)), (0,)), access=replace(pair.access, shared=shown)))
-    with pytest.raises(TransferError, match="not of the size"):
+    with pytest.raises(TransferError, match="not of the announced size"):
         destination.fetch(replace(pair.fetch(ticket_for((0,)), (0,)), access=replace(pair.access, num_blocks=9999)))
     destination.close()

@@ -1,4 +1,4 @@
-"""A token bucket lets through what the rate says, and bursts."""
+"""A token bucket keeps the rate, and allows bursts."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from workers.kv_transfer.pacing import Rate, TokenBucket
 
 
 class Clock:
-    """Time passes by sleeping."""
+    """A clock that only ``sleep`` moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -25,7 +25,7 @@ def clock() -> Clock:
 
 
 def test_the_rate_is_kept(clock: Clock) -> None:
-    """Beyond a burst of 20 ms, so many bytes take as long as the rate says, however they are cut."""
+    """After a burst of 20 ms, bytes take as long as the rate says, in calls of any size."""
     bucket = TokenBucket(Rate(1000.0, clock, clock.sleep))
     for num_bytes in (1, 500, 3, 1496, 20):
         bucket.take(num_bytes)
@@ -33,7 +33,7 @@ def test_the_rate_is_kept(clock: Clock) -> None:
 
 
 def test_a_pause_gives_a_burst_and_no_more(clock: Clock) -> None:
-    """After any pause 20 ms' worth goes at once."""
+    """After any pause 20 ms' worth of bytes goes at once."""
     bucket = TokenBucket(Rate(1000.0, clock, clock.sleep))
     clock.now_s += 3600.0
     bucket.take(20)
@@ -42,8 +42,8 @@ def test_a_pause_gives_a_burst_and_no_more(clock: Clock) -> None:
     assert clock.now_s == pytest.approx(3700.01)
 
 
-def test_urgent_bytes_go_at_once_and_are_paid_by_the_next(clock: Clock) -> None:
-    """What is urgent never waits; who comes then waits for it, too."""
+def test_urgent_bytes_go_at_once_and_later_bytes_wait(clock: Clock) -> None:
+    """Urgent bytes never wait, and later bytes wait for them, too."""
     bucket = TokenBucket(Rate(1000.0, clock, clock.sleep))
     bucket.take(1020, is_urgent=True)
     assert clock.now_s == 100.0
@@ -51,8 +51,8 @@ def test_urgent_bytes_go_at_once_and_are_paid_by_the_next(clock: Clock) -> None:
     assert clock.now_s == pytest.approx(101.5)
 
 
-def test_without_a_rate_nobody_waits(clock: Clock) -> None:
-    """None lets everything through."""
+def test_without_a_rate_no_bytes_wait(clock: Clock) -> None:
+    """A rate of None lets all bytes through at once."""
     bucket = TokenBucket(Rate(None, clock, clock.sleep))
     for _ in range(3):
         bucket.take(2**40)

@@ -1,4 +1,4 @@
-"""Many pieces of memory go through a socket by the kernel's hand, in order and to the last byte."""
+"""The kernel moves many pieces of memory through a socket, in order and to the last byte."""
 
 import ctypes
 import socket
@@ -19,7 +19,7 @@ def bytes_of(found: Regions) -> bytes:
 
 @given(st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=20), st.booleans(), st.booleans())
 def test_regions_are_the_blocks_in_order(blocks: list[int], by_piece: bool, on_host: bool) -> None:
-    """Whatever blocks, however the pool lies, and in either order, the regions hold just these bytes."""
+    """For any blocks, either pool and either order, the regions hold exactly the blocks' bytes."""
     flat = np.random.default_rng(0).integers(0, 256, NUM_BLOCKS * PIECES * PIECE_BYTES, dtype=np.uint8)
     array = flat.reshape(NUM_BLOCKS, PIECES, PIECE_BYTES)
     if not on_host:
@@ -30,7 +30,7 @@ def test_regions_are_the_blocks_in_order(blocks: list[int], by_piece: bool, on_h
 
 
 def test_neighbours_are_one_region() -> None:
-    """Where pieces lie side by side, few and long regions are made."""
+    """Pieces that lie side by side become few, long regions."""
     device = np.zeros((PIECES, NUM_BLOCKS, PIECE_BYTES), dtype=np.uint8).transpose(1, 0, 2)
     host = np.zeros((NUM_BLOCKS, PIECES, PIECE_BYTES), dtype=np.uint8)
     assert regions(device, (1, 2, 3, 7), by_piece=True)[:, 1].tolist() == [3 * PIECE_BYTES, PIECE_BYTES] * PIECES
@@ -38,7 +38,7 @@ def test_neighbours_are_one_region() -> None:
 
 
 def test_more_regions_than_a_call_takes_go_through() -> None:
-    """Thousands of regions of odd sizes, cut anywhere by small buffers, arrive as they were."""
+    """Thousands of regions of odd sizes, cut anywhere by small buffers, arrive unchanged."""
     source = np.random.default_rng(0).integers(0, 256, (5000, 2, 333), dtype=np.uint8)
     target = np.zeros((5000, 3, 222), dtype=np.uint8)
     blocks = np.random.default_rng(1).permutation(5000).tolist()
@@ -55,7 +55,7 @@ def test_more_regions_than_a_call_takes_go_through() -> None:
 
 
 def test_waits_end() -> None:
-    """A peer that says nothing, takes nothing, or hangs up is noticed."""
+    """A peer that sends nothing, reads nothing, or hangs up is an error."""
     one, other = socket.socketpair()
     with one, other:
         wait_at_most(one, 0.05)

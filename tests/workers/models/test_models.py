@@ -1,4 +1,4 @@
-"""Every architecture gives transformers' numbers, from every format, and the same bits in any company."""
+"""Every architecture gives transformers' numbers, from every format, and the same bits in any batch."""
 
 import random
 from dataclasses import replace
@@ -43,7 +43,7 @@ def engine_of(description: ModelDescription, dtype: str = "float32", **settings:
 
 
 def last_logits(engine: TorchEngine, num_tokens: int = NUM_TOKENS) -> torch.Tensor:
-    """Logits after a prompt and after each of a few decoded tokens behind it."""
+    """Logits after a prompt and after each of the few decoded tokens that follow it."""
     table = tuple(range(7))
     prefilled = num_tokens - NUM_TOKENS + NUM_PREFILLED
     plans = [StepPlan(0, ("a",), (0,), (TOKENS[:prefilled],), (table,), (True,))]
@@ -59,7 +59,7 @@ def expected_logits(model: SmallModel, num_tokens: int = NUM_TOKENS) -> torch.Te
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_are_the_references(tmp_path: Path, architecture: str) -> None:
-    """Logits of a prompt longer than any window, and of decode steps behind it, lie within 1e-3 of transformers'."""
+    """Logits of a prompt longer than any window, and of the decode steps after it, lie within 1e-3 of transformers'."""
     model = save_model(tmp_path, architecture)
     found = last_logits(engine_of(describe(tmp_path)))
     assert (found - expected_logits(model)).abs().max() < 1e-3
@@ -87,14 +87,14 @@ def test_quantized_gguf_files_hold_the_same_model(tmp_path: Path, architecture: 
 
 @pytest.mark.parametrize("architecture", ["mistral", "phi3", "gemma3"])
 def test_windows_are_used(tmp_path: Path, architecture: str) -> None:
-    """A layer with a window sees no further: without windows only contexts within a window give the same logits."""
+    """Removing windows changes the logits of contexts longer than the window, and no others."""
     save_model(tmp_path, architecture)
     description = describe(tmp_path)
     config = description.config
     assert WINDOW in config.windows
     open_config = replace(config, windows=(0,) * config.num_layers, local_rope_theta=config.rope_theta)
     windowed, open_ = engine_of(description), engine_of(replace(description, config=open_config))
-    if architecture != "gemma3":  # whose window decides a layer's angles, too
+    if architecture != "gemma3":  # its windows decide a layer's angles, too
         assert (last_logits(windowed, WINDOW) - last_logits(open_, WINDOW)).abs().max() < 1e-4
     assert (last_logits(windowed) - last_logits(open_)).abs().max() > 1e-2
 
@@ -131,7 +131,7 @@ def test_of_equal_experts_the_first_are_taken(tmp_path: Path, architecture: str)
     ("architecture", "dtype"),
     [*((name, "float32") for name in SAME_BITS), ("qwen3 experts", "int8"), ("gemma3", "int8"), ("opt", "int8")],
 )
-def test_logits_have_the_same_bits_in_any_company(
+def test_logits_have_the_same_bits_in_any_batch(
     tmp_path: Path, make_schedule: Any, architecture: str, dtype: str
 ) -> None:
     """A request's logits are the same bits alone and in mixed batches, in any chunks, and preempted."""

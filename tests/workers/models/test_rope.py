@@ -44,7 +44,7 @@ def described(config: transformers.PreTrainedConfig, folder: Path) -> DecoderCon
 
 
 def theirs(module: Any, num_positions: int, *layer_type: str) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all positions in our shape: theirs have each twice, for both halves of a head."""
+    """Cosines and sines of all positions in our shape: theirs hold each number twice, for both halves of a head."""
     cos, sin = module(torch.zeros(1), torch.arange(num_positions)[None], *layer_type)
     half = cos.shape[-1] // 2
     return cos[0, :, None, :half], sin[0, :, None, :half]
@@ -52,7 +52,7 @@ def theirs(module: Any, num_positions: int, *layer_type: str) -> tuple[Tensor, T
 
 @pytest.mark.parametrize("num_positions", [32, 64])
 def test_longrope_takes_the_factors_of_the_served_context(tmp_path: Path, num_positions: int) -> None:
-    """Up to the trained context the short factors hold, beyond it the long ones for every position; both scaled."""
+    """Every position has the short factors if the served context is within the trained one, else the long ones."""
     config = transformers.Phi3Config(**SHAPE, rope_parameters=LONGROPE, original_max_position_embeddings=32)
     expected = theirs(Phi3RotaryEmbedding(config), num_positions)
     cos, sin = RotaryTable(described(config, tmp_path), num_positions, CPU)(torch.arange(num_positions))
@@ -63,7 +63,7 @@ def test_longrope_takes_the_factors_of_the_served_context(tmp_path: Path, num_po
 
 
 def test_a_long_table_is_made_in_pieces(tmp_path: Path) -> None:
-    """Beside the table a few megabytes are needed, however many positions there are, and pieces meet exactly."""
+    """Making the table takes only a few megabytes more than the table, and its pieces fit together exactly."""
     config = described(transformers.LlamaConfig(**SHAPE | {"head_dim": 64}), tmp_path)
     tracemalloc.start()  # sees numpy's arrays, and not torch's
     table = RotaryTable(config, 2**15 + 5, CPU)
@@ -90,7 +90,7 @@ def test_gemma3_has_two_tables(tmp_path: Path) -> None:
 
 
 def test_a_config_without_a_local_base_has_no_local_table(tmp_path: Path) -> None:
-    """A plain Llama has no such base: an error."""
+    """A plain Llama has no local base, so asking for its table is an error."""
     with pytest.raises(ValueError, match="no RoPE base of their own"):
         local_rotary(described(transformers.LlamaConfig(**SHAPE), tmp_path))
 

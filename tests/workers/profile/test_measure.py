@@ -1,4 +1,4 @@
-"""Measuring an engine: the profile of an engine with a known cost is that cost."""
+"""The measured profile of an engine with a known cost equals that cost."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ def silent(share: float, what: str) -> None:
 @pytest.mark.parametrize("make_plan", [quick_plan, thorough_plan])
 @pytest.mark.parametrize("num_host_blocks", [0, 8])
 def test_a_known_cost_is_found(make_plan: Callable[[Engine, int, int], Plan], num_host_blocks: int) -> None:
-    """Prefills, contexts, decodes and both together take what the engine takes; and a file holds it all."""
+    """The profile predicts the engine's prefills, decodes and mixed iterations, and survives writing to a file."""
     engine = CostEngine(num_host_blocks=num_host_blocks)
     found = measure(engine, make_plan(engine, 512, 64), ROUNDS, silent)
     profile = make_profile("a name", "cost", FACTS, 100, found)
@@ -51,7 +51,7 @@ def test_a_known_cost_is_found(make_plan: Callable[[Engine, int, int], Plan], nu
 
 
 def test_outliers_do_not_count() -> None:
-    """Where every fifth iteration takes fifty times as long, the profile is that of the others."""
+    """If every fifth iteration takes fifty times as long, the profile is that of the other iterations."""
     engine = CostEngine()
     engine.disturbs = True
     found = measure(engine, quick_plan(engine, 512, 16), replace(ROUNDS, least_rounds=9, most_rounds=9), silent)
@@ -60,14 +60,14 @@ def test_outliers_do_not_count() -> None:
     assert profile.decode_s(16, 1000) == pytest.approx(0.005 + 0.0004 * 16 + 1e-6 * 1000, rel=0.02)
 
 
-def test_what_takes_too_long_is_left_out() -> None:
-    """On a slow machine long prompts are measured at most once, and the profile extends its last piece."""
+def test_slow_shapes_are_left_out() -> None:
+    """On a slow machine long prompts are measured at most once, and the profile extrapolates to them."""
     engine = CostEngine()
     plan = thorough_plan(engine, 2048, 64)
     found = measure(engine, plan, replace(ROUNDS, slow_s=0.2), silent)
     longest = max(shape.num_tokens for shape in found.fitted_s)
     assert longest < max(shape.num_tokens for shape in plan.fitted)
-    assert sum(len(tokens) > longest for each in engine.plans for tokens in each.token_ids) <= 1
+    assert sum(len(tokens) > longest for step in engine.plans for tokens in step.token_ids) <= 1
     assert make_profile("a name", "cost", FACTS, 100, found).prefill_s(2048) > 1.0
 
 
@@ -78,7 +78,7 @@ def test_what_takes_too_long_is_left_out() -> None:
 def test_small_engines_are_measured_as_far_as_they_go(
     effort: Effort, num_blocks: int, num_host_blocks: int, max_tokens: int
 ) -> None:
-    """A pool smaller than what the plan uses is used several times over; the profile is still one that can be read."""
+    """If the pool is smaller than the plan's shapes, requests share blocks, and the profile is still valid."""
     engine = CostEngine(num_blocks, num_host_blocks, max_tokens)
     for make_plan in (quick_plan, thorough_plan):
         found = measure(engine, make_plan(engine, 512, 64), replace(effort, most_rounds=2), silent)
@@ -87,7 +87,7 @@ def test_small_engines_are_measured_as_far_as_they_go(
 
 
 def test_requests_read_different_contexts() -> None:
-    """As far as the pool goes, no two requests of a batch read the same blocks, so that caches help none."""
+    """As far as the pool goes, no two requests of a batch read the same blocks, so that caches do not speed them up."""
     engine = CostEngine()
     with EngineTimer(engine, [Shape(0, 0, 8, 256)]) as timer:
         timer.iteration_s(Shape(0, 0, 8, 256))
@@ -106,7 +106,7 @@ def test_progress_grows_to_the_end() -> None:
 
 
 def test_links_are_measured() -> None:
-    """Copying within memory, and through a local socket, moves between a megabyte and many terabytes a second."""
+    """Links have plausible rates, between a megabyte and many terabytes a second."""
     for link in (memory_link(), loopback_link()):
         assert 1e6 < link.bytes_per_s < 1e14
         assert 0.0 <= link.latency_s < 1.0

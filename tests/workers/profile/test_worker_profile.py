@@ -1,4 +1,4 @@
-"""Which profile a worker gets: the one that settings name, the one that is kept, or a new one that is then kept."""
+"""A worker gets the profile that its settings name, or a kept profile, or a new one, which is then kept."""
 
 import fcntl
 import threading
@@ -42,7 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_first_start_measures_and_later_ones_do_not(cache: Path) -> None:
-    """The first start leaves one file, with what it measured; the second runs nothing."""
+    """The first start keeps one file with its measurements, and the second start measures nothing."""
     first, told = CostEngine(), Told()
     profile = profile_of(first, settings_with(), told)
     assert profile.model == "cost"
@@ -58,19 +58,21 @@ def test_a_first_start_measures_and_later_ones_do_not(cache: Path) -> None:
 
 
 def test_another_engine_has_another_profile() -> None:
-    """Files differ by threads, and by the engine's kind, which its weights and its kernels decide."""
+    """Files differ by threads and by the engine's kind."""
     engine = CostEngine()
     other = CostEngine()
     other.kind = "other"
     files = {
-        profile_file(each, facts_of(settings_with(threads=threads))) for each in (engine, other) for threads in (1, 2)
+        profile_file(measured, facts_of(settings_with(threads=threads)))
+        for measured in (engine, other)
+        for threads in (1, 2)
     }
     assert len(files) == 4
     assert all(file.name.startswith("cost-int8-") for file in files)
 
 
 def test_a_damaged_file_is_measured_again(cache: Path) -> None:
-    """What cannot be read in the cache is replaced, as is a profile of another model."""
+    """An unreadable file in the cache is replaced, and so is a profile of another model."""
     settings = settings_with()
     file = profile_file(CostEngine(), facts_of(settings))
     cache.mkdir(parents=True)
@@ -83,7 +85,7 @@ def test_a_damaged_file_is_measured_again(cache: Path) -> None:
     assert profile_of(CostEngine(), settings, Told()).model == "cost"
 
 
-def test_a_named_profile_is_taken_as_it_is(tmp_path: Path, cache: Path) -> None:
+def test_a_named_profile_is_used_unchanged(tmp_path: Path, cache: Path) -> None:
     """``workers.profile`` is read, nothing is measured, and nothing is kept."""
     file = tmp_path / "mine.toml"
     save_profile(MINE, file)
@@ -97,7 +99,7 @@ def test_a_named_profile_is_taken_as_it_is(tmp_path: Path, cache: Path) -> None:
     ("profile", "says"), [(PROFILE, "model is 'none'"), (replace(MINE, kv_bytes_per_token=7), "per_token is 7")]
 )
 def test_a_named_profile_of_another_model_is_refused(tmp_path: Path, profile: Profile, says: str) -> None:
-    """It is one line with the file's name, and so is a file that is not there."""
+    """The error is one line with the file's name, also if the file does not exist."""
     file = tmp_path / "mine.toml"
     save_profile(profile, file)
     with pytest.raises(ProfileError, match=f"mine.toml: .*{says}"):
@@ -120,8 +122,8 @@ def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, mon
     assert profile_of(CostEngine(), settings_with(), Told()).model == "cost"
 
 
-def test_one_measures_and_others_wait_for_it(cache: Path) -> None:
-    """While another process measures, a worker waits, says so, and then takes what that one has written."""
+def test_one_process_measures_and_others_wait(cache: Path) -> None:
+    """While another process measures, a worker waits, says so, and then uses that process's profile."""
     engine, told, settings = CostEngine(), Told(), settings_with()
     waits = threading.Event()
 
@@ -145,7 +147,7 @@ def test_one_measures_and_others_wait_for_it(cache: Path) -> None:
 
 
 def test_the_cpu_is_named(tmp_path: Path) -> None:
-    """As it calls itself; some do not."""
+    """The CPU has the name that it reports, or its architecture if it reports none."""
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nmodel name\t: A CPU @ 2 GHz \n\nmodel name\t: B\n", encoding="utf-8")
     assert cpu_name(file) == "A CPU @ 2 GHz"

@@ -46,7 +46,7 @@ def tokens_at(logits: list[float], count: int = 300, **fields: Any) -> set[int]:
 
 
 def reference_weights(logits: list[float], request: RequestSpec) -> list[float]:
-    """Probabilities of the next token, by the rules as one would write them for a single row."""
+    """Probabilities of the next token, by the rules in their plain form for a single row."""
     params, position = request.sampling, len(request.output_token_ids)
     values = list(logits)
     for token, bias in params.logit_bias:
@@ -104,7 +104,7 @@ requests = st.builds(
     sampling=sampling_params,
     output_token_ids=st.lists(token_ids, max_size=6).map(tuple),
 )
-# Multiples of 1/8 meet often, and float32 and float64 agree on them: equals are equal in both.
+# Multiples of 1/8 are often equal, and exact in float32 and float64, so ties are ties in both.
 rows = st.lists(st.integers(-40, 40).map(lambda n: n / 8), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE)
 
 
@@ -152,7 +152,7 @@ def test_frequencies_are_the_probabilities() -> None:
 
 
 def mixed_requests(count: int, vocab_size: int) -> list[RequestSpec]:
-    """Requests in which every feature meets every other sooner or later."""
+    """Requests that combine all sampling features."""
     made = []
     for i in range(count):
         fields: dict[str, Any] = {
@@ -297,29 +297,29 @@ def logits_at(position: int) -> Tensor:
     return torch.randn(1, 50, generator=torch.Generator().manual_seed(position)) * 2
 
 
-def carry_on(sampler: Sampler, start: int, end: int) -> list[int]:
+def continue_from(sampler: Sampler, start: int, end: int) -> list[int]:
     return [sampler(logits_at(p), ["r"], [p]).token_ids[0] for p in range(start, end)]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, 199])
-def test_failover_carries_on_with_the_same_tokens(cut: int) -> None:
-    """A worker that gets the earlier output goes on just as the first one would have."""
+def test_failover_continues_with_the_same_tokens(cut: int) -> None:
+    """A worker that gets the earlier output continues with the tokens that the first worker would have made."""
     request = request_for(prompt=(1, 2, 3), **PENALISED)
     first, second = Sampler(50, "cpu"), Sampler(50, "cpu")
     first.add(request)
-    whole = carry_on(first, 0, 200)
+    whole = continue_from(first, 0, 200)
     second.add(replace(request, output_token_ids=tuple(whole[:cut])))
-    assert carry_on(second, cut, 200) == whole[cut:]
+    assert continue_from(second, cut, 200) == whole[cut:]
 
 
-def test_a_position_may_be_asked_again() -> None:
-    """After going back, the same tokens come again, and other logits give what a fresh start would give."""
+def test_a_position_may_be_sampled_again() -> None:
+    """Sampling a position again gives the same tokens, and with other logits the tokens of a fresh sampler."""
     sampler = Sampler(50, "cpu")
     sampler.add(request_for(prompt=(1, 2, 3), **PENALISED))
-    whole = carry_on(sampler, 0, 40)
-    assert carry_on(sampler, 39, 40) == whole[39:]
-    assert carry_on(sampler, 5, 40) == whole[5:]
-    assert carry_on(sampler, 0, 40) == whole
+    whole = continue_from(sampler, 0, 40)
+    assert continue_from(sampler, 39, 40) == whole[39:]
+    assert continue_from(sampler, 5, 40) == whole[5:]
+    assert continue_from(sampler, 0, 40) == whole
 
 
 def test_unknown_history_is_an_error() -> None:
@@ -328,7 +328,7 @@ def test_unknown_history_is_an_error() -> None:
         one([0.0, 1.0], position=3, presence_penalty=1.0)
 
 
-def test_a_row_without_finite_logits_harms_nobody() -> None:
+def test_a_row_without_finite_logits_harms_no_other() -> None:
     """NaN and infinite rows give some token of the vocabulary, and leave their batch-mates' tokens as they were."""
     good = torch.randn(1, 300, generator=torch.Generator().manual_seed(1))
     bad = torch.full((3, 300), math.nan)
@@ -344,7 +344,7 @@ def test_a_row_without_finite_logits_harms_nobody() -> None:
 
 
 def test_logprobs_are_of_the_raw_logits() -> None:
-    """They are the log-softmax of the model's logits, whatever temperature, bias and penalties do to the choice."""
+    """Log-probabilities are the log-softmax of the model's logits, before temperature, bias and penalties."""
     logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(2)) * 3
     sampler = Sampler(3000, "cpu")
     sampler.add(request_for("a", prompt=(1,), top_logprobs=20, logit_bias=((7, 100.0),), temperature=0.5, top_k=3))
@@ -374,7 +374,7 @@ def test_equal_logprobs_come_in_order_of_ids() -> None:
 
 
 def test_logprobs_are_finite_numbers() -> None:
-    """Impossible tokens and broken rows have a least log-probability, for JSON knows neither infinity nor NaN."""
+    """Impossible tokens and broken rows have the least log-probability, because JSON has neither infinity nor NaN."""
     for row in ([0.0, -math.inf], [math.nan, 0.0], [0.0, -2e4]):
         sampler = Sampler(2, "cpu")
         sampler.add(request_for(top_logprobs=2, logit_bias=((1, 3e4),), temperature=0.0))

@@ -23,7 +23,7 @@ PLAN = StepPlan(0, ("a",), (0,), (tuple(range(20)),), ((0, 1),), (True,))
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of this test's own."""
+    """An empty cache folder for one test."""
     monkeypatch.setattr("workers.weights.prepared.cache_folder", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "prepared"
 
@@ -37,7 +37,7 @@ def kept(folder: Path) -> list[Path]:
 
 
 def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
-    """Every dtype and shape survives the file, on addresses that vector loads like."""
+    """Every dtype and shape survives the file, at addresses aligned for vector loads."""
     tensors = {
         "bytes": torch.arange(-5, 6, dtype=torch.int8),
         "matrix": torch.randn(3, 5),
@@ -68,7 +68,7 @@ def test_an_unfinished_file_does_not_appear(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_the_second_start_maps_what_the_first_kept(
+def test_the_second_start_maps_kept_weights(
     make_model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """A start from kept weights reads none of the model's tensors, is of the same kind, and gives the same bits."""
@@ -87,7 +87,7 @@ def test_floats_and_dummies_are_not_kept(make_model: Any, folder: Path) -> None:
     assert kept(folder) == []
 
 
-def test_another_mode_or_file_is_another_place(make_model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_mode_or_model_has_another_file(make_model: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed model, or another way to compute it, never uses weights that were kept before."""
     model = make_model()
     description = model.description
@@ -104,7 +104,7 @@ def test_another_mode_or_file_is_another_place(make_model: Any, folder: Path, mo
     assert prepared_file(description, "int8") != before
 
 
-def test_another_version_of_the_preparing_code_is_another_place(
+def test_another_version_of_the_preparing_code_has_another_file(
     make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that another version of any of the files that prepare them has kept are not used."""
@@ -129,10 +129,10 @@ def cannot_map(*_: object, **__: object) -> None:
     raise RuntimeError("unable to mmap")
 
 
-def test_what_an_index_does_not_have_is_made(
+def test_a_layer_missing_from_the_file_is_prepared(
     make_model: Any, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A layer that is missing is made from the model's file, in a cache that is only to be read."""
+    """A layer that the kept file lacks is made from the model's file, also if the cache is read-only."""
     model = make_model()
     expected = engine(model).logits(PLAN)
     (file,) = kept(folder)
@@ -207,7 +207,7 @@ def test_one_process_writes_at_a_time(make_model: Any, folder: Path) -> None:
     assert kept(folder) == []
 
 
-def test_what_nobody_uses_is_removed(make_model: Any, folder: Path) -> None:
+def test_unused_files_are_removed(make_model: Any, folder: Path) -> None:
     """Leftovers of a killed writer and files that were last used over a month ago are removed; others stay."""
     folder.mkdir(parents=True)
     (folder / "partial-x").write_text("")

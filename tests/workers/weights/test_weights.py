@@ -1,4 +1,4 @@
-"""Weights are read from every format to the same numbers, and what cannot be read is one line that says so."""
+"""Every format gives the same weights, and a weight that cannot be read gives an error of one line."""
 
 import json
 import re
@@ -68,14 +68,14 @@ def test_sharded_files_are_one_model(make_model: Any) -> None:
 
 
 def test_gguf_and_folder_are_one_model(tmp_path: Path) -> None:
-    """The same weights give the same bits from a GGUF file, whose heads are ordered otherwise, and from a folder."""
+    """The same weights give the same bits from a GGUF file, which orders heads differently, and from a folder."""
     save_model(tmp_path, "llama", rms_norm_eps=2**-20, attention_bias=True)
     path = write_gguf(tmp_path, tmp_path / "small.gguf")
     assert torch.equal(logits_of(path), logits_of(tmp_path))
 
 
 def test_gguf_rope_factors_are_llama3s_scaling(tmp_path: Path) -> None:
-    """A GGUF file's RoPE factors give what the folder's llama3 scaling gives, up to rounding."""
+    """A GGUF file's RoPE factors give the angles of the folder's llama3 scaling, up to rounding."""
     model = save_model(tmp_path, "llama", rope_parameters=LLAMA3)
     plain = 1.0 / 1e4 ** (torch.arange(0, 32, 2) / 32)
     factors = {"rope_freqs.weight": (plain / model.reference.model.rotary_emb.inv_freq).tolist()}
@@ -88,7 +88,7 @@ KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_of_a_gguf_tensor_is_read(tmp_path: Path, kind: str) -> None:
-    """A few rows of one of several stacked matrices are what the gguf package makes of the whole, for every type."""
+    """Reading a few rows of a stacked tensor gives the same numbers as the gguf package, for every type."""
     stored_as = GGMLQuantizationType[kind]
     _, bytes_per_block = GGML_QUANT_SIZES[stored_as]
     blocks = 3 * 6 * 512 // GGML_QUANT_SIZES[stored_as][0]
@@ -111,7 +111,7 @@ def test_a_part_of_a_gguf_tensor_is_read(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
-def test_numbers_that_are_none_are_named(small: Any, value: float, name: str) -> None:
+def test_a_nan_or_infinity_is_named(small: Any, value: float, name: str) -> None:
     """One NaN or infinity among a tensor's numbers is refused with the tensor's name, in every type."""
     file = small.folder / "model.safetensors"
     tensors = load_file(file)
@@ -135,8 +135,8 @@ def test_a_damaged_scale_is_named(tmp_path: Path, scale: bytes) -> None:
         load(path)
 
 
-def test_large_numbers_are_numbers(small: Any) -> None:
-    """Weights whose sum is beyond float32 are finite all the same."""
+def test_large_numbers_are_accepted(small: Any) -> None:
+    """Finite weights whose sum overflows float32 are accepted."""
     file = small.folder / "model.safetensors"
     tensors = load_file(file)
     tensors["model.norm.weight"].fill_(3e38)
@@ -146,7 +146,7 @@ def test_large_numbers_are_numbers(small: Any) -> None:
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.down_proj", "lm_head"])
 def test_numbers_too_large_to_be_rotated_are_named(small: Any, name: str) -> None:
-    """Weights whose sums overflow on their way to integers are refused in one line with the tensor's name."""
+    """Weights that overflow when they are rotated for quantization are refused in one line with the tensor's name."""
     file = small.folder / "model.safetensors"
     tensors = load_file(file)
     tensors[f"{name}.weight"][0].fill_(3e38)
@@ -158,7 +158,7 @@ def test_numbers_too_large_to_be_rotated_are_named(small: Any, name: str) -> Non
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_dummy_weights_make_any_model(tmp_path: Path, architecture: str) -> None:
-    """Of a folder without weights, random ones make a decoder with sane logits, the same every time."""
+    """Random weights for a folder without weights give a decoder with sane logits, the same every time."""
     save_model(tmp_path, architecture)
     (tmp_path / "model.safetensors").unlink()
     first, again = (
@@ -170,7 +170,7 @@ def test_dummy_weights_make_any_model(tmp_path: Path, architecture: str) -> None
 
 
 def test_dummy_weights_have_a_sane_scale() -> None:
-    """A dummy linear layer keeps its input's variance, rows differ, and gains lie about one however they are stored."""
+    """A dummy linear layer keeps its input's variance, rows differ, and gains lie about one in every storage format."""
     source = DummySource()
     weight = source.read(TensorSpec("a.weight", (3000, 2048), "", ()))
     assert abs(weight.std() * 2048**0.5 - 1) < 0.01
@@ -209,7 +209,7 @@ def test_a_truncated_safetensors_file_is_refused(small: Any, share: float) -> No
 
 @pytest.mark.parametrize("late", [False, True])
 def test_missing_and_misshapen_tensors_are_named(small: Any, late: bool) -> None:
-    """A missing tensor, or one of another shape or type, is named, be it found when described or when loaded."""
+    """A missing tensor, or one of another shape or type, is named, whether describing or loading the model finds it."""
     description = describe(small.folder)
     file = small.folder / "model.safetensors"
     name = "model.layers.1.mlp.down_proj.weight"
@@ -225,7 +225,7 @@ def test_missing_and_misshapen_tensors_are_named(small: Any, late: bool) -> None
 
 
 def test_an_unknown_architecture_is_refused(small: Any) -> None:
-    """A model of another family is one line that names the family."""
+    """A model of an unknown architecture gives an error of one line that names it."""
     settings = small.folder / "config.json"
     raw = json.loads(settings.read_text()) | {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
     settings.write_text(json.dumps(raw))
@@ -245,7 +245,7 @@ def test_an_unknown_architecture_is_refused(small: Any) -> None:
 def test_rope_that_cannot_be_computed_is_refused(
     small: Any, changes: dict[str, Any], scaling: dict[str, object]
 ) -> None:
-    """Scaling whose numbers divide by zero, or ask for a logarithm of less than nothing, is one line."""
+    """Scaling numbers that divide by zero, or need the logarithm of a negative number, give an error of one line."""
     description = describe(small.folder)
     scaling = {"factor": 2.0, "original_max_position_embeddings": 64} | scaling
     broken = replace(description.config, rope_scaling=scaling, **changes)
@@ -255,7 +255,7 @@ def test_rope_that_cannot_be_computed_is_refused(
 
 
 def test_pickles_are_never_read(small: Any, tmp_path: Path) -> None:
-    """A folder whose weights are pickles alone is refused; nothing in them is opened."""
+    """A folder that has its weights only as pickles is refused, and the pickles are not opened."""
     for name in ("pytorch_model.bin", "model.pt"):
         shutil.copytree(small.folder, tmp_path / name)
         (tmp_path / name / "model.safetensors").rename(tmp_path / name / name)
@@ -263,8 +263,8 @@ def test_pickles_are_never_read(small: Any, tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
-def test_progress_is_told(small: Any) -> None:
-    """Loading tells its progress, growing, up to the end."""
+def test_progress_is_reported(small: Any) -> None:
+    """Loading reports growing progress up to 1."""
     told: list[float] = []
     TorchEngine(describe(small.folder), EngineOptions(kv_cache_bytes=2**20), progress=told.append)
     assert told == sorted(told)
@@ -273,7 +273,7 @@ def test_progress_is_told(small: Any) -> None:
 
 
 def test_the_digest_follows_every_byte(small: Any) -> None:
-    """One changed byte in a weight file is another digest."""
+    """One changed byte in a weight file changes the digest."""
     description = describe(small.folder)
     before = weights_digest(description)
     assert weights_digest(description) == before

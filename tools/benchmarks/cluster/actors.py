@@ -1,4 +1,4 @@
-"""``tools/bench actors``: a call from one actor to another, ours, Ray's and bare ZeroMQ's in turns.
+"""``tools/bench actors``: calls from one actor to another; our actors, Ray's and bare ZeroMQ take turns.
 
 Each pair of actors is two processes. All pairs live through the whole run, and one pair is measured at a time.
 """
@@ -56,7 +56,7 @@ class Contestant:
 class Result:
     """One pair's figures over all rounds. Round trips are of calls one at a time.
 
-    ``memory`` is that of the two idle actors, ``memory_in_all`` that of all processes that run for them.
+    ``memory``: of the two idle actors. ``memory_in_all``: of all processes that run for them.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Result:
 
 
 class Pair:
-    """Two actors, and what they need, from their start to the end of the ``with`` block."""
+    """Two actors and their helper processes, from their start to the end of the ``with`` block."""
 
     def __init__(self, contestant: Contestant) -> None:
         self.name = contestant.name
@@ -97,7 +97,7 @@ class Pair:
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self._process.kill()
             self._process.communicate()
-        for process_id in started:  # those that the pair could not end itself
+        for process_id in started:  # processes that the pair could not end itself
             if _belongs_to(process_id, self._process.pid):
                 os.kill(process_id, signal.SIGKILL)
         self._errors.close()
@@ -136,7 +136,7 @@ def _belongs_to(process_id: int, session: int) -> bool:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--rounds", type=int, default=5, help="each pair takes a turn in each; medians are shown (%(default)s)"
+        "--rounds", type=int, default=5, help="rounds in which each pair has a turn; medians are shown (%(default)s)"
     )
     parser.add_argument("--calls", type=int, default=1000, help="calls one at a time in each turn (%(default)s)")
     parser.add_argument(
@@ -177,7 +177,7 @@ def summarize(
 
 
 def ratios(results: Sequence[Result]) -> dict[str, dict[str, float]]:
-    """How many times better ours is than each other pair; above one is better, for memory and round trips, too."""
+    """How many times better our pair is than every other pair; above one is better, also for memory and round trips."""
     ours = next(result for result in results if result.name == OURS)
     return {
         other.name: {
@@ -217,7 +217,7 @@ def table_of(results: Sequence[Result], window: int) -> FigureTable:
 
 
 def measure(pairs: Sequence[Pair], arguments: argparse.Namespace, progress: Progress) -> list[Result]:
-    """Every pair's turn in each round, beginning with another pair each time. Raises: BenchError."""
+    """Measure every pair in each round. Another pair begins each round. Raises: BenchError."""
     for pair in pairs:  # warm up
         pair.one_at_a_time(min(arguments.calls, 200))
         pair.pipelined(min(arguments.pipelined_calls, 1000), arguments.window)
@@ -245,7 +245,7 @@ def show(results: Sequence[Result], window: int, console: Console) -> None:
         "RSS of two",
         "of all",
         "PSS of all",
-        title="round trips; calls/s with so many at once; MiB when idle",
+        title="round trips; calls/s by the number at once; MiB when idle",
     )
     for result in results:
         pss = result.memory_in_all.pss_bytes

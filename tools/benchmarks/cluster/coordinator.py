@@ -44,7 +44,7 @@ TITLE = "The coordinator process under load"
 ALONE_TITLE = "The coordinator without sockets"
 MIN_ANSWERED = 0.97
 MAX_P99_S = 0.05
-BUSY = 0.9  # a generator that takes more of its core may itself be the limit
+BUSY = 0.9  # a load generator that uses more of its core may itself be the limit
 _BISECTIONS = 3
 _SETTLE_S = 1.0
 _STOP_TIMEOUT_S = 10.0
@@ -73,7 +73,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class AlonePoint:
-    """The CPU seconds that a second with so many requests costs without sockets."""
+    """The CPU seconds that one second with this many requests costs without sockets."""
 
     num_workers: int
     rate: float
@@ -81,7 +81,7 @@ class AlonePoint:
 
 
 def join(num_workers: int, shards: "list[Measured]") -> Point:
-    """Sum the shards' rates, and take the worst of the rest."""
+    """Sum the shards' rates, and take the worst of every other figure."""
     p50s = [shard.p50_s for shard in shards if shard.p50_s is not None]
     p99s = [shard.p99_s for shard in shards if shard.p99_s is not None]
     return Point(
@@ -121,7 +121,7 @@ def find_limit(is_held: Callable[[float], bool], rates: tuple[int, ...]) -> floa
 class Shard:
     """A coordinator, and the process that loads it, from their start to the end of the ``with`` block.
 
-    Raises: BenchError, if they do not meet.
+    Raises: BenchError, if the two do not connect.
     """
 
     def __init__(self, num_workers: int, arguments: argparse.Namespace, profile: Path | None) -> None:
@@ -268,12 +268,14 @@ def measure(num_workers: int, arguments: argparse.Namespace, console: Console) -
             for rate in arguments.rates:
                 is_held(rate)
         else:
-            find_limit(lambda rate: is_held(rate) or is_held(rate), arguments.rates)  # a single miss is no limit
+            find_limit(
+                lambda rate: is_held(rate) or is_held(rate), arguments.rates
+            )  # a rate must fail twice to count as too high
     return sorted(points, key=lambda point: point.asked)
 
 
 def start(num_workers: int, arguments: argparse.Namespace, stack: ExitStack, console: Console) -> list[Shard]:
-    """All shards, until ``stack`` is closed; all their processes have met. Raises: BenchError."""
+    """All shards, which run until ``stack`` is closed and have connected. Raises: BenchError."""
     shards = []
     for number in range(arguments.shards):
         share = num_workers // arguments.shards + (number < num_workers % arguments.shards)
@@ -309,7 +311,15 @@ def whole_core(points: list[AlonePoint]) -> float:
 
 def show(points: list[Point], console: Console) -> None:
     table = Table(
-        "workers", "asked/s", "answered/s", "P50, ms", "P99, ms", "CPU", "generator's", "held", title="CPU: of one core"
+        "workers",
+        "asked/s",
+        "answered/s",
+        "P50, ms",
+        "P99, ms",
+        "CPU",
+        "generator's",
+        "held",
+        title="CPU as a share of one core",
     )
     for point in points:
         table.add_row(
@@ -340,7 +350,8 @@ def table_of(points: list[Point]) -> FigureTable:
     )
     held = [point for point in points if point.is_held]
     best = {
-        point.num_workers: max(each.asked for each in held if each.num_workers == point.num_workers) for point in held
+        point.num_workers: max(candidate.asked for candidate in held if candidate.num_workers == point.num_workers)
+        for point in held
     }
     rows = tuple(
         Row(

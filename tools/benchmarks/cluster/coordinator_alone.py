@@ -76,10 +76,10 @@ class _Transport:
 
 
 class CoordinatorAlone:
-    """A coordinator and its cluster, which have met.
+    """A coordinator and its simulated cluster, which have connected.
 
-    No worker's queue is ever full, because a full queue would limit the requests between two load reports, and the
-    decisions are what is measured. Raises: BenchError, if they do not meet.
+    No worker's queue is ever full, because a full queue would limit the requests between two load reports, and this
+    measures decisions alone. Raises: BenchError, if a process does not connect.
     """
 
     def __init__(self, num_workers: int, num_gateways: int, settings: ClusterSettings) -> None:
@@ -104,7 +104,7 @@ class CoordinatorAlone:
         self._run_until(2.0)  # until every worker has reported
 
     def cpu_share(self, rate: float, seconds: float) -> float:
-        """The CPU seconds that a second with ``rate`` requests takes. Raises: BenchError, if one gets no place."""
+        """The CPU seconds of a second with ``rate`` requests. Raises: BenchError, if a request gets no place."""
         window = Window(rate, self._now + 0.5, self._now + 0.5 + seconds)
         self._cluster.load(window, self._now)
         self._run_until(window.begin_s)
@@ -113,7 +113,7 @@ class CoordinatorAlone:
         share = (self._cpu_s - before_s) / seconds
         self._run_until(window.end_s + 0.5)
         if not window.is_answered or window.num_refused:
-            raise BenchError(f"at {rate:.0f} requests/s some got no place, because there are too few workers")
+            raise BenchError(f"at {rate:.0f} requests/s some requests got no place, because there are too few workers")
         return share
 
     def _run_until(self, until_s: float) -> None:

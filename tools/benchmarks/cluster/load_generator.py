@@ -1,7 +1,7 @@
-"""The process that stands for many workers and some gateways around a coordinator. Run by ``tools/bench coordinator``.
+"""A process that simulates many workers and some gateways around a coordinator. Run by ``tools/bench coordinator``.
 
-``argv[1]`` holds its ``Options`` as JSON. For each measurement it reads a line of JSON from stdin and answers with one;
-it ends with stdin. Between measurements its workers and gateways continue to send reports and heartbeats.
+``argv[1]`` holds its ``Options`` as JSON. For each measurement it reads a line of JSON from stdin and answers with
+another; it ends when stdin ends. Between measurements its workers and gateways continue to send reports and heartbeats.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tools.benchmarks.common.processes import cpu_s
 
 _STDIN: Final = 0
 _READ_BATCH: Final = 1000
-_POLL_MS: Final = 1  # a frame is sent at most so late
+_POLL_MS: Final = 1  # the most by which a frame is late
 _GRACE_S: Final = 1.0  # for answers after the window
 _LINGER_MS: Final = 100
 
@@ -103,7 +103,7 @@ class Generator:
             self._context.destroy(linger=_LINGER_MS)
 
     def _measure(self, load: Load) -> bool:
-        """Returns False if stdin ended meanwhile."""
+        """Measure one load. Returns False if stdin ended meanwhile."""
         now = time.monotonic()
         window = Window(load.rate, now + load.settle_s, now + load.settle_s + load.seconds)
         self._cluster.load(window, now)

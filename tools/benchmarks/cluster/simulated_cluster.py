@@ -41,7 +41,7 @@ _TOKENS_PER_BLOCK: Final = 16
 _BLOCKS_PER_REQUEST: Final = 64
 _NUM_BLOCKS: Final = (
     2**16 * _BLOCKS_PER_REQUEST
-)  # more than any request needs, because the coordinator is what is measured
+)  # more than any request needs, so that the coordinator alone limits the rate
 _MIN_TOKENS, _MAX_TOKENS = 64, 1024
 _TAGS: Final = {cls: tag for tag, cls in WIRE_TAGS.items()}
 _PLACED, _REFUSED, _HELLO = (_TAGS[cls] for cls in (Placed, Refused, Hello))
@@ -146,7 +146,7 @@ class SimulatedCluster:
         return len(self._processes)
 
     def num_lost(self, now: float, after_s: float) -> int:
-        """How many processes have heard nothing for so long, because the coordinator has declared them dead.
+        """How many processes have heard nothing for ``after_s``, because the coordinator has declared them dead.
 
         A process that was declared dead does not come back.
         """

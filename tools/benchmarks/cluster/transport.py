@@ -38,7 +38,7 @@ TITLE = "KV blocks from one worker to another"
 RATIOS_TITLE = "KV transfer, ratios"
 _SOURCE = Peer("source", 1)
 _WINDOW = 4  # bare pyzmq's messages in flight
-_MESSAGE_BYTES = 2**20  # of bare pyzmq's messages, rounded down to whole blocks
+_MESSAGE_BYTES = 2**20  # a message of bare pyzmq; rounded down to whole blocks
 _PLAIN, _SHARED, _GLOO = "memcpy", "shared memory", "gloo"
 _TCP, _CHECKED, _UNIX = "TCP", "TCP, crc32", "Unix socket"
 _BARE, _PLACED = "bare pyzmq TCP", "bare pyzmq TCP, copied into the pool"
@@ -201,10 +201,10 @@ def _gloo(receiver: "subprocess.Popen[str]") -> None:
     _line(receiver)
 
 
-def ratio(rows: list[Row], one: str, other: str) -> float:
-    """How many times as fast ``one`` is."""
+def ratio(rows: list[Row], way: str, other: str) -> float:
+    """The rate of ``way`` over that of ``other``."""
     rates = {row.name: row.gb_per_s.median for row in rows}
-    return rates[one] / rates[other]
+    return rates[way] / rates[other]
 
 
 def show(rows: list[Row], console: Console) -> None:
@@ -212,9 +212,9 @@ def show(rows: list[Row], console: Console) -> None:
     for row in rows:
         table.add_row(row.name, f"{row.gb_per_s.median:.2f}", f"{row.of_memcpy.median:.2f}x")
     print_table(console, table)
-    for one, other, goal in _RATIOS:
+    for way, other, goal in _RATIOS:
         shown = "" if goal is None else f" (goal {goal}x)"
-        say(console, f"{one} / {other}: {ratio(rows, one, other):.2f}x{shown}")
+        say(console, f"{way} / {other}: {ratio(rows, way, other):.2f}x{shown}")
 
 
 def tables_of(rows: list[Row], order: str) -> list[FigureTable]:

@@ -1,1 +1,1 @@
-"""What several benchmarks share: arguments, prompts, journals, and how to talk to and look at processes."""
+"""Shared by several benchmarks: arguments, prompts, journals, and asking and watching processes."""

@@ -11,7 +11,7 @@ from tools.benchmarks.common.errors import BenchError
 def ask(process: subprocess.Popen[str], errors: IO[str], name: str, command: dict[str, Any]) -> dict[str, Any]:
     """Send a command, and return the answer. Raises: BenchError, as ``read_answer`` does."""
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # read_answer reports what became of the process
+    with contextlib.suppress(BrokenPipeError):  # read_answer reports how the process ended
         process.stdin.write(json.dumps(command) + "\n")
         process.stdin.flush()
     return read_answer(process, errors, name)

@@ -4,4 +4,4 @@ from actorserve.errors import ActorserveError
 
 
 class BenchError(ActorserveError):
-    """Its text is one line that a person can act on."""
+    """Ends a measurement. The text is one line that a person can act on."""

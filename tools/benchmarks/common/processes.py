@@ -24,7 +24,7 @@ class Memory:
 
 
 def memory_of(process_ids: Iterable[int], proc: Path = _PROC) -> Memory:
-    """Processes that have ended count nothing."""
+    """The memory of these processes together. Processes that have ended count as 0."""
     folders = [proc / str(process_id) for process_id in process_ids]
     rss = [_kilobytes(folder / "status", _RSS) for folder in folders]
     pss = [_kilobytes(folder / "smaps_rollup", _PSS) for folder in folders]

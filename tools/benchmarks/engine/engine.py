@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=counts, default=(128, 512, 2048), metavar="N,N", help="tokens of prefills")
     parser.add_argument("--batches", type=counts, default=(1, 4, 8, 16, 32), metavar="N,N", help="requests of decodes")
     parser.add_argument("--context", type=int, default=512, help="tokens before each decode (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="each engine takes a turn in each; medians are shown")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="rounds in which each engine has a turn; medians are shown"
+    )
     add_json(parser)
 
 
@@ -48,7 +50,7 @@ def shapes(prompts: Sequence[int], batches: Sequence[int]) -> list[Shape]:
 def measure(
     peers: Sequence[PeerProcess], shapes: Sequence[Shape], rounds: int, on_done: Callable[[], None] = lambda: None
 ) -> list[Result]:
-    """Every shape ``rounds`` times with every engine, in turns that begin with another engine each time.
+    """Measure every shape ``rounds`` times with every engine, in turns. Another engine begins each round.
 
     Each shape shows the better median of an engine's settings. Raises: BenchError.
     """

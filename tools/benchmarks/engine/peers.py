@@ -25,10 +25,18 @@ _PEERS = "tools.benchmarks.peers"
 def add_peer_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument(
-        "--dtypes", type=names, default=("int8", "int4", "float32"), metavar="A,B", help="of ours (int8,int4,float32)"
+        "--dtypes",
+        type=names,
+        default=("int8", "int4", "float32"),
+        metavar="A,B",
+        help="our engine's numeric modes (int8,int4,float32)",
     )
     parser.add_argument(
-        "--formats", type=names, default=formats.FORMATS, metavar="A,B", help="of llama.cpp, besides the file's own"
+        "--formats",
+        type=names,
+        default=formats.FORMATS,
+        metavar="A,B",
+        help="llama.cpp's formats in addition to the file's own",
     )
     parser.add_argument("--only-ours", action="store_true", help="measure no peers")
     parser.add_argument("--threads", type=int, help="CPU threads of each peer (all cores)")

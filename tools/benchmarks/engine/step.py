@@ -48,7 +48,7 @@ class Breakdown:
 
 
 class Timers:
-    """Adds up the time that wrapped functions take; of nested calls, the outermost counts."""
+    """Adds up the time that wrapped functions take. If calls nest, the outermost counts."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.on = False
@@ -110,7 +110,7 @@ def install(timers: Timers) -> None:
 
 
 def break_down(shape: str, iterate: Callable[[], object], rounds: int, timers: Timers) -> Breakdown:
-    """Iterations with timers, for the parts, and without timers, for the whole, in turns."""
+    """Run iterations with timers (for the parts) and without timers (for the whole), in turns."""
     totals: list[float] = []
     parts: dict[str, list[float]] = {part: [] for part in timers.seconds}
     for number in range(rounds + 1):
@@ -136,7 +136,9 @@ def break_down(shape: str, iterate: Callable[[], object], rounds: int, timers: T
 def show(breakdowns: Sequence[Breakdown], console: Console) -> None:
     table = Table("ms of one iteration", *(breakdown.shape for breakdown in breakdowns))
     for part in breakdowns[0].parts_ms:
-        cells = [f"{each.parts_ms[part].median:.2f} ({share_percent(each, part):.0f}%)" for each in breakdowns]
+        cells = [
+            f"{breakdown.parts_ms[part].median:.2f} ({share_percent(breakdown, part):.0f}%)" for breakdown in breakdowns
+        ]
         table.add_row(part, *cells)
     table.add_section()
     table.add_row(_TOTAL, *(f"{breakdown.total_ms.median:.2f}" for breakdown in breakdowns))
@@ -166,7 +168,7 @@ def table_of(breakdowns: Sequence[Breakdown]) -> FigureTable:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_one_engine(parser)
-    parser.add_argument("--dtype", default="int8", help="of the engine (%(default)s)")
+    parser.add_argument("--dtype", default="int8", help="numeric mode of the engine (%(default)s)")
     parser.add_argument("--batches", type=counts, default=(1, 16), metavar="N,N", help="requests of decodes")
     parser.add_argument("--context", type=int, default=512, help="tokens before each decode (%(default)s)")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prefill (%(default)s)")

@@ -1,7 +1,7 @@
 """``tools/bench tiles``: what batch-independent bits cost in the float modes.
 
 Row tiles (``workers.kernels.tiles``) make a token's bits independent of its batch. Every iteration is also timed
-without them, in turn with the real one: all rows in one call, whatever bits that gives.
+without tiles, in turn with the real one: all rows in one call, whose bits depend on the batch.
 """
 
 import argparse

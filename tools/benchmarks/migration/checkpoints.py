@@ -2,8 +2,8 @@
 
 Each way has two workers of its own on this machine, and takes a turn in each round. A request decodes on the source,
 which is killed with SIGKILL; the pause lasts from when the gateway notices the death until the destination's first
-token. The tokens must be those of the same request when no worker dies, or the measurement fails. What checkpoints cost
-while no worker dies is the time that both workers take for the tokens of many requests. The model is that of
+token. The tokens must be those of the same request when no worker dies, or the measurement fails. The cost of
+checkpoints while no worker dies shows in the throughput and the CPU time of both workers. The model is that of
 ``tools/bench migration``.
 """
 
@@ -42,7 +42,7 @@ WITHOUT, WITH = WAYS = ("without", "with")
 PAUSES = "From when the gateway notices a worker's death to the request's next token"
 COSTS = "Without a death: decode throughput, and CPU time per token"
 _SIDES = {SOURCE: "source", DESTINATION: "store"}
-_ANSWER_TOKENS = 2048  # that a request may generate; more than any measurement takes
+_ANSWER_TOKENS = 2048  # the most that a request may generate; more than any measurement takes
 _WARM_UP_TOKENS = 64
 _AFTER_TOKENS = 8  # generated at the destination before a measurement ends
 
@@ -64,7 +64,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """What one side's requests got while no worker died. ``cpu_s``: its worker's CPU time per token."""
+    """One worker's throughput while no worker died. ``cpu_s``: the worker's CPU time per token."""
 
     way: str
     side: str
@@ -88,12 +88,18 @@ class _Killed:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = (1024, 4096, 8192)
     parser.add_argument("--lengths", type=counts, default=lengths, metavar="N,N", help="prompts of the killed requests")
-    parser.add_argument("--rounds", type=int, default=5, help="each way and length has a turn in each (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds in which each way and length has a turn (%(default)s)"
+    )
     parser.add_argument("--every", type=int, default=64, help="tokens between checkpoints (%(default)s)")
     parser.add_argument("--before", type=int, default=24, help="tokens generated before the death (%(default)s)")
     parser.add_argument("--streams", type=int, default=4, help="requests on each side without a death (%(default)s)")
-    parser.add_argument("--stream-tokens", type=int, default=512, help="their prompts' length (%(default)s)")
-    parser.add_argument("--measured", type=int, default=256, help="tokens that each of them generates (%(default)s)")
+    parser.add_argument(
+        "--stream-tokens", type=int, default=512, help="length of those requests' prompts (%(default)s)"
+    )
+    parser.add_argument(
+        "--measured", type=int, default=256, help="tokens that each of those requests generates (%(default)s)"
+    )
     add_pair_arguments(parser)
 
 
@@ -175,10 +181,10 @@ class _Bench:
                     self.tell(f"round {number + 1} of {rounds}: {length} tokens, {way}")
                     killed.append(await self._die(way, length, number))
                 self.tell(f"round {number + 1} of {rounds}: {length} tokens, without a death")
-                num_tokens = min(len(each.token_ids) for each in killed)
+                num_tokens = min(len(request.token_ids) for request in killed)
                 expected = await undisturbed_tokens(self._pairs[WITHOUT], self._subject(length, number), num_tokens)
-                require_tokens(expected, ((each.name, each.token_ids) for each in killed))
-                self.deaths += [each.death for each in killed]
+                require_tokens(expected, ((request.name, request.token_ids) for request in killed))
+                self.deaths += [request.death for request in killed]
 
     async def _die(self, way: str, length: int, number: int) -> _Killed:
         pair, arguments = self._pairs[way], self._arguments
@@ -271,11 +277,11 @@ def _cpu_s(pid: int) -> float:
 
 
 def _of_way(deaths: Sequence[Death], length: int) -> dict[str, list[Death]]:
-    return {way: [each for each in deaths if (each.context_tokens, each.way) == (length, way)] for way in WAYS}
+    return {way: [death for death in deaths if (death.context_tokens, death.way) == (length, way)] for way in WAYS}
 
 
 def _of_side(decodings: Sequence[Decoding], side: str) -> dict[str, list[Decoding]]:
-    return {way: [each for each in decodings if (each.way, each.side) == (way, side)] for way in WAYS}
+    return {way: [decoding for decoding in decodings if (decoding.way, decoding.side) == (way, side)] for way in WAYS}
 
 
 def tables_of(deaths: Sequence[Death], decodings: Sequence[Decoding]) -> list[FigureTable]:
@@ -289,8 +295,8 @@ def tables_of(deaths: Sequence[Death], decodings: Sequence[Decoding]) -> list[Fi
     costs = []
     for side in _SIDES.values():
         decoded = _of_side(decodings, side)
-        rates = (Figure.of([each.tokens_per_s for each in decoded[way]]) for way in WAYS)
-        cpu_ms = (Figure.of([1e3 * each.cpu_s for each in decoded[way]]) for way in WAYS)
+        rates = (Figure.of([decoding.tokens_per_s for decoding in decoded[way]]) for way in WAYS)
+        cpu_ms = (Figure.of([1e3 * decoding.cpu_s for decoding in decoded[way]]) for way in WAYS)
         costs.append(Row(side, (*rates, *cpu_ms)))
     ways = (f"{way} checkpoints" for way in WAYS)
     return [
@@ -334,8 +340,8 @@ def show(deaths: Sequence[Death], decodings: Sequence[Decoding], console: Consol
     )
     for side in _SIDES.values():
         decoded = _of_side(decodings, side)
-        rates = {way: median(each.tokens_per_s for each in decoded[way]) for way in WAYS}
-        cpu_s = {way: median(each.cpu_s for each in decoded[way]) for way in WAYS}
+        rates = {way: median(decoding.tokens_per_s for decoding in decoded[way]) for way in WAYS}
+        cpu_s = {way: median(decoding.cpu_s for decoding in decoded[way]) for way in WAYS}
         table.add_row(
             side,
             *(f"{rates[way]:.1f}" for way in WAYS),
@@ -344,5 +350,7 @@ def show(deaths: Sequence[Death], decodings: Sequence[Decoding], console: Consol
             f"{cpu_s[WITH] / cpu_s[WITHOUT]:.3f}" if cpu_s[WITHOUT] else "",  # too short to be measured
         )
     print_table(console, table, first_numeric=0)
-    copied = median(each.checkpointed_bytes for each in decodings if (each.way, each.side) == (WITH, "source"))
+    copied = median(
+        decoding.checkpointed_bytes for decoding in decodings if (decoding.way, decoding.side) == (WITH, "source")
+    )
     say(console, f"checkpoints copied {copied / 2**20:.1f} MiB meanwhile")

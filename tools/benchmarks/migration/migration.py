@@ -1,9 +1,9 @@
-"""``tools/bench migration``: what moving a running request costs it and its neighbours, live and in other ways.
+"""``tools/bench migration``: the cost of moving a running request, for it and its neighbours, in each way.
 
 Each way has two workers of its own on this machine, and takes a turn at each context length in each round. A request
 decodes on the source, with neighbours on both sides; then the source is told to move it. Times are taken where the
 gateway hands out tokens. The tokens must be those of the same request when it stays, or the measurement fails. The
-model is made for this: random weights, grouped queries, and a context that is long enough.
+model is made up: random weights, grouped queries, and a context that is long enough.
 """
 
 import argparse
@@ -53,8 +53,8 @@ from tools.figures.machine import machine_line, this_machine
 WAYS = tuple(str(mode) for mode in MigrationMode)
 DOWNTIME = "Downtime of a request that moves"
 COSTS = "What a move costs, and its neighbours' time per token during the move over that before"
-_MOVED_TOKENS = 1024  # that the moved request may generate; more than any measurement takes
-_NEIGHBOUR_TOKENS = 4096  # likewise of its neighbours, which decode while its KV is computed again
+_MOVED_TOKENS = 1024  # the most that the moved request may generate; more than any measurement takes
+_NEIGHBOUR_TOKENS = 4096  # likewise for its neighbours, which also decode while its KV is recomputed
 _WARM_UP_TOKENS = 64
 _AFTER_TOKENS = 4  # generated at the destination before a measurement ends
 _SIDES = (SOURCE, DESTINATION)
@@ -82,9 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     lengths = (256, 1024, 2048, 4096, 8192)
     parser.add_argument("--lengths", type=counts, default=lengths, metavar="N,N", help="prompts of the moved requests")
     parser.add_argument("--ways", type=_ways, default=WAYS, metavar="A,B", help=f"ways to move them ({','.join(WAYS)})")
-    parser.add_argument("--rounds", type=int, default=5, help="each way and length has a turn in each (%(default)s)")
-    parser.add_argument("--neighbours", type=int, default=4, help="on source and destination, each (%(default)s)")
-    parser.add_argument("--neighbour-tokens", type=int, default=512, help="their prompts' length (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="rounds in which each way and length has a turn (%(default)s)"
+    )
+    parser.add_argument("--neighbours", type=int, default=4, help="other requests on each worker (%(default)s)")
+    parser.add_argument(
+        "--neighbour-tokens", type=int, default=512, help="length of the neighbours' prompts (%(default)s)"
+    )
     parser.add_argument("--before", type=int, default=24, help="tokens that are generated before a move (%(default)s)")
     parser.add_argument("--mib-per-s", type=float, help="limit on copying KV while its request runs (no limit)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the downtime to this PNG file")
@@ -182,9 +186,9 @@ class _Bench:
                     self.tell(f"round {number + 1} of {arguments.rounds}: {length} tokens, {way}")
                     measured.append(await self._measure(way, length, number))
                 self.tell(f"round {number + 1} of {arguments.rounds}: {length} tokens, without a move")
-                num_tokens = min(len(each.subject.token_ids) for each in measured)
+                num_tokens = min(len(move.subject.token_ids) for move in measured)
                 expected = await undisturbed_tokens(self._pairs[ways[0]], self._moved(length, number), num_tokens)
-                require_tokens(expected, ((each.name, each.subject.token_ids) for each in measured))
+                require_tokens(expected, ((move.name, move.subject.token_ids) for move in measured))
                 self.measured += measured
 
     async def _measure(self, way: str, length: int, number: int) -> _Measured:
@@ -230,7 +234,7 @@ class _Bench:
     def _moved(self, length: int, number: int) -> RequestSpec:
         """The request that is moved first, because it is the least urgent.
 
-        No two prompts begin alike, because the destination could have the KV cached otherwise.
+        No two prompts begin alike. Otherwise the destination could have the KV cached.
         """
         return self._requests.make(f"moved-{number}-{length}", length, _MOVED_TOKENS, priority=1)
 
@@ -238,7 +242,7 @@ class _Bench:
         return self._requests.make(f"{side}-neighbour-{number}", self._arguments.neighbour_tokens, _NEIGHBOUR_TOKENS)
 
     def _order_bytes(self, pair: Pair, num_tokens: int) -> int:
-        """Enough for the request with so many tokens, and too little for a neighbour besides."""
+        """The KV bytes to order: enough for the request with ``num_tokens``, too few for a neighbour as well."""
         report = pair.reports()[SOURCE]
         return (num_tokens // report.tokens_per_block + 2) * report.bytes_per_block
 
@@ -343,10 +347,13 @@ def show(summaries: Sequence[MoveSummary], console: Console) -> None:
     live = [summary for summary in summaries if summary.way == "live"]
     if live:
         table = Table(
-            "until, ms", *(f"{each.context_tokens:,}" for each in live), title="live downtime", title_justify="left"
+            "until, ms",
+            *(f"{summary.context_tokens:,}" for summary in live),
+            title="live downtime",
+            title_justify="left",
         )
         for name, text in PARTS.items():
-            table.add_row(text, *(f"{each.parts[name] * 1e3:.1f}" if each.parts else "-" for each in live))
+            table.add_row(text, *(f"{summary.parts[name] * 1e3:.1f}" if summary.parts else "-" for summary in live))
         print_table(console, table, first_numeric=0)
     for goal in goals_of(summaries):
         outcome = "met" if goal.is_met else "missed"

@@ -13,11 +13,11 @@ from tools.figures.figure import Figure
 
 PARTS = {
     "last_stage_s": "the last stage reaches the destination",
-    "copy_s": "its KV is copied",
+    "copy_s": "the KV is copied",
     "hand_over_s": "the gateway is asked",
-    "start_s": "the destination is told to start it",
-    "wait_s": "the step in flight there ends",
-    "first_step_s": "its first step there",
+    "start_s": "the destination is told to start the request",
+    "wait_s": "the destination's step in flight ends",
+    "first_step_s": "the request's first step at the destination",
     "deliver_s": "the token reaches the gateway",
 }
 """The parts of a downtime in their order, from the source's last token to the destination's first."""
@@ -32,9 +32,9 @@ class Move:
     """One request's move.
 
     ``downtime_s`` is the time from the source's last token to the destination's first, ``longest_gap_s`` the longest
-    between any two tokens after the order, and ``step_s`` the median between two tokens before it. ``duration_s`` is
-    the time from the order to the hand-over. ``has_adopted``: the destination continued from copied KV and computed
-    none of it again. ``slowdown`` is the neighbours' time per token during the move over that before it, for each side;
+    time between two tokens after the order, and ``step_s`` the median time before the order. ``duration_s``
+    is the time from the order to the hand-over. ``has_adopted``: the destination continued from copied KV and computed
+    none of it again. ``slowdown`` is the neighbours' time per token during the move over that before it, by side;
     None without neighbours. ``parts`` split the downtime; empty if no KV was copied.
     """
 
@@ -109,9 +109,8 @@ def gaps_of(times_s: Sequence[float], ordered_s: float, handed_over_s: float) ->
 
 
 def tokens_by(times_s: Sequence[float], at_s: float) -> float:
-    """How many tokens came after the first until ``at_s``, with the share of the next token's time that had passed.
-
-    Fractions let a window end between two tokens.
+    """The number of tokens after the first until ``at_s``. If ``at_s`` lies between two tokens, a fraction is added for
+    the part of that time that has passed.
     """
     count = bisect_right(times_s, at_s)
     if count in (0, len(times_s)):
@@ -171,7 +170,7 @@ def parts_of(
         for entry in destination
         if isinstance(entry.message, CopyDone) and stage_s <= entry.now <= started_s[0]
     ]
-    copied_s = copies_s[0] if copies_s else stage_s  # without a copy the destination had all of it cached
+    copied_s = copies_s[0] if copies_s else stage_s  # without a copy the destination had all KV cached
     points = (last_token_s, stage_s, copied_s, asked_s[0], started_s[0], begun_s, steps[0][0], first_token_s)
     return {name: later - earlier for name, (earlier, later) in zip(PARTS, pairwise(points), strict=True)}
 
@@ -207,7 +206,9 @@ def summary_of(moves: Sequence[Move]) -> MoveSummary:
 
 def goals_of(summaries: Sequence[MoveSummary]) -> list[Goal]:
     """The goals of live migration over all of its context lengths."""
-    live = sorted((each for each in summaries if each.way == "live"), key=lambda each: each.context_tokens)
+    live = sorted(
+        (summary for summary in summaries if summary.way == "live"), key=lambda summary: summary.context_tokens
+    )
     if not live:
         return []
     steps = [summary.downtime_steps.median for summary in live]

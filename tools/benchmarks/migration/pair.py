@@ -44,7 +44,7 @@ from tools.benchmarks.common.errors import BenchError
 
 SOURCE, DESTINATION = "worker-0", "worker-1"
 GATEWAY = "gateway-0"
-_TIMEOUT_S = 300.0  # for one thing to happen
+_TIMEOUT_S = 300.0  # for each condition that a measurement waits for
 _POLL_S = 0.02
 _ORDER_TTL_S = 30.0
 
@@ -170,13 +170,13 @@ class Pair:
         return stream
 
     def order_move(self, num_bytes: int) -> float:
-        """Tell the source to move so much KV to the destination. Returns the time."""
+        """Tell the source to move ``num_bytes`` of KV to the destination. Returns the time of the order."""
         destination = self._placer.workers[DESTINATION]
         self.actors[0].tell(MigrateTo(destination, num_bytes, _ORDER_TTL_S))
         return time.monotonic()
 
     def order_checkpoints(self) -> None:
-        """Tell the source to send its checkpoints to the destination; it makes none unless its settings say so."""
+        """Tell the source to send its checkpoints, if its settings make any, to the destination."""
         self.actors[0].tell(CheckpointTo(self._placer.workers[DESTINATION]))
 
     def pid(self, name: str) -> int:
@@ -193,7 +193,7 @@ class Pair:
         raise BenchError(f"{self.name}: {name} does not run")
 
     async def kill(self, name: str) -> tuple[float, float]:
-        """Kill a worker with SIGKILL. Returns the time of that, and when the gateway noticed. Raises: BenchError."""
+        """Kill a worker with SIGKILL. Returns when it was killed, and when the gateway noticed. Raises: BenchError."""
         self._sessions.noticed_s.pop(name, None)
         os.kill(self.pid(name), signal.SIGKILL)
         killed_s = time.monotonic()
@@ -207,7 +207,7 @@ class Pair:
         )
 
     async def until_made(self, streams: Iterable[Stream], num_tokens: int) -> None:
-        """Return when each stream has so many tokens. Raises: BenchError."""
+        """Return when each stream has ``num_tokens``. Raises: BenchError."""
         for stream in streams:
             await self._until(
                 lambda stream=stream: stream.has_ended or len(stream.times_s) >= num_tokens,  # type: ignore[misc]
@@ -249,7 +249,7 @@ class Pair:
         return {peer.name: report for peer, report in self._sessions.peers.loads.items()}
 
     async def fresh_reports(self) -> dict[str, LoadReport]:
-        """Each worker's report after the next, because the next may have been sent before this call.
+        """The second next report of each worker, because the next one may have been sent before this call.
 
         Raises: BenchError.
         """

@@ -19,11 +19,15 @@ def write_plot(summaries: Sequence[MoveSummary], file: Path) -> None:
     """Raises: BenchError."""
     figure, (in_steps, in_ms) = plt.subplots(1, 2, figsize=(12, 4.5))
     for way in dict.fromkeys(summary.way for summary in summaries):
-        chosen = sorted((each for each in summaries if each.way == way), key=lambda each: each.context_tokens)
-        lengths = [each.context_tokens for each in chosen]
+        chosen = sorted(
+            (summary for summary in summaries if summary.way == way), key=lambda summary: summary.context_tokens
+        )
+        lengths = [summary.context_tokens for summary in chosen]
         label = _LABELS.get(way, way)
-        in_steps.plot(lengths, [each.downtime_steps.median for each in chosen], marker="o", markersize=4, label=label)
-        in_ms.plot(lengths, [each.downtime_ms.median for each in chosen], marker="o", markersize=4, label=label)
+        in_steps.plot(
+            lengths, [summary.downtime_steps.median for summary in chosen], marker="o", markersize=4, label=label
+        )
+        in_ms.plot(lengths, [summary.downtime_ms.median for summary in chosen], marker="o", markersize=4, label=label)
     in_steps.axhline(MAX_STEPS, color="grey", linestyle="--", linewidth=1, label=f"goal: {MAX_STEPS:g} steps")
     ticks = sorted({summary.context_tokens for summary in summaries})
     for axis, label in ((in_steps, "Downtime, decode steps"), (in_ms, "Downtime, ms")):

@@ -1,4 +1,4 @@
-"""What the benchmarks with two real workers share: the model, the pairs of workers, the requests and the checks."""
+"""Shared by the benchmarks with two real workers: the model, the pairs of workers, the requests and the checks."""
 
 import argparse
 import asyncio
@@ -37,10 +37,10 @@ SHAPE: dict[str, Any] = {
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
 }
-"""A model made for this: grouped queries, and its weights are random."""
+"""The configuration of a made-up model with grouped queries and random weights."""
 
 _ID_RANGE = (16, SHAPE["vocab_size"])
-_KV_BYTES = 2  # of a number, in the modes that CPUs serve in
+_KV_BYTES = 2  # per number, in the CPUs' numeric modes
 _SPARE_KV = 1.5  # so that no request is preempted, and no cached prompt is evicted
 
 
@@ -57,7 +57,7 @@ def model_shape(max_tokens: int) -> dict[str, Any]:
 
 
 def write_model(folder: Path, max_tokens: int) -> Path:
-    """The model's folder, with a configuration alone: its weights are made up when it is loaded."""
+    """The model's folder, which holds only a configuration: loading makes up the weights."""
     model = folder / MODEL_NAME
     model.mkdir()
     (model / "config.json").write_text(json.dumps(model_shape(max_tokens)), encoding="utf-8")
@@ -65,7 +65,7 @@ def write_model(folder: Path, max_tokens: int) -> Path:
 
 
 class PairMaker:
-    """Makes pairs of workers that differ in a few settings. Their sockets and files go when ``stack`` is closed."""
+    """Makes pairs of workers that differ in a few settings. Closing ``stack`` removes their sockets and files."""
 
     def __init__(
         self, arguments: argparse.Namespace, folder: Path, stack: ExitStack, num_pairs: int, max_tokens: int
@@ -139,7 +139,7 @@ async def undisturbed_tokens(pair: Pair, request: RequestSpec, num_tokens: int) 
 def require_tokens(expected: Sequence[int], got: Iterable[tuple[str, Sequence[int]]]) -> None:
     """Compare named answers with an undisturbed one, as far as that goes.
 
-    Raises: BenchError for the first that differs, because a measurement that changes tokens counts for nothing.
+    Raises: BenchError for the first answer that differs, because a measurement that changes tokens is worthless.
     """
     for name, token_ids in got:
         if tuple(token_ids[: len(expected)]) != tuple(expected):

@@ -1,7 +1,7 @@
 """The commands that a pair of actors takes, and the loop of the calling process: lines of JSON in and out.
 
-One actor calls the other with the fields of a Place, and gets those of a Placed. All pairs send the same fields and
-count in the same way. Standard library only, because Ray's Python has none of our packages.
+One actor calls the other with the fields of a Place message, and the answer has the fields of a Placed. All pairs
+send the same fields and count in the same way. Standard library only, because Ray's Python has none of our packages.
 """
 
 import json

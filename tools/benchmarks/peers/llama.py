@@ -19,7 +19,7 @@ _FIRST_TOKEN = 100  # any ordinary token ids will do
 
 
 class LlamaError(Exception):
-    """Its text says what llama.cpp refused to do."""
+    """llama.cpp failed; the text says at what."""
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
@@ -41,7 +41,7 @@ class _Context:
         parameters.kv_unified = False
         self._context = llama_cpp.llama_init_from_model(model, parameters)
         if not self._context:
-            raise LlamaError("llama.cpp makes no context")
+            raise LlamaError("llama.cpp cannot make a context")
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(CHUNK_TOKENS, 0, 1)
 

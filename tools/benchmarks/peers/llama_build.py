@@ -59,7 +59,7 @@ class LlamaBuild:
 
     @property
     def complete(self) -> Path:
-        """This file is written last."""
+        """A marker that is written last, so its presence means a complete build."""
         return self.folder / "complete"
 
 

@@ -104,7 +104,7 @@ class OurCaller:
         self._thread.start()
         if not self._core.is_met.wait(_START_TIMEOUT_S):
             self.close()
-            raise ActorserveError("the two processes do not meet")
+            raise ActorserveError("the two processes do not connect")
 
     def one_at_a_time(self, num_calls: int) -> list[float]:
         return self._calls([1] * num_calls)

@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class BlockBudget:
-    """What a peer must have memory for. ``context_tokens`` come before each decoding request's first step."""
+    """The requests that a peer needs memory for. A decoding request has ``context_tokens`` before its first step."""
 
     num_threads: int
     context_tokens: int
@@ -61,7 +61,7 @@ class Peer(Protocol):
 
 @runtime_checkable
 class Scorer(Peer, Protocol):
-    """A peer that can say how likely a text is."""
+    """A peer that can compute the likelihood of a text."""
 
     def score(self, token_ids: Sequence[int]) -> float:
         """Minus the log-probability (natural) of all tokens except the first, each given the tokens before it."""

@@ -2,13 +2,13 @@
 
 Both sides are measured at the gateway's core: a request arrives with its ``Open``, and its tokens and its end arrive
 with the worker's messages. The simulator runs the same core, and a real server's journal (``cluster.journal_dir``)
-holds the messages of its core with their times. So client, HTTP and tokenizing are in neither figure, while placing,
-the cluster's queue and the worker are in both.
+holds the messages of its core with their times. So both figures include placing, the cluster's queue and the worker,
+and neither includes client, HTTP and tokenizing.
 
-What a profile does not hold is measured beforehand, on a server of its own: the time of one message, from single
-requests on an idle cluster, and the time between two iterations, in the closed loop that measures saturation. Each
+Two times that are not in a profile are measured beforehand, on a server of their own: the time of one message (single
+requests on an idle cluster), and the time between two iterations (the closed loop that measures saturation). Each
 load has a fresh server, because the simulated cluster is fresh, too. Requests begin with one of a few texts. Token ids
-differ between both sides, but are equal in the same places, and only that matters to the prefix cache.
+differ between the two sides, but prompts share prefixes in the same way, and only that matters to the prefix cache.
 """
 
 import argparse
@@ -57,7 +57,7 @@ from tools.figures.machine import machine_line, this_machine
 
 _IDLE = [Arrival(0.0, 64, 8)] * 20
 TITLE = "The simulator compared with the real engine, simulated / measured"
-_SALT = "measured"  # marks the measured requests, unlike those that warm the server up
+_SALT = "measured"  # marks the measured requests; warm-up requests have another salt
 _LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 _PERCENTILES = ("p50", "p99")
 _COUNTS = {
@@ -177,10 +177,10 @@ def show(result: Comparison, console: Console) -> None:
     )
     for name, title in _LATENCIES.items():
         for key in _PERCENTILES:
-            seconds = [f"{each[name][key]:.4f}" for each in (result.measured, result.simulated)]
+            seconds = [f"{side[name][key]:.4f}" for side in (result.measured, result.simulated)]
             table.add_row(f"{title} {key.upper()}, s", *seconds, f"{result.ratios[name][key]:.2f}")
     for name, title in _COUNTS.items():
-        table.add_row(title, *(f"{each[name]:,}" for each in (result.measured_counts, result.simulated_counts)))
+        table.add_row(title, *(f"{counts[name]:,}" for counts in (result.measured_counts, result.simulated_counts)))
     print_table(console, table)
 
 
@@ -189,10 +189,13 @@ def table_of(comparisons: Sequence[Comparison]) -> FigureTable:
     columns = [Column(f"{title} {key.upper()}", "x", 2) for title in _LATENCIES.values() for key in _PERCENTILES]
     columns += [Column("preemptions, simulated", decimals=0), Column("preemptions, measured", decimals=0)]
     rows = []
-    for each in comparisons:
-        ratio = (Figure(each.ratios[name][key], rounds=1) for name in _LATENCIES for key in _PERCENTILES)
-        counts = (Figure(side["num_preemptions"], rounds=1) for side in (each.simulated_counts, each.measured_counts))
-        rows.append(Row(f"{100 * each.load:.0f} % of saturation", (*ratio, *counts)))
+    for comparison in comparisons:
+        ratio = (Figure(comparison.ratios[name][key], rounds=1) for name in _LATENCIES for key in _PERCENTILES)
+        counts = (
+            Figure(side["num_preemptions"], rounds=1)
+            for side in (comparison.simulated_counts, comparison.measured_counts)
+        )
+        rows.append(Row(f"{100 * comparison.load:.0f} % of saturation", (*ratio, *counts)))
     return FigureTable(TITLE, "load", tuple(columns), tuple(rows))
 
 
@@ -241,7 +244,7 @@ def _server(values: Overrides, folder: Path) -> Iterator[RunningServer]:
 def _calibrate(
     arguments: argparse.Namespace, values: Overrides, folder: Path, console: Console
 ) -> tuple[float, Overheads, Pools]:
-    """The output tokens per second at saturation, and what the simulator needs besides a profile."""
+    """The output tokens per second at saturation, and the overheads that a profile does not hold."""
     drawn = synthetic(under_load.length_pairs(arguments), arguments.requests, None, arguments.seed)
     begun = [
         replace(arrival, prefix=number % arguments.prefixes, prefix_tokens=arguments.prefix_tokens)

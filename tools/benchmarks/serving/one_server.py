@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server (%(default)s)")
     parser.add_argument("--model", help="the model to ask for (the server's first)")
     parser.add_argument("--api", choices=tuple(_PATHS), default="chat", help="chat, or completions with token ids")
-    parser.add_argument("--requests", type=count, metavar="N", help="how many (100; with --trace: all of it)")
+    parser.add_argument("--requests", type=count, metavar="N", help="how many (100; with --trace: all of the trace)")
     loop = parser.add_mutually_exclusive_group()
     loop.add_argument("--rate", type=positive, metavar="PER_S", help="open loop: Poisson arrivals (1 per second)")
     loop.add_argument("--concurrency", type=count, metavar="N", help="closed loop: N requests at once")
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="requests before measuring (%(default)s)")
     parser.add_argument(
-        "--timeout", type=positive, default=600.0, metavar="S", help="a request fails after so much silence"
+        "--timeout", type=positive, default=600.0, metavar="S", help="a request fails if no data arrives for so long"
     )
     add_json(parser)
 

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help="the first is compared with each other policy (skip_join_mlfq,fcfs); A:recompute is A with that swap mode",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="each policy takes a turn in each (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds in which each policy has a turn (%(default)s)")
     # Like ShareGPT's single turns, without their longest answers.
     prompts, outputs = "lognormal-mean:161:1.2:1024", "lognormal-mean:338:1.0:1024"
     under_load.add_arguments(parser, requests=60, prompts=prompts, outputs=outputs, loads="0.5,0.7,0.9")
@@ -127,11 +127,13 @@ def show(result: Load, console: Console) -> None:
     )
     for name, title in _LATENCIES.items():
         for key in ("mean", "p95"):
-            figures = [f"{each[name][key]:.3f}" for each in result.latency.values()]
-            compared = [f"{each[name][key]:.2f}" for each in result.ratios.values()]
+            figures = [f"{latencies[name][key]:.3f}" for latencies in result.latency.values()]
+            compared = [f"{ratios[name][key]:.2f}" for ratios in result.ratios.values()]
             table.add_row(f"{title}, {key.replace('p', 'P')}", *figures, *compared)
     for name, (title, _) in _COUNTERS.items():
-        table.add_row(title, *(f"{each[name]:.{2 if name.endswith('_s') else 0}f}" for each in result.counts.values()))
+        table.add_row(
+            title, *(f"{counts[name]:.{2 if name.endswith('_s') else 0}f}" for counts in result.counts.values())
+        )
     print_table(console, table)
 
 

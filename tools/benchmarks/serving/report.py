@@ -17,7 +17,7 @@ _TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 
 
 def details_of(report: Report, workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything, with units in the names; a latency that no request has is null."""
+    """All figures, with units in their names; a latency that no request has is null."""
     fields = asdict(report)
     for name, summary in report.latencies_s.items():
         fields["latencies_s"][name] = summary and {

@@ -30,7 +30,7 @@ from tools.figures.machine import machine_line, this_machine
 TITLE = "Chats at once"
 CONCURRENCY = 16
 REQUESTS = 48
-_TEMPLATE_TOKENS = 64  # that the chat template may add
+_TEMPLATE_TOKENS = 64  # the most that the chat template adds
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--serve-model", default="default", metavar="GGUF", help="the model that all servers serve (%(default)s)"
     )
-    group.add_argument("--dtype", default="int8", help="of our server (%(default)s)")
+    group.add_argument("--dtype", default="int8", help="numeric mode of our server (%(default)s)")
     group.add_argument(
         "--workers",
         type=int,
@@ -62,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="numbers of our server's workers; a server for each (1 2)",
     )
     group.add_argument(
-        "--formats", nargs="*", default=list(formats.FORMATS), help="llama-server's formats, besides the file's own"
+        "--formats",
+        nargs="*",
+        default=list(formats.FORMATS),
+        help="llama-server's formats in addition to the file's own",
     )
     group.add_argument("--rounds", type=int, default=3, help="turns of each server; medians are shown (%(default)s)")
 

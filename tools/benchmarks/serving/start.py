@@ -38,9 +38,11 @@ class Start:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("--dtype", default="int8", help="of the engine (%(default)s)")
+    parser.add_argument("--dtype", default="int8", help="numeric mode of the engine (%(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads of the engine (all cores)")
-    parser.add_argument("--rounds", type=int, default=5, help="of each way, in turns; medians are shown (%(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="measurements of each way, in turns; medians are shown (%(default)s)"
+    )
     parser.add_argument("--no-server", action="store_true", help="leave out the row of tools/serve")
     add_json(parser)
 

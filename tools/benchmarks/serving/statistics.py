@@ -87,18 +87,18 @@ def summarize(values: Sequence[float]) -> Summary | None:
 
 def make_report(outcomes: Sequence[Outcome], now_s: float) -> Report:
     """Sum up outcomes; ``now_s`` ends the measurement if requests are still running."""
-    completed = [each for each in outcomes if each.error is None and each.ended_s is not None]
-    unfinished = [each for each in outcomes if each.error is None and each.ended_s is None]
-    begin_s = min((each.sent_s for each in outcomes), default=now_s)
-    end_s = now_s if unfinished or not outcomes else max(each.ended_s or each.sent_s for each in outcomes)
+    completed = [outcome for outcome in outcomes if outcome.error is None and outcome.ended_s is not None]
+    unfinished = [outcome for outcome in outcomes if outcome.error is None and outcome.ended_s is None]
+    begin_s = min((outcome.sent_s for outcome in outcomes), default=now_s)
+    end_s = now_s if unfinished or not outcomes else max(outcome.ended_s or outcome.sent_s for outcome in outcomes)
     duration_s = max(end_s - begin_s, 1e-9)
-    prompt_tokens = sum(each.prompt_tokens for each in completed)
-    output_tokens = sum(each.output_tokens for each in completed)
+    prompt_tokens = sum(outcome.prompt_tokens for outcome in completed)
+    output_tokens = sum(outcome.output_tokens for outcome in completed)
     return Report(
         num_requests=len(outcomes),
         num_completed=len(completed),
         num_unfinished=len(unfinished),
-        errors=dict(Counter(each.error for each in outcomes if each.error is not None).most_common()),
+        errors=dict(Counter(outcome.error for outcome in outcomes if outcome.error is not None).most_common()),
         duration_s=duration_s,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
@@ -106,9 +106,9 @@ def make_report(outcomes: Sequence[Outcome], now_s: float) -> Report:
         output_tokens_per_s=output_tokens / duration_s,
         total_tokens_per_s=(prompt_tokens + output_tokens) / duration_s,
         latencies_s={
-            "ttft": summarize([value for each in completed if (value := each.ttft_s) is not None]),
-            "tpot": summarize([value for each in completed if (value := each.tpot_s) is not None]),
-            "itl": summarize([gap for each in completed for gap in each.itl_s]),
-            "e2e": summarize([value for each in completed if (value := each.e2e_s) is not None]),
+            "ttft": summarize([value for outcome in completed if (value := outcome.ttft_s) is not None]),
+            "tpot": summarize([value for outcome in completed if (value := outcome.tpot_s) is not None]),
+            "itl": summarize([gap for outcome in completed for gap in outcome.itl_s]),
+            "e2e": summarize([value for outcome in completed if (value := outcome.e2e_s) is not None]),
         },
     )

@@ -30,7 +30,7 @@ from tools.figures.machine import this_machine
 PATH = "/v1/completions"
 _ID_RANGE = (1000, 30000)
 _TIMEOUT_S = 600.0
-_REPORTED_AFTER_S = 0.5  # workers report more often
+_REPORTED_AFTER_S = 0.5  # longer than the time between two load reports
 
 Overrides = dict[str, dict[str, Any]]
 
@@ -72,14 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, requests: int, prompts: st
 
 
 def shares(text: str) -> tuple[float, ...]:
-    values = tuple(float(each) for each in text.split(","))
-    if not all(0.0 < each < float("inf") for each in values):
+    values = tuple(float(share) for share in text.split(","))
+    if not all(0.0 < share < float("inf") for share in values):
         raise argparse.ArgumentTypeError("must be positive numbers with commas between them")
     return values
 
 
 def overrides(arguments: argparse.Namespace, policy: str, swap: str) -> Overrides:
-    """What a server with one worker sets; the rest are defaults. Raises: SettingsError, for invalid values."""
+    """The settings of a server that differ from the defaults. Raises: SettingsError, for invalid values."""
     values: Overrides = {
         "model": {"path": arguments.model, "dtype": arguments.dtype},
         "workers": {
@@ -146,7 +146,7 @@ def send(url: str, jobs: Sequence[Job], concurrency: int | None, console: Consol
     Raises: BenchError, if a request fails, because the other latencies then mean nothing. KeyboardInterrupt.
     """
     outcomes = asyncio.run(_send(url, jobs, concurrency, console))
-    errors = sorted({outcome.error or "it did not end" for outcome in outcomes if outcome.ended_s is None})
+    errors = sorted({outcome.error or "one did not end" for outcome in outcomes if outcome.ended_s is None})
     if errors:
         raise BenchError(f"requests failed: {', '.join(errors)}")
     return outcomes
@@ -167,7 +167,7 @@ async def _send(url: str, jobs: Sequence[Job], concurrency: int | None, console:
 
 
 def saturated_tokens_per_s(outcomes: Sequence[Outcome]) -> float:
-    """Output tokens per second of a closed loop until its last request was sent, because from then on it runs dry.
+    """Output tokens per second of a closed loop until its last request was sent. Then fewer and fewer requests run.
 
     Requests per second would be too high, because short requests end first. Raises: BenchError, if all requests were
     sent at once.
