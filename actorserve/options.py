@@ -157,13 +157,13 @@ class ClusterOptions(Options):
     round_s: Period = Field(
         default_of(ClusterConfig, "round_s"), description="time between two decisions about migration and scaling"
     )
-    no_instance_timeout_s: Period = Field(
+    no_instance_timeout_s: PeriodOrInf = Field(
         default_of(GatewayConfig, "no_instance_timeout_s"),
-        description="a new request is refused if no worker could accept it for this time",
+        description="a new request is refused if no worker could accept it for this time; inf: never",
     )
-    resume_timeout_s: Period = Field(
+    resume_timeout_s: PeriodOrInf = Field(
         default_of(GatewayConfig, "resume_timeout_s"),
-        description="a request that has already sent part of its answer fails after this time without a worker",
+        description="a request that has already sent part of its answer fails after this time without one; inf: never",
     )
 
 
@@ -252,9 +252,9 @@ class ScalingOptions(Options):
         default_of(ScalingConfig, "hold_s"),
         description="how long the mean freeness must stay beyond a bound before a worker is started or stopped",
     )
-    start_timeout_s: Period = Field(
+    start_timeout_s: PeriodOrInf = Field(
         default_of(ScalingConfig, "start_timeout_s"),
-        description="time after which a start counts as failed if the new worker has not reported",
+        description="time after which a start counts as failed if the new worker has not reported; inf: never",
     )
 
     @model_validator(mode="after")

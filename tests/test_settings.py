@@ -101,3 +101,17 @@ def test_no_tpot_target_is_handed_to_children(tmp_path: Path) -> None:
     settings = load_settings(file)
     write_settings(settings, tmp_path / "settings.json")
     assert read_settings(tmp_path / "settings.json").workers.tpot_target_s == math.inf
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [("cluster", "no_instance_timeout_s"), ("cluster", "resume_timeout_s"), ("scaling", "start_timeout_s")],
+)
+def test_a_timeout_may_be_infinite(tmp_path: Path, section: str, name: str) -> None:
+    """A timeout of ``inf`` never passes; ``nan`` is no time."""
+    file = tmp_path / "a.toml"
+    file.write_text(f"[{section}]\n{name} = inf\n", encoding="utf-8")
+    assert getattr(getattr(load_settings(file), section), name) == math.inf
+    file.write_text(f"[{section}]\n{name} = nan\n", encoding="utf-8")
+    with pytest.raises(SettingsError, match=f"{section}.{name}: Input should be greater"):
+        load_settings(file)

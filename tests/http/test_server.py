@@ -297,7 +297,7 @@ async def test_client_leaves_while_sending(caplog: pytest.LogCaptureFixture) -> 
         await writer.wait_closed()
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{url}/health")).status_code == 200
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.name != "httpx"] == []
 
 
 async def test_drain() -> None:
@@ -374,7 +374,7 @@ async def test_no_drain_when_cancelled(caplog: pytest.LogCaptureFixture) -> None
         with pytest.raises(httpx.HTTPError):
             (await asking).raise_for_status()
     idle.close()
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.name != "httpx"] == []
 
 
 async def test_drain_does_not_wait_for_a_stalled_client() -> None:
