@@ -1,0 +1,1 @@
+"""Measures what iterations and copies take, and makes the profile that the scheduler asks."""
