@@ -1,13 +1,12 @@
 """tools/bench actors: the pairs answer, the figures are medians, and no process or file remains."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.tools.benchmarks.run_bench import run_bench
 from tools.benchmarks.cluster import actors
 from tools.benchmarks.cluster.actors import Contestant, Pair, contestants, ratios, summarize
 from tools.benchmarks.common.errors import BenchError
@@ -19,8 +18,6 @@ from tools.benchmarks.peers.ray_actors import descendants
 from tools.figures.figure import Figure
 from tools.figures.files import read_figures
 
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 120.0
 MEMORY = Memory(2, 2**20, None), Memory(2, 2**21, 2**20)
 PAIRS = {
     "ours": Contestant(actors.OURS, "tools.benchmarks.peers.our_actors"),
@@ -134,8 +131,7 @@ def test_the_whole_measurement_runs_and_writes_its_figures(tmp_path: Path) -> No
     """Tiny settings give a table and JSON with the figures of every pair."""
     file = tmp_path / "figures.json"
     options = ["--without-ray", "--rounds", "2", "--calls", "5", "--pipelined-calls", "20", "--window", "10"]
-    command = [sys.executable, "-m", "tools.benchmarks", "actors", *options, "--json", str(file)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = run_bench("actors", *options, "--json", str(file))
     assert done.returncode == 0, done.stderr
     assert "actorserve to bare pyzmq" in done.stdout
     figures = read_figures(file)
@@ -148,8 +144,7 @@ def test_the_whole_measurement_runs_and_writes_its_figures(tmp_path: Path) -> No
 @pytest.mark.parametrize("options", [["--rounds", "0"], ["--window", str(actors.MAX_WINDOW + 1)]])
 def test_numbers_out_of_range_are_refused(options: list[str]) -> None:
     """One line names the allowed numbers."""
-    command = [sys.executable, "-m", "tools.benchmarks", "actors", "--without-ray", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = run_bench("actors", "--without-ray", *options)
     assert done.returncode == 2
     assert done.stderr.startswith("bench: --")
     assert len(done.stderr.splitlines()) == 1

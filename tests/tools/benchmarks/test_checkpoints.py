@@ -1,15 +1,13 @@
 """tools/bench checkpoints: pauses and throughput from the times of tokens, and real workers that are killed."""
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.tools.benchmarks.run_bench import run_bench
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.migration import checkpoints
 from tools.benchmarks.migration.checkpoints import Death, Decoding
@@ -17,8 +15,6 @@ from tools.benchmarks.migration.pair import Stream
 from tools.benchmarks.migration.set_up import require_tokens
 from tools.figures.files import read_figures
 
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 240.0
 QUICK = (
     *("--engine", "fake", "--lengths", "48,200", "--rounds", "1", "--before", "6", "--every", "16"),
     *("--streams", "2", "--stream-tokens", "40", "--measured", "40"),
@@ -86,15 +82,7 @@ def test_real_workers_are_killed(tmp_path: Path) -> None:
     """Requests continue from checkpoints in one way and without them in the other, and no file is left behind."""
     figures = tmp_path / "figures.json"
     with tempfile.TemporaryDirectory(prefix="as-") as folder:  # pytest's own have too long a path for sockets
-        done = subprocess.run(
-            [sys.executable, "-m", "tools.benchmarks", "checkpoints", *QUICK, "--json", str(figures)],
-            cwd=ROOT,
-            env={**os.environ, "TMPDIR": folder},
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-            check=False,
-        )
+        done = run_bench("checkpoints", *QUICK, "--json", str(figures), folder=folder)
         assert done.returncode == 0, done.stderr
         assert list(Path(folder).iterdir()) == []
     written = read_figures(figures)

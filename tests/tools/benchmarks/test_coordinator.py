@@ -4,7 +4,6 @@ import argparse
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from actorserve.settings import ClusterSettings
+from tests.tools.benchmarks.run_bench import DEADLINE_S, ROOT, bench_command, run_bench
 from tools.benchmarks.cluster import coordinator
 from tools.benchmarks.cluster.coordinator import AlonePoint, find_limit, join, whole_core
 from tools.benchmarks.cluster.coordinator_alone import CoordinatorAlone
@@ -19,8 +19,6 @@ from tools.benchmarks.cluster.load_generator import Measured
 from tools.benchmarks.common.errors import BenchError
 from tools.figures.files import read_figures
 
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 120.0
 MEASURED = Measured(
     asked=100.0,
     answered=99.0,
@@ -41,10 +39,6 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "tools.benchmarks", "coordinator", *options]
-
-
 def test_the_coordinator_alone_places_every_request() -> None:
     """On a virtual clock all processes connect, every request gets a place, and the actor's CPU time is counted."""
     alone = CoordinatorAlone(8, 2, ClusterSettings())
@@ -57,15 +51,7 @@ def test_the_real_coordinator_places_every_request(tmp_path: Path, short_folder:
     """With one coordinator or two, all requests are answered, and neither sockets nor folders remain."""
     file = tmp_path / "figures.json"
     options = ["--workers", "4", "--rates", "50", "--seconds", "0.5", "--no-search", "--json", str(file)]
-    done = subprocess.run(
-        command(*options, "--shards", str(shards)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-        env={**os.environ, "TMPDIR": str(short_folder)},
-    )
+    done = run_bench("coordinator", *options, "--shards", str(shards), folder=str(short_folder))
     assert done.returncode == 0, done.stderr
     (point,) = read_figures(file).details["points"]
     assert point["num_workers"] == 4
@@ -78,7 +64,7 @@ def test_in_process_figures_are_written(tmp_path: Path) -> None:
     """The figures hold the CPU time of each rate, and of the rate that fills a core."""
     file = tmp_path / "figures.json"
     options = ["--in-process", "--workers", "4", "--rates", "100,1000", "--seconds", "0.5", "--json", str(file)]
-    done = subprocess.run(command(*options), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = run_bench("coordinator", *options)
     assert done.returncode == 0, done.stderr
     points = read_figures(file).details["in_process"]
     assert [point["rate"] for point in points[:2]] == [100, 1000]
@@ -89,7 +75,7 @@ def test_in_process_figures_are_written(tmp_path: Path) -> None:
 def test_an_interrupt_ends_everything(short_folder: Path) -> None:
     """Ctrl-C in a long measurement prints one line, ends both processes, and removes their folder."""
     with subprocess.Popen(
-        command("--workers", "4", "--rates", "50", "--seconds", "100"),
+        bench_command("coordinator", "--workers", "4", "--rates", "50", "--seconds", "100"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

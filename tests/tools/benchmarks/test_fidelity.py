@@ -1,8 +1,6 @@
 """tools/bench fidelity: records from journals, the simulated twin of a server, and the ratios of both."""
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +30,7 @@ from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import RunConfig
 from actorserve.sim.simulation import Simulation
 from actorserve.wire.journal import Entry, write_entry
+from tests.tools.benchmarks.run_bench import run_bench
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.journals import (
     Pools,
@@ -48,8 +47,6 @@ from tools.benchmarks.serving.fidelity import Overheads, compare, latencies_of, 
 from tools.figures.files import read_figures
 from workers.engines.fake_engine import BYTES_PER_TOKEN
 
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 180.0
 WORKER = Peer("worker-0", 1)
 REPORT = LoadReport(
     sequence=1,
@@ -247,14 +244,7 @@ def test_a_real_server_is_compared(tmp_path: Path, default_model_path: Path) -> 
         *("--requests", "40", "--concurrency", "12", "--prompt-tokens", "uniform:40:90", "--output-tokens", "40"),
         *("--prefixes", "2", "--prefix-tokens", "32"),
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.benchmarks", "fidelity", *options, "--json", str(figures)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = run_bench("fidelity", *options, "--json", str(figures))
     assert done.returncode == 0, done.stderr
     assert "simulated / measured" in done.stdout
     loads = read_figures(figures).details["loads"]

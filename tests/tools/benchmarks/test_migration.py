@@ -32,6 +32,7 @@ from actorserve.core.messages import (
     TransferKind,
 )
 from actorserve.wire.journal import Entry
+from tests.tools.benchmarks.run_bench import DEADLINE_S, ROOT, run_bench
 from tools.benchmarks.__main__ import EXIT_INTERRUPTED
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.migration import migration
@@ -51,8 +52,6 @@ from tools.benchmarks.migration.pair import Stream
 from tools.benchmarks.migration.set_up import require_tokens
 from tools.figures.files import read_figures
 
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 180.0
 SOURCE, GATEWAY = Peer("worker-0", 1), Peer("gateway-0", 1)
 MOVED = Transfer(SOURCE, TransferId(TransferKind.MIGRATION, 7))
 SPEC = RequestSpec("r", (1, 2), SamplingParams(seed=0, max_tokens=9))
@@ -209,18 +208,7 @@ def private_tmp() -> Iterator[dict[str, str]]:
 def test_real_workers_are_measured(tmp_path: Path, private_tmp: dict[str, str]) -> None:
     """Requests move with their KV, all ways give the tokens of a request that stays, and no file is left behind."""
     figures, plot = tmp_path / "figures.json", tmp_path / "downtime.png"
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tools.benchmarks", "migration", *QUICK),
-            *("--json", str(figures), "--plot", str(plot)),
-        ],
-        cwd=ROOT,
-        env=private_tmp,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = run_bench("migration", *QUICK, "--json", str(figures), "--plot", str(plot), folder=private_tmp["TMPDIR"])
     assert done.returncode == 0, done.stderr
     written = read_figures(figures)
     assert written.command == f"tools/bench migration {' '.join(QUICK)} --plot {plot}"

@@ -1,13 +1,12 @@
 """The arithmetic of tools/bench start, step, serve --peer and peers."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.tools.benchmarks.run_bench import run_bench
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.engine.step import Timers, break_down
 from tools.benchmarks.peers import llama_build
@@ -18,8 +17,6 @@ from tools.benchmarks.serving.statistics import Outcome, make_report
 from tools.figures.figure import Figure
 from tools.figures.files import read_figures
 
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 120.0
 TINY = {
     "engine": [
         "--only-ours",
@@ -152,14 +149,7 @@ def test_a_command_measures_the_real_engine(command: str, tmp_path: Path) -> Non
     """At a tiny size, each command ends well, shows a table, and writes its command and figures as JSON."""
     figures = tmp_path / "figures.json"
     arguments = [command, *TINY[command], "--threads", "1", "--json", str(figures)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.benchmarks", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = run_bench(*arguments)
     assert done.returncode == 0, done.stderr
     assert "┃" in done.stdout
     written = read_figures(figures)

@@ -1,8 +1,6 @@
 """tools/bench policies: loads as shares of saturation, the same requests for every policy, and the comparison."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,14 +8,13 @@ import pytest
 from actorserve.errors import SettingsError
 from actorserve.settings import load_settings
 from actorserve.sim.workload.requests import Arrival
+from tests.tools.benchmarks.run_bench import run_bench
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.serving import policies, under_load
 from tools.benchmarks.serving.policies import Measured, compare
 from tools.benchmarks.serving.statistics import Outcome
 from tools.figures.files import read_figures
 
-ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 180.0
 PAGE = """# TYPE made_total counter
 made_total{engine="a"} 2.0
 made_total{engine="b"} 3.5
@@ -157,14 +154,7 @@ def test_real_servers_are_measured(tmp_path: Path, default_model_path: Path) -> 
         *("--kv-mib", "0.003", "--host-kv-mib", "0.02", "--max-tokens", "256", "--rounds", "1", "--loads", "0.5,2"),
         *("--requests", "24", "--concurrency", "12", "--prompt-tokens", "uniform:8:64", "--output-tokens", "40"),
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.benchmarks", "policies", *options, "--json", str(figures)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
+    done = run_bench("policies", *options, "--json", str(figures))
     assert done.returncode == 0, done.stderr
     written = read_figures(figures)
     assert [table.title for table in written.tables] == [policies.load_title(load) for load in (0.5, 2.0)]
