@@ -1,6 +1,7 @@
 """Options and fixtures for all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,20 @@ from actorserve.model_files.locate import locate
 
 # Torch reads this when it is loaded. If the cores are busy, threads that spin while they wait are ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A shell ignores Ctrl-C for what it runs in the background, and child processes inherit that; tests interrupt theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SERIAL = (
     "tests/e2e/",
     "tests/processes/",
     "tests/tools/",
-    "tests/workers/",
+    "tests/workers/engines/test_engine_thread.py",
+    "tests/workers/kv_transfer/",
     "tests/test_cli.py",
     "tests/http/test_server.py",
 )
-"""Paths of the tests that start processes or compute on all cores."""
+"""Paths of the tests that start processes or measure time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that must run alone as ``serial`` (for ``tools/test``)."""
+    """Mark the tests that run one after the other as ``serial`` (for ``tools/test``)."""
     for item in items:
         if item.path.relative_to(config.rootpath).as_posix().startswith(SERIAL):
             item.add_marker(pytest.mark.serial)

@@ -9,8 +9,10 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -188,21 +190,25 @@ def run_checks(python: str, arguments: Sequence[str]) -> int:
 def run_tests(python: str, arguments: Sequence[str]) -> int:
     """Run pytest with ``arguments``; without any, run all tests. Returns an exit status.
 
-    All tests run in two parts, because tests that start processes measure time: pure tests first, on all cores, then
-    the rest, one test after the other.
+    All tests run in two parts at once. Tests that start processes mostly wait, and some measure time, so they run one
+    after the other at normal priority. The other tests use what is left of all cores at low priority, and their output
+    follows at the end.
     """
     pytest = [python, "-P", "-m", "pytest"]
     if arguments:
         os.execv(python, [*pytest, *arguments])
     num_processes = min(len(os.sched_getaffinity(0)), MAX_TEST_PROCESSES)
-    parts = {
-        f"tests that start no processes, on {num_processes} cores": ["-m", "not serial", "-n", str(num_processes)],
-        "tests that start processes, one after the other": ["-m", "serial"],
-    }
-    failed = 0
-    for name, options in parts.items():
-        say(f"test: {name}")
-        failed = subprocess.run([*pytest, *options], check=False).returncode or failed
+    parallel = ["nice", "-n", "10", *pytest, "-m", "not serial", "-n", str(num_processes), "--dist", "worksteal"]
+    say(f"test: tests that start processes; the others at low priority on {num_processes} cores")
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(parallel, stdout=output, stderr=subprocess.STDOUT) as background,
+    ):
+        failed = subprocess.run([*pytest, "-m", "serial"], check=False).returncode
+        say("test: the other tests")
+        failed = background.wait() or failed
+        output.seek(0)
+        shutil.copyfileobj(output, sys.stdout.buffer)
     return failed
 
 

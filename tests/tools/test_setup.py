@@ -141,11 +141,11 @@ def test_the_test_set_is_installed_for_tests_alone(installed: Repository) -> Non
 
 
 def test_all_tests_run_in_two_parts(installed: Repository) -> None:
-    """Without arguments tools/test runs pure tests on all cores, then the rest; given arguments go to pytest alone."""
+    """Without arguments, tools/test runs all tests in two parts; with arguments, pytest gets only these."""
     code, out, _ = installed.run("test")
-    parallel, serial = out.splitlines()
+    serial, parallel = out.splitlines()
     assert (code, serial) == (0, "-m serial")
-    assert re.fullmatch(r"-m not serial -n \d+", parallel)
+    assert re.fullmatch(r"-m not serial -n \d+ --dist worksteal", parallel)
     assert installed.run("test", "-k", "x") == (0, "-k x", "")
 
 
