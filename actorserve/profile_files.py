@@ -21,7 +21,7 @@ from actorserve.errors import ProfileError
 _MAX_SECONDS = 3600.0  # a longer iteration is surely a wrong unit
 _MAX_COUNT = 1e9  # of tokens or requests
 _MAX_POINTS = 256
-_BYTES_PER_S = (1e3, 1e15)
+BYTES_PER_S_BOUNDS = (1e3, 1e15)
 
 
 def load_profile(file: Path) -> Profile:
@@ -177,7 +177,7 @@ class _Table:
         return Curve(xs, ys)
 
     def link(self) -> Link:
-        return Link(self.number("latency_s", 0.0, _MAX_SECONDS), self.number("bytes_per_s", *_BYTES_PER_S))
+        return Link(self.number("latency_s", 0.0, _MAX_SECONDS), self.number("bytes_per_s", *BYTES_PER_S_BOUNDS))
 
     def errors(self) -> tuple[tuple[str, float], ...]:
         return tuple((name, self.number(name, 0.0, 1e3)) for name in self._values)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.core.timing.profile import Link
+from actorserve.profile_files import BYTES_PER_S_BOUNDS
 from workers.engine import Engine
 
 _FIRST_TOKEN = 100  # any ordinary token ids will do
@@ -89,7 +90,7 @@ class EngineTimer:
             engine.copy_in(blocks, blocks)
             return (time.perf_counter() - began) / 2
 
-        return _link(copy_s, 1, most, engine.bytes_per_block)
+        return fit_link(copy_s, 1, most, engine.bytes_per_block)
 
     def __enter__(self) -> Self:
         return self
@@ -161,7 +162,7 @@ def memory_link() -> Link:
         target[:num_bytes] = source[:num_bytes]
         return time.perf_counter() - began
 
-    return _link(copy_s, 4096, _COPY_BYTES, 1)
+    return fit_link(copy_s, 4096, _COPY_BYTES, 1)
 
 
 def loopback_link() -> Link:
@@ -186,7 +187,7 @@ def loopback_link() -> Link:
     thread = threading.Thread(target=echo, name="loopback", daemon=True)
     thread.start()
     with here:
-        link = _link(send_s, 1, _COPY_BYTES, 1)
+        link = fit_link(send_s, 1, _COPY_BYTES, 1)
     thread.join()
     return link
 
@@ -196,8 +197,11 @@ def _receive(source: socket.socket, into: memoryview) -> None:
         into = into[source.recv_into(into) :]
 
 
-def _link(copy_s: Callable[[int], float], least: int, most: int, bytes_per_unit: int) -> Link:
-    """The line through the times of a short copy and a long one."""
+def fit_link(copy_s: Callable[[int], float], least: int, most: int, bytes_per_unit: int) -> Link:
+    """The line through the times of a short copy and a long one.
+
+    Its rate stays within what a profile may hold, because two equal times would otherwise make it infinite.
+    """
     times = {}
     for amount in {least, most}:
         copy_s(amount)  # warm up: memory becomes resident
@@ -208,4 +212,5 @@ def _link(copy_s: Callable[[int], float], least: int, most: int, bytes_per_unit:
         bytes_per_s = (most - least) * bytes_per_unit / (long_s - short_s)
     else:
         bytes_per_s = most * bytes_per_unit / long_s
+    bytes_per_s = min(max(bytes_per_s, BYTES_PER_S_BOUNDS[0]), BYTES_PER_S_BOUNDS[1])
     return Link(max(0.0, short_s - least * bytes_per_unit / bytes_per_s), bytes_per_s)

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from actorserve.profile_files import parse_profile, profile_text
+from actorserve.profile_files import BYTES_PER_S_BOUNDS, parse_profile, profile_text
 from tests.workers.profile.cost_engine import CostEngine
 from workers.engine import Engine
-from workers.profile.engine_timer import EngineTimer, Shape, loopback_link, memory_link
+from workers.profile.engine_timer import EngineTimer, Shape, fit_link, loopback_link, memory_link
 from workers.profile.measure import (
     QUICK,
     THOROUGH,
@@ -110,3 +110,10 @@ def test_links_are_measured() -> None:
     for link in (memory_link(), loopback_link()):
         assert 1e6 < link.bytes_per_s < 1e14
         assert 0.0 <= link.latency_s < 1.0
+
+
+def test_a_links_rate_stays_within_a_profiles_bounds() -> None:
+    """Copies whose times hardly grow with their size make a fast link, not an absurd one."""
+    link = fit_link(lambda amount: 1e-6 + 1e-18 * amount, 1, 64, 1 << 20)
+    assert link.bytes_per_s == BYTES_PER_S_BOUNDS[1]
+    assert link.latency_s == pytest.approx(1e-6, rel=0.01)
