@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from actorserve.model_files.locate import locate
 
@@ -13,6 +14,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A shell ignores Ctrl-C for what it runs in the background, and child processes inherit that; tests interrupt theirs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# No test fails because the machine is slow or busy.
+settings.register_profile("actorserve", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("actorserve")
 
 SERIAL = (
     "tests/e2e/",
