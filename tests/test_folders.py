@@ -12,8 +12,8 @@ from tests.sources import SOURCES, imported_files
 MAX_LINES = 500
 MAX_MEDIAN_LINES = 150
 MAX_FILES = 14
-# One file per part of a protocol or format; the prefixes of the names group the files.
-CROWDED = ("actorserve/http", "actorserve/model_files")
+# One file per part of a format; the prefixes of the names group the files.
+CROWDED = ("actorserve/model_files",)
 PRODUCT = [path for path in SOURCES if not path.startswith("tests/")]
 
 

@@ -7,20 +7,20 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actorserve.errors import InvalidRequestError
 from actorserve.http import errors
-from actorserve.http.api_keys import ApiKeys
-from actorserve.http.authentication import Authentication
-from actorserve.http.chat_template import ChatTemplate
-from actorserve.http.endpoints import Endpoints
-from actorserve.http.metrics import Metrics
-from actorserve.http.request_id import RequestId
+from actorserve.http.access.api_keys import ApiKeys
+from actorserve.http.access.authentication import Authentication
+from actorserve.http.access.request_id import RequestId
+from actorserve.http.chat.template import ChatTemplate
+from actorserve.http.metrics.metrics import Metrics
+from actorserve.http.openai.endpoints import OpenAIEndpoints
+from actorserve.http.openai.translate import Translator
+from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
-from actorserve.http.translate import Translator
-from actorserve.http.unread_body import DiscardUnreadBody
+from actorserve.http.status import StatusEndpoints
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -41,17 +41,11 @@ def create_app(
     Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
     """
     translator = Translator(service, tokenizer, template, description, settings)
-    endpoints = Endpoints(service, tokenizer, translator, Metrics(service, clock), settings)
+    metrics = Metrics(service, clock)
+    openai = OpenAIEndpoints(service, tokenizer, translator, metrics, settings)
+    status = StatusEndpoints(service, metrics)
     app = Starlette(
-        routes=[
-            Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
-            Route("/v1/completions", endpoints.completion, methods=["POST"]),
-            Route("/v1/models", endpoints.models),
-            Route("/v1/models/{model:path}", endpoints.model),
-            Route("/health", endpoints.health),
-            Route("/metrics", endpoints.metrics),
-            Route("/version", endpoints.version),
-        ],
+        routes=[*openai.routes(), *status.routes()],
         exception_handlers={
             InvalidRequestError: errors.on_invalid_request,
             errors.RequestFailedError: errors.on_failed_request,

@@ -11,9 +11,9 @@ from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role
 from actorserve.core_configs import gateway_config
 from actorserve.errors import ActorserveError
-from actorserve.http.api_keys import read_api_keys
+from actorserve.http.access.api_keys import read_api_keys
 from actorserve.http.app import create_app
-from actorserve.http.chat_template import ChatTemplate
+from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.server import bind, serve
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription

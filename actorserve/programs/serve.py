@@ -6,7 +6,7 @@ import signal
 from rich.console import Console
 
 from actorserve.actors.supervisor import Supervisor
-from actorserve.http.api_keys import read_api_keys
+from actorserve.http.access.api_keys import read_api_keys
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import locate
 from actorserve.processes import child, launch

@@ -70,7 +70,14 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
 _POSITIVE: Final = (1, INT64_MAX)
 _SIGNED: Final = (INT64_MIN, INT64_MAX)
 _RULES: Final[dict[type, Rules]] = {
-    m.SamplingParams: Rules(bounds={"seed": (0, UINT64_MAX), "max_tokens": _POSITIVE, "top_logprobs": (-1, INT64_MAX)}),
+    m.SamplingParams: Rules(
+        bounds={
+            "seed": (0, UINT64_MAX),
+            "max_tokens": _POSITIVE,
+            "top_logprobs": (-1, INT64_MAX),
+            "prompt_logprobs": (-1, INT64_MAX),
+        }
+    ),
     m.RequestSpec: Rules(bounds={"priority": _SIGNED}),
     m.Place: Rules(bounds={"priority": _SIGNED}),
     m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),

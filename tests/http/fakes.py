@@ -14,9 +14,9 @@ from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_t
 
 from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import FinishReason, LoadReport, ModelInfo, RefusalReason, RequestSpec, TokenLogprobs
-from actorserve.http.api_keys import ApiKeys
+from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.app import create_app
-from actorserve.http.chat_template import ChatTemplate
+from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.server import bind, serve
 from actorserve.http.stream import AnswerStream
 from actorserve.model_files.description import DecoderConfig, ModelDescription

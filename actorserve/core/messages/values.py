@@ -46,7 +46,9 @@ class SamplingParams:
 
     ``seed`` is always set (the gateway draws one if the client gave none): token ``i`` is chosen with randomness
     that depends on ``(seed, i)`` alone. ``top_k`` 0 and ``top_p`` 1.0 switch those off; temperature 0 is greedy.
-    ``top_logprobs`` -1 asks for none, 0 for the chosen token's, k for that and the k best.
+    ``top_logprobs`` -1 asks for none, 0 for the chosen token's, k for that and the k best; ``prompt_logprobs`` asks for
+    those of the prompt's tokens in the same way. ``grammar``, if not empty, bounds the output's text: it is
+    a grammar as llguidance writes it, in JSON.
     """
 
     seed: int
@@ -62,6 +64,8 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # with end-of-sequence, unless the client ignores it
     top_logprobs: int = -1
+    prompt_logprobs: int = -1
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import FinishReason, RequestSpec, TokenLogprobs
-from actorserve.http.detokenizer import Detokenizer
-from actorserve.http.stop_strings import StopStrings
+from actorserve.http.answers.detokenizer import Detokenizer
+from actorserve.http.answers.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, slots=True)

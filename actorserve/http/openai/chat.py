@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from actorserve.core.messages import FinishReason
-from actorserve.http.answer_format import Json, WholeChoice, finite
-from actorserve.http.choice import AnswerToken, Piece
+from actorserve.http.answers.answer_format import Json, WholeChoice, finite
+from actorserve.http.answers.choice import AnswerToken, Piece
 from actorserve.model_files.tokenizer import Tokenizer
 
 

@@ -11,12 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from actorserve.core.effects import Deliver
 from actorserve.core.messages import RequestSpec
-from actorserve.http.choice import Choice
+from actorserve.http.answers.choice import Choice
+from actorserve.http.answers.writers import AnswerWriter, ResponseSender
 from actorserve.http.errors import failure_of
-from actorserve.http.metrics import Metrics, RequestMeter
+from actorserve.http.metrics.metrics import Metrics, RequestMeter
 from actorserve.http.service import Service
 from actorserve.http.stream import AnswerStream
-from actorserve.http.writers import AnswerWriter, ResponseSender
 
 
 class Answer:

@@ -5,11 +5,11 @@ from typing import Protocol
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from actorserve.http import sse
-from actorserve.http.answer_format import AnswerFormat, AnswerHead, Json, Usage, WholeChoice
-from actorserve.http.choice import Choice, Piece
+from actorserve.http.answers import sse
+from actorserve.http.answers.answer_format import AnswerFormat, AnswerHead, Json, Usage, WholeChoice
+from actorserve.http.answers.choice import Choice, Piece
 from actorserve.http.errors import RequestFailedError
-from actorserve.http.fields import StreamOptions
+from actorserve.http.requests.fields import StreamOptions
 
 
 class AnswerWriter(Protocol):

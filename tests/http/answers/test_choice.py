@@ -4,8 +4,8 @@ from hypothesis import given, strategies as st
 
 from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import FinishReason, RefusalReason, RequestSpec, SamplingParams
-from actorserve.http.choice import Choice, Piece
-from actorserve.http.detokenizer import Detokenizer
+from actorserve.http.answers.choice import Choice, Piece
+from actorserve.http.answers.detokenizer import Detokenizer
 from tests.http.fakes import END, TOKENIZER, deliver, delivered, end, one_by_one
 
 

@@ -12,8 +12,8 @@ from starlette.types import Message, Scope
 from actorserve import logs
 from actorserve.cli import main
 from actorserve.errors import SettingsError
-from actorserve.http.api_keys import ApiKeys, read_api_keys
-from actorserve.http.authentication import Authentication
+from actorserve.http.access.api_keys import ApiKeys, read_api_keys
+from actorserve.http.access.authentication import Authentication
 from tests.http.fakes import DEADLINE_S, MODEL, ScriptedService, app_for, client_for, says, serving
 
 SECRET = "0c9e5e6f-a-long-random-key"
@@ -265,8 +265,8 @@ def test_files_that_belong_to_others_are_refused(
     """The file must belong to this user or to root, because any other owner could add keys."""
     file = written(tmp_path, KEYS)
     shown = os.stat_result((0o100600, 0, 0, 1, owner, 0, 0, 0, 0, 0))
-    monkeypatch.setattr("actorserve.http.api_keys.os.geteuid", lambda: 1000)
-    monkeypatch.setattr("actorserve.http.api_keys.os.fstat", lambda _: shown)
+    monkeypatch.setattr("actorserve.http.access.api_keys.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("actorserve.http.access.api_keys.os.fstat", lambda _: shown)
     if is_taken:
         assert read_api_keys(file).find(SECRET.encode()) is not None
     else:

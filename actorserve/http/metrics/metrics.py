@@ -1,9 +1,9 @@
 """``/metrics``: the names that dashboards for vLLM read, on a registry of our own.
 
-Load comes from the instances' latest reports (``http.load_metrics``), with one ``engine`` label per instance. The
-tokens, latencies and endings that clients see are measured here. In these metrics a request is one choice of an answer,
-and the ``engine`` is ``gateway``, because a request may change its worker. Latencies include the wait for a slow
-client.
+Load comes from the instances' latest reports (``http.metrics.load_metrics``), with one ``engine`` label per instance.
+The tokens, latencies and endings that clients see are measured here. In these metrics a request is one choice of an
+answer, and the ``engine`` is ``gateway``, because a request may change its worker. Latencies include the wait for a
+slow client.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from actorserve.core.messages import FinishReason
-from actorserve.http.load_metrics import LoadMetrics
+from actorserve.http.metrics.load_metrics import LoadMetrics
 from actorserve.http.service import Service
 
 _ENGINE = "gateway"

@@ -13,10 +13,10 @@ from typing import TypeVar
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
 from actorserve.errors import InvalidRequestError
-from actorserve.http.chat_template import ChatTemplate
+from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
-from actorserve.http.fields import SamplingFields
-from actorserve.http.requests import ChatRequest, CompletionRequest, Prompt
+from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
+from actorserve.http.requests.fields import SamplingFields
 from actorserve.http.service import Service
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 
-from actorserve.http.stop_strings import StopStrings
+from actorserve.http.answers.stop_strings import StopStrings
 
 _TEXT = st.text(alphabet="abé", max_size=24)
 _STOPS = st.lists(st.text(alphabet="abé", min_size=1, max_size=5), max_size=4)

@@ -1,33 +1,32 @@
-"""The handlers of all routes."""
+"""The handlers of OpenAI's routes."""
 
 import time
 import uuid
-from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
 
-from actorserve.http.answer import Answer
-from actorserve.http.answer_format import AnswerFormat, AnswerHead, Usage
-from actorserve.http.authentication import granted_priority
-from actorserve.http.body import BodyReader
-from actorserve.http.chat import ChatFormat
-from actorserve.http.choice import Choice
-from actorserve.http.completions import CompletionFormat
-from actorserve.http.detokenizer import Detokenizer
-from actorserve.http.fields import SamplingFields, StreamOptions
-from actorserve.http.metrics import Metrics
-from actorserve.http.requests import ChatRequest, CompletionRequest, parse_request
+from actorserve.http.access.authentication import granted_priority
+from actorserve.http.answers.answer import Answer
+from actorserve.http.answers.answer_format import AnswerFormat, AnswerHead, Usage
+from actorserve.http.answers.choice import Choice
+from actorserve.http.answers.detokenizer import Detokenizer
+from actorserve.http.answers.writers import AnswerWriter, EventWriter, ResponseSender, WholeWriter
+from actorserve.http.metrics.metrics import Metrics
+from actorserve.http.openai.chat import ChatFormat
+from actorserve.http.openai.completions import CompletionFormat
+from actorserve.http.openai.requests import ChatRequest, CompletionRequest, parse_request
+from actorserve.http.openai.translate import Translator, WorkerRequests
+from actorserve.http.requests.body import BodyReader
+from actorserve.http.requests.fields import SamplingFields, StreamOptions
 from actorserve.http.service import Service
-from actorserve.http.translate import Translator, WorkerRequests
-from actorserve.http.writers import AnswerWriter, EventWriter, ResponseSender, WholeWriter
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
 
 
-class Endpoints:
-    """The handlers and their shared state."""
+class OpenAIEndpoints:
+    """The handlers of these routes."""
 
     def __init__(
         self,
@@ -45,7 +44,15 @@ class Endpoints:
         self._bodies = BodyReader(settings.max_body_bytes)
         self._created_s = int(time.time())
 
-    async def chat(self, request: Request) -> Answer:
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", self._completion, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{model:path}", self._model),
+        ]
+
+    async def _chat(self, request: Request) -> Answer:
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
             fields = await parse_request(ChatRequest, body, self._settings)
@@ -53,7 +60,7 @@ class Endpoints:
             work = await self._translator.chat(fields, answer_id, priority)
         return self._answer(fields, work, answer_id, ChatFormat(self._tokenizer, work.wants_logprobs))
 
-    async def completion(self, request: Request) -> Answer:
+    async def _completion(self, request: Request) -> Answer:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
             fields = await parse_request(CompletionRequest, body, self._settings)
@@ -61,23 +68,12 @@ class Endpoints:
             work = await self._translator.completion(fields, answer_id, priority)
         return self._answer(fields, work, answer_id, CompletionFormat(self._tokenizer, work.wants_logprobs))
 
-    async def models(self, _: Request) -> Response:
+    async def _models(self, _: Request) -> Response:
         model = self._service.model
         return JSONResponse({"object": "list", "data": [] if model is None else [self._card(None)]})
 
-    async def model(self, request: Request) -> Response:
+    async def _model(self, request: Request) -> Response:
         return JSONResponse(self._card(request.path_params["model"]))
-
-    async def health(self, _: Request) -> Response:
-        healthy = self._service.num_instances > 0
-        status = {"status": "ok" if healthy else "unavailable", "instances": self._service.num_instances}
-        return JSONResponse(status, 200 if healthy else 503)
-
-    async def metrics(self, _: Request) -> Response:
-        return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
-
-    async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": _version()})
 
     def _answer(
         self, fields: SamplingFields, work: WorkerRequests, answer_id: str, answer_format: AnswerFormat
@@ -106,10 +102,3 @@ class Endpoints:
             "owned_by": "actorserve",
             "max_model_len": model.max_tokens,
         }
-
-
-def _version() -> str:
-    try:
-        return version("actorserve")
-    except PackageNotFoundError:  # we run from a source tree that is not installed
-        return "unknown"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actorserve.http.body import MAX_WHOLE_BODIES, SMALL_BODY_BYTES
+from actorserve.http.requests.body import MAX_WHOLE_BODIES, SMALL_BODY_BYTES
 from actorserve.settings import HttpSettings
 from tests.http.fakes import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ScriptedService, client_for, says
 

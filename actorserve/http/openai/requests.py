@@ -7,7 +7,15 @@ from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, mod
 from pydantic_core import ErrorDetails, from_json
 
 from actorserve.errors import InvalidRequestError
-from actorserve.http.fields import Role, SamplingFields, StrictFields, is_token_ids, limits, parse_text_parts, wrong
+from actorserve.http.requests.fields import (
+    Role,
+    SamplingFields,
+    StrictFields,
+    is_token_ids,
+    limits,
+    parse_text_parts,
+    wrong,
+)
 from actorserve.settings import HttpSettings
 
 _MAX_PROBLEMS = 10

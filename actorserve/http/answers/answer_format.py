@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from actorserve.core.messages import FinishReason
-from actorserve.http.choice import AnswerToken, Choice, Piece
+from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 
 Json = dict[str, Any]
 

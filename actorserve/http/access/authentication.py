@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from actorserve.http.api_keys import ApiKey, ApiKeys
+from actorserve.http.access.api_keys import ApiKey, ApiKeys
 from actorserve.http.errors import RequestFailedError
 
 OPEN_PATHS = ("/health",)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actorserve.errors import InvalidRequestError, ModelError
-from actorserve.http.chat_template import ChatTemplate
+from actorserve.http.chat.template import ChatTemplate
 from actorserve.model_files.describe import describe
 
 _HELLO: list[dict[str, object]] = [{"role": "user", "content": "Hello"}]

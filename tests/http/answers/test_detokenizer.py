@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from actorserve.http.detokenizer import Detokenizer
+from actorserve.http.answers.detokenizer import Detokenizer
 from actorserve.model_files.describe import describe
 from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer
 from tests.model_files.builders import SENTENCEPIECE_TOKENS, write_gguf

@@ -1,0 +1,1 @@
+"""API keys, and what precedes every request: authentication and request ids."""

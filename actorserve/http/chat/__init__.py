@@ -1,0 +1,1 @@
+"""Chats without a protocol's clothes: templates, reasoning and tools."""

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: their requests, and the form of their answers."""
