@@ -14,10 +14,12 @@ from actorserve.http import errors
 from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.access.authentication import Authentication
 from actorserve.http.access.request_id import RequestId
+from actorserve.http.answers.answers import Answers
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.openai.endpoints import OpenAIEndpoints
 from actorserve.http.openai.translate import Translator
+from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
 from actorserve.http.status import StatusEndpoints
@@ -42,7 +44,9 @@ def create_app(
     """
     translator = Translator(service, tokenizer, template, description, settings)
     metrics = Metrics(service, clock)
-    openai = OpenAIEndpoints(service, tokenizer, translator, metrics, settings)
+    answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
+    bodies = BodyReader(settings.max_body_bytes)
+    openai = OpenAIEndpoints(service, tokenizer, translator, answers, bodies, settings)
     status = StatusEndpoints(service, metrics)
     app = Starlette(
         routes=[*openai.routes(), *status.routes()],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starlette.types import Message
 
 from actorserve.core.effects import Deliver, End
-from actorserve.http.answers.answer_format import LOWEST_LOGPROB, finite
+from actorserve.http.openai.chunks import LOWEST_LOGPROB, finite
 from actorserve.http.stream import AnswerStream
 from tests.http.fakes import DEADLINE_S, ScriptedService, app_for, one_by_one
 

@@ -2,14 +2,13 @@
 
 from typing import Protocol
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from actorserve.http.answers import sse
-from actorserve.http.answers.answer_format import AnswerFormat, AnswerHead, Json, Usage, WholeChoice
+from actorserve.http.answers.answer_format import AnswerFormat, WholeChoice
 from actorserve.http.answers.choice import Choice, Piece
 from actorserve.http.errors import RequestFailedError
-from actorserve.http.requests.fields import StreamOptions
 
 
 class AnswerWriter(Protocol):
@@ -46,7 +45,7 @@ class ResponseSender:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope, self._receive, self._send = scope, receive, send
 
-    async def send_whole(self, response: JSONResponse) -> None:
+    async def send_whole(self, response: Response) -> None:
         await response(self._scope, self._receive, self._send)
 
     async def start_events(self) -> None:
@@ -63,56 +62,41 @@ class ResponseSender:
 class EventWriter:
     """Writes a stream. Its status waits for the first event, so that a refusal can still be a plain HTTP error."""
 
-    def __init__(
-        self,
-        sender: ResponseSender,
-        answer_format: AnswerFormat,
-        head: AnswerHead,
-        usage: Usage,
-        options: StreamOptions,
-    ) -> None:
+    def __init__(self, sender: ResponseSender, answer_format: AnswerFormat) -> None:
         self._sender = sender
         self._format = answer_format
-        self._chunks = sse.ChunkEvents(head.fields(answer_format.chunk_type))
-        self._usage = usage
-        self._options = options
-        self._opened: set[int] = set()  # choices whose first chunk was written
-        self._frames: list[bytes] = []
+        self._events: list[bytes] = []
         self._started = False
 
     def add(self, choice: Choice, piece: Piece) -> None:
-        self._open(choice.index)
-        self._write(self._format.piece(choice.index, piece))
+        self._write(self._format.piece(choice, piece))
 
     def finish(self, choice: Choice) -> None:
-        assert choice.end is not None
-        self._open(choice.index)
-        self._write(self._format.finish(choice.index, choice.end.reason))
+        self._write(self._format.finish(choice))
 
     async def flush(self) -> bool:
-        if not self._frames:
+        if not self._events:
             return False
         await self._start()
-        body = b"".join(self._frames)
-        self._frames.clear()
+        body = b"".join(self._events)
+        self._events.clear()
         await self._sender.send_events(body)
         return True
 
     async def keep_alive(self) -> None:
         await self._start()
-        await self._sender.send_events(sse.KEEP_ALIVE)
+        await self._sender.send_events(self._format.keep_alive())
 
     async def end(self) -> None:
-        if self._options.include_usage:
-            self._frames.append(self._chunks.event_with_usage(self._usage.fields()))
+        self._write(self._format.end())
         await self._end_stream()
 
     async def fail(self, failure: RequestFailedError) -> None:
         if self._started:
-            self._frames.append(sse.event(failure.body()))
+            self._write(self._format.fail(failure))
             await self._end_stream()
         else:
-            await self._sender.send_whole(failure.response())
+            await self._sender.send_whole(self._format.refusal(failure))
 
     async def _start(self) -> None:
         if not self._started:
@@ -120,34 +104,21 @@ class EventWriter:
             await self._sender.start_events()
 
     async def _end_stream(self) -> None:
-        await self._sender.send_events(b"".join([*self._frames, sse.DONE]), more=False)
+        await self._start()
+        await self._sender.send_events(b"".join(self._events), more=False)
 
-    def _open(self, index: int) -> None:
-        if index not in self._opened:
-            self._opened.add(index)
-            opening = self._format.opening(index)
-            if opening is not None:
-                self._write(opening)
-
-    def _write(self, choice: Json) -> None:
-        if self._options.continuous_usage_stats:
-            frame = self._chunks.event_with_usage(self._usage.fields(), choice)
-        elif self._options.include_usage:
-            frame = self._chunks.event_with_usage(None, choice)
-        else:
-            frame = self._chunks.event(choice)
-        self._frames.append(frame)
+    def _write(self, events: bytes) -> None:
+        if events:
+            self._events.append(events)
 
 
 class WholeWriter:
     """Collects the choices, and answers when all of them have ended, or one has failed."""
 
-    def __init__(self, sender: ResponseSender, answer_format: AnswerFormat, head: AnswerHead, usage: Usage) -> None:
+    def __init__(self, sender: ResponseSender, answer_format: AnswerFormat, num_choices: int) -> None:
         self._sender = sender
         self._format = answer_format
-        self._head = head
-        self._usage = usage
-        self._choices = [WholeChoice() for _ in usage.choices]
+        self._choices = [WholeChoice() for _ in range(num_choices)]
 
     def add(self, choice: Choice, piece: Piece) -> None:
         self._choices[choice.index].add(piece)
@@ -163,9 +134,7 @@ class WholeWriter:
         """Nothing to do: an answer that is not streamed cannot contain comments."""
 
     async def end(self) -> None:
-        choices = [self._format.whole(index, choice) for index, choice in enumerate(self._choices)]
-        fields = self._head.fields(self._format.answer_type)
-        await self._sender.send_whole(JSONResponse(fields | {"choices": choices, "usage": self._usage.fields()}))
+        await self._sender.send_whole(JSONResponse(self._format.whole(self._choices)))
 
     async def fail(self, failure: RequestFailedError) -> None:
-        await self._sender.send_whole(failure.response())
+        await self._sender.send_whole(self._format.refusal(failure))

@@ -1,34 +1,57 @@
-"""The choices in answers of ``/v1/completions``."""
+"""The form of answers of ``/v1/completions``."""
 
 from collections.abc import Sequence
 
+from starlette.responses import Response
+
 from actorserve.core.messages import FinishReason
-from actorserve.http.answers.answer_format import Json, WholeChoice, finite
-from actorserve.http.answers.choice import AnswerToken, Piece
+from actorserve.http.answers.answer_format import Json, WholeChoice
+from actorserve.http.answers.choice import AnswerToken, Choice, Piece
+from actorserve.http.answers.usage import Usage
+from actorserve.http.errors import RequestFailedError
+from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
+from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
 
 
 class CompletionFormat:
     """The ``AnswerFormat`` of completions. Chunks and whole answers have one type, and a stream begins with text."""
 
-    chunk_type = "text_completion"
-    answer_type = "text_completion"
-
-    def __init__(self, tokenizer: Tokenizer, wants_logprobs: bool) -> None:
+    def __init__(
+        self, head: AnswerHead, usage: Usage, options: StreamOptions, tokenizer: Tokenizer, wants_logprobs: bool
+    ) -> None:
+        self._chunks = Chunks(head, usage, options, chunk_type="text_completion", answer_type="text_completion")
         self._tokenizer = tokenizer
         self._wants_logprobs = wants_logprobs
 
-    def opening(self, index: int) -> Json | None:
-        return None
+    def piece(self, choice: Choice, piece: Piece) -> bytes:
+        return self._chunks.chunk(self._choice(choice.index, piece.text, piece.tokens, None))
 
-    def piece(self, index: int, piece: Piece) -> Json:
-        return self._choice(index, piece.text, piece.tokens, None)
+    def finish(self, choice: Choice) -> bytes:
+        assert choice.end is not None
+        return self._chunks.chunk(
+            {"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.end.reason}
+        )
 
-    def finish(self, index: int, reason: FinishReason) -> Json:
-        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
+    def keep_alive(self) -> bytes:
+        return self._chunks.keep_alive()
 
-    def whole(self, index: int, choice: WholeChoice) -> Json:
-        return self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
+    def end(self) -> bytes:
+        return self._chunks.end()
+
+    def fail(self, failure: RequestFailedError) -> bytes:
+        return self._chunks.fail(failure)
+
+    def refusal(self, failure: RequestFailedError) -> Response:
+        return self._chunks.refusal(failure)
+
+    def whole(self, choices: Sequence[WholeChoice]) -> Json:
+        return self._chunks.whole(
+            [
+                self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
+                for index, choice in enumerate(choices)
+            ]
+        )
 
     def _choice(self, index: int, text: str, tokens: Sequence[AnswerToken], reason: FinishReason | None) -> Json:
         logprobs = self._logprobs(tokens) if self._wants_logprobs else None

@@ -9,17 +9,15 @@ from starlette.routing import BaseRoute, Route
 
 from actorserve.http.access.authentication import granted_priority
 from actorserve.http.answers.answer import Answer
-from actorserve.http.answers.answer_format import AnswerFormat, AnswerHead, Usage
-from actorserve.http.answers.choice import Choice
-from actorserve.http.answers.detokenizer import Detokenizer
-from actorserve.http.answers.writers import AnswerWriter, EventWriter, ResponseSender, WholeWriter
-from actorserve.http.metrics.metrics import Metrics
+from actorserve.http.answers.answers import Answers
+from actorserve.http.answers.usage import Usage
 from actorserve.http.openai.chat import ChatFormat
+from actorserve.http.openai.chunks import AnswerHead
 from actorserve.http.openai.completions import CompletionFormat
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, parse_request
-from actorserve.http.openai.translate import Translator, WorkerRequests
+from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
-from actorserve.http.requests.fields import SamplingFields, StreamOptions
+from actorserve.http.requests.fields import StreamOptions
 from actorserve.http.service import Service
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -33,15 +31,16 @@ class OpenAIEndpoints:
         service: Service,
         tokenizer: Tokenizer,
         translator: Translator,
-        metrics: Metrics,
+        answers: Answers,
+        bodies: BodyReader,
         settings: HttpSettings,
     ) -> None:
         self._service = service
         self._tokenizer = tokenizer
         self._translator = translator
-        self._metrics = metrics
+        self._answers = answers
+        self._bodies = bodies
         self._settings = settings
-        self._bodies = BodyReader(settings.max_body_bytes)
         self._created_s = int(time.time())
 
     def routes(self) -> list[BaseRoute]:
@@ -58,7 +57,12 @@ class OpenAIEndpoints:
             fields = await parse_request(ChatRequest, body, self._settings)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.chat(fields, answer_id, priority)
-        return self._answer(fields, work, answer_id, ChatFormat(self._tokenizer, work.wants_logprobs))
+        head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
+
+        def make_format(usage: Usage) -> ChatFormat:
+            return ChatFormat(head, usage, options, self._tokenizer, work.wants_logprobs)
+
+        return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 
     async def _completion(self, request: Request) -> Answer:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
@@ -66,7 +70,12 @@ class OpenAIEndpoints:
             fields = await parse_request(CompletionRequest, body, self._settings)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.completion(fields, answer_id, priority)
-        return self._answer(fields, work, answer_id, CompletionFormat(self._tokenizer, work.wants_logprobs))
+        head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
+
+        def make_format(usage: Usage) -> CompletionFormat:
+            return CompletionFormat(head, usage, options, self._tokenizer, work.wants_logprobs)
+
+        return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 
     async def _models(self, _: Request) -> Response:
         model = self._service.model
@@ -75,23 +84,8 @@ class OpenAIEndpoints:
     async def _model(self, request: Request) -> Response:
         return JSONResponse(self._card(request.path_params["model"]))
 
-    def _answer(
-        self, fields: SamplingFields, work: WorkerRequests, answer_id: str, answer_format: AnswerFormat
-    ) -> Answer:
-        head = AnswerHead(answer_id, int(time.time()), self._translator.model(fields.model).name)
-        choices = [
-            Choice(spec, Detokenizer(self._tokenizer, spec.prompt_token_ids), fields.stop, index)
-            for index, spec in enumerate(work.specs)
-        ]
-        usage = Usage(choices, work.num_prompt_tokens, work.choices_per_prompt)
-
-        def make_writer(sender: ResponseSender) -> AnswerWriter:
-            if fields.stream:
-                return EventWriter(sender, answer_format, head, usage, fields.stream_options or StreamOptions())
-            return WholeWriter(sender, answer_format, head, usage)
-
-        keep_alive_s = self._settings.keep_alive_s
-        return Answer(self._service, self._metrics, work.specs, choices, make_writer, keep_alive_s)
+    def _head(self, answer_id: str, model: str | None) -> AnswerHead:
+        return AnswerHead(answer_id, int(time.time()), self._translator.model(model).name)
 
     def _card(self, name: str | None) -> dict[str, object]:
         model = self._translator.model(name)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
 from actorserve.errors import InvalidRequestError
+from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
@@ -28,19 +29,6 @@ _GREEDY_BELOW = 1e-5
 _RETRY_S = 1.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerRequests:
-    """The workers' requests for one client's request: a spec per choice, ordered by prompt and then by choice."""
-
-    specs: tuple[RequestSpec, ...]
-    num_prompt_tokens: int  # of all prompts; a prompt with several choices counts once
-    choices_per_prompt: int
-
-    @property
-    def wants_logprobs(self) -> bool:
-        return self.specs[0].sampling.top_logprobs >= 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,44 @@
+"""Makes the answers of all endpoints that generate."""
+
+from collections.abc import Callable, Sequence
+
+from actorserve.http.answers.answer import Answer
+from actorserve.http.answers.answer_format import AnswerFormat
+from actorserve.http.answers.choice import Choice
+from actorserve.http.answers.detokenizer import Detokenizer
+from actorserve.http.answers.usage import Usage
+from actorserve.http.answers.worker_requests import WorkerRequests
+from actorserve.http.answers.writers import AnswerWriter, EventWriter, ResponseSender, WholeWriter
+from actorserve.http.metrics.metrics import Metrics
+from actorserve.http.service import Service
+from actorserve.model_files.tokenizer import Tokenizer
+
+
+class Answers:
+    """What all answers share. A stream that was silent for ``keep_alive_s`` gets a sign of life."""
+
+    def __init__(self, service: Service, metrics: Metrics, tokenizer: Tokenizer, keep_alive_s: float) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._tokenizer = tokenizer
+        self._keep_alive_s = keep_alive_s
+
+    def answer(
+        self, work: WorkerRequests, make_format: Callable[[Usage], AnswerFormat], stop: Sequence[str], *, stream: bool
+    ) -> Answer:
+        """The ASGI app that submits ``work`` and answers in the form that ``make_format`` makes for its usage.
+
+        ``stop`` are the strings that end a choice.
+        """
+        choices = [
+            Choice(spec, Detokenizer(self._tokenizer, spec.prompt_token_ids), stop, index)
+            for index, spec in enumerate(work.specs)
+        ]
+        answer_format = make_format(Usage(choices, work.num_prompt_tokens, work.choices_per_prompt))
+
+        def make_writer(sender: ResponseSender) -> AnswerWriter:
+            if stream:
+                return EventWriter(sender, answer_format)
+            return WholeWriter(sender, answer_format, len(choices))
+
+        return Answer(self._service, self._metrics, work.specs, choices, make_writer, self._keep_alive_s)

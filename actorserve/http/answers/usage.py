@@ -1,0 +1,28 @@
+"""How many tokens an answer has used."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actorserve.http.answers.choice import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts the tokens of an answer so far. A prompt counts once for all of its choices.
+
+    ``choices`` are ordered by prompt, with ``choices_per_prompt`` for each.
+    """
+
+    choices: Sequence[Choice]
+    num_prompt_tokens: int
+    choices_per_prompt: int
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self.choices)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """How many of the prompts' tokens were found in a prefix cache."""
+        # A prompt's first choice shows what the cache held before. The other choices also find the KV of the first.
+        return sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt])

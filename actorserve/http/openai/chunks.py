@@ -1,0 +1,81 @@
+"""What the answers of OpenAI's two generating endpoints share: chunks, usage, errors, and the end of a stream."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from actorserve.http.answers import sse
+from actorserve.http.answers.answer_format import Json
+from actorserve.http.answers.usage import Usage
+from actorserve.http.errors import RequestFailedError
+from actorserve.http.requests.fields import StreamOptions
+
+LOWEST_LOGPROB = -9999.0
+"""Written in place of minus infinity, which JSON cannot express."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The fields that every chunk of an answer repeats. ``created_s`` is Unix time in whole seconds."""
+
+    answer_id: str
+    created_s: int
+    model: str
+
+    def fields(self, answer_type: str) -> Json:
+        """The head as the first fields of a JSON object of this type."""
+        return {"id": self.answer_id, "object": answer_type, "created": self.created_s, "model": self.model}
+
+
+class Chunks:
+    """Writes choices, given as JSON objects, in the chunks of one answer's stream, or whole."""
+
+    def __init__(
+        self, head: AnswerHead, usage: Usage, options: StreamOptions, *, chunk_type: str, answer_type: str
+    ) -> None:
+        """``chunk_type`` and ``answer_type`` are the ``object`` fields of chunks and of whole answers."""
+        self._head = head
+        self._usage = usage
+        self._options = options
+        self._answer_type = answer_type
+        self._events = sse.ChunkEvents(head.fields(chunk_type))
+
+    def chunk(self, choice: Json) -> bytes:
+        if self._options.continuous_usage_stats:
+            return self._events.event_with_usage(usage_fields(self._usage), choice)
+        if self._options.include_usage:
+            return self._events.event_with_usage(None, choice)
+        return self._events.event(choice)
+
+    def keep_alive(self) -> bytes:
+        return sse.KEEP_ALIVE
+
+    def end(self) -> bytes:
+        if self._options.include_usage:
+            return self._events.event_with_usage(usage_fields(self._usage)) + sse.DONE
+        return sse.DONE
+
+    def fail(self, failure: RequestFailedError) -> bytes:
+        return sse.event(failure.body()) + sse.DONE
+
+    def refusal(self, failure: RequestFailedError) -> Response:
+        return failure.response()
+
+    def whole(self, choices: Sequence[Json]) -> Json:
+        return self._head.fields(self._answer_type) | {"choices": choices, "usage": usage_fields(self._usage)}
+
+
+def usage_fields(usage: Usage) -> Json:
+    """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones."""
+    return {
+        "prompt_tokens": usage.num_prompt_tokens,
+        "completion_tokens": usage.num_output_tokens,
+        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+    }
+
+
+def finite(logprob: float) -> float:
+    """The number as JSON can express it. NaN becomes the lowest log-probability, because NaN > x is false."""
+    return max(LOWEST_LOGPROB, logprob)
