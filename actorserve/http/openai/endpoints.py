@@ -16,10 +16,11 @@ from actorserve.http.answers.writers import AnswerWriter, EventWriter, ResponseS
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.openai.chat import ChatFormat
 from actorserve.http.openai.completions import CompletionFormat
-from actorserve.http.openai.requests import ChatRequest, CompletionRequest, parse_request
+from actorserve.http.openai.requests import ChatRequest, CompletionRequest
 from actorserve.http.openai.translate import Translator, WorkerRequests
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import SamplingFields, StreamOptions
+from actorserve.http.requests.parsing import RequestParser
 from actorserve.http.service import Service
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -41,6 +42,7 @@ class OpenAIEndpoints:
         self._translator = translator
         self._metrics = metrics
         self._settings = settings
+        self._parser = RequestParser(settings, metrics.count_unknown_fields)
         self._bodies = BodyReader(settings.max_body_bytes)
         self._created_s = int(time.time())
 
@@ -55,7 +57,7 @@ class OpenAIEndpoints:
     async def _chat(self, request: Request) -> Answer:
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
-            fields = await parse_request(ChatRequest, body, self._settings)
+            fields = await self._parser.parse(ChatRequest, body)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.chat(fields, answer_id, priority)
         return self._answer(fields, work, answer_id, ChatFormat(self._tokenizer, work.wants_logprobs))
@@ -63,7 +65,7 @@ class OpenAIEndpoints:
     async def _completion(self, request: Request) -> Answer:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
-            fields = await parse_request(CompletionRequest, body, self._settings)
+            fields = await self._parser.parse(CompletionRequest, body)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.completion(fields, answer_id, priority)
         return self._answer(fields, work, answer_id, CompletionFormat(self._tokenizer, work.wants_logprobs))
