@@ -41,6 +41,10 @@ class HttpSettings(_Section):
     max_stop_strings: int = Field(16, ge=1, description="maximum number of stop strings of one request")
     max_stop_chars: int = Field(256, ge=1, description="maximum length of a stop string, in characters")
     max_top_logprobs: int = Field(20, ge=0, description="largest `top_logprobs` of a request")
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="fields that this server does not know, in requests: ignored and counted, or refused with 400",
+    )
     keep_alive_s: float = Field(
         15.0, gt=0, description="a stream that was silent for this time gets a comment, so that proxies do not close it"
     )

@@ -20,6 +20,7 @@ from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.openai.endpoints import OpenAIEndpoints
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
+from actorserve.http.requests.parsing import RequestParser
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
 from actorserve.http.status import StatusEndpoints
@@ -46,7 +47,8 @@ def create_app(
     metrics = Metrics(service, clock)
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
     bodies = BodyReader(settings.max_body_bytes)
-    openai = OpenAIEndpoints(service, tokenizer, translator, answers, bodies, settings)
+    parser = RequestParser(settings, metrics.count_unknown_fields)
+    openai = OpenAIEndpoints(service, tokenizer, translator, answers, bodies, parser)
     status = StatusEndpoints(service, metrics)
     app = Starlette(
         routes=[*openai.routes(), *status.routes()],

@@ -62,6 +62,12 @@ class Metrics:
             "vllm:e2e_request_latency_seconds", "From arrival to the end.", _E2E_BUCKETS_S
         )
 
+        self._unknown_fields = Counter(
+            "actorserve_unknown_fields",
+            "Fields of requests that no one knows and that were ignored.",
+            registry=self.registry,
+        )
+
     def begin(self, num_prompt_tokens: int) -> "RequestMeter":
         """Begin to measure one request, which has just arrived."""
         model = self._service.model
@@ -69,6 +75,10 @@ class Metrics:
         if name not in self._models:
             self._models[name] = self._of_model(name)
         return RequestMeter(self._models[name], self._clock, num_prompt_tokens, partial(self._count_end, name))
+
+    def count_unknown_fields(self, num_fields: int) -> None:
+        """A request had fields that were ignored."""
+        self._unknown_fields.inc(num_fields)
 
     def render(self) -> bytes:
         """The page, in Prometheus's text format."""

@@ -14,13 +14,13 @@ from actorserve.http.answers.usage import Usage
 from actorserve.http.openai.chat import ChatFormat
 from actorserve.http.openai.chunks import AnswerHead
 from actorserve.http.openai.completions import CompletionFormat
-from actorserve.http.openai.requests import ChatRequest, CompletionRequest, parse_request
+from actorserve.http.openai.requests import ChatRequest, CompletionRequest
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import StreamOptions
+from actorserve.http.requests.parsing import RequestParser
 from actorserve.http.service import Service
 from actorserve.model_files.tokenizer import Tokenizer
-from actorserve.settings import HttpSettings
 
 
 class OpenAIEndpoints:
@@ -33,14 +33,14 @@ class OpenAIEndpoints:
         translator: Translator,
         answers: Answers,
         bodies: BodyReader,
-        settings: HttpSettings,
+        parser: RequestParser,
     ) -> None:
         self._service = service
         self._tokenizer = tokenizer
         self._translator = translator
         self._answers = answers
         self._bodies = bodies
-        self._settings = settings
+        self._parser = parser
         self._created_s = int(time.time())
 
     def routes(self) -> list[BaseRoute]:
@@ -54,7 +54,7 @@ class OpenAIEndpoints:
     async def _chat(self, request: Request) -> Answer:
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
-            fields = await parse_request(ChatRequest, body, self._settings)
+            fields = await self._parser.parse(ChatRequest, body)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.chat(fields, answer_id, priority)
         head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
@@ -67,7 +67,7 @@ class OpenAIEndpoints:
     async def _completion(self, request: Request) -> Answer:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         async with self._bodies.read(request) as body:
-            fields = await parse_request(CompletionRequest, body, self._settings)
+            fields = await self._parser.parse(CompletionRequest, body)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.completion(fields, answer_id, priority)
         head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()

@@ -1,56 +1,23 @@
-"""The requests of both endpoints, and their parsing. A wrong body gives an error that names the field."""
+"""The bodies of OpenAI's requests."""
 
-import asyncio
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, model_validator
-from pydantic_core import ErrorDetails, from_json
+from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
-from actorserve.errors import InvalidRequestError
-from actorserve.http.requests.fields import (
-    Role,
-    SamplingFields,
-    StrictFields,
-    is_token_ids,
-    limits,
-    parse_text_parts,
-    wrong,
+from actorserve.http.openai.messages import ChatMessage, parse_messages
+from actorserve.http.openai.tools import NamedTool, Tool, ToolChoice, parse_tool_choice, parse_tools
+from actorserve.http.requests.fields import SamplingFields, is_token_ids
+from actorserve.http.requests.json_values import bounded_object, check_bounds
+from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, wrong
+
+_MAX_TEMPLATE_ARGUMENTS = 32
+_MAX_DOCUMENTS = 128
+_NOT_TEMPLATE_ARGUMENTS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
-from actorserve.settings import HttpSettings
-
-_MAX_PROBLEMS = 10
-_MAX_NAME_CHARS = 64
-_LARGE_BODY_BYTES = 64 * 1024
-"""Bodies of this size or more are parsed in another thread, because parsing would delay all streams."""
+"""A template argument of these names would replace what other fields of the request say."""
 
 Prompt = str | tuple[int, ...]
-
-
-class ChatMessage(StrictFields):
-    """One turn. ``developer`` is OpenAI's newer name for ``system``, the name that templates know."""
-
-    role: Role
-    content: Annotated[str, PlainValidator(parse_text_parts)]
-    name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-
-    def for_template(self) -> dict[str, str]:
-        """The turn in the form that chat templates expect."""
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
-        if self.name is not None:
-            message["name"] = self.name
-        return message
-
-
-def _parse_messages(value: object) -> tuple[ChatMessage, ...]:
-    if not isinstance(value, list) or not value:
-        raise wrong("must be a list of at least one message")
-    messages = []
-    for index, item in enumerate(value):
-        try:
-            messages.append(ChatMessage.model_validate(item))
-        except ValidationError as error:
-            raise wrong(f"message {index}: {_describe(error)}") from None
-    return tuple(messages)
 
 
 def _parse_prompt(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
@@ -76,10 +43,64 @@ def _parse_prompt(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-class ChatRequest(SamplingFields):
-    """The body of ``/v1/chat/completions``."""
+def _parse_template_arguments(value: object) -> dict[str, Any]:
+    if value is None:
+        return {}
+    arguments = bounded_object(value)
+    if len(arguments) > _MAX_TEMPLATE_ARGUMENTS:
+        raise wrong(f"has more than {_MAX_TEMPLATE_ARGUMENTS} arguments")
+    for name in arguments:
+        if not (name.isascii() and name.isidentifier() and len(name) <= 64) or name.startswith("_"):
+            raise wrong("its names must be identifiers of at most 64 characters")
+        if name in _NOT_TEMPLATE_ARGUMENTS:
+            raise wrong(f"must not replace {name}")
+    return arguments
 
-    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(_parse_messages)]
+
+def _parse_documents(value: object) -> tuple[dict[str, Any], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > _MAX_DOCUMENTS:
+        raise wrong(f"must be a list of at most {_MAX_DOCUMENTS} objects")
+    check_bounds(value)
+    return tuple(bounded_object(document) for document in value)
+
+
+class HarmlessChatFields(StrictFields):
+    """Fields of other servers' chats. They change no answer, or are accepted only with values that change nothing."""
+
+    prediction: Ignored = None  # it speeds up an answer, and does not change it
+    modalities: Annotated[None, only(["text"])] = None
+    audio: Annotated[None, only()] = None
+    web_search_options: Annotated[None, only()] = None
+    functions: Annotated[None, only([])] = None
+    function_call: Annotated[None, only("none", "auto")] = None
+    best_of: Annotated[None, only(1)] = None
+    echo: Annotated[None, only(False)] = None
+    suffix: Annotated[None, only()] = None
+    add_special_tokens: Annotated[None, only(False)] = None
+    chat_template: Annotated[None, only()] = None  # a client's template could loop, and read the server's memory
+    chat_template_content_format: Annotated[None, only("auto", "string")] = None
+    mm_processor_kwargs: Annotated[None, only({})] = None
+
+
+class ChatRequest(SamplingFields, HarmlessChatFields):
+    """The body of ``/v1/chat/completions``, and the form in which other protocols' chats are served."""
+
+    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(parse_messages)]
+    tools: Annotated[tuple[Tool, ...], PlainValidator(parse_tools)] = ()
+    tool_choice: Annotated[ToolChoice, PlainValidator(parse_tool_choice)] = "auto"
+    parallel_tool_calls: Annotated[bool, null_is(True)] = True
+    response_format: Annotated[None, only({"type": "text"})] = None
+    structured_outputs: Annotated[None, only()] = None
+    chat_template_kwargs: Annotated[dict[str, Any], PlainValidator(_parse_template_arguments)] = Field(
+        default_factory=dict
+    )
+    documents: Annotated[tuple[dict[str, Any], ...], PlainValidator(_parse_documents)] = ()
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    verbosity: Annotated[str, Field(max_length=32)] | None = None
+    add_generation_prompt: Annotated[bool, null_is(True)] = True
+    continue_final_message: Annotated[bool, null_is(False)] = False
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
@@ -89,10 +110,22 @@ class ChatRequest(SamplingFields):
         most = limits(info).max_top_logprobs
         if self.top_logprobs is not None and self.top_logprobs > most:
             raise wrong(f"top_logprobs: must be at most {most}")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise wrong("top_logprobs: only with logprobs: true")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise wrong("max_tokens: differs from max_completion_tokens; give one of them")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise wrong("continue_final_message: only with add_generation_prompt: false")
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise wrong("continue_final_message: only if the last message is the assistant's")
+        return self
+
+    @model_validator(mode="after")
+    def _choice_is_a_tool(self) -> "ChatRequest":
+        if not self.tools and self.tool_choice not in ("none", "auto"):
+            raise wrong("tool_choice: only with tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in {tool.name for tool in self.tools}:
+            raise wrong("tool_choice: names a function that is not among the tools")
         return self
 
 
@@ -109,55 +142,3 @@ class CompletionRequest(SamplingFields):
         if self.n * len(self.prompt) > limits(info).max_choices:
             raise wrong(f"n: times the number of prompts must be at most {limits(info).max_choices}")
         return self
-
-
-RequestT = TypeVar("RequestT", bound=SamplingFields)
-
-
-async def parse_request(kind: type[RequestT], body: bytes, settings: HttpSettings) -> RequestT:
-    """Validate a body. Raises: InvalidRequestError that names at most ten problems and repeats no long input."""
-    if len(body) < _LARGE_BODY_BYTES:
-        return _parse(kind, body, settings)
-    return await asyncio.to_thread(_parse, kind, body, settings)
-
-
-def _parse(kind: type[RequestT], body: bytes, settings: HttpSettings) -> RequestT:
-    try:
-        data = from_json(body)
-    except ValueError:
-        # The parser's own text names its internal limits and does not help a client.
-        raise InvalidRequestError("the body is not valid JSON", code="invalid_json") from None
-    if not isinstance(data, dict):
-        raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
-    try:
-        return kind.model_validate(data, context=settings)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        param, _ = _place_and_text(first)
-        code = "unknown_parameter" if first["type"] == "extra_forbidden" else None
-        raise InvalidRequestError(_describe(error), param or None, code) from None
-
-
-def _describe(error: ValidationError) -> str:
-    problems = error.errors(include_url=False, include_context=False, include_input=False)
-    texts = [": ".join(filter(None, _place_and_text(problem))) for problem in problems[:_MAX_PROBLEMS]]
-    if len(problems) > _MAX_PROBLEMS:
-        texts.append("and more")
-    return "; ".join(texts)
-
-
-def _place_and_text(problem: ErrorDetails) -> tuple[str, str]:
-    """The wrong field and its problem. The field's name is cut short, because the client may have made it up."""
-    text = problem["msg"]
-    place = ".".join(_shorten(str(part)) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        text = "this field is unknown or not supported"
-    elif not place and problem["type"] == "actorserve":
-        named, separator, rest = text.partition(": ")  # an error about several fields begins with the field to change
-        place, text = (named, rest) if separator else (place, text)
-    return place, text[:1].lower() + text[1:]
-
-
-def _shorten(name: str) -> str:
-    printable = "".join(char if char.isprintable() else "?" for char in name[: _MAX_NAME_CHARS + 1])
-    return printable if len(printable) <= _MAX_NAME_CHARS else printable[:_MAX_NAME_CHARS] + "..."

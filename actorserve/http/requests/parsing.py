@@ -1,0 +1,86 @@
+"""Parses and validates bodies. A wrong body gives an error that names the field and repeats no long input."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from actorserve.errors import InvalidRequestError
+from actorserve.http.requests.strict import RequestContext, StrictFields
+from actorserve.settings import HttpSettings
+
+_MAX_PROBLEMS = 10
+_MAX_NAME_CHARS = 64
+_LARGE_BODY_BYTES = 64 * 1024
+"""Bodies of this size or more are parsed in another thread, because parsing would delay all streams."""
+
+RequestT = TypeVar("RequestT", bound=StrictFields)
+
+
+class RequestParser:
+    """Turns bodies into validated requests. ``count_unknown_fields`` gets the number of fields that one ignored."""
+
+    def __init__(self, settings: HttpSettings, count_unknown_fields: Callable[[int], None]) -> None:
+        self._settings = settings
+        self._count_unknown_fields = count_unknown_fields
+
+    async def parse(self, kind: type[RequestT], body: bytes) -> RequestT:
+        """Validate a body of JSON text.
+
+        Raises: InvalidRequestError that names at most ten problems and repeats no long input.
+        """
+        if len(body) < _LARGE_BODY_BYTES:
+            return self._parse(kind, body)
+        return await asyncio.to_thread(self._parse, kind, body)
+
+    def validate(self, kind: type[RequestT], data: dict[str, object]) -> RequestT:
+        """Validate parsed JSON. A part of ``data`` may already be a validated model. Raises: as ``parse``."""
+        context = RequestContext(self._settings)
+        try:
+            request = kind.model_validate(data, context=context)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            param, _ = _place_and_text(first)
+            code = "unknown_parameter" if first["type"] == "extra_forbidden" else None
+            raise InvalidRequestError(describe_problems(error), param or None, code) from None
+        if context.num_unknown_fields:
+            self._count_unknown_fields(context.num_unknown_fields)
+        return request
+
+    def _parse(self, kind: type[RequestT], body: bytes) -> RequestT:
+        try:
+            data = from_json(body)
+        except ValueError:
+            # The parser's own text names its internal limits and does not help a client.
+            raise InvalidRequestError("the body is not valid JSON", code="invalid_json") from None
+        if not isinstance(data, dict):
+            raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
+        return self.validate(kind, data)
+
+
+def describe_problems(error: ValidationError) -> str:
+    """At most ten of the problems, each with its field."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    texts = [": ".join(filter(None, _place_and_text(problem))) for problem in problems[:_MAX_PROBLEMS]]
+    if len(problems) > _MAX_PROBLEMS:
+        texts.append("and more")
+    return "; ".join(texts)
+
+
+def _place_and_text(problem: ErrorDetails) -> tuple[str, str]:
+    """The wrong field and its problem. The field's name is cut short, because the client may have made it up."""
+    text = problem["msg"]
+    place = ".".join(_shorten(str(part)) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        text = "this field is unknown or not supported"
+    elif not place and problem["type"] == "actorserve":
+        named, separator, rest = text.partition(": ")  # an error about several fields begins with the field to change
+        place, text = (named, rest) if separator else (place, text)
+    return place, text[:1].lower() + text[1:]
+
+
+def _shorten(name: str) -> str:
+    printable = "".join(char if char.isprintable() else "?" for char in name[: _MAX_NAME_CHARS + 1])
+    return printable if len(printable) <= _MAX_NAME_CHARS else printable[:_MAX_NAME_CHARS] + "..."
