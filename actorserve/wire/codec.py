@@ -17,7 +17,6 @@ from actorserve.errors import ProtocolError
 from actorserve.wire.schema import INT64_MAX, INT64_MIN, UINT64_MAX, Rules, Schema, SchemaError
 
 MAX_FRAME_BYTES: Final = 16 * 2**20
-MAX_STRING_BYTES: Final = 1024
 MAX_COLLECTION_ITEMS: Final = 2**20
 
 # Messages that a peer may send.
@@ -76,7 +75,8 @@ _RULES: Final[dict[type, Rules]] = {
             "max_tokens": _POSITIVE,
             "top_logprobs": (-1, INT64_MAX),
             "prompt_logprobs": (-1, INT64_MAX),
-        }
+        },
+        long_strings={"grammar": m.MAX_GRAMMAR_BYTES},
     ),
     m.RequestSpec: Rules(bounds={"priority": _SIGNED}),
     m.Place: Rules(bounds={"priority": _SIGNED}),
@@ -154,7 +154,7 @@ def decode(frame: bytes | memoryview, *, local: bool = False) -> Message:
             raw=False,
             use_list=True,
             strict_map_key=True,
-            max_str_len=MAX_STRING_BYTES,
+            max_str_len=m.MAX_GRAMMAR_BYTES,  # the checkers bound other strings
             max_array_len=min(MAX_COLLECTION_ITEMS, len(frame)),
             max_map_len=0,
             max_bin_len=0,

@@ -16,6 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 Checker = Callable[[Any], Any]
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
+MAX_STRING_BYTES = 1024
 
 
 class SchemaError(ValueError):
@@ -28,13 +29,14 @@ class Rules:
 
     ``columns`` are tuples of equal length; ``optional_columns`` have the same length, or are empty. ``bounds`` are the
     minimum and maximum of an integer field, if they are not 0 and 2**63 - 1. ``non_finite`` floats may be infinite or
-    NaN.
+    NaN. ``long_strings`` are the maximum number of bytes of a string field, if it is not ``MAX_STRING_BYTES``.
     """
 
     columns: tuple[str, ...] = ()
     optional_columns: tuple[str, ...] = ()
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     non_finite: frozenset[str] = frozenset()
+    long_strings: Mapping[str, int] = field(default_factory=dict)
 
 
 _NO_RULES = Rules()
@@ -42,10 +44,20 @@ _NATURAL = (0, INT64_MAX)
 _MANY = 4  # with this many integers or more, it is faster to check them together
 
 
-def _text(value: Any) -> Any:
-    if type(value) is not str:
-        raise SchemaError("expected a string")
-    return value
+def _text(max_bytes: int) -> Checker:
+    surely_short = max_bytes // 4  # characters; a character has at most four bytes
+
+    def check(value: Any) -> Any:
+        if type(value) is not str:
+            raise SchemaError("expected a string")
+        if len(value) > surely_short and len(value.encode()) > max_bytes:
+            raise SchemaError(f"string longer than {max_bytes} bytes")
+        return value
+
+    return check
+
+
+_short_text = _text(MAX_STRING_BYTES)
 
 
 def _boolean(value: Any) -> Any:
@@ -119,6 +131,9 @@ def _text_column(value: Any) -> Any:
         "".join(_list(value))
     except TypeError:
         raise SchemaError("expected strings") from None
+    if value and max(map(len, value)) > MAX_STRING_BYTES // 4:
+        for item in value:
+            _short_text(item)
     return tuple(value)
 
 
@@ -171,7 +186,13 @@ class Schema:
         names = tuple(one.name for one in fields(cls)) if is_dataclass(cls) else tuple(hints)
         rules = self._rules.get(cls, _NO_RULES)
         checks = tuple(
-            (index, name, self._compile(hints[name], rules.bounds.get(name, _NATURAL), name in rules.non_finite))
+            (
+                index,
+                name,
+                _text(rules.long_strings[name])
+                if name in rules.long_strings
+                else self._compile(hints[name], rules.bounds.get(name, _NATURAL), name in rules.non_finite),
+            )
             for index, name in enumerate(names)
         )
         naturals = tuple(i for i, name in enumerate(names) if hints[name] is int and name not in rules.bounds)
@@ -204,7 +225,7 @@ class Schema:
 
     def _compile(self, hint: Any, bounds: tuple[int, int], non_finite: bool) -> Checker:
         if hint is str:
-            return _text
+            return _short_text
         if hint is bool:
             return _boolean
         if hint is int:

@@ -40,6 +40,8 @@ _SAMPLING = st.builds(
     logit_bias=_tuples(st.tuples(_NATURAL, _FINITE)),
     stop_token_ids=_tuples(_NATURAL),
     top_logprobs=st.integers(-1, 2**63 - 1),
+    prompt_logprobs=st.integers(-1, 2**63 - 1),
+    grammar=_TEXT,
 )
 _REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED, _TEXT)
 _MODELS = st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
@@ -85,7 +87,8 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 def _steps_done(draw: st.DrawFn) -> m.StepDone:
     rows = draw(st.integers(0, 5))
     request_ids, positions, token_ids = (draw(st.tuples(*[inner] * rows)) for inner in (_TEXT, _NATURAL, _NATURAL))
-    return m.StepDone(draw(_NATURAL), draw(_FINITE), request_ids, positions, token_ids, draw(_logprobs(rows)))
+    failed = draw(_tuples(_TEXT))
+    return m.StepDone(draw(_NATURAL), draw(_FINITE), request_ids, positions, token_ids, draw(_logprobs(rows)), failed)
 
 
 _ROLES = st.sampled_from(m.Role)
@@ -256,7 +259,10 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
         ([22, ["a"], [1], [0], [5], [], [], 0], "fields"),
         ([2, ["a"], [1], ["emperor"], ["x"]], "Role"),
         ([21, "a", True], "epoch"),
-        ([21, "a" * 2000, 1], "bounds"),
+        ([21, "a" * 1025, 1], "request_id: string longer than 1024 bytes"),
+        ([21, "\u20ac" * 342, 1], "request_id: string longer than 1024 bytes"),
+        ([22, ["a", "b" * 1025], [1, 1], [0, 7], [5, 6], [], []], "request_ids: string longer than 1024 bytes"),
+        ([21, "a" * (m.MAX_GRAMMAR_BYTES + 1), 1], "bounds"),
         ([12, "a", 1, "overloaded", float("nan"), [0.0, 0.0, 0.0, 0.0]], "retry_after_s"),
         ([12, "a", 1, "overloaded", float("inf"), [0.0, 0.0, 0.0, 0.0]], "finite"),
         ([11, "a", 1, ["w", 1, 2], 0.0], "instance"),
@@ -289,6 +295,25 @@ def test_logprobs_may_be_infinite_and_seeds_use_all_bits() -> None:
     assert decode(encode(tokens)) == tokens
     start = m.Start(1, m.RequestSpec("r", (1, 2), m.SamplingParams(seed=2**64 - 1, max_tokens=5)))
     assert decode(encode(start)) == start
+
+
+@pytest.mark.parametrize("letter", ["g", "\u20ac"])
+def test_a_grammar_may_be_long(letter: str) -> None:
+    """A grammar of 256 KiB passes, and one more character is refused."""
+    longest = letter * (m.MAX_GRAMMAR_BYTES // len(letter.encode()))
+
+    def start(grammar: str) -> m.Start:
+        return m.Start(1, m.RequestSpec("r", (1, 2), m.SamplingParams(seed=1, max_tokens=5, grammar=grammar)))
+
+    assert decode(encode(start(longest))) == start(longest)
+    with pytest.raises(ProtocolError):
+        decode(encode(start(longest + letter)))
+
+
+def test_strings_of_1024_bytes_pass() -> None:
+    """The bound on strings counts bytes, and a string may have all of them, alone and in a column."""
+    names = ("a" * 1024, "\u20ac" * 341)
+    assert decode(encode(m.Members(names, (1, 2), (m.Role.WORKER,) * 2, names))).names == names  # type: ignore[union-attr]
 
 
 def test_a_long_prompt_passes() -> None:

@@ -8,10 +8,13 @@ changes the answer.
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
+from actorserve.model_files.grammars import GrammarCompiler
+from workers.engines.fake_choice import FakeChoice, compiler_of_bytes
 from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 
@@ -41,7 +44,8 @@ class FakeEngine:
     """Implements ``workers.engine.Engine``.
 
     ``model``: the model that it claims to serve; the pool bounds ``max_tokens``. ``step_s`` and ``copy_s``:
-    how long an iteration and a copy of any size take at least.
+    how long an iteration and a copy of any size take at least. ``make_compiler`` makes the compiler of the requests'
+    grammars, for a model that ends with ``eos_ids``; None: for a model whose tokens are bytes.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class FakeEngine:
         num_host_blocks: int = 0,
         step_s: float = 0.0,
         copy_s: float = 0.0,
+        make_compiler: Callable[[], GrammarCompiler] | None = None,
+        eos_ids: Sequence[int] = (0,),
     ) -> None:
         self.model = replace(model, max_tokens=min(model.max_tokens, num_blocks * tokens_per_block))
         self.kind = f"fake-{model.vocab_size}"
@@ -69,6 +75,9 @@ class FakeEngine:
         self._written_host_blocks = self.kv.host_written
         self._kv = memoryview(memory.buffer).cast("Q")
         self._requests: dict[str, RequestSpec] = {}
+        vocab_size = model.vocab_size
+        load = make_compiler or partial(compiler_of_bytes, vocab_size)
+        self._choice = FakeChoice(load, vocab_size, eos_ids)
         self._step_s = step_s
         self._copy_s = copy_s
 
@@ -83,36 +92,45 @@ class FakeEngine:
 
     def add(self, request: RequestSpec) -> None:
         self._requests[request.request_id] = request
+        self._choice.grammars.add(request)
 
     def drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self._choice.grammars.drop(request_id)
 
     def step(self, plan: StepPlan) -> StepDone:
         if self._step_s:
             time.sleep(self._step_s)
+        entries: list[int] = []
         request_ids: list[str] = []
         positions: list[int] = []
-        token_ids: list[int] = []
-        logprobs: list[TokenLogprobs | None] = []
         for row, request_id in enumerate(plan.request_ids):
             entry = self._feed(plan, row)
-            if not plan.samples[row]:
-                continue
-            request = self._requests[request_id]
-            position = plan.starts[row] + len(plan.token_ids[row])
-            token = _mix(entry, request.sampling.seed, position) % self.model.vocab_size
-            request_ids.append(request_id)
-            positions.append(position - len(request.prompt_token_ids))
-            token_ids.append(token)
-            asked = request.sampling.top_logprobs >= 0
-            logprobs.append(TokenLogprobs(-0.5, (token,), (-0.5,)) if asked else None)
+            if plan.samples[row]:
+                position = plan.starts[row] + len(plan.token_ids[row])
+                request = self._requests[request_id]
+                entries.append(_mix(entry, request.sampling.seed, position))
+                request_ids.append(request_id)
+                positions.append(position - len(request.prompt_token_ids))
+        masks = self._choice.grammars.begin(request_ids, positions).result()
+        allowed = dict(zip(masks.rows, masks.allowed, strict=True))
+        good = [row for row in range(len(request_ids)) if row not in masks.failed]
+        token_ids = [self._choice.choose(allowed.get(row), entries[row]) for row in good]
+        self._choice.grammars.append([request_ids[row] for row in good], token_ids)
+        logprobs = [
+            TokenLogprobs(-0.5, (token,), (-0.5,))
+            if self._requests[request_ids[row]].sampling.top_logprobs >= 0
+            else None
+            for row, token in zip(good, token_ids, strict=True)
+        ]
         return StepDone(
             step_id=plan.step_id,
             duration_s=self._step_s,
-            request_ids=tuple(request_ids),
-            positions=tuple(positions),
+            request_ids=tuple(request_ids[row] for row in good),
+            positions=tuple(positions[row] for row in good),
             token_ids=tuple(token_ids),
             logprobs=tuple(logprobs) if any(logprobs) else (),
+            failed=tuple(request_ids[row] for row in masks.failed),
         )
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:

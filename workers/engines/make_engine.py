@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from actorserve.model_files.describe import describe
+from actorserve.model_files.grammars import compiler_for
 from actorserve.processes.child import Child
 from actorserve.settings import Settings
 from workers.engine import Engine
@@ -31,6 +32,8 @@ def load_engine(child: Child) -> Engine:
             num_host_blocks=(_host_kv_bytes(settings) or 0) // block_bytes,
             tokens_per_block=workers.tokens_per_block,
             step_s=_FAKE_STEP_S,
+            make_compiler=lambda: compiler_for(description),
+            eos_ids=description.eos_token_ids,
         )
     child.status.loading("importing torch")
     from workers import native

@@ -10,6 +10,7 @@ from torch import Tensor
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.grammars import compiler_for
 from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
 from workers.engine_options import EngineOptions
@@ -25,6 +26,7 @@ from workers.models.build import load_model
 from workers.models.decoder import Decoder
 from workers.models.probing import probe_tiles
 from workers.models.rope import angles_follow_context, max_positions
+from workers.sampling.grammars import Grammars
 from workers.sampling.sampler import Sampler
 from workers.weights.decoder_weights import Progress
 from workers.weights.store import open_store
@@ -82,6 +84,9 @@ class TorchEngine:
             self.num_host_blocks * self.tokens_per_block,
         )
         self._sampler = Sampler(config.vocab_size, self._device)
+        self._grammars = Grammars(
+            lambda: compiler_for(description), config.vocab_size, description.eos_token_ids, options.num_threads
+        )
         self._num_prompt_tokens: dict[str, int] = {}
         self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._kind = kind_digest(
@@ -131,14 +136,15 @@ class TorchEngine:
     def add(self, request: RequestSpec) -> None:
         self._num_prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         self._sampler.add(request)
+        self._grammars.add(request)
 
     def drop(self, request_id: str) -> None:
         self._num_prompt_tokens.pop(request_id, None)
         self._sampler.drop(request_id)
+        self._grammars.drop(request_id)
 
     def step(self, plan: StepPlan) -> StepDone:
         began = time.perf_counter()
-        logits = self.logits(plan)
         request_ids, positions = [], []
         for request_id, start, token_ids, samples in zip(
             plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
@@ -146,18 +152,25 @@ class TorchEngine:
             if samples:
                 request_ids.append(request_id)
                 positions.append(start + len(token_ids) - self._num_prompt_tokens[request_id])
+        pending_masks = self._grammars.begin(request_ids, positions)  # other threads make them while the model runs
+        logits = self.logits(plan)
+        masks = pending_masks.result()
         with torch.inference_mode():
-            sampled = self._sampler(logits, request_ids, positions)
+            sampled = self._sampler(logits, request_ids, positions, masks)
+        self._grammars.append(request_ids, sampled.token_ids)
         if self._device.type == "cuda" and not request_ids:
             # No token was fetched, so wait for the device: the step's time and KV must be complete.
             torch.cuda.current_stream(self._device).synchronize()
+        good = [row for row in range(len(request_ids)) if row not in masks.failed]
+        logprobs = tuple(sampled.logprobs[row] for row in good)
         return StepDone(
             step_id=plan.step_id,
             duration_s=time.perf_counter() - began,
-            request_ids=tuple(request_ids),
-            positions=tuple(positions),
-            token_ids=sampled.token_ids,
-            logprobs=sampled.logprobs if any(entry is not None for entry in sampled.logprobs) else (),
+            request_ids=tuple(request_ids[row] for row in good),
+            positions=tuple(positions[row] for row in good),
+            token_ids=tuple(sampled.token_ids[row] for row in good),
+            logprobs=logprobs if any(entry is not None for entry in logprobs) else (),
+            failed=tuple(request_ids[row] for row in masks.failed),
         )
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:

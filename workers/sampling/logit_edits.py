@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actorserve.core.messages import RequestSpec
+from workers.sampling.grammars import Masks
 from workers.sampling.penalties import PenaltyTable
 
 
@@ -26,7 +27,8 @@ class LogitEdits:
         self.bias_values = np.fromiter(bias.values(), np.float32, len(bias))
         stops = sorted({token for token in sampling.stop_token_ids if 0 <= token < vocab_size})
         self._stop_ids = np.array(stops, np.int64)
-        self._min_tokens = sampling.min_tokens
+        # A grammar may allow nothing but a stop token, so its masks see to min_tokens (``sampling.grammar_state``).
+        self._min_tokens = 0 if sampling.grammar else sampling.min_tokens
         penalised = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) != (0, 0, 1)
         self.penalties = PenaltyTable(request, vocab_size) if penalised else None
 
@@ -70,6 +72,18 @@ def apply_edits(logits: Tensor, rows: Sequence[int], edits: Sequence[LogitEdits]
         value = flat.index_select(0, index)
         value = torch.where(value > 0, value / factor, value * factor)
         flat.index_copy_(0, index, value - amount)
+
+
+def apply_masks(logits: Tensor, masks: Masks) -> None:
+    """Let only the tokens that the masks allow be chosen: other logits of those rows of ``logits`` [B, vocab] float32
+    become minus infinity, in place, and no other row changes.
+    """
+    allowed = torch.from_numpy(masks.allowed).to(logits.device)
+    values, bits = torch.arange(256, device=logits.device), torch.arange(8, device=logits.device)
+    penalties_of_byte = torch.where(values.unsqueeze(1).bitwise_right_shift(bits) & 1 > 0, 0.0, float("-inf"))
+    penalties = penalties_of_byte.index_select(0, allowed.view(-1).int()).view(len(masks.rows), -1)
+    rows = torch.tensor(masks.rows, device=logits.device)
+    logits.index_add_(0, rows, penalties[:, : logits.shape[1]])
 
 
 def _joined(parts: Sequence[tuple[NDArray[Any], ...]], device: torch.device) -> list[Tensor]:

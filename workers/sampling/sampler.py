@@ -12,7 +12,8 @@ from torch import Tensor
 
 from actorserve.core.messages import RequestSpec, SamplingParams, TokenLogprobs
 from actorserve.core.rng import uniform
-from workers.sampling.logit_edits import LogitEdits, apply_edits
+from workers.sampling.grammars import Masks
+from workers.sampling.logit_edits import LogitEdits, apply_edits, apply_masks
 from workers.sampling.logprobs import read_logprobs
 from workers.sampling.token_choice import Rule, choose_greedy, choose_sampled
 
@@ -50,12 +51,15 @@ class Sampler:
         """Forget a request. Unknown ids are ignored."""
         self._states.pop(request_id, None)
 
-    def __call__(self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int]) -> Sampled:
+    def __call__(
+        self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int], masks: Masks | None = None
+    ) -> Sampled:
         """Choose each row's token, and count it for the penalties. Blocks until the tokens are on the host.
 
         ``logits``: [B, vocab_size] float32 on the sampler's device, one row for each request; edited in place.
         ``positions``: output positions (0 is the first generated token). A position may be sampled again, and gives
-        the same token for the same logits; tokens after it are forgotten.
+        the same token for the same logits; tokens after it are forgotten. ``masks``: of the rows that have a grammar;
+        log-probabilities do not depend on them.
 
         Raises: KeyError if a request was not added; ValueError for wrong shapes, or if a request has penalties and its
         tokens before the position are unknown.
@@ -77,6 +81,8 @@ class Sampler:
         edited = [row for row, state in enumerate(states) if state.edits.touches(positions[row])]
         if edited:
             apply_edits(logits, edited, [states[row].edits for row in edited], [positions[row] for row in edited])
+        if masks is not None and masks.rows:
+            apply_masks(logits, masks)
 
         token_ids = self._choose(logits, [state.sampling for state in states], positions)
 

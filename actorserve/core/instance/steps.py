@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from actorserve.core.effects import RunStep
 from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.token_output import Row, send_tokens
-from actorserve.core.messages import StepDone
+from actorserve.core.messages import FinishReason, StepDone
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
 
@@ -59,7 +59,7 @@ class Steps:
             self._memory.drop(request)
 
     def finish(self, done: StepDone, now: float) -> list[Request]:
-        """The iteration in flight has ended. Sends its tokens, and returns the requests that got their last token.
+        """The iteration in flight has ended. Sends its tokens, and returns the requests that get no further token.
 
         Raises: ValueError for another iteration's StepDone: a bug of the shell.
         """
@@ -90,6 +90,9 @@ class Steps:
             # The chunks of a prefill sum to the time of the whole prefill, because its level's quantum covers that.
             service_s = decode_s if is_decode else self._times.prefill_s(start + num_fed) - self._times.prefill_s(start)
             self._policy.on_service(request, service_s, now)
+            if request.request_id in done.failed:
+                request.finish_reason = FinishReason.ERROR
+                finished.append(request)
             if row is None:
                 continue
             self._batcher.on_token(request, service_s)

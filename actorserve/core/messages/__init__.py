@@ -74,6 +74,7 @@ from actorserve.core.messages.transfers import (
 )
 from actorserve.core.messages.values import (
     LOCAL as LOCAL,
+    MAX_GRAMMAR_BYTES as MAX_GRAMMAR_BYTES,
     NEWCOMER as NEWCOMER,
     Attained as Attained,
     FinishReason as FinishReason,

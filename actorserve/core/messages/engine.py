@@ -24,7 +24,10 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """Local: the engine finished ``step_id``. Columns hold the sampled rows; ``positions`` are output positions."""
+    """Local: the engine finished ``step_id``. Columns hold the sampled rows; ``positions`` are output positions.
+
+    ``failed`` names the requests of the step that can get no further token, because their grammar met a limit.
+    """
 
     step_id: int
     duration_s: float
@@ -32,6 +35,7 @@ class StepDone:
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    failed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

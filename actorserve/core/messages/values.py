@@ -12,6 +12,9 @@ class Peer(NamedTuple):
     incarnation: int
 
 
+MAX_GRAMMAR_BYTES = 256 * 1024
+"""Of ``SamplingParams.grammar``, in UTF-8. Other strings in messages are short (``actorserve.wire.schema``)."""
+
 LOCAL = Peer("", 0)
 """The sender of a message that has not left its process."""
 
@@ -48,7 +51,7 @@ class SamplingParams:
     that depends on ``(seed, i)`` alone. ``top_k`` 0 and ``top_p`` 1.0 switch those off; temperature 0 is greedy.
     ``top_logprobs`` -1 asks for none, 0 for the chosen token's, k for that and the k best; ``prompt_logprobs`` asks for
     those of the prompt's tokens in the same way. ``grammar``, if not empty, bounds the output's text: it is
-    a grammar as llguidance writes it, in JSON.
+    a grammar as llguidance writes it, in JSON, of at most ``MAX_GRAMMAR_BYTES``.
     """
 
     seed: int

@@ -212,6 +212,32 @@ def test_resend_knows_only_what_was_made_here_under_this_epoch() -> None:
     assert instance.sent == [Tokens(("a",), (2,), (2,), (7,), (entry,))]
 
 
+def test_a_request_that_can_get_no_token_ends_alone() -> None:
+    """A request that the engine reports as failed ends with an error and its tokens so far; its neighbour goes on."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=5))
+    instance.start(spec("b", 3, max_tokens=5))
+    while len(instance.plan.request_ids if instance.plan else ()) < 2:
+        instance.done()
+    plan = instance.plan
+    assert plan is not None
+    outputs = {request.request_id: request.num_output for request in instance.state.requests.values()}
+    instance.sent.clear()
+    instance.handle(StepDone(plan.step_id, 0.0, ("b",), (outputs["b"],), (7,), failed=("a",)))
+    assert instance.sent == [
+        Tokens(("b",), (1,), (outputs["b"],), (7,)),
+        Finished("a", 1, FinishReason.ERROR, outputs["a"]),
+    ]
+    assert DropFromEngine("a") in instance.effects
+    assert instance.plan is not None
+    assert instance.plan.request_ids == ("b",)
+    instance.handle(Release("a", 1))
+    while instance.state.requests:
+        instance.done()
+    assert instance.sent[-1] == Finished("b", 1, FinishReason.LENGTH, 5)
+    assert instance.state.memory.device.num_free_blocks == CONFIG.num_blocks
+
+
 def test_too_large_and_draining_are_refused() -> None:
     """Requests that can never fit, and all requests during a drain, are refused and leave nothing behind."""
     instance = Instance()

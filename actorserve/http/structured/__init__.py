@@ -1,0 +1,1 @@
+"""Structured output: from a client's schema, regular expression, choices or Lark text to a checked grammar."""

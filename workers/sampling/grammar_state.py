@@ -1,0 +1,95 @@
+"""How far one request's output has come in its grammar, and which tokens may follow."""
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from actorserve.core.messages import RequestSpec
+from actorserve.model_files.grammars import GrammarError
+
+Words = NDArray[np.uint32]
+"""One bit per token: bit ``t % 32`` of word ``t // 32`` says whether token t may be chosen."""
+
+
+class GrammarState:
+    """A request's output tokens, and a matcher that has taken some of them.
+
+    Where the grammar can end, the answer ends with an end-of-sequence token or with one of the request's own stop
+    tokens. No stop token comes before ``min_tokens``, and no end of the sequence that the client ignores, unless the
+    grammar allows nothing else.
+    """
+
+    def __init__(self, request: RequestSpec, compiled: "Future[LLMatcher]", eos_ids: Iterable[int]) -> None:
+        """``compiled``: the grammar's matcher at its start, which is copied. It may fail with a GrammarError."""
+        sampling = request.sampling
+        self._compiled = compiled
+        self._tokens = list(request.output_token_ids)
+        self._matcher: LLMatcher | None = None
+        self._num_taken = 0
+        self._has_ended = False
+        self._eos_ids = frozenset(eos_ids)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        self._ignored_ids = self._eos_ids - self._stop_ids
+        self._min_tokens = sampling.min_tokens
+
+    def append(self, token_id: int) -> None:
+        """The request got one more token."""
+        self._tokens.append(token_id)
+
+    def fill(self, position: int, words: Words) -> None:
+        """Write which tokens may be chosen at this output position, at least one. Tokens from there on are forgotten.
+
+        Raises: GrammarError if the grammar is invalid or has met a limit; ValueError if a token before the position is
+        unknown.
+        """
+        matcher = self._at(position)
+        if self._has_ended:
+            words[:] = 0
+            _write(words, self._eos_ids, True)
+        else:
+            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+            if matcher.is_error():
+                raise GrammarError(matcher.get_error())
+        if _has_any(words, self._eos_ids):
+            _write(words, self._stop_ids, True)
+        unwelcome = self._ignored_ids | self._stop_ids if position < self._min_tokens else self._ignored_ids
+        if _has_any(words, unwelcome):
+            others = words.copy()
+            _write(others, unwelcome, False)
+            if others.any():
+                words[:] = others
+
+    def _at(self, position: int) -> LLMatcher:
+        """The matcher after the tokens before ``position``."""
+        if position > len(self._tokens):
+            raise ValueError(f"output position {position} is sampled, but only {len(self._tokens)} tokens are known")
+        del self._tokens[position:]
+        if self._matcher is None or self._num_taken > position:
+            self._matcher = self._compiled.result().deep_copy()
+            self._num_taken, self._has_ended = 0, False
+        for token_id in self._tokens[self._num_taken :]:
+            self._take(self._matcher, token_id)
+            self._num_taken += 1
+        return self._matcher
+
+    def _take(self, matcher: LLMatcher, token_id: int) -> None:
+        if self._has_ended:
+            return
+        if token_id in self._eos_ids | self._stop_ids and matcher.is_accepting():
+            self._has_ended = token_id in self._eos_ids or not matcher.validate_tokens([token_id])
+        if not self._has_ended and not matcher.consume_token(token_id):
+            raise GrammarError(matcher.get_error())
+
+
+def _has_any(words: Words, token_ids: Iterable[int]) -> bool:
+    return any(words[token_id >> 5] >> (token_id & 31) & 1 for token_id in token_ids if token_id >> 5 < len(words))
+
+
+def _write(words: Words, token_ids: Iterable[int], allowed: bool) -> None:
+    for token_id in token_ids:
+        if token_id >> 5 < len(words):
+            bit = np.uint32(1 << (token_id & 31))
+            words[token_id >> 5] = words[token_id >> 5] | bit if allowed else words[token_id >> 5] & ~bit
