@@ -40,6 +40,8 @@ _SAMPLING = st.builds(
     logit_bias=_tuples(st.tuples(_NATURAL, _FINITE)),
     stop_token_ids=_tuples(_NATURAL),
     top_logprobs=st.integers(-1, 2**63 - 1),
+    prompt_logprobs=st.integers(-1, 2**63 - 1),
+    grammar=_TEXT,
 )
 _REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED, _TEXT)
 _MODELS = st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
@@ -68,6 +70,22 @@ def _logprobs(draw: st.DrawFn, rows: int) -> tuple[m.TokenLogprobs | None, ...]:
 
 
 @st.composite
+def _prompt_logprobs(draw: st.DrawFn, rows: int) -> tuple[m.PromptLogprobs | None, ...]:
+    if draw(st.booleans()):
+        return ()
+    one = st.integers(0, 3).flatmap(
+        lambda n: st.builds(
+            m.PromptLogprobs,
+            _NATURAL,
+            st.tuples(*[_NATURAL] * n),
+            st.tuples(*[st.floats(allow_nan=False)] * n),
+            st.tuples(*[_NATURAL] * n),
+        )
+    )
+    return tuple(draw(st.none() | one) for _ in range(rows))
+
+
+@st.composite
 def _columnar(draw: st.DrawFn) -> m.Message:
     rows = draw(st.integers(0, 5))
 
@@ -77,7 +95,7 @@ def _columnar(draw: st.DrawFn) -> m.Message:
     if draw(st.booleans()):
         numbers = column(_NATURAL), column(_NATURAL), column(_NATURAL)
         cached = column(_NATURAL) if draw(st.booleans()) else ()
-        return m.Tokens(column(_TEXT), *numbers, draw(_logprobs(rows)), cached)
+        return m.Tokens(column(_TEXT), *numbers, draw(_logprobs(rows)), cached, draw(_prompt_logprobs(rows)))
     return m.Members(column(_TEXT), column(_NATURAL), column(st.sampled_from(m.Role)), column(_TEXT))
 
 
@@ -85,7 +103,8 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 def _steps_done(draw: st.DrawFn) -> m.StepDone:
     rows = draw(st.integers(0, 5))
     request_ids, positions, token_ids = (draw(st.tuples(*[inner] * rows)) for inner in (_TEXT, _NATURAL, _NATURAL))
-    return m.StepDone(draw(_NATURAL), draw(_FINITE), request_ids, positions, token_ids, draw(_logprobs(rows)))
+    scores = draw(_prompt_logprobs(draw(st.integers(0, 5))))
+    return m.StepDone(draw(_NATURAL), draw(_FINITE), request_ids, positions, token_ids, draw(_logprobs(rows)), scores)
 
 
 _ROLES = st.sampled_from(m.Role)
@@ -242,18 +261,20 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ([22, ["a", "b"], [1, 1], [0, 7], [5], [], []], "columns"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None], []], "columns"),
-        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], [], []], "epochs"),
-        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], [], []], "epochs"),
-        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], [], []], "range"),
-        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], [], []], "request_ids"),
-        ([22, "ab", [1, 1], [0, 7], [5, 6], [], []], "request_ids"),
-        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]], []], "logprobs"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4]], "num_cached_tokens: columns"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4, -1]], "num_cached_tokens"),
-        ([22, ["a"], [1], [0], [5], []], "fields"),
-        ([22, ["a"], [1], [0], [5], [], [], 0], "fields"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5], [], [], []], "columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None], [], []], "columns"),
+        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], [], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], [], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], [], [], []], "range"),
+        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], [], [], []], "request_ids"),
+        ([22, "ab", [1, 1], [0, 7], [5, 6], [], [], []], "request_ids"),
+        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]], [], []], "logprobs"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4], []], "num_cached_tokens: columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4, -1], []], "num_cached_tokens"),
+        ([22, ["a"], [1], [0], [5], [], [], [None, None]], "prompt_logprobs: columns"),
+        ([22, ["a"], [1], [0], [5], [], [], [[1, [2, 3], [-0.5, -1.0], [1]]]], "ranks: columns"),
+        ([22, ["a"], [1], [0], [5], [], []], "fields"),
+        ([22, ["a"], [1], [0], [5], [], [], [], 0], "fields"),
         ([2, ["a"], [1], ["emperor"], ["x"]], "Role"),
         ([21, "a", True], "epoch"),
         ([21, "a" * 2000, 1], "bounds"),
@@ -274,7 +295,7 @@ def test_wrong_fields_are_named(values: Any, problem: str) -> None:
 
 def test_a_valid_frame_passes_where_its_neighbours_fail() -> None:
     """The frame from which the wrong frames above are made is itself accepted."""
-    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], []])) == _TOKENS
+    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], []])) == _TOKENS
 
 
 def test_too_large_a_frame_is_refused_unread() -> None:

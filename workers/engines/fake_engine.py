@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
+from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan, TokenLogprobs
 from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 
@@ -35,6 +35,30 @@ def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> l
         tokens.append(token)
         entry = _mix(entry, token, position)
     return tokens[len(request.prompt_token_ids) + len(request.output_token_ids) :]
+
+
+def expected_scores(request: RequestSpec, vocab_size: int) -> PromptLogprobs:
+    """The log-probabilities of the prompt that a FakeEngine must find for ``request``."""
+    entry = 0
+    entries = []
+    for position, token in enumerate(request.prompt_token_ids[:-1]):
+        entry = _mix(entry, token, position)
+        entries.append(entry)
+    return _scores(request, entries, 1, vocab_size)
+
+
+def _scores(request: RequestSpec, entries: Sequence[int], position: int, vocab_size: int) -> PromptLogprobs:
+    """The scores of the prompt's tokens from ``position`` on, which depend on the KV entries of those before."""
+    num_best = min(request.sampling.prompt_logprobs, vocab_size)
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    ranks: list[int] = []
+    for entry, token in zip(entries, request.prompt_token_ids[position:], strict=False):
+        best = [_mix(entry, number) % vocab_size for number in range(num_best)]
+        token_ids += token, *best
+        logprobs += (-(_mix(entry, one) % 1000) / 100 for one in (token, *best))
+        ranks += _mix(entry, token) % vocab_size + 1, *range(1, num_best + 1)
+    return PromptLogprobs(num_best, tuple(token_ids), tuple(logprobs), tuple(ranks))
 
 
 class FakeEngine:
@@ -94,13 +118,18 @@ class FakeEngine:
         positions: list[int] = []
         token_ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
+        scores: list[PromptLogprobs | None] = [None] * len(plan.scores)
         for row, request_id in enumerate(plan.request_ids):
-            entry = self._feed(plan, row)
+            entries = self._feed(plan, row)
+            request = self._requests[request_id]
+            if plan.scores and plan.scores[row]:
+                position = plan.starts[row] + 1
+                if position < len(request.prompt_token_ids):
+                    scores[row] = _scores(request, entries, position, self.model.vocab_size)
             if not plan.samples[row]:
                 continue
-            request = self._requests[request_id]
             position = plan.starts[row] + len(plan.token_ids[row])
-            token = _mix(entry, request.sampling.seed, position) % self.model.vocab_size
+            token = _mix(entries[-1], request.sampling.seed, position) % self.model.vocab_size
             request_ids.append(request_id)
             positions.append(position - len(request.prompt_token_ids))
             token_ids.append(token)
@@ -113,6 +142,7 @@ class FakeEngine:
             positions=tuple(positions),
             token_ids=tuple(token_ids),
             logprobs=tuple(logprobs) if any(logprobs) else (),
+            prompt_logprobs=tuple(scores),
         )
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
@@ -149,8 +179,8 @@ class FakeEngine:
         if self._copy_s:
             time.sleep(self._copy_s)
 
-    def _feed(self, plan: StepPlan, row: int) -> int:
-        """Write the KV entries of a chunk; return the last entry."""
+    def _feed(self, plan: StepPlan, row: int) -> list[int]:
+        """Write the KV entries of a chunk, and return them."""
         table = plan.block_tables[row]
 
         def slot(position: int) -> int:
@@ -158,7 +188,9 @@ class FakeEngine:
 
         start = plan.starts[row]
         entry = self._kv[slot(start - 1)] if start else 0
+        entries = []
         for offset, token in enumerate(plan.token_ids[row]):
             entry = _mix(entry, token, start + offset)
             self._kv[slot(start + offset)] = entry
-        return entry
+            entries.append(entry)
+        return entries

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
+from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import ModelDescription
 from workers.attention import choose_attention
@@ -25,6 +25,7 @@ from workers.models.build import load_model
 from workers.models.decoder import Decoder
 from workers.models.probing import probe_tiles
 from workers.models.rope import angles_follow_context, max_positions
+from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
 from workers.weights.decoder_weights import Progress
 from workers.weights.store import open_store
@@ -82,6 +83,7 @@ class TorchEngine:
             self.num_host_blocks * self.tokens_per_block,
         )
         self._sampler = Sampler(config.vocab_size, self._device)
+        self._scorer = PromptScorer()
         self._num_prompt_tokens: dict[str, int] = {}
         self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._kind = kind_digest(
@@ -131,14 +133,16 @@ class TorchEngine:
     def add(self, request: RequestSpec) -> None:
         self._num_prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         self._sampler.add(request)
+        self._scorer.add(request)
 
     def drop(self, request_id: str) -> None:
         self._num_prompt_tokens.pop(request_id, None)
         self._sampler.drop(request_id)
+        self._scorer.drop(request_id)
 
     def step(self, plan: StepPlan) -> StepDone:
         began = time.perf_counter()
-        logits = self.logits(plan)
+        logits, prompt_logprobs = self._compute(plan)
         request_ids, positions = [], []
         for request_id, start, token_ids, samples in zip(
             plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
@@ -158,6 +162,7 @@ class TorchEngine:
             positions=tuple(positions),
             token_ids=sampled.token_ids,
             logprobs=sampled.logprobs if any(entry is not None for entry in sampled.logprobs) else (),
+            prompt_logprobs=prompt_logprobs,
         )
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
@@ -166,19 +171,12 @@ class TorchEngine:
     def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
         self._pools.host.copy_in(host_blocks, device_blocks)
 
-    @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the plan without sampling: the sampling rows' logits, [rows, vocab_size] float32, in the plan's order.
 
         Raises: ValueError if a request of the plan has no token, or too few blocks.
         """
-        if not plan.request_ids:
-            return torch.empty((0, self._info.vocab_size), device=self._device)
-        batch, hidden = self._forward(plan)
-        if not batch.sample_rows.numel():
-            return torch.empty((0, self._info.vocab_size), device=self._device)
-        (logits,) = self.head_tiles.run(self._model.logits, hidden.index_select(0, batch.sample_rows))
-        return logits
+        return self._compute(plan)[0]
 
     @torch.inference_mode()
     def prompt_logits(self, token_ids: tuple[int, ...]) -> Tensor:
@@ -192,6 +190,21 @@ class TorchEngine:
         if num_blocks > self.num_blocks:
             raise ValueError(f"{len(token_ids)} tokens do not fit into {self.num_blocks} blocks")
         _, hidden = self._forward(StepPlan(0, ("prompt",), (0,), (token_ids,), (tuple(range(num_blocks)),), (False,)))
+        return self._head(hidden)
+
+    @torch.inference_mode()
+    def _compute(self, plan: StepPlan) -> tuple[Tensor, tuple[PromptLogprobs | None, ...]]:
+        """Run the plan: the sampling rows' logits, [rows, vocab_size] float32, and the prompts' scores."""
+        logits = torch.empty((0, self._info.vocab_size), device=self._device)
+        if not plan.request_ids:
+            return logits, ()
+        batch, hidden = self._forward(plan)
+        if batch.sample_rows.numel():
+            logits = self._head(hidden.index_select(0, batch.sample_rows))
+        return logits, self._scorer(plan, hidden, self._head)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states [n, hidden_size]: [n, vocab_size] float32."""
         (logits,) = self.head_tiles.run(self._model.logits, hidden)
         return logits
 
