@@ -8,6 +8,7 @@ from actorserve.core.messages import (
     KVTicket,
     Message,
     Peer,
+    PromptLogprobs,
     RefusalReason,
     RequestSpec,
     StepPlan,
@@ -103,12 +104,14 @@ class Deliver:
     token.
 
     ``num_cached_tokens``, set with the first tokens, is how many of the prompt's tokens a prefix cache had computed.
+    ``prompt_logprobs`` come with the first tokens if the request wants them.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.messages import Attained, FinishReason, Peer, RequestSpec, TokenLogprobs
+from actorserve.core.prompt_scores import PromptScores
 
 
 class Request(KVHolding):
@@ -21,6 +22,7 @@ class Request(KVHolding):
         "logprobs",
         "num_prompt",
         "owed_s",
+        "prompt_scores",
         "request_id",
         "resumed_output",
         "sampling",
@@ -40,11 +42,25 @@ class Request(KVHolding):
         # Log-probabilities of the tokens made here; the gateway already has those of earlier tokens.
         self.resumed_output = len(spec.output_token_ids)
         self.logprobs: list[TokenLogprobs | None] = []
+        # A gateway that has output has the prompt's log-probabilities as well.
+        self.prompt_scores: PromptScores | None = None
+        if spec.sampling.prompt_logprobs >= 0 and not spec.output_token_ids:
+            self.prompt_scores = PromptScores(spec.sampling.prompt_logprobs)
         self.finish_reason: FinishReason | None = None
 
     @property
     def num_output(self) -> int:
         return len(self.token_ids) - self.num_prompt
+
+    @property
+    def wants_prompt_scores(self) -> bool:
+        """Whether log-probabilities of its prompt's tokens are still to be found."""
+        return self.prompt_scores is not None and self.num_output == 0
+
+    @property
+    def may_reuse_kv(self) -> bool:
+        """Not while the prompt's log-probabilities are wanted, because they come from computing its KV."""
+        return not self.wants_prompt_scores
 
     def spec_now(self) -> RequestSpec:
         """The specification with all tokens so far, from which another instance can start the request."""

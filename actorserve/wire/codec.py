@@ -86,9 +86,11 @@ _RULES: Final[dict[type, Rules]] = {
     m.TokenLogprobs: Rules(
         columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
     ),
+    m.PromptLogprobs: Rules(columns=("token_ids", "logprobs", "ranks"), non_finite=frozenset({"logprobs"})),
     m.Members: Rules(columns=("names", "incarnations", "roles", "addresses")),
     m.Tokens: Rules(
-        columns=("request_ids", "epochs", "positions", "token_ids"), optional_columns=("logprobs", "num_cached_tokens")
+        columns=("request_ids", "epochs", "positions", "token_ids"),
+        optional_columns=("logprobs", "num_cached_tokens", "prompt_logprobs"),
     ),
     m.StepDone: Rules(columns=("request_ids", "positions", "token_ids"), optional_columns=("logprobs",)),
 }
@@ -96,6 +98,7 @@ _RULES: Final[dict[type, Rules]] = {
 _NESTED: Final = (
     m.SamplingParams,
     m.TokenLogprobs,
+    m.PromptLogprobs,
     m.RequestSpec,
     m.ModelInfo,
     m.Speed,

@@ -83,7 +83,8 @@ class ClusterMachine(RuleBasedStateMachine):
         for prompt in prompts if gateways else ():
             self.num_opened += 1
             gateway, salt = data.draw(st.sampled_from(gateways)), data.draw(st.sampled_from(["", "", "tenant"]))
-            self.world.open(f"r{self.num_opened}", prompt, max_tokens, gateway, salt)
+            prompt_logprobs = data.draw(st.sampled_from([-1, -1, 0, 2]))
+            self.world.open(f"r{self.num_opened}", prompt, max_tokens, gateway, salt, prompt_logprobs)
 
     @rule(rounds=st.integers(1, 6), fetches=st.sampled_from([True, True, False]))
     def progress(self, rounds: int, fetches: bool = True) -> None:

@@ -70,6 +70,22 @@ def _logprobs(draw: st.DrawFn, rows: int) -> tuple[m.TokenLogprobs | None, ...]:
 
 
 @st.composite
+def _prompt_logprobs(draw: st.DrawFn, rows: int) -> tuple[m.PromptLogprobs | None, ...]:
+    if draw(st.booleans()):
+        return ()
+    one = st.integers(0, 3).flatmap(
+        lambda n: st.builds(
+            m.PromptLogprobs,
+            _NATURAL,
+            st.tuples(*[_NATURAL] * n),
+            st.tuples(*[st.floats(allow_nan=False)] * n),
+            st.tuples(*[_NATURAL] * n),
+        )
+    )
+    return tuple(draw(st.none() | one) for _ in range(rows))
+
+
+@st.composite
 def _columnar(draw: st.DrawFn) -> m.Message:
     rows = draw(st.integers(0, 5))
 
@@ -79,7 +95,7 @@ def _columnar(draw: st.DrawFn) -> m.Message:
     if draw(st.booleans()):
         numbers = column(_NATURAL), column(_NATURAL), column(_NATURAL)
         cached = column(_NATURAL) if draw(st.booleans()) else ()
-        return m.Tokens(column(_TEXT), *numbers, draw(_logprobs(rows)), cached)
+        return m.Tokens(column(_TEXT), *numbers, draw(_logprobs(rows)), cached, draw(_prompt_logprobs(rows)))
     return m.Members(column(_TEXT), column(_NATURAL), column(st.sampled_from(m.Role)), column(_TEXT))
 
 
@@ -87,8 +103,9 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 def _steps_done(draw: st.DrawFn) -> m.StepDone:
     rows = draw(st.integers(0, 5))
     request_ids, positions, token_ids = (draw(st.tuples(*[inner] * rows)) for inner in (_TEXT, _NATURAL, _NATURAL))
-    failed = draw(_tuples(_TEXT))
-    return m.StepDone(draw(_NATURAL), draw(_FINITE), request_ids, positions, token_ids, draw(_logprobs(rows)), failed)
+    scores = draw(_prompt_logprobs(draw(st.integers(0, 5))))
+    logprobs, failed = draw(_logprobs(rows)), draw(_tuples(_TEXT))
+    return m.StepDone(draw(_NATURAL), draw(_FINITE), request_ids, positions, token_ids, logprobs, scores, failed)
 
 
 _ROLES = st.sampled_from(m.Role)
@@ -245,23 +262,25 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ([22, ["a", "b"], [1, 1], [0, 7], [5], [], []], "columns"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None], []], "columns"),
-        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], [], []], "epochs"),
-        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], [], []], "epochs"),
-        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], [], []], "range"),
-        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], [], []], "request_ids"),
-        ([22, "ab", [1, 1], [0, 7], [5, 6], [], []], "request_ids"),
-        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]], []], "logprobs"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4]], "num_cached_tokens: columns"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4, -1]], "num_cached_tokens"),
-        ([22, ["a"], [1], [0], [5], []], "fields"),
-        ([22, ["a"], [1], [0], [5], [], [], 0], "fields"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5], [], [], []], "columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None], [], []], "columns"),
+        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], [], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], [], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], [], [], []], "range"),
+        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], [], [], []], "request_ids"),
+        ([22, "ab", [1, 1], [0, 7], [5, 6], [], [], []], "request_ids"),
+        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]], [], []], "logprobs"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4], []], "num_cached_tokens: columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4, -1], []], "num_cached_tokens"),
+        ([22, ["a"], [1], [0], [5], [], [], [None, None]], "prompt_logprobs: columns"),
+        ([22, ["a"], [1], [0], [5], [], [], [[1, [2, 3], [-0.5, -1.0], [1]]]], "ranks: columns"),
+        ([22, ["a"], [1], [0], [5], [], []], "fields"),
+        ([22, ["a"], [1], [0], [5], [], [], [], 0], "fields"),
         ([2, ["a"], [1], ["emperor"], ["x"]], "Role"),
         ([21, "a", True], "epoch"),
         ([21, "a" * 1025, 1], "request_id: string longer than 1024 bytes"),
         ([21, "\u20ac" * 342, 1], "request_id: string longer than 1024 bytes"),
-        ([22, ["a", "b" * 1025], [1, 1], [0, 7], [5, 6], [], []], "request_ids: string longer than 1024 bytes"),
+        ([22, ["a", "b" * 1025], [1, 1], [0, 7], [5, 6], [], [], []], "request_ids: string longer than 1024 bytes"),
         ([21, "a" * (m.MAX_GRAMMAR_BYTES + 1), 1], "bounds"),
         ([12, "a", 1, "overloaded", float("nan"), [0.0, 0.0, 0.0, 0.0]], "retry_after_s"),
         ([12, "a", 1, "overloaded", float("inf"), [0.0, 0.0, 0.0, 0.0]], "finite"),
@@ -280,7 +299,7 @@ def test_wrong_fields_are_named(values: Any, problem: str) -> None:
 
 def test_a_valid_frame_passes_where_its_neighbours_fail() -> None:
     """The frame from which the wrong frames above are made is itself accepted."""
-    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], []])) == _TOKENS
+    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], []])) == _TOKENS
 
 
 def test_too_large_a_frame_is_refused_unread() -> None:

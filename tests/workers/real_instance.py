@@ -17,6 +17,7 @@ from actorserve.core.messages import (
     HandOver,
     Message,
     Peer,
+    PromptLogprobs,
     RequestSpec,
     Start,
     TokenLogprobs,
@@ -30,7 +31,7 @@ from workers.engine import Engine
 from workers.kv_transfer.transfer import KVTransfer
 
 GATEWAY = Peer("gateway-0", 1)
-Answer = list[tuple[int, TokenLogprobs | None]]
+Answer = list[tuple[int, TokenLogprobs | None, PromptLogprobs | None]]
 
 
 @dataclass
@@ -76,9 +77,10 @@ class Instance:
             match effect:
                 case Send(message=Tokens() as tokens):
                     logprobs = tokens.logprobs or (None,) * len(tokens.request_ids)
-                    rows = zip(tokens.request_ids, tokens.token_ids, logprobs, strict=True)
-                    for request_id, token_id, logprob in rows:
-                        self.answers.setdefault(request_id, []).append((token_id, logprob))
+                    scores = tokens.prompt_logprobs or (None,) * len(tokens.request_ids)
+                    rows = zip(tokens.request_ids, tokens.token_ids, logprobs, scores, strict=True)
+                    for request_id, token_id, logprob, score in rows:
+                        self.answers.setdefault(request_id, []).append((token_id, logprob, score))
                 case Send(message=Finished(request_id=request_id, reason=reason)):
                     assert reason is FinishReason.LENGTH
                     self.ended.add(request_id)

@@ -46,7 +46,7 @@ def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_scheduling_changes_no_token(make_model: Any, dtype: str) -> None:
-    """Arrivals, chunks, preemptions, swaps and prefix hits do not change a request's tokens and log-probabilities."""
+    """Arrivals, chunks, preemptions, swaps and prefix hits change neither a request's tokens nor log-probabilities."""
     engine = TorchEngine(
         make_model(vocab_size=VOCAB_SIZE).description,
         EngineOptions(
@@ -73,8 +73,9 @@ def test_scheduling_changes_no_token(make_model: Any, dtype: str) -> None:
             assert answer == alone[key][: len(answer)]
             if spec.request_id in instance.ended:
                 assert len(answer) == spec.sampling.max_tokens
+                seen["scored prompts"] += answer[0][2] is not None
 
     same()
     swaps = [("swap outs", mode) for mode in (SwapMode.PROACTIVE, SwapMode.REACTIVE)]
-    assert all(seen[what] > 0 for what in ("preemptions", "tokens found", "left", *swaps)), seen
+    assert all(seen[what] > 0 for what in ("preemptions", "tokens found", "left", "scored prompts", *swaps)), seen
     assert not seen["swap outs", SwapMode.RECOMPUTE]

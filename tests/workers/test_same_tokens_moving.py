@@ -131,7 +131,7 @@ class Pair:
             return  # its client has left
         answer = self.answers.get(request_id, [])
         assert asked.num_output_tokens == len(answer)
-        spec = replace(self._specs[request_id], output_token_ids=tuple(token for token, _ in answer))
+        spec = replace(self._specs[request_id], output_token_ids=tuple(token for token, *_ in answer))
         other = PEERS.index(asked.to)
         self._owners[request_id] = (other, asked.epoch + 1)
         transfer = None if asked.transfer is None else Transfer(PEERS[index], asked.transfer)

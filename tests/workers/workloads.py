@@ -78,6 +78,7 @@ SAMPLINGS = st.builds(
     temperature=st.sampled_from([0.0, 1.0]),
     frequency_penalty=st.sampled_from([0.0, 0.5]),
     top_logprobs=st.just(2),
+    prompt_logprobs=st.sampled_from([-1, -1, 0, 3]),
 )
 CLIENTS = st.builds(
     Client,
@@ -103,7 +104,13 @@ BUSY = Workload(
     tuple(
         Client(
             (*STEMS[number % 2][: 8 * (1 + number % 3)], *range(number)),
-            SamplingParams(seed=number, max_tokens=20, temperature=number % 2, top_logprobs=2),
+            SamplingParams(
+                seed=number,
+                max_tokens=20,
+                temperature=number % 2,
+                top_logprobs=2,
+                prompt_logprobs=1 if number in (2, 5) else -1,
+            ),
             cache_salt="",
             asks_at_step=number,
             patience_steps=3 if number == 4 else 10**6,

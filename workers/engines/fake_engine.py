@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan, TokenLogprobs
+from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan, TokenLogprobs
 from actorserve.model_files.grammars import GrammarCompiler
 from workers.engines.fake_choice import FakeChoice, compiler_of_bytes
 from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
@@ -38,6 +38,30 @@ def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> l
         tokens.append(token)
         entry = _mix(entry, token, position)
     return tokens[len(request.prompt_token_ids) + len(request.output_token_ids) :]
+
+
+def expected_scores(request: RequestSpec, vocab_size: int) -> PromptLogprobs:
+    """The log-probabilities of the prompt that a FakeEngine must find for ``request``."""
+    entry = 0
+    entries = []
+    for position, token in enumerate(request.prompt_token_ids[:-1]):
+        entry = _mix(entry, token, position)
+        entries.append(entry)
+    return _scores(request, entries, 1, vocab_size)
+
+
+def _scores(request: RequestSpec, entries: Sequence[int], position: int, vocab_size: int) -> PromptLogprobs:
+    """The scores of the prompt's tokens from ``position`` on, which depend on the KV entries of those before."""
+    num_best = min(request.sampling.prompt_logprobs, vocab_size)
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    ranks: list[int] = []
+    for entry, token in zip(entries, request.prompt_token_ids[position:], strict=False):
+        best = [_mix(entry, number) % vocab_size for number in range(num_best)]
+        token_ids += token, *best
+        logprobs += (-(_mix(entry, one) % 1000) / 100 for one in (token, *best))
+        ranks += _mix(entry, token) % vocab_size + 1, *range(1, num_best + 1)
+    return PromptLogprobs(num_best, tuple(token_ids), tuple(logprobs), tuple(ranks))
 
 
 class FakeEngine:
@@ -104,12 +128,17 @@ class FakeEngine:
         entries: list[int] = []
         request_ids: list[str] = []
         positions: list[int] = []
+        scores: list[PromptLogprobs | None] = [None] * len(plan.scores)
         for row, request_id in enumerate(plan.request_ids):
-            entry = self._feed(plan, row)
+            fed = self._feed(plan, row)
+            request = self._requests[request_id]
+            if plan.scores and plan.scores[row]:
+                position = plan.starts[row] + 1
+                if position < len(request.prompt_token_ids):
+                    scores[row] = _scores(request, fed, position, self.model.vocab_size)
             if plan.samples[row]:
                 position = plan.starts[row] + len(plan.token_ids[row])
-                request = self._requests[request_id]
-                entries.append(_mix(entry, request.sampling.seed, position))
+                entries.append(_mix(fed[-1], request.sampling.seed, position))
                 request_ids.append(request_id)
                 positions.append(position - len(request.prompt_token_ids))
         masks = self._choice.grammars.begin(request_ids, positions).result()
@@ -130,6 +159,7 @@ class FakeEngine:
             positions=tuple(positions[row] for row in good),
             token_ids=tuple(token_ids),
             logprobs=tuple(logprobs) if any(logprobs) else (),
+            prompt_logprobs=tuple(scores),
             failed=tuple(request_ids[row] for row in masks.failed),
         )
 
@@ -167,8 +197,8 @@ class FakeEngine:
         if self._copy_s:
             time.sleep(self._copy_s)
 
-    def _feed(self, plan: StepPlan, row: int) -> int:
-        """Write the KV entries of a chunk; return the last entry."""
+    def _feed(self, plan: StepPlan, row: int) -> list[int]:
+        """Write the KV entries of a chunk, and return them."""
         table = plan.block_tables[row]
 
         def slot(position: int) -> int:
@@ -176,7 +206,9 @@ class FakeEngine:
 
         start = plan.starts[row]
         entry = self._kv[slot(start - 1)] if start else 0
+        entries = []
         for offset, token in enumerate(plan.token_ids[row]):
             entry = _mix(entry, token, start + offset)
             self._kv[slot(start + offset)] = entry
-        return entry
+            entries.append(entry)
+        return entries

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
+from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.grammars import compiler_for
@@ -27,6 +27,7 @@ from workers.models.decoder import Decoder
 from workers.models.probing import probe_tiles
 from workers.models.rope import angles_follow_context, max_positions
 from workers.sampling.grammars import Grammars
+from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
 from workers.weights.decoder_weights import Progress
 from workers.weights.store import open_store
@@ -87,6 +88,7 @@ class TorchEngine:
         self._grammars = Grammars(
             lambda: compiler_for(description), config.vocab_size, description.eos_token_ids, options.num_threads
         )
+        self._scorer = PromptScorer()
         self._num_prompt_tokens: dict[str, int] = {}
         self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._kind = kind_digest(
@@ -137,11 +139,13 @@ class TorchEngine:
         self._num_prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         self._sampler.add(request)
         self._grammars.add(request)
+        self._scorer.add(request)
 
     def drop(self, request_id: str) -> None:
         self._num_prompt_tokens.pop(request_id, None)
         self._sampler.drop(request_id)
         self._grammars.drop(request_id)
+        self._scorer.drop(request_id)
 
     def step(self, plan: StepPlan) -> StepDone:
         began = time.perf_counter()
@@ -153,7 +157,7 @@ class TorchEngine:
                 request_ids.append(request_id)
                 positions.append(start + len(token_ids) - self._num_prompt_tokens[request_id])
         pending_masks = self._grammars.begin(request_ids, positions)  # other threads make them while the model runs
-        logits = self.logits(plan)
+        logits, prompt_logprobs = self._compute(plan)
         masks = pending_masks.result()
         with torch.inference_mode():
             sampled = self._sampler(logits, request_ids, positions, masks)
@@ -170,6 +174,7 @@ class TorchEngine:
             positions=tuple(positions[row] for row in good),
             token_ids=tuple(sampled.token_ids[row] for row in good),
             logprobs=logprobs if any(entry is not None for entry in logprobs) else (),
+            prompt_logprobs=prompt_logprobs,
             failed=tuple(request_ids[row] for row in masks.failed),
         )
 
@@ -179,19 +184,12 @@ class TorchEngine:
     def copy_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
         self._pools.host.copy_in(host_blocks, device_blocks)
 
-    @torch.inference_mode()
     def logits(self, plan: StepPlan) -> Tensor:
         """Run the plan without sampling: the sampling rows' logits, [rows, vocab_size] float32, in the plan's order.
 
         Raises: ValueError if a request of the plan has no token, or too few blocks.
         """
-        if not plan.request_ids:
-            return torch.empty((0, self._info.vocab_size), device=self._device)
-        batch, hidden = self._forward(plan)
-        if not batch.sample_rows.numel():
-            return torch.empty((0, self._info.vocab_size), device=self._device)
-        (logits,) = self.head_tiles.run(self._model.logits, hidden.index_select(0, batch.sample_rows))
-        return logits
+        return self._compute(plan)[0]
 
     @torch.inference_mode()
     def prompt_logits(self, token_ids: tuple[int, ...]) -> Tensor:
@@ -205,6 +203,21 @@ class TorchEngine:
         if num_blocks > self.num_blocks:
             raise ValueError(f"{len(token_ids)} tokens do not fit into {self.num_blocks} blocks")
         _, hidden = self._forward(StepPlan(0, ("prompt",), (0,), (token_ids,), (tuple(range(num_blocks)),), (False,)))
+        return self._head(hidden)
+
+    @torch.inference_mode()
+    def _compute(self, plan: StepPlan) -> tuple[Tensor, tuple[PromptLogprobs | None, ...]]:
+        """Run the plan: the sampling rows' logits, [rows, vocab_size] float32, and the prompts' scores."""
+        logits = torch.empty((0, self._info.vocab_size), device=self._device)
+        if not plan.request_ids:
+            return logits, ()
+        batch, hidden = self._forward(plan)
+        if batch.sample_rows.numel():
+            logits = self._head(hidden.index_select(0, batch.sample_rows))
+        return logits, self._scorer(plan, hidden, self._head)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """The logits of hidden states [n, hidden_size]: [n, vocab_size] float32."""
         (logits,) = self.head_tiles.run(self._model.logits, hidden)
         return logits
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorserve.core.messages import TokenLogprobs
+from actorserve.core.messages import PromptLogprobs, TokenLogprobs
 from workers.sampling.token_choice import WEIGHT_BITS, passes, weigh
 
 LEAST_LOGPROB = -9999.0  # as OpenAI's API says of very unlikely tokens; JSON has no infinity
@@ -23,26 +23,58 @@ def read_logprobs(logits: Tensor, chosen: Sequence[int], num_best: Sequence[int]
     """
     result: list[TokenLogprobs] = []
     for rows, part in passes(logits, range(logits.shape[0])):
-        count = min(max(num_best[row] for row in rows), logits.shape[1])
-        best = part.amax(-1, keepdim=True)
-        total = weigh(part, best, torch.ones_like(best)).sum(-1, keepdim=True)
         tokens = torch.tensor([[chosen[row]] for row in rows], device=part.device)
-        top_tokens = _best_tokens(part, count) if count else tokens[:, :0]
-        wanted = torch.cat((tokens, top_tokens), -1)
-        columns = (best.double(), total.double(), part.gather(-1, wanted).double(), top_tokens.double())
-        for row, values in zip(rows, torch.cat(columns, -1).tolist(), strict=True):
-            result.append(_logprobs(values[0], values[1], values[2 : 3 + count], values[3 + count :], num_best[row]))
+        found = _read(part, tokens, min(max(num_best[row] for row in rows), logits.shape[1]))
+        for row, (values, top_tokens) in zip(rows, found, strict=True):
+            count = num_best[row]
+            result.append(TokenLogprobs(values[0], tuple(top_tokens[:count]), tuple(values[1 : 1 + count])))
     return result
 
 
-def _logprobs(
-    best: float, total: float, logits: Sequence[float], top_tokens: Sequence[float], num_best: int
-) -> TokenLogprobs:
-    """``logits``: the chosen token's, then those of the best tokens; ``total``: the sum of the integer weights."""
+def score_tokens(logits: Tensor, token_ids: Sequence[int], num_best: int) -> PromptLogprobs:
+    """What the rows of ``logits`` [T, vocab] float32 say of the T tokens that follow them in a prompt.
+
+    ``num_best`` of the result is smaller than asked for if the vocabulary is smaller. Values are as in
+    ``read_logprobs``, so each token's entries have the same bits in any chunk.
+    """
+    num_best = min(num_best, logits.shape[1])
+    columns: tuple[list[int], list[float], list[int]] = ([], [], [])
+    for rows, part in passes(logits, range(logits.shape[0])):
+        tokens = torch.tensor([[token_ids[row]] for row in rows], device=part.device)
+        ranks = _rank_of(part, tokens).tolist()
+        for row, rank, (values, top_tokens) in zip(rows, ranks, _read(part, tokens, num_best), strict=True):
+            columns[0].extend((token_ids[row], *top_tokens))
+            columns[1].extend(values)
+            columns[2].extend((rank, *range(1, num_best + 1)))
+    return PromptLogprobs(num_best, tuple(columns[0]), tuple(columns[1]), tuple(columns[2]))
+
+
+def _read(logits: Tensor, tokens: Tensor, num_best: int) -> list[tuple[list[float], list[int]]]:
+    """Of each row of ``logits`` [R, vocab]: log-probabilities of its one of ``tokens`` [R, 1] and of the best tokens,
+    and these best tokens.
+    """
+    best = logits.amax(-1, keepdim=True)
+    total = weigh(logits, best, torch.ones_like(best)).sum(-1, keepdim=True)
+    top_tokens = _best_tokens(logits, num_best) if num_best else tokens[:, :0]
+    wanted = logits.gather(-1, torch.cat((tokens, top_tokens), -1))
+    rows = torch.cat((best.double(), total.double(), wanted.double()), -1).tolist()
+    return [
+        (_log_softmax(row[0], row[1], row[2:]), row_tokens)
+        for row, row_tokens in zip(rows, top_tokens.tolist(), strict=True)
+    ]
+
+
+def _log_softmax(best: float, total: float, logits: Sequence[float]) -> list[float]:
+    """``best`` is the row's greatest logit, and ``total`` the sum of its integer weights."""
     norm = best + math.log(total * 2.0**-WEIGHT_BITS) if math.isfinite(best) else math.nan
-    values = [value - norm for value in logits[: num_best + 1]]
-    finite = [value if value >= LEAST_LOGPROB else LEAST_LOGPROB for value in values]
-    return TokenLogprobs(finite[0], tuple(int(token) for token in top_tokens[:num_best]), tuple(finite[1:]))
+    return [value - norm if value - norm >= LEAST_LOGPROB else LEAST_LOGPROB for value in logits]
+
+
+def _rank_of(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The rank [R] of each row's one of ``tokens`` [R, 1], counted from 1; among equals the lower id comes first."""
+    own = logits.gather(-1, tokens)
+    earlier_ids = torch.arange(logits.shape[-1], device=logits.device) < tokens
+    return ((logits > own) | ((logits == own) & earlier_ids)).sum(-1) + 1
 
 
 def _best_tokens(logits: Tensor, count: int) -> Tensor:

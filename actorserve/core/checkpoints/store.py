@@ -205,7 +205,7 @@ class CheckpointStore(Participant):
         # The gateway may not have the newest tokens. The last token must be fed to get the next one.
         num_blocks = min(stored.num_confirmed, (len(request.token_ids) - 1) // size)
         num_tokens = num_blocks * size
-        if stored.kv.token_ids[:num_tokens] != request.token_ids[:num_tokens]:
+        if stored.kv.token_ids[:num_tokens] != request.token_ids[:num_tokens] or not request.may_reuse_kv:
             num_blocks = 0
         request.host_blocks = stored.kv.host_blocks[:num_blocks]
         del stored.kv.host_blocks[:num_blocks]

@@ -66,10 +66,11 @@ class OwnerMessages:
             elif first < end:
                 token_ids, logprobs = message.token_ids[first:end], message.logprobs[first:end]
                 num_cached_tokens = message.num_cached_tokens[first] if message.num_cached_tokens else 0
+                prompt_logprobs = message.prompt_logprobs[first] if message.prompt_logprobs else None
                 if (earlier := delivered.get(request_id)) is not None:
                     token_ids, logprobs = earlier.token_ids + token_ids, earlier.logprobs + logprobs
-                    num_cached_tokens = earlier.num_cached_tokens
-                delivered[request_id] = Deliver(request_id, token_ids, logprobs, num_cached_tokens)
+                    num_cached_tokens, prompt_logprobs = earlier.num_cached_tokens, earlier.prompt_logprobs
+                delivered[request_id] = Deliver(request_id, token_ids, logprobs, num_cached_tokens, prompt_logprobs)
                 session.output += message.token_ids[first:end]
                 session.served_at_s = session.patient_from_s = now
                 session.resend_requested_s = None

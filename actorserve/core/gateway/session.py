@@ -62,7 +62,8 @@ class Session:
             served_at_s=now,
             retry_at_s=now,
             output=list(spec.output_token_ids),
-            prefix_names=prefix_names(spec),
+            # The log-probabilities of a prompt come from computing all of it, so it gains nothing from cached prefixes.
+            prefix_names=prefix_names(spec) if spec.sampling.prompt_logprobs < 0 else (),
         )
 
     @property

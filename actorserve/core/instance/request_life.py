@@ -145,6 +145,10 @@ class RequestLife:
         assert not requests.keys() & outbox.keys(), "a request is here, and has ended"
         assert not any(request.is_started for request in outbox.values()), "a request that ended holds blocks"
         assert all(request.finish_reason is None for request in requests.values()), "a finished request is still here"
+        for request in requests.values():
+            if request.prompt_scores is not None and request.wants_prompt_scores:
+                num_due = min(request.num_computed, request.num_prompt - 1)
+                assert request.prompt_scores.num_tokens >= num_due, f"{request.request_id} lacks its prompt's scores"
         ordered: Collection[Request] = self._parts.policy.requests
         assert len(ordered) == len(requests), f"the policy orders {len(ordered)} requests of {len(requests)}"
         is_same = {id(request) for request in ordered} == {id(request) for request in requests.values()}

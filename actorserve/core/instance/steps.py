@@ -75,6 +75,7 @@ class Steps:
         planned = batch.budget.iteration
         self._times.observe(planned, done.duration_s)
         decode_s = self._times.decode_s(max(1, planned.num_decodes), planned.num_context_tokens)
+        _take_prompt_scores(step, done)
         sampled = {request_id: row for row, request_id in enumerate(done.request_ids)}
         made: list[Row] = []
         finished: list[Request] = []
@@ -110,3 +111,11 @@ class Steps:
         for request in running:
             is_present = self._requests.get(request.request_id) is request
             assert is_present != (id(request) in removed), f"{request.request_id} runs, but is neither here nor removed"
+
+
+def _take_prompt_scores(step: Step, done: StepDone) -> None:
+    """Keep what the iteration tells of its requests' prompts."""
+    if done.prompt_logprobs:
+        for (request, _), start, found in zip(step.batch.rows, step.starts, done.prompt_logprobs, strict=True):
+            if found is not None and request.prompt_scores is not None:
+                request.prompt_scores.put(start + 1, found)

@@ -1,9 +1,13 @@
-"""How an instance sends tokens to gateways: one message to each gateway, one row for each token."""
+"""How an instance sends tokens to gateways: one message to each gateway, one row for each token.
+
+A row with its prompt's log-probabilities is sent in a message of its own, because several such rows could exceed the
+size that a message may have.
+"""
 
 from collections.abc import Iterable
 
 from actorserve.core.effects import Effects
-from actorserve.core.messages import Peer, Tokens
+from actorserve.core.messages import Peer, PromptLogprobs, Tokens
 from actorserve.core.request import Request
 
 Row = tuple[Request, int]
@@ -11,15 +15,19 @@ Row = tuple[Request, int]
 
 
 def send_tokens(rows: Iterable[Row], effects: Effects) -> None:
-    """Send these tokens to their requests' gateways, in this order."""
+    """Send these tokens to their requests' gateways. Each request's tokens are sent in this order."""
     rows_of: dict[Peer, list[Row]] = {}
     for row in rows:
-        rows_of.setdefault(row[0].gateway, []).append(row)
+        request, position = row
+        if position == 0 and request.prompt_scores is not None:
+            effects.send(request.gateway, _tokens([row], (request.prompt_scores.whole(),)))
+        else:
+            rows_of.setdefault(request.gateway, []).append(row)
     for gateway, gateway_rows in rows_of.items():
         effects.send(gateway, _tokens(gateway_rows))
 
 
-def _tokens(rows: list[Row]) -> Tokens:
+def _tokens(rows: list[Row], prompt_logprobs: tuple[PromptLogprobs, ...] = ()) -> Tokens:
     positions = tuple(position for _, position in rows)
     logprobs = tuple(request.logprobs[position - request.resumed_output] for request, position in rows)
     cached: tuple[int, ...] = ()
@@ -32,4 +40,5 @@ def _tokens(rows: list[Row]) -> Tokens:
         token_ids=tuple(request.token_ids[request.num_prompt + position] for request, position in rows),
         logprobs=logprobs if any(logprobs) else (),
         num_cached_tokens=cached if any(cached) else (),
+        prompt_logprobs=prompt_logprobs,
     )

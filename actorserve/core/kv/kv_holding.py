@@ -41,6 +41,11 @@ class KVHolding:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def may_reuse_kv(self) -> bool:
+        """Whether KV that exists already may stand for its first tokens: cached blocks, or copies from elsewhere."""
+        return True
+
+    @property
     def is_started(self) -> bool:
         """Whether it holds blocks. Otherwise it waits: it is new, or its KV was dropped."""
         return bool(self.blocks or self.host_blocks)

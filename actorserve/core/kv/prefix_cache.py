@@ -63,7 +63,7 @@ class PrefixCache:
 
     def _names(self, holding: KVHolding) -> list[bytes]:
         """Names of the blocks that may be found. Not the last token's, because it must be fed to get the next token."""
-        if not self._enabled:
+        if not self._enabled or not holding.may_reuse_kv:
             return []
         return block_names(holding, (len(holding.token_ids) - 1) // self._tokens_per_block, self._tokens_per_block)
 

@@ -81,6 +81,7 @@ from actorserve.core.messages.values import (
     KVAccess as KVAccess,
     ModelInfo as ModelInfo,
     Peer as Peer,
+    PromptLogprobs as PromptLogprobs,
     RefusalReason as RefusalReason,
     RequestSpec as RequestSpec,
     Role as Role,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from actorserve.core.messages.values import TokenLogprobs
+from actorserve.core.messages.values import PromptLogprobs, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,8 @@ class StepPlan:
     Row r feeds ``token_ids[r]`` at absolute positions ``starts[r]``, ``starts[r] + 1``, ... The KV of position p goes
     to block ``block_tables[r][p // tokens_per_block]``.
     ``samples[r]`` says whether the chunk reaches the request's last token, so that the next one is sampled.
+    ``scores`` is empty, or says of each row whether the log-probabilities of the prompt's tokens that follow the fed
+    tokens are wanted.
     """
 
     step_id: int
@@ -20,12 +22,15 @@ class StepPlan:
     token_ids: tuple[tuple[int, ...], ...]
     block_tables: tuple[tuple[int, ...], ...]
     samples: tuple[bool, ...]
+    scores: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """Local: the engine finished ``step_id``. Columns hold the sampled rows; ``positions`` are output positions.
 
+    ``prompt_logprobs`` is empty, or has an entry for each row of the plan, in its order: None unless the row's prompt
+    was scored. The entry's first token is the one that follows the row's first fed token.
     ``failed`` names the requests of the step that can get no further token, because their grammar met a limit.
     """
 
@@ -35,6 +40,7 @@ class StepDone:
     positions: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs | None, ...] = ()
     failed: tuple[str, ...] = ()
 
 

@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from actorserve.core.messages.transfers import Transfer
-from actorserve.core.messages.values import NEWCOMER, Attained, FinishReason, RequestSpec, TokenLogprobs
+from actorserve.core.messages.values import (
+    NEWCOMER,
+    Attained,
+    FinishReason,
+    PromptLogprobs,
+    RequestSpec,
+    TokenLogprobs,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,8 @@ class Tokens:
 
     ``positions`` are output positions (0 is the first generated token). ``logprobs`` is empty, or has one entry per
     row. ``num_cached_tokens`` is empty, or has the number of prompt tokens found in the prefix cache in each row of
-    position 0, and 0 in other rows.
+    position 0, and 0 in other rows. ``prompt_logprobs`` is empty, or has the entries of all of the prompt's tokens in
+    each row of position 0 whose request wants them, and None in other rows.
     """
 
     request_ids: tuple[str, ...]
@@ -42,6 +50,7 @@ class Tokens:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     num_cached_tokens: tuple[int, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

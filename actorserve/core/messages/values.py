@@ -81,6 +81,21 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of consecutive tokens of a prompt, from the model's raw logits, as parallel columns.
+
+    Each token has ``1 + num_best`` entries: its own, and those of the tokens that were most likely at its position, the
+    best first. A rank counts from 1, the most likely token. A prompt's first token has no entries, because no logits
+    come before it.
+    """
+
+    num_best: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSpec:
     """A whole request: enough for any worker to start it, or to continue it after the tokens generated so far.
 

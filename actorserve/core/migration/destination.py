@@ -198,12 +198,14 @@ class MigrationDestination(Participant):
             self._on_stage_copied(self._incoming[transfer], now)
 
     def adopt(self, transfer: Transfer, request: Request) -> bool:
-        """Give ``request``, which is this instance's from now on, the KV that was copied. False if some is missing."""
+        """Give ``request``, which is this instance's from now on, the KV that was copied. False if some is missing, or
+        the request may not use it.
+        """
         incoming = self._incoming.get(transfer)
         if incoming is None:
             return False
         kv = incoming.kv
-        if not incoming.is_whole or kv.token_ids != request.token_ids:
+        if not incoming.is_whole or kv.token_ids != request.token_ids or not request.may_reuse_kv:
             self._drop(incoming)
             return False
         del self._incoming[transfer]

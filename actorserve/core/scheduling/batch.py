@@ -24,6 +24,7 @@ class Batch:
     def step_plan(self, step_id: int) -> StepPlan:
         """The iteration as the engine gets it."""
         rows = self.rows
+        scores = tuple(request.wants_prompt_scores for request, _ in rows)
         return StepPlan(
             step_id=step_id,
             request_ids=tuple(request.request_id for request, _ in rows),
@@ -33,4 +34,5 @@ class Batch:
             ),
             block_tables=tuple(tuple(request.blocks) for request, _ in rows),
             samples=tuple(n == request.num_uncomputed for request, n in rows),
+            scores=scores if any(scores) else (),
         )

@@ -338,3 +338,20 @@ def test_a_draining_holder_keeps_nothing() -> None:
     assert_keeps_nothing(instance)
     assert read(instance, 1) == [Send(S, Declined(N, DeclineReason.DRAINING))]
     assert_keeps_nothing(instance)
+
+
+def test_a_scored_prompt_without_output_is_computed_again() -> None:
+    """Its log-probabilities come from computing it, and its gateway may have lost the first token; so no stored block
+    is used, and all are free.
+    """
+    instance = keeps()
+    request = spec("r", 18, 12, prompt_logprobs=0)
+    assert request.prompt_token_ids == PROMPT[:18]
+    effects = instance.handle(Start(2, request, Attained(), Transfer(S, N)), 1.0)
+    assert not any(isinstance(effect, SwapIn) for effect in effects)
+    assert instance.plan is not None
+    assert instance.plan.starts == (0,)
+    assert not instance.state.checkpoint_store
+    instance.handle(Release("r", 2), 1.0)
+    instance.done(now=1.0)
+    assert_keeps_nothing(instance)

@@ -62,7 +62,7 @@ from tests.core.harness.world_parts import (
     Process as Process,
     Scheduling as Scheduling,
 )
-from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_tokens
+from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_scores, expected_tokens
 
 COORDINATOR = "coordinator"
 RETRY_S = 1.0
@@ -252,12 +252,15 @@ class World:
         max_tokens: int,
         gateway: str = "gateway-0",
         cache_salt: str = "",
+        prompt_logprobs: int = -1,
     ) -> None:
         """A client asks for ``max_tokens`` tokens; token 7 ends the answer."""
         spec = RequestSpec(
             request_id,
             prompt,
-            SamplingParams(seed=len(request_id), max_tokens=max_tokens, stop_token_ids=(7,)),
+            SamplingParams(
+                seed=len(request_id), max_tokens=max_tokens, stop_token_ids=(7,), prompt_logprobs=prompt_logprobs
+            ),
             cache_salt=cache_salt,
         )
         process = self.processes[gateway]
@@ -432,11 +435,13 @@ class World:
                 process.fetches.append(effect)
             case Meet(peer=peer):
                 self._meet_worker(process, peer)
-            case Deliver(request_id=request_id, token_ids=token_ids):
+            case Deliver(request_id=request_id, token_ids=token_ids, prompt_logprobs=prompt_logprobs):
                 client = self.clients[request_id]
                 assert not client.end, "tokens after the end"
                 assert not client.closed, "tokens after the client left"
                 client.tokens += token_ids
+                if prompt_logprobs is not None:
+                    client.scores.append(prompt_logprobs)
             case End(request_id=request_id):
                 assert self.clients[request_id].end is None, "ended twice"
                 self.clients[request_id].end = effect
@@ -484,6 +489,9 @@ class World:
             assert client.tokens == client.expected[: len(client.tokens)], (
                 "a wrong token, a repeated token, or tokens out of order"
             )
+            wants_scores = client.spec.sampling.prompt_logprobs >= 0 and bool(client.tokens)
+            expected = [expected_scores(client.spec, 50)] if wants_scores else []
+            assert client.scores == expected, "the prompt's log-probabilities do not come once, whole, with token 0"
             if client.end and client.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
                 assert client.tokens == client.expected, "ended before its last token"
         for process in self.processes.values():

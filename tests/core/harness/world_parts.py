@@ -8,7 +8,7 @@ from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, End, Fetch, SwapIn, SwapOut
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import Message, Peer, PeerUp, RequestSpec, Role
+from actorserve.core.messages import Message, Peer, PeerUp, PromptLogprobs, RequestSpec, Role
 from actorserve.core.migration.config import MigrationMode
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.scheduling.swapping import SwapMode
@@ -54,5 +54,6 @@ class Client:
     gateway: Peer
     expected: list[int]
     tokens: list[int] = field(default_factory=list)
+    scores: list[PromptLogprobs] = field(default_factory=list)
     end: End | None = None
     closed: bool = False

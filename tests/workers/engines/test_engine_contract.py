@@ -104,6 +104,45 @@ def test_wrong_blocks_change_tokens(make_engine: MakeEngine) -> None:
     assert decode(engine, "r", first, (0, 1, 2, 3, 4), 10) != decode(engine, "r", first, (10, 11, 12, 13, 14), 10)
 
 
+def test_scores_do_not_depend_on_chunks(make_engine: MakeEngine) -> None:
+    """The prompt's log-probabilities have one list in any chunks and blocks, with each token's best ones; a row that
+    wants none has none.
+    """
+    engine = make_engine()
+    scored = RequestSpec("scored", PROMPT, SamplingParams(seed=1, max_tokens=20, prompt_logprobs=2))
+    engine.add(scored)
+    engine.add(spec("other"))
+
+    def entries(chunks: tuple[int, ...], table: tuple[int, ...]) -> list[tuple[int, float, int]]:
+        found: list[tuple[int, float, int]] = []
+        start = 0
+        for length in chunks:
+            fed, samples = PROMPT[start : start + length], start + length == len(PROMPT)
+            other = ((0,), ((9, 8, 7),), ((15,),), (False,))
+            plan = StepPlan(
+                0,
+                ("other", "scored"),
+                (*other[0], start),
+                (*other[1], fed),
+                (*other[2], table),
+                (*other[3], samples),
+                (False, True),
+            )
+            none, part = engine.step(plan).prompt_logprobs
+            assert none is None
+            assert (part is None) == (start == len(PROMPT) - 1)
+            if part is not None:
+                assert part.num_best == 2
+                found += zip(part.token_ids, part.logprobs, part.ranks, strict=True)
+            start += length
+        return found
+
+    whole = entries((len(PROMPT),), (0, 1, 2, 3))
+    assert [token for token, _, _ in whole[::3]] == list(PROMPT[1:])
+    assert [rank for _, _, rank in whole[1::3]] == [1] * (len(PROMPT) - 1)
+    assert entries((3, 20, 1, 2, 1), (7, 5, 11, 9)) == whole
+
+
 def test_copies_of_blocks_that_are_not_there_are_refused(make_engine: MakeEngine) -> None:
     """A block beyond either pool is a ValueError, in both directions."""
     engine = make_engine()

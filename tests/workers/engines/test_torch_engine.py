@@ -70,6 +70,26 @@ def test_logits_are_the_references(make_model: Any, make_schedule: Any, changes:
     assert max((logits - expected[at]).abs().max() for at, logits in found.items()) < 1e-3
 
 
+def test_prompt_logprobs_are_the_references(make_model: Any) -> None:
+    """A prompt's log-probabilities, its tokens' ranks and the best tokens are those of transformers' logits."""
+    model = make_model()
+    engine = TorchEngine(model.description, EngineOptions(dtype="float32", kv_cache_bytes=KV_BYTES))
+    tokens = sequence(150, 211)
+    with torch.no_grad():
+        expected = model.reference(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
+    engine.add(RequestSpec("a", tokens, SamplingParams(seed=0, max_tokens=1, prompt_logprobs=3)))
+    done = engine.step(StepPlan(1, ("a",), (0,), (tokens,), (tuple(range(10)),), (True,), (True,)))
+    [found] = done.prompt_logprobs
+    assert found is not None
+    own, best = torch.tensor(found.logprobs).view(-1, 4).tensor_split([1], -1)
+    following = torch.tensor(tokens[1:])[:, None]
+    assert (own - expected.gather(-1, following)).abs().max() < 1e-3
+    assert (best - expected.topk(3).values).abs().max() < 1e-3
+    ranks = (expected > expected.gather(-1, following)).sum(-1) + 1
+    assert (torch.tensor(found.ranks).view(-1, 4)[:, 0] == ranks).float().mean() > 0.98
+    assert (torch.tensor(found.token_ids).view(-1, 4)[:, 1] == expected.argmax(-1)).float().mean() > 0.98
+
+
 def test_bfloat16_is_near_float32(make_model: Any) -> None:
     """In bfloat16 the logits equal those in float32, within bfloat16's rounding."""
     model = make_model(initializer_range=0.1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actorserve.core.messages import RequestSpec, SamplingParams, TokenLogprobs
 from actorserve.core.rng import uniform
-from workers.sampling.logprobs import LEAST_LOGPROB
+from workers.sampling.logprobs import LEAST_LOGPROB, read_logprobs, score_tokens
 from workers.sampling.sampler import Sampler
 
 
@@ -404,3 +404,31 @@ def test_misuse_raises() -> None:
         sampler(torch.zeros(1, 4), ["r"], [0])
     with pytest.raises(ValueError, match="vocabulary"):
         Sampler(0, "cpu")
+
+
+def test_a_prompts_tokens_are_scored_with_ranks() -> None:
+    """Each token has its own entry and the best tokens' entries; equals rank by id; NaN gives the least value."""
+    logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [0.0, math.nan, 1.0, 2.0]])
+    found = score_tokens(logits, [2, 0], 2)
+    assert found.num_best == 2
+    assert found.token_ids[:3] == (2, 1, 2)
+    assert found.ranks[:3] == (2, 1, 2)
+    log_softmax = logits[0].log_softmax(-1).tolist()
+    assert found.logprobs[:3] == pytest.approx([log_softmax[token] for token in (2, 1, 2)])
+    assert found.token_ids[3] == 0
+    assert found.logprobs[3:] == (LEAST_LOGPROB,) * 3
+
+
+def test_a_prompt_is_scored_as_its_output_would_be() -> None:
+    """The same logits give a token the same bits, whether it was sampled or belongs to a prompt; a request for more
+    tokens than the vocabulary has gets all of them.
+    """
+    logits = torch.randn(40, 997, generator=torch.Generator().manual_seed(3))
+    tokens = list(range(100, 140))
+    sampled = read_logprobs(logits, tokens, [5] * 40)
+    scored = score_tokens(logits, tokens, 5)
+    assert [scored.logprobs[6 * row] for row in range(40)] == [entry.logprob for entry in sampled]
+    assert [scored.token_ids[6 * row + 1 : 6 * row + 6] for row in range(40)] == [
+        entry.top_token_ids for entry in sampled
+    ]
+    assert score_tokens(logits[:, :3].contiguous(), [0] * 40, 9).num_best == 3
