@@ -1,6 +1,7 @@
 """The calls of Hermes, Qwen 2.5 and Qwen 3."""
 
 from actorserve.http.chat.text_reader import Reading
+from actorserve.http.chat.tools.call_form import CallForm
 from actorserve.http.chat.tools.call_reader import CallReader
 
 BEGIN = "<tool_call>"
@@ -19,3 +20,12 @@ class HermesCalls(CallReader):
             elif is_open:
                 is_open = False
                 self._held.clear()
+
+
+HERMES = CallForm(
+    markers=(BEGIN, END),
+    new_reader=lambda names: HermesCalls(),
+    before_name=f'{BEGIN}\n{{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments=f"}}\n{END}",
+)

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 
 from actorserve.http.chat.text_reader import Reading
+from actorserve.http.chat.tools.call_form import CallForm
 from actorserve.http.chat.tools.call_reader import CallReader
 
 BEGIN = "<|python_tag|>"
@@ -31,3 +32,13 @@ class Llama3Calls(CallReader):
             known_names = self._names
             if (yield from self._peek()) == ";":
                 self._hold(1)
+
+
+LLAMA3 = CallForm(
+    markers=(BEGIN,),
+    new_reader=Llama3Calls,
+    before_name='{"name": "',
+    before_arguments='", "parameters": ',
+    after_arguments="}",
+    separator="; ",
+)

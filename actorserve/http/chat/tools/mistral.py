@@ -5,6 +5,7 @@ import secrets
 import string
 
 from actorserve.http.chat.text_reader import Reading
+from actorserve.http.chat.tools.call_form import CallForm
 from actorserve.http.chat.tools.call_reader import CallReader
 
 BEGIN = "[TOOL_CALLS]"
@@ -51,3 +52,26 @@ class MistralCalls(CallReader):
                 return
             if len(self._unread) >= _MAX_HEAD_CHARS or not (yield from self._more()):
                 return
+
+
+MISTRAL_LIST = CallForm(
+    markers=(BEGIN,),
+    new_reader=lambda names: MistralCalls(),
+    before_name='{"name": "',
+    before_arguments='", "arguments": ',
+    after_arguments="}",
+    separator=", ",
+    opening=f"{BEGIN}[",
+    closing="]",
+)
+"""The form until the tokenizer's version 7."""
+
+MISTRAL_NAMED = CallForm(
+    markers=(BEGIN, CALL_ID, ARGUMENTS),
+    new_reader=lambda names: MistralCalls(),
+    before_name=BEGIN,
+    before_arguments=ARGUMENTS,
+    after_arguments="",
+    separator="",
+)
+"""The form since the tokenizer's version 11."""
