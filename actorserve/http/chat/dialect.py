@@ -7,16 +7,17 @@ from typing import Literal
 from actorserve.http.chat import reasoning
 from actorserve.http.chat.deltas import OutputParser, PlainText
 from actorserve.http.chat.reasoning import Thoughts, begins_in_thoughts
-from actorserve.http.chat.tools.call_form import CallForm
+from actorserve.http.chat.tools.call_form import CallForm, Functions
 from actorserve.http.chat.tools.first_call import FirstCall
 from actorserve.http.chat.tools.grammar import calls_grammar, thoughts_grammar
 from actorserve.http.chat.tools.hermes import HERMES
 from actorserve.http.chat.tools.llama3 import LLAMA3
 from actorserve.http.chat.tools.mistral import MISTRAL_LIST, MISTRAL_NAMED
 from actorserve.http.chat.tools.prompt import with_tools_as_text
+from actorserve.http.chat.tools.qwen3_coder import QWEN3_CODER
 from actorserve.model_files.tokenizer import Tokenizer
 
-ToolParserName = Literal["auto", "hermes", "llama3", "mistral", "none"]
+ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
 
 
@@ -49,14 +50,14 @@ class Dialect:
             return messages, {"tools": tools} if tools else {}
         return with_tools_as_text(messages, tools, self.call_form or HERMES), {}
 
-    def parser(self, prompt: str, tool_names: Sequence[str] = (), *, parallel: bool = True) -> OutputParser:
+    def parser(self, prompt: str, functions: Functions, *, parallel: bool = True) -> OutputParser:
         """A parser for one choice of the answer to the rendered ``prompt``.
 
-        Without ``tool_names`` it does not look for calls. Without ``parallel`` it gives one call at most.
+        Without ``functions`` it does not look for calls. Without ``parallel`` it gives one call at most.
         """
         parser: OutputParser = PlainText()
-        if self.call_form is not None and tool_names:
-            parser = self.call_form.new_reader(tool_names)
+        if self.call_form is not None and functions:
+            parser = self.call_form.new_reader(functions)
             if not parallel:
                 parser = FirstCall(parser)
         return Thoughts(parser, begun=begins_in_thoughts(prompt)) if self.thinks else parser
@@ -68,10 +69,10 @@ class Dialect:
             markers += self.call_form.markers
         return frozenset(token_id for marker in markers if (token_id := self._special_id(marker)) is not None)
 
-    def forced_calls(self, prompt: str, functions: Mapping[str, Mapping[str, object] | None], *, parallel: bool) -> str:
+    def forced_calls(self, prompt: str, functions: Functions, *, parallel: bool) -> str:
         """The grammar, as llguidance's Lark, that makes the model call ``functions``, after it has thought.
 
-        ``functions`` maps names to the JSON schemas of arguments. There must be a ``call_form``.
+        There must be a ``call_form``.
         """
         assert self.call_form is not None
         calls = calls_grammar(functions, self.call_form, self._special_id, parallel=parallel)
@@ -91,12 +92,16 @@ def _call_form(source: str, name: ToolParserName) -> CallForm | None:
     match name:
         case "none":
             return None
+        case "qwen3_coder":
+            return QWEN3_CODER
         case "llama3":
             return LLAMA3
         case "mistral":
             return mistral
         case "auto" if "[TOOL_CALLS]" in source:
             return mistral
+        case "auto" if "<function=" in source:
+            return QWEN3_CODER
         case "auto" if "<tool_call>" not in source and ("<|python_tag|>" in source or "Environment: ipython" in source):
             return LLAMA3
         case _:

@@ -73,7 +73,7 @@ class TextReader(ABC):
                 self._give(found.start(), kind)
                 self._hold(len(found[0]))
                 return found[0]
-            self._give(len(self._unread) - _begun(self._unread, markers), kind)
+            self._give(len(self._unread) - num_begun(self._unread, markers), kind)
             if not (yield from self._more()):
                 self._give(len(self._unread), kind)
                 return ""
@@ -99,7 +99,7 @@ class TextReader(ABC):
         return deltas
 
 
-def _begun(text: str, markers: tuple[str, ...]) -> int:
+def num_begun(text: str, markers: tuple[str, ...]) -> int:
     """How many characters at the end of ``text`` may be the beginning of a marker. ``text`` contains no marker."""
     for size in range(min(len(text), max(map(len, markers)) - 1), 0, -1):
         if any(marker.startswith(text[-size:]) for marker in markers):

@@ -1,9 +1,12 @@
 """How a family of models writes tool calls: what its prompts, its grammar and its parser have in common."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from actorserve.http.chat.deltas import OutputParser
+
+Functions = Mapping[str, Mapping[str, object] | None]
+"""The JSON schema of the arguments of each function, by its name; None: no arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +19,8 @@ class CallForm:
 
     markers: tuple[str, ...]
     """What a model's vocabulary may have as special tokens."""
-    new_reader: Callable[[Collection[str]], OutputParser]
-    """Makes a parser of this form for a request with functions of these names."""
+    new_reader: Callable[[Functions], OutputParser]
+    """Makes a parser of this form for a request with these functions."""
     before_name: str
     before_arguments: str
     after_arguments: str

@@ -5,19 +5,14 @@ import re
 from collections.abc import Callable, Mapping
 
 from actorserve.http.chat.reasoning import BEGIN, END
-from actorserve.http.chat.tools.call_form import CallForm
+from actorserve.http.chat.tools.call_form import CallForm, Functions
 
 TokenId = Callable[[str], int | None]
 """The id of a special token by its text; None for text that is none."""
 
 
-def calls_grammar(
-    functions: Mapping[str, Mapping[str, object] | None], form: CallForm, token_id: TokenId, *, parallel: bool
-) -> str:
-    """Rules for ``calls``: one call, or with ``parallel`` any number, of these functions.
-
-    ``functions`` maps each name to the JSON schema of its arguments; None: no arguments.
-    """
+def calls_grammar(functions: Functions, form: CallForm, token_id: TokenId, *, parallel: bool) -> str:
+    """Rules for ``calls``: one call, or with ``parallel`` any number, of these functions."""
 
     def text(value: str) -> str:
         return literal(value, form.markers, token_id)

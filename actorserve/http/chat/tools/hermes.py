@@ -24,7 +24,7 @@ class HermesCalls(CallReader):
 
 HERMES = CallForm(
     markers=(BEGIN, END),
-    new_reader=lambda names: HermesCalls(),
+    new_reader=lambda functions: HermesCalls(),
     before_name=f'{BEGIN}\n{{"name": "',
     before_arguments='", "arguments": ',
     after_arguments=f"}}\n{END}",

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from actorserve.http.chat.text_reader import Reading
-from actorserve.http.chat.tools.call_form import CallForm
+from actorserve.http.chat.tools.call_form import CallForm, Functions
 from actorserve.http.chat.tools.call_reader import CallReader
 
 BEGIN = "<|python_tag|>"
@@ -16,8 +16,8 @@ class Llama3Calls(CallReader):
     only if it names one of the request's functions.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
+    def __init__(self, functions: Functions) -> None:
+        self._names = frozenset(functions)
         super().__init__()
 
     def _read_calls(self) -> Reading[None]:

@@ -56,7 +56,7 @@ class MistralCalls(CallReader):
 
 MISTRAL_LIST = CallForm(
     markers=(BEGIN,),
-    new_reader=lambda names: MistralCalls(),
+    new_reader=lambda functions: MistralCalls(),
     before_name='{"name": "',
     before_arguments='", "arguments": ',
     after_arguments="}",
@@ -68,7 +68,7 @@ MISTRAL_LIST = CallForm(
 
 MISTRAL_NAMED = CallForm(
     markers=(BEGIN, CALL_ID, ARGUMENTS),
-    new_reader=lambda names: MistralCalls(),
+    new_reader=lambda functions: MistralCalls(),
     before_name=BEGIN,
     before_arguments=ARGUMENTS,
     after_arguments="",

@@ -7,16 +7,16 @@ from hypothesis import given, strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from actorserve.http.chat.reasoning import Thoughts
-from actorserve.http.chat.tools.call_form import CallForm
+from actorserve.http.chat.tools.call_form import CallForm, Functions
 from actorserve.http.chat.tools.grammar import calls_grammar, thoughts_grammar
 from actorserve.http.chat.tools.hermes import HERMES
 from actorserve.http.chat.tools.llama3 import LLAMA3
 from actorserve.http.chat.tools.mistral import MISTRAL_LIST, MISTRAL_NAMED
+from actorserve.http.chat.tools.qwen3_coder import QWEN3_CODER
 from tests.http.chat.parsing import outline, parsed
 
-FORMS = pytest.mark.parametrize("form", [HERMES, LLAMA3, MISTRAL_LIST, MISTRAL_NAMED])
-NAMES = ("look", "go")
-FUNCTIONS = {
+FORMS = pytest.mark.parametrize("form", [HERMES, QWEN3_CODER, LLAMA3, MISTRAL_LIST, MISTRAL_NAMED])
+FUNCTIONS: Functions = {
     "look": {"properties": {"at": {"type": "string"}}, "required": ["at"], "additionalProperties": False},
     "go": None,
 }
@@ -40,14 +40,16 @@ def accepts(rules: str, text: str, special: tuple[int, ...] = ()) -> bool:
 @FORMS
 @given(
     calls=st.lists(
-        st.tuples(st.sampled_from(NAMES), st.dictionaries(st.text(), st.text(), max_size=2).map(json.dumps)),
+        st.tuples(
+            st.sampled_from(sorted(FUNCTIONS)), st.dictionaries(st.text(), st.text(), max_size=2).map(json.dumps)
+        ),
         min_size=1,
         max_size=3,
     )
 )
 def test_written_calls_are_read(form: CallForm, calls: list[tuple[str, str]]) -> None:
     """The parser of a form reads the calls that the form writes."""
-    assert outline(parsed(lambda: form.new_reader(NAMES), form.write(calls))) == ("", "", calls)
+    assert outline(parsed(lambda: form.new_reader(FUNCTIONS), form.write(calls))) == ("", "", calls)
 
 
 @FORMS
@@ -77,7 +79,7 @@ def test_the_model_may_think_before_forced_calls(form: CallForm, begun: bool) ->
     thoughts = "Hm <call>\n</thin"
     text = f"{'' if begun else '<think>'}{thoughts}</think>\n\n{form.write(CALLS)}"
     assert accepts("\n".join(rules), text)
-    assert outline(parsed(lambda: Thoughts(form.new_reader(NAMES), begun=begun), text)) == (thoughts, "", CALLS)
+    assert outline(parsed(lambda: Thoughts(form.new_reader(FUNCTIONS), begun=begun), text)) == (thoughts, "", CALLS)
 
 
 def test_markers_may_be_special_tokens() -> None:

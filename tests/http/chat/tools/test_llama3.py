@@ -12,7 +12,7 @@ FRAGMENTS = (CALL, "<|python_tag|>", ";", '{"name": "other", "parameters": {}}',
 
 
 def llama() -> Llama3Calls:
-    return Llama3Calls(["look"])
+    return Llama3Calls({"look": None})
 
 
 @pytest.mark.parametrize(
