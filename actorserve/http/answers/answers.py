@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from actorserve.core.messages import RequestSpec
 from actorserve.http.answers.answer import Answer
 from actorserve.http.answers.answer_format import AnswerFormat
 from actorserve.http.answers.choice import Choice
@@ -30,10 +31,7 @@ class Answers:
 
         ``stop`` are the strings that end a choice.
         """
-        choices = [
-            Choice(spec, Detokenizer(self._tokenizer, spec.prompt_token_ids), stop, index)
-            for index, spec in enumerate(work.specs)
-        ]
+        choices = [Choice(spec, self._detokenizer(spec, work), stop, index) for index, spec in enumerate(work.specs)]
         answer_format = make_format(Usage(choices, work.num_prompt_tokens, work.choices_per_prompt))
 
         def make_writer(sender: ResponseSender) -> AnswerWriter:
@@ -42,3 +40,6 @@ class Answers:
             return WholeWriter(sender, answer_format, len(choices))
 
         return Answer(self._service, self._metrics, work.specs, choices, make_writer, self._keep_alive_s)
+
+    def _detokenizer(self, spec: RequestSpec, work: WorkerRequests) -> Detokenizer:
+        return Detokenizer(self._tokenizer, spec.prompt_token_ids, kept_token_ids=work.marker_ids)

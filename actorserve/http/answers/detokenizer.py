@@ -1,7 +1,7 @@
 """Turns token ids into text, one at a time, without breaking multi-byte characters."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from actorserve.model_files.tokenizer import Tokenizer
 
@@ -17,13 +17,21 @@ class Detokenizer:
     ``prompt_token_ids`` precede the output. Without a prompt (or after special tokens alone) the output
     begins a text, and SentencePiece's first space is removed. After a prompt the space stays, because it separates
     words. A character that the prompt left unfinished belongs to the output.
+
+    Special tokens are skipped, except ``kept_token_ids``.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        kept_token_ids: Collection[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = skipped.difference(kept_token_ids)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail = self._tail(prompt_token_ids)
         self._decoder.decode(tail)

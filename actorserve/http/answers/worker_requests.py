@@ -1,8 +1,10 @@
 """What the workers must generate for one client's request."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actorserve.core.messages import RequestSpec
+from actorserve.http.chat.deltas import OutputParser, PlainText
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +14,10 @@ class WorkerRequests:
     specs: tuple[RequestSpec, ...]
     num_prompt_tokens: int  # of all prompts; a prompt with several choices counts once
     choices_per_prompt: int
+    new_parser: Callable[[], OutputParser] = PlainText
+    """Makes the parser of one choice's text."""
+    marker_ids: frozenset[int] = frozenset()
+    """The special tokens that the parsers read. All others are no part of the text."""
 
     @property
     def wants_logprobs(self) -> bool:

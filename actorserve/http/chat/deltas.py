@@ -39,8 +39,10 @@ class OutputParser(Protocol):
     """Splits the text of one choice into deltas. They do not depend on how the text is split into pieces, except that
     neighbouring deltas of one kind may be joined."""
 
-    has_tool_calls: bool
-    """Whether a tool call has begun."""
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether a tool call has begun."""
+        ...
 
     def push(self, text: str) -> list[Delta]:
         """The deltas that have become certain with more text; often none."""

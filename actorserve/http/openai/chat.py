@@ -1,6 +1,7 @@
 """The form of answers of ``/v1/chat/completions``."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from starlette.responses import Response
 
@@ -8,30 +9,54 @@ from actorserve.core.messages import FinishReason
 from actorserve.http.answers.answer_format import Json, WholeChoice
 from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 from actorserve.http.answers.usage import Usage
+from actorserve.http.answers.worker_requests import WorkerRequests
+from actorserve.http.chat.deltas import Delta, OutputParser, ReasoningDelta, TextDelta, ToolCallDelta
+from actorserve.http.chat.message import Call, Message, read_message
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
 
+CallFinishReason = Literal["tool_calls", "stop"]
+
 
 class ChatFormat:
-    """The ``AnswerFormat`` of chats. A choice's first chunk has the role, and its last chunk the finish reason."""
+    """The ``AnswerFormat`` of chats. A choice's first chunk has the role, and its last chunk the finish reason.
+
+    A chunk has one delta of text, reasoning or a tool call. A piece's log-probabilities go out with the first chunk
+    that follows it.
+    """
 
     def __init__(
-        self, head: AnswerHead, usage: Usage, options: StreamOptions, tokenizer: Tokenizer, wants_logprobs: bool
+        self,
+        head: AnswerHead,
+        usage: Usage,
+        options: StreamOptions,
+        tokenizer: Tokenizer,
+        work: WorkerRequests,
+        call_finish_reason: CallFinishReason = "tool_calls",
     ) -> None:
+        """``call_finish_reason`` is why a choice ends that ends with a tool call."""
         self._chunks = Chunks(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
         self._tokenizer = tokenizer
-        self._wants_logprobs = wants_logprobs
-        self._opened: set[int] = set()  # choices whose first chunk was written
+        self._wants_logprobs = work.wants_logprobs
+        self._new_parser = work.new_parser
+        self._call_finish_reason = call_finish_reason
+        self._parsers: dict[int, OutputParser] = {}  # of the choices whose first chunk was written
+        self._tokens: dict[int, list[AnswerToken]] = {}  # whose log-probabilities were not written yet
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
-        delta = {"content": piece.text}
-        return self._opening(choice.index) + self._chunk(choice.index, delta, self._logprobs(piece.tokens))
+        opening = self._opening(choice.index)
+        self._tokens[choice.index] += piece.tokens
+        return opening + self._deltas(choice.index, self._parsers[choice.index].push(piece.text))
 
     def finish(self, choice: Choice) -> bytes:
         assert choice.end is not None
-        return self._opening(choice.index) + self._chunk(choice.index, {}, finish_reason=choice.end.reason)
+        opening = self._opening(choice.index)
+        parser = self._parsers[choice.index]
+        deltas = self._deltas(choice.index, parser.finish())
+        reason = self._finish_reason(choice.end.reason, parser.has_tool_calls)
+        return opening + deltas + self._chunk(choice.index, {}, reason)
 
     def keep_alive(self) -> bytes:
         return self._chunks.keep_alive()
@@ -49,24 +74,33 @@ class ChatFormat:
         return self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(choices)])
 
     def _opening(self, index: int) -> bytes:
-        if index in self._opened:
+        if index in self._parsers:
             return b""
-        self._opened.add(index)
+        self._parsers[index], self._tokens[index] = self._new_parser(), []
         return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def _chunk(
-        self, index: int, delta: Json, logprobs: Json | None = None, finish_reason: FinishReason | None = None
-    ) -> bytes:
+    def _deltas(self, index: int, deltas: Sequence[Delta]) -> bytes:
+        return b"".join(self._chunk(index, _delta_fields(delta)) for delta in deltas)
+
+    def _chunk(self, index: int, delta: Json, finish_reason: str | None = None) -> bytes:
+        tokens = self._tokens[index]
+        logprobs = self._logprobs(tokens) if tokens else None
+        tokens.clear()
         return self._chunks.chunk(
             {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         )
 
+    def _finish_reason(self, reason: FinishReason, has_tool_calls: bool) -> str:
+        """A call that was cut off by ``max_tokens`` keeps that reason, because its arguments are not complete."""
+        return self._call_finish_reason if has_tool_calls and reason is FinishReason.STOP else reason
+
     def _whole(self, index: int, choice: WholeChoice) -> Json:
+        message = read_message(self._new_parser(), "".join(choice.text))
         return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+            "message": _message_fields(message),
             "logprobs": self._logprobs(choice.tokens),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._finish_reason(choice.finish_reason, bool(message.calls)),
         }
 
     def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json | None:
@@ -86,3 +120,34 @@ class ChatFormat:
     def _entry(self, token_id: int, logprob: float) -> Json:
         text = self._tokenizer.token_text(token_id)
         return {"token": text, "logprob": finite(logprob), "bytes": list(self._tokenizer.token_bytes(token_id))}
+
+
+def _delta_fields(delta: Delta) -> Json:
+    match delta:
+        case TextDelta(text):
+            return {"content": text}
+        case ReasoningDelta(text):
+            return _reasoning_fields(text)
+        case ToolCallDelta(index, arguments, id="", name=""):
+            return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+        case ToolCallDelta(index, arguments, call_id, name):
+            return {"tool_calls": [{"index": index, **_call_fields(Call(call_id, name, arguments))}]}
+
+
+def _message_fields(message: Message) -> Json:
+    content = None if message.calls and not message.text else message.text
+    fields: Json = {"role": "assistant", "content": content, "refusal": None}
+    if message.reasoning:
+        fields |= _reasoning_fields(message.reasoning)
+    if message.calls:
+        fields["tool_calls"] = [_call_fields(call) for call in message.calls]
+    return fields
+
+
+def _reasoning_fields(text: str) -> Json:
+    """The thoughts under both of their names: most clients read the first one, and vLLM's read the second."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _call_fields(call: Call) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -60,7 +60,7 @@ class OpenAIEndpoints:
         head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
 
         def make_format(usage: Usage) -> ChatFormat:
-            return ChatFormat(head, usage, options, self._tokenizer, work.wants_logprobs)
+            return ChatFormat(head, usage, options, self._tokenizer, work)
 
         return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 

@@ -1,0 +1,108 @@
+"""How the served model writes thoughts and tool calls, found out from its chat template."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from actorserve.http.chat import reasoning
+from actorserve.http.chat.deltas import OutputParser, PlainText
+from actorserve.http.chat.reasoning import Thoughts, begins_in_thoughts
+from actorserve.http.chat.tools.call_form import CallForm, Functions
+from actorserve.http.chat.tools.first_call import FirstCall
+from actorserve.http.chat.tools.grammar import calls_grammar, thoughts_grammar
+from actorserve.http.chat.tools.hermes import HERMES
+from actorserve.http.chat.tools.llama3 import LLAMA3
+from actorserve.http.chat.tools.mistral import MISTRAL_LIST, MISTRAL_NAMED
+from actorserve.http.chat.tools.prompt import with_tools_as_text
+from actorserve.http.chat.tools.qwen3_coder import QWEN3_CODER
+from actorserve.model_files.tokenizer import Tokenizer
+
+ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "none"]
+ReasoningParserName = Literal["auto", "think", "none"]
+
+
+class Dialect:
+    """The served model's forms of thoughts and tool calls. All chats share it."""
+
+    def __init__(
+        self,
+        template: str | None,
+        tokenizer: Tokenizer,
+        tool_parser: ToolParserName = "auto",
+        reasoning_parser: ReasoningParserName = "auto",
+    ) -> None:
+        """``auto`` is decided by the source of the chat ``template``; None: there is none."""
+        source = template or ""
+        self.call_form = _call_form(source, tool_parser)
+        """None: calls are not looked for."""
+        self.thinks = reasoning_parser == "think" or (reasoning_parser == "auto" and reasoning.END in source)
+        self._knows_tools = re.search(r"\btools\b", source) is not None
+        self._tokenizer = tokenizer
+
+    def prepare(
+        self, messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, object]]
+    ) -> tuple[Sequence[Mapping[str, object]], Mapping[str, object]]:
+        """The messages and the arguments with which to render the template for a chat with ``tools``.
+
+        If the template knows no tools, they become text in the messages.
+        """
+        if self._knows_tools:
+            return messages, {"tools": tools} if tools else {}
+        return with_tools_as_text(messages, tools, self.call_form or HERMES), {}
+
+    def parser(self, prompt: str, functions: Functions, *, parallel: bool = True) -> OutputParser:
+        """A parser for one choice of the answer to the rendered ``prompt``.
+
+        Without ``functions`` it does not look for calls. Without ``parallel`` it gives one call at most.
+        """
+        parser: OutputParser = PlainText()
+        if self.call_form is not None and functions:
+            parser = self.call_form.new_reader(functions)
+            if not parallel:
+                parser = FirstCall(parser)
+        return Thoughts(parser, begun=begins_in_thoughts(prompt)) if self.thinks else parser
+
+    def marker_ids(self, *, with_tools: bool) -> frozenset[int]:
+        """The special tokens whose text the parser must see, because they mark thoughts or calls."""
+        markers = [reasoning.BEGIN, reasoning.END] if self.thinks else []
+        if self.call_form is not None and with_tools:
+            markers += self.call_form.markers
+        return frozenset(token_id for marker in markers if (token_id := self._special_id(marker)) is not None)
+
+    def forced_calls(self, prompt: str, functions: Functions, *, parallel: bool) -> str:
+        """The grammar, as llguidance's Lark, that makes the model call ``functions``, after it has thought.
+
+        There must be a ``call_form``.
+        """
+        assert self.call_form is not None
+        calls = calls_grammar(functions, self.call_form, self._special_id, parallel=parallel)
+        if not self.thinks:
+            return f"start: calls\n{calls}"
+        begun = begins_in_thoughts(prompt)
+        start = "start: thoughts calls" if begun else "start: thoughts? calls"
+        return f"{start}\n{calls}\n{thoughts_grammar(self._special_id, begun=begun)}"
+
+    def _special_id(self, text: str) -> int | None:
+        token_id = self._tokenizer.token_id(text)
+        return token_id if token_id in self._tokenizer.special_token_ids else None
+
+
+def _call_form(source: str, name: ToolParserName) -> CallForm | None:
+    mistral = MISTRAL_NAMED if "[ARGS]" in source else MISTRAL_LIST
+    match name:
+        case "none":
+            return None
+        case "qwen3_coder":
+            return QWEN3_CODER
+        case "llama3":
+            return LLAMA3
+        case "mistral":
+            return mistral
+        case "auto" if "[TOOL_CALLS]" in source:
+            return mistral
+        case "auto" if "<function=" in source:
+            return QWEN3_CODER
+        case "auto" if "<tool_call>" not in source and ("<|python_tag|>" in source or "Environment: ipython" in source):
+            return LLAMA3
+        case _:
+            return HERMES

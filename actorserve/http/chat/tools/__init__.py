@@ -1,0 +1,1 @@
+"""Tool calls: the forms in which families of models write them."""

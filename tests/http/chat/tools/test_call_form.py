@@ -1,0 +1,90 @@
+"""What a family's prompts, grammar and parser say of its calls agrees."""
+
+import json
+
+import pytest
+from hypothesis import given, strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from actorserve.http.chat.reasoning import Thoughts
+from actorserve.http.chat.tools.call_form import CallForm, Functions
+from actorserve.http.chat.tools.grammar import calls_grammar, thoughts_grammar
+from actorserve.http.chat.tools.hermes import HERMES
+from actorserve.http.chat.tools.llama3 import LLAMA3
+from actorserve.http.chat.tools.mistral import MISTRAL_LIST, MISTRAL_NAMED
+from actorserve.http.chat.tools.qwen3_coder import QWEN3_CODER
+from tests.http.chat.parsing import outline, parsed
+
+FORMS = pytest.mark.parametrize("form", [HERMES, QWEN3_CODER, LLAMA3, MISTRAL_LIST, MISTRAL_NAMED])
+FUNCTIONS: Functions = {
+    "look": {"properties": {"at": {"type": "string"}}, "required": ["at"], "additionalProperties": False},
+    "go": None,
+}
+CALLS = [("look", '{"at": "x"}'), ("go", "{}")]
+BYTES = LLTokenizer("byte")  # its special token has the id 256
+
+
+def no_special_token(_: str) -> None:
+    return None
+
+
+def accepts(rules: str, text: str, special: tuple[int, ...] = ()) -> bool:
+    """Whether the grammar accepts exactly these special tokens and then this text."""
+    grammar = json.dumps({"grammars": [{"lark_grammar": rules}]})
+    assert LLMatcher.validate_grammar(grammar, BYTES) == ""
+    matcher = LLMatcher(BYTES, grammar)
+    token_ids = [*special, *BYTES.tokenize_str(text)]
+    return bool(matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
+
+
+@FORMS
+@given(
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(FUNCTIONS)), st.dictionaries(st.text(), st.text(), max_size=2).map(json.dumps)
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_written_calls_are_read(form: CallForm, calls: list[tuple[str, str]]) -> None:
+    """The parser of a form reads the calls that the form writes."""
+    assert outline(parsed(lambda: form.new_reader(FUNCTIONS), form.write(calls))) == ("", "", calls)
+
+
+@FORMS
+def test_the_grammar_allows_the_calls_of_the_functions(form: CallForm) -> None:
+    """The grammar accepts the form's own text, for these functions and arguments only, and several calls if wanted."""
+    several = "start: calls\n" + calls_grammar(FUNCTIONS, form, no_special_token, parallel=True)
+    one = "start: calls\n" + calls_grammar(FUNCTIONS, form, no_special_token, parallel=False)
+    assert accepts(several, form.write(CALLS))
+    assert accepts(one, form.write(CALLS[:1]))
+    assert not accepts(one, form.write(CALLS))
+    for grammar in (several, one):
+        assert not accepts(grammar, form.write([("look", "{}")]))
+        assert not accepts(grammar, form.write([("go", '{"at": "x"}')]))
+        assert not accepts(grammar, form.write([("fly", "{}")]))
+        assert not accepts(grammar, "No.")
+
+
+@FORMS
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_model_may_think_before_forced_calls(form: CallForm, begun: bool) -> None:
+    """The grammar accepts any thoughts up to their marker, and the parsers read them."""
+    rules = [
+        "start: thoughts calls",
+        calls_grammar(FUNCTIONS, form, no_special_token, parallel=True),
+        thoughts_grammar(no_special_token, begun=begun),
+    ]
+    thoughts = "Hm <call>\n</thin"
+    text = f"{'' if begun else '<think>'}{thoughts}</think>\n\n{form.write(CALLS)}"
+    assert accepts("\n".join(rules), text)
+    assert outline(parsed(lambda: Thoughts(form.new_reader(FUNCTIONS), begun=begun), text)) == (thoughts, "", CALLS)
+
+
+def test_markers_may_be_special_tokens() -> None:
+    """Where a marker is a special token, the grammar demands that token in place of its text."""
+    rules = "start: calls\n" + calls_grammar(FUNCTIONS, MISTRAL_LIST, {"[TOOL_CALLS]": 256}.get, parallel=True)
+    text = MISTRAL_LIST.write(CALLS)
+    assert accepts(rules, text.removeprefix("[TOOL_CALLS]"), special=(256,))
+    assert not accepts(rules, text)
