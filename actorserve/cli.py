@@ -31,7 +31,9 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="settings file; config/actorserve.toml shows all settings"
     )
-    parser.add_argument("--model", metavar="NAME_OR_PATH", help="default, a GGUF file, or a Hugging Face folder")
+    parser.add_argument(
+        "--model", metavar="NAME_OR_PATH", help="default, a GGUF file, a Hugging Face folder, or org/name on a hub"
+    )
     parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring (auto)")
     parser.add_argument("--model-name", metavar="NAME", help="the name that clients ask for (the model's own)")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="device that workers compute on (auto)")

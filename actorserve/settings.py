@@ -54,7 +54,7 @@ class HttpSettings(_Section):
 class ModelSettings(_Section):
     """The served model."""
 
-    path: str = Field("default", description="`default`, a GGUF file, or a Hugging Face folder")
+    path: str = Field("default", description="`default`, a GGUF file, a Hugging Face folder, or org/name on a hub")
     name: str | None = Field(None, description="the model name in clients' requests; default: the model's own name")
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="auto: load the model's weights; dummy: random weights, for measurements"
