@@ -21,11 +21,12 @@ from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
 from actorserve.http.openai.translate import Translator
+from actorserve.http.openapi.endpoints import OpenAPIEndpoints
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
-from actorserve.http.status import StatusEndpoints
+from actorserve.http.status import StatusEndpoints, installed_version
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -56,8 +57,9 @@ def create_app(
     parser = RequestParser(settings, metrics.count_unknown_fields)
     openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
     status = StatusEndpoints(service, metrics)
+    routes = [*openai.routes(), *ModelEndpoints(models).routes(), *status.routes()]
     app = Starlette(
-        routes=[*openai.routes(), *ModelEndpoints(models).routes(), *status.routes()],
+        routes=[*routes, *OpenAPIEndpoints(routes, installed_version()).routes()],
         exception_handlers={
             InvalidRequestError: errors.on_invalid_request,
             errors.RequestFailedError: errors.on_failed_request,
