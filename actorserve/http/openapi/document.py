@@ -14,7 +14,7 @@ from actorserve.http.openapi.answers import Error
 from actorserve.http.openapi.operation import Operation
 from actorserve.http.openapi.request_types import described
 
-OPENAPI_VERSION = "3.1.0"
+OPENAPI_VERSION = "3.2.0"  # the first version that can describe a stream of events
 _EVERY_ROUTE_FAILS_WITH = (401, 500)
 _CONVERTOR = re.compile(r":\w+}")
 _REF = "#/components/schemas/"
@@ -154,9 +154,7 @@ def _headers(status: int) -> Json:
     return headers
 
 
-def _stream(event: Json) -> Any:
-    """A stream of events. OpenAPI 3.1 has no schema of their data, so an extension refers to it."""
-    return {
-        "schema": {"type": "string", "description": "with stream: true, events whose data are JSON, and then [DONE]"},
-        "x-event-data": event,
-    }
+def _stream(event: Json) -> Json:
+    """A stream of events, each with JSON as its data. The data of the last event are ``[DONE]``."""
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+    return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}
