@@ -31,9 +31,14 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="settings file; config/actorserve.toml shows all settings"
     )
-    parser.add_argument("--model", metavar="NAME_OR_PATH", help="default, a GGUF file, or a Hugging Face folder")
+    parser.add_argument(
+        "--model", metavar="NAME_OR_PATH", help="default, a GGUF file, a Hugging Face folder, or org/name on a hub"
+    )
     parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring (auto)")
     parser.add_argument("--model-name", metavar="NAME", help="the name that clients ask for (the model's own)")
+    parser.add_argument(
+        "--model-alias", action="append", metavar="NAME", help="a further name that clients may ask for; repeatable"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="device that workers compute on (auto)")
     parser.add_argument(
         "--dtype",
@@ -60,6 +65,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
             "model": {
                 "path": arguments.model,
                 "name": arguments.model_name,
+                "aliases": arguments.model_alias,
                 "load_format": arguments.load_format,
                 "dtype": arguments.dtype,
             },

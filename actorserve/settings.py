@@ -8,7 +8,7 @@ import shlex
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -33,6 +33,9 @@ class HttpSettings(_Section):
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port on which the gateway listens; 0: any free port")
     api_keys_file: Path | None = Field(None, description="file of API keys; default: clients need no key")
+    cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")], ...] = Field(
+        (), description="origins of web pages that may call the API from a browser, or `*`"
+    )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="largest body of an HTTP request, in bytes")
     max_open_requests: int = Field(
         4096, ge=1, description="maximum number of choices that are generated at once; further requests get 503"
@@ -54,8 +57,11 @@ class HttpSettings(_Section):
 class ModelSettings(_Section):
     """The served model."""
 
-    path: str = Field("default", description="`default`, a GGUF file, or a Hugging Face folder")
+    path: str = Field("default", description="`default`, a GGUF file, a Hugging Face folder, or org/name on a hub")
     name: str | None = Field(None, description="the model name in clients' requests; default: the model's own name")
+    aliases: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
+        (), description="further names by which clients may call the model"
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="auto: load the model's weights; dummy: random weights, for measurements"
     )

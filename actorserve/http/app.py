@@ -1,7 +1,7 @@
 """The HTTP API as one ASGI app."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,17 +13,20 @@ from actorserve.errors import InvalidRequestError
 from actorserve.http import errors
 from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.access.authentication import Authentication
+from actorserve.http.access.cors import with_cors
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.answers.answers import Answers
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.metrics.metrics import Metrics
+from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
 from actorserve.http.openai.translate import Translator
+from actorserve.http.openapi.endpoints import OpenAPIEndpoints
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
-from actorserve.http.status import StatusEndpoints
+from actorserve.http.status import StatusEndpoints, installed_version
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -36,22 +39,27 @@ def create_app(
     description: ModelDescription,
     settings: HttpSettings,
     *,
+    aliases: Sequence[str] = (),
     api_keys: ApiKeys | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
     """The app that serves ``description``'s model through ``service``. ``clock`` measures latencies, in seconds.
 
+    Clients may also call the model by its ``aliases``.
+
     Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
     """
-    translator = Translator(service, tokenizer, template, description, settings)
+    models = ServedModels(service, aliases)
+    translator = Translator(models, tokenizer, template, description, settings)
     metrics = Metrics(service, clock)
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
     bodies = BodyReader(settings.max_body_bytes)
     parser = RequestParser(settings, metrics.count_unknown_fields)
-    openai = OpenAIEndpoints(service, tokenizer, translator, answers, bodies, parser)
+    openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
     status = StatusEndpoints(service, metrics)
+    routes = [*openai.routes(), *ModelEndpoints(models).routes(), *status.routes()]
     app = Starlette(
-        routes=[*openai.routes(), *status.routes()],
+        routes=[*routes, *OpenAPIEndpoints(routes, installed_version()).routes()],
         exception_handlers={
             InvalidRequestError: errors.on_invalid_request,
             errors.RequestFailedError: errors.on_failed_request,
@@ -62,7 +70,8 @@ def create_app(
     )
     app.router.redirect_slashes = False  # because a redirect would name the host that the client sent
     # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
-    return DiscardUnreadBody(RequestId(app if api_keys is None else Authentication(app, api_keys)))
+    guarded = app if api_keys is None else Authentication(app, api_keys)
+    return DiscardUnreadBody(RequestId(with_cors(guarded, settings.cors_origins)))
 
 
 class _NoResponse(Response):

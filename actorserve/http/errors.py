@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from actorserve.core.effects import End
 from actorserve.core.messages import FinishReason, RefusalReason
 from actorserve.errors import ActorserveError, InvalidRequestError
+from actorserve.http.not_offered import not_offered
 
 
 class RequestFailedError(ActorserveError):
@@ -93,7 +94,8 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
     """Unknown routes, and methods that a route does not support."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
-        message, code = "this route does not exist", "not_found"
+        refusal = not_offered(request.scope["path"])
+        message, code = (refusal, "not_offered") if refusal else ("this route does not exist", "not_found")
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         message, code = f"this route does not support {request.method[:16]}", "method_not_allowed"
     else:

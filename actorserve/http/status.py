@@ -34,10 +34,10 @@ class StatusEndpoints:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def _version(self, _: Request) -> Response:
-        return JSONResponse({"version": _installed_version()})
+        return JSONResponse({"version": installed_version()})
 
 
-def _installed_version() -> str:
+def installed_version() -> str:
     try:
         return version("actorserve")
     except PackageNotFoundError:  # we run from a source tree that is not installed

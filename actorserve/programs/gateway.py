@@ -58,7 +58,8 @@ async def _run(child: Child) -> None:
     node = open_node(child.name, hello, settings.cluster, child.runtime_dir, config)
     actor = GatewayActor(GatewayState(config), node, settings.http.max_open_requests)
     template = _template(description, settings.http)
-    app = create_app(actor, tokenizer, template, description, settings.http, api_keys=keys)
+    aliases = settings.model.aliases
+    app = create_app(actor, tokenizer, template, description, settings.http, aliases=aliases, api_keys=keys)
     ending = asyncio.Event()
     on_termination(ending.set)
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from actorserve.actors.supervisor import Supervisor
 from actorserve.http.access.api_keys import read_api_keys
 from actorserve.model_files.describe import describe
-from actorserve.model_files.locate import locate
+from actorserve.model_files.locate import hub_name, locate
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
 from actorserve.processes.signals import on_termination
@@ -47,7 +47,8 @@ def _resolve_model(settings: Settings, display: ProgressDisplay) -> Settings:
     path = locate(
         settings.model.path, lambda done, total: display.update("model", "downloading", done / total), load_format
     )
-    name = settings.model.name or describe(path, load_format).name
+    hub = hub_name(settings.model.path)
+    name = settings.model.name or (describe(path, load_format).name if hub is None else hub.served_name)
     return launch.replace(settings, "model", path=str(path), name=name)
 
 

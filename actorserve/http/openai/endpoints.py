@@ -4,7 +4,6 @@ import time
 import uuid
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from actorserve.http.access.authentication import granted_priority
@@ -19,7 +18,6 @@ from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.http.requests.parsing import RequestParser
-from actorserve.http.service import Service
 from actorserve.model_files.tokenizer import Tokenizer
 
 
@@ -28,27 +26,22 @@ class OpenAIEndpoints:
 
     def __init__(
         self,
-        service: Service,
         tokenizer: Tokenizer,
         translator: Translator,
         answers: Answers,
         bodies: BodyReader,
         parser: RequestParser,
     ) -> None:
-        self._service = service
         self._tokenizer = tokenizer
         self._translator = translator
         self._answers = answers
         self._bodies = bodies
         self._parser = parser
-        self._created_s = int(time.time())
 
     def routes(self) -> list[BaseRoute]:
         return [
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/completions", self._completion, methods=["POST"]),
-            Route("/v1/models", self._models),
-            Route("/v1/models/{model:path}", self._model),
         ]
 
     async def _chat(self, request: Request) -> Answer:
@@ -77,22 +70,5 @@ class OpenAIEndpoints:
 
         return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 
-    async def _models(self, _: Request) -> Response:
-        model = self._service.model
-        return JSONResponse({"object": "list", "data": [] if model is None else [self._card(None)]})
-
-    async def _model(self, request: Request) -> Response:
-        return JSONResponse(self._card(request.path_params["model"]))
-
     def _head(self, answer_id: str, model: str | None) -> AnswerHead:
         return AnswerHead(answer_id, int(time.time()), self._translator.model(model).name)
-
-    def _card(self, name: str | None) -> dict[str, object]:
-        model = self._translator.model(name)
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": self._created_s,
-            "owned_by": "actorserve",
-            "max_model_len": model.max_tokens,
-        }

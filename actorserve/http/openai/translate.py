@@ -16,9 +16,9 @@ from actorserve.errors import InvalidRequestError
 from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
+from actorserve.http.models import ServedModels
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
 from actorserve.http.requests.fields import SamplingFields
-from actorserve.http.service import Service
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -52,13 +52,13 @@ class Translator:
 
     def __init__(
         self,
-        service: Service,
+        models: ServedModels,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         description: ModelDescription,
         settings: HttpSettings,
     ) -> None:
-        self._service = service
+        self._models = models
         self._tokenizer = tokenizer
         self._template = template
         self._eos_token_ids = description.eos_token_ids
@@ -69,18 +69,8 @@ class Translator:
         )
 
     def model(self, name: str | None) -> ModelInfo:
-        """The model of this name (None: the one that is served).
-
-        Raises: RequestFailedError: 503 before any worker has come up, 404 for a model that is not served.
-        """
-        model = self._service.model
-        if model is None:
-            message = "the model is still being loaded; try again later"
-            raise RequestFailedError(503, message, code="model_loading", retry_after_s=_RETRY_S)
-        if name is not None and name != model.name:
-            message = "this model is not served here; /v1/models lists the one that is"
-            raise RequestFailedError(404, message, param="model", code="model_not_found")
-        return model
+        """The model of this name. Raises: RequestFailedError, as ``ServedModels.find``."""
+        return self._models.find(name)
 
     async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""

@@ -33,6 +33,7 @@ CLOSED_ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("GET", "/v1/models"),
+    ("GET", "/openapi.json"),
     ("GET", f"/v1/models/{MODEL}"),
     ("GET", "/metrics"),
     ("GET", "/version"),

@@ -1,0 +1,175 @@
+"""The forms of answers, for the OpenAPI document. Tests hold the answers to its examples against them."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from actorserve.core.messages import FinishReason
+
+
+class AnswerPart(BaseModel):
+    """Base of all parts of an answer: exactly the declared fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ErrorDetails(AnswerPart):
+    """What was wrong. ``param`` is the field to change, and ``code`` is for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(AnswerPart):
+    """The body of every answer whose status is not 200, and of an event in a stream that fails."""
+
+    error: ErrorDetails
+
+
+class PromptTokensDetails(AnswerPart):
+    """``cached_tokens`` were found in a prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(AnswerPart):
+    """Numbers of tokens. A prompt counts once for all of its choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TokenLogprob(AnswerPart):
+    """A token, its bytes, and the logarithm of its probability; -9999 stands for minus infinity."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenTokenLogprob(TokenLogprob):
+    """The token that was chosen, and the likeliest ones at its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(AnswerPart):
+    content: list[ChosenTokenLogprob]
+    refusal: None
+
+
+class AnswerMessage(AnswerPart):
+    """The model's turn. It may be sent back as a message of the next request."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+
+
+class ChatChoice(AnswerPart):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+
+
+class ChatCompletion(AnswerPart):
+    """The answer of ``/v1/chat/completions`` without ``stream``."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class MessageDelta(AnswerPart):
+    """What a chunk adds to a message. The first chunk of a choice has the role, and the last one adds nothing."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(AnswerPart):
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(AnswerPart):
+    """The data of an event of ``/v1/chat/completions`` with ``stream``; ``[DONE]`` is the last data."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+
+
+class CompletionLogprobs(AnswerPart):
+    """Columns over the tokens. ``text_offset`` counts characters from the beginning of the text."""
+
+    text_offset: list[int]
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(AnswerPart):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class Completion(AnswerPart):
+    """The answer of ``/v1/completions``, and with ``stream`` the data of an event; ``[DONE]`` is the last data."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ModelCard(AnswerPart):
+    """A name of the served model. ``root`` is the model's own name, which tells aliases apart."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int
+
+
+class ModelList(AnswerPart):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Health(AnswerPart):
+    """``instances`` workers are up."""
+
+    status: Literal["ok", "unavailable"]
+    instances: int
+
+
+class Version(AnswerPart):
+    version: str
+
+
+class OpenAPIDocument(BaseModel):
+    """This document; it has further fields."""
+
+    openapi: str
+    paths: dict[str, object]

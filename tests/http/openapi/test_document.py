@@ -1,0 +1,145 @@
+"""The OpenAPI document is true: nothing is missing in it, and its examples are answered as it says."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from actorserve.core.messages import FinishReason
+from actorserve.http.openapi.document import make_document, methods_of, open_path
+from actorserve.http.openapi.operation import Example, Operation
+from actorserve.http.openapi.operations import OPERATIONS
+from actorserve.http.openapi.request_types import described, is_described
+from actorserve.settings import HttpSettings
+from tests.http.fakes import MODEL, ScriptedService, app_for, client_for, delivered, end, serving
+
+REQUESTS = {operation.request.__name__: operation.request for operation in OPERATIONS if operation.request is not None}
+EXAMPLES = [
+    pytest.param(operation, example, id=f"{operation.method} {operation.path} {name}")
+    for operation in OPERATIONS
+    for name, example in operation.examples.items()
+]
+
+
+def routes_of(app: ASGIApp) -> list[Route]:
+    """All routes of an app, inside its middlewares."""
+    while not isinstance(app, Starlette):
+        app = vars(app)["_app"]
+    return [route for route in app.routes if isinstance(route, Route)]
+
+
+def answering() -> ScriptedService:
+    """A service whose answers have text and, where wanted, log-probabilities."""
+    return ScriptedService(
+        lambda spec: [delivered("he", -0.5 if spec.sampling.top_logprobs >= 0 else None), end(FinishReason.LENGTH)]
+    )
+
+
+async def document() -> dict[str, Any]:
+    async with client_for(answering()) as client:
+        answer = await client.get("/openapi.json")
+    shown: dict[str, Any] = answer.json()
+    return shown
+
+
+def objects_in(value: object) -> Iterator[dict[str, Any]]:
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from objects_in(item)
+    if isinstance(value, dict):
+        yield value
+
+
+def test_every_route_is_described() -> None:
+    """Every method of every route has an operation, and no operation is left without its route."""
+    routes = {(method, open_path(route)) for route in routes_of(app_for(answering())) for method in methods_of(route)}
+    described_routes = {(operation.method, operation.path) for operation in OPERATIONS}
+    assert routes - described_routes == set(), "describe them in actorserve/http/openapi/operations.py"
+    assert described_routes - routes == set()
+
+
+def test_a_new_route_appears_by_itself() -> None:
+    """A route without an operation is in the document, with the errors that every route has."""
+    shown = make_document([Route("/v1/new/{name:path}", lambda _: None)], (), "1")
+    assert set(shown["paths"]["/v1/new/{name}"]["get"]["responses"]) == {"200", "401", "500"}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_every_field_is_described(name: str) -> None:
+    """The document tells the type of every field, also of those that our own code checks."""
+    model = REQUESTS[name]
+    unknown = [field for field, info in model.model_fields.items() if not is_described(model, field, info)]
+    assert unknown == [], "give their types in actorserve/http/openapi/request_types.py"
+    assert set(described(model).model_fields) == set(model.model_fields)
+
+
+async def test_every_field_is_shown() -> None:
+    """A field of a request's model is in the document, by itself."""
+    schemas = (await document())["components"]["schemas"]
+    for name, model in REQUESTS.items():
+        assert set(schemas[name]["properties"]) == set(model.model_fields)
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_null_means_the_default(name: str) -> None:
+    """As the document says, every field that may be missing may be null."""
+    model = REQUESTS[name]
+    first = next(iter(next(each for each in OPERATIONS if each.request is model).examples.values()))
+    wrong = []
+    for field, info in model.model_fields.items():
+        if not info.is_required():
+            try:
+                model.model_validate({**(first.body or {}), field: None}, context=HttpSettings())
+            except ValidationError:
+                wrong.append(field)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(("operation", "example"), EXAMPLES)
+async def test_examples_are_answered_as_described(operation: Operation, example: Example) -> None:
+    """An example gets the status that it names, and an answer of the described form, whole or as a stream."""
+    path = operation.path.format_map({"model": MODEL, **example.path})
+    async with serving(app_for(answering())) as (url, _), httpx.AsyncClient() as client:
+        answer = await client.request(operation.method, url + path, json=example.body)
+    assert answer.status_code == example.status, answer.text
+    shown = (await document())["paths"][operation.path][operation.method.lower()]["responses"][str(example.status)]
+    content_type = answer.headers["content-type"].partition(";")[0]
+    assert content_type in shown["content"]
+    if content_type == "text/event-stream":
+        assert operation.event is not None
+        *events, last = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        assert last == "[DONE]"
+        for event in events:
+            operation.event.model_validate_json(event)
+    elif content_type == "application/json":
+        (schema,) = [each["schema"] for kind, each in shown["content"].items() if kind == content_type]
+        model = operation.answers.get(example.status)
+        if model is None:
+            assert schema == {"$ref": "#/components/schemas/Error"}
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        else:
+            assert schema == {"$ref": f"#/components/schemas/{model.__name__}"}
+            model.model_validate_json(answer.content)
+
+
+def test_every_operation_has_an_example() -> None:
+    """A body has examples, one of them streamed if there are streams, and they are in the document's form."""
+    for operation in OPERATIONS:
+        assert operation.examples
+        bodies = [dict(example.body or {}) for example in operation.examples.values()]
+        assert all(bodies) == (operation.request is not None)
+        assert any(body.get("stream") for body in bodies) == (operation.event is not None)
+
+
+async def test_references_resolve() -> None:
+    """Every reference in the document names a schema that it has, and no schema is superfluous."""
+    shown = await document()
+    schemas = shown["components"]["schemas"]
+    used = {each["$ref"].removeprefix("#/components/schemas/") for each in objects_in(shown) if "$ref" in each}
+    assert used == set(schemas)
+    assert json.dumps(shown, allow_nan=False)
