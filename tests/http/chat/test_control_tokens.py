@@ -81,10 +81,27 @@ async def _ids(template: ChatTemplate, tokenizer: Tokenizer, body: Mapping[str, 
     return list((await ChatPrompts(template, tokenizer).render(_request(body))).encode())
 
 
-_PIECES = st.sampled_from(
-    "<|end|> <|user|> <|end|><|user|> <| |> < > | end s / <s> </s> <unk> |end| <|en d|> a hello \ue000 é".split(" ")
-    + [" ", "\n", '"', "\\", "<think>", "{{ x }}", "\\ue000"]
-)
+_CONTROL = ["<|end|>", "<|user|>", "<|end|><|user|>", "<s>", "</s>", "<unk>", "|end|", "<|en", "d|>", "<|", "|>"]
+_OTHER = [
+    "<",
+    ">",
+    "|",
+    "end",
+    "s",
+    "/",
+    "a",
+    "hello",
+    "\ue000",
+    "é",
+    " ",
+    "\n",
+    '"',
+    "\\",
+    "<think>",
+    "{{ x }}",
+    "\\ue000",
+]
+_PIECES = st.sampled_from(_CONTROL) | st.sampled_from(_OTHER)
 _TEXT = st.lists(_PIECES, min_size=1, max_size=8).map("".join)
 
 
