@@ -41,10 +41,13 @@ class ControlTokens:
         marked: dict[str, Any] = self._marked(context)
         return marked
 
-    def unmark(self, text: str) -> str:
+    def with_aliases(self, text: str) -> str:
         """The rendered text without its markers, and with aliases where the template wrote control tokens."""
-        named = self._anywhere.sub(lambda token: self._aliases[token[0]], text)
-        return named.replace(_MARKER, "").replace(_ESCAPED_MARKER, "")
+        return self.without_markers(self._anywhere.sub(lambda token: self._aliases[token[0]], text))
+
+    def without_markers(self, text: str) -> str:
+        """The rendered text as people read it."""
+        return text.replace(_MARKER, "").replace(_ESCAPED_MARKER, "")
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -53,7 +53,7 @@ class ChatTemplate:
     ) -> None:
         """``special_tokens`` maps ``bos_token`` and the like to text; ``strftime_now`` formats ``now()``.
 
-        ``variables`` are the names that the template reads and does not set.
+        ``source`` is kept; ``variables`` are the names that the template reads and does not set.
 
         Raises: ModelError if ``source`` is not a valid template.
         """
@@ -64,6 +64,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ModelError(f"the model's chat template is not valid: {_one_line(error)}") from None
         self._template = jinja2.Template.from_code(environment, code, environment.globals)
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chat-template")

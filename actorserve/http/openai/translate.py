@@ -14,6 +14,7 @@ from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
 from actorserve.errors import InvalidRequestError
 from actorserve.http.answers.worker_requests import WorkerRequests
+from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
@@ -61,7 +62,9 @@ class Translator:
     ) -> None:
         self._models = models
         self._tokenizer = tokenizer
-        self._chats = None if template is None else ChatPrompts(template, tokenizer)
+        self._chats = (
+            None if template is None else ChatPrompts(template, tokenizer, Dialect(template.source, tokenizer))
+        )
         self._eos_token_ids = description.eos_token_ids
         self._settings = settings
         self._num_translating = 0

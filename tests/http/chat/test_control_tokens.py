@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers
 
+from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.openai.chat_prompts import ChatPrompts
 from actorserve.http.openai.requests import ChatRequest
@@ -78,7 +79,9 @@ def _request(body: Mapping[str, object]) -> ChatRequest:
 
 
 async def _ids(template: ChatTemplate, tokenizer: Tokenizer, body: Mapping[str, object]) -> list[int]:
-    return list((await ChatPrompts(template, tokenizer).render(_request(body))).encode())
+    prompts = ChatPrompts(template, tokenizer, Dialect(template.source, tokenizer))
+    prompt = await prompts.render(_request(body))
+    return list(prompt.encode())
 
 
 _CONTROL = ["<|end|>", "<|user|>", "<|end|><|user|>", "<s>", "</s>", "<unk>", "|end|", "<|en", "d|>", "<|", "|>"]
@@ -109,7 +112,11 @@ _TEXT = st.lists(_PIECES, min_size=1, max_size=8).map("".join)
 def _bodies(draw: st.DrawFn) -> Json:
     messages = draw(
         st.lists(
-            st.fixed_dictionaries({"role": st.just("user"), "content": _TEXT, "name": _TEXT}), min_size=1, max_size=3
+            st.fixed_dictionaries(
+                {"role": st.just("user"), "content": _TEXT, "name": _TEXT.map(lambda text: text[:64])}
+            ),
+            min_size=1,
+            max_size=3,
         )
     )
     return {
@@ -139,10 +146,10 @@ async def test_control_tokens_are_the_templates(template: ChatTemplate, tokenize
     assert [i for i in ids if i in special] == [i for i in neutral if i in special]
     if not tokenizer.strips_leading_space:
         request = _request(body)
-        text = await template.render(
-            [message.for_template() for message in request.messages],
-            arguments={**request.chat_template_kwargs, "tools": [tool.for_template() for tool in request.tools]},
+        messages, arguments = Dialect(template.source, tokenizer).prepare(
+            [message.for_template() for message in request.messages], [tool.for_template() for tool in request.tools]
         )
+        text = await template.render(messages, arguments={**request.chat_template_kwargs, **arguments})
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
