@@ -56,6 +56,7 @@ _OWN_WORDS = frozenset(
         "null",
     ]
 )
+"""Words of this server, of OpenAI's messages and of JSON schemas, which templates compare or look up."""
 _WORD = re.compile(r"\w*")
 
 
