@@ -52,7 +52,7 @@ def create_app(
     models = ServedModels(service, aliases)
     translator = Translator(models, tokenizer, template, description, settings)
     metrics = Metrics(service, clock)
-    answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
+    answers = Answers(service, metrics, tokenizer, settings.keep_alive_s, settings.max_answer_s)
     bodies = BodyReader(settings.max_body_bytes)
     parser = RequestParser(settings, metrics.count_unknown_fields)
     openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
