@@ -84,14 +84,7 @@ class Translator:
     async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
-        if self._chats is None:
-            raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
-        if len(request.messages) > model.max_tokens:
-            raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
-        self._check_length([message.content for message in request.messages], model, "messages")
-        prompt = await self._chats.render(request)
-        self._check_length([prompt.text], model, "messages")
-        token_ids = await self._off_loop(prompt.encode)
+        token_ids = await self.chat_prompt(request, model)
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         generation = _Generation(
@@ -106,6 +99,32 @@ class Translator:
             request.n,
         )
         return self._worker_requests(generation, answer_id, priority)
+
+    async def chat_prompt(self, request: ChatRequest, model: ModelInfo) -> tuple[int, ...]:
+        """The tokens of a chat as the model reads them. Raises: as ``chat``."""
+        if self._chats is None:
+            raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
+        if len(request.messages) > model.max_tokens:
+            raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
+        self._check_length([message.content for message in request.messages], model, "messages")
+        prompt = await self._chats.render(request)
+        self._check_length([prompt.text], model, "messages")
+        return await self._off_loop(prompt.encode)
+
+    async def text_prompt(self, text: str, model: ModelInfo, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """The tokens of a text. Raises: as ``completion``."""
+        return await self._off_loop(lambda: self._read_prompt(text, model, add_special_tokens=add_special_tokens))
+
+    async def text_of(self, token_ids: Sequence[int], model: ModelInfo) -> str:
+        """The text of tokens, special ones included.
+
+        Raises: InvalidRequestError for ids that the model does not have, and for more than fit into its context;
+        RequestFailedError.
+        """
+        if len(token_ids) > model.max_tokens:
+            raise InvalidRequestError(f"tokens: has more than {model.max_tokens} token ids", param="tokens")
+        _check_token_ids(token_ids, model, "tokens")
+        return await self._off_loop(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
@@ -129,7 +148,9 @@ class Translator:
     def _read_prompts(
         self, request: CompletionRequest, model: ModelInfo
     ) -> tuple[list[tuple[int, ...]], tuple[Echo, ...]]:
-        prompts = [self._read_prompt(prompt, model, request) for prompt in request.prompt]
+        prompts = [
+            self._read_prompt(prompt, model, add_special_tokens=request.add_special_tokens) for prompt in request.prompt
+        ]
         if not request.echo:
             return prompts, ()
         return prompts, tuple(make_echo(self._tokenizer, prompt, is_all=request.max_tokens == 0) for prompt in prompts)
@@ -144,10 +165,10 @@ class Translator:
         finally:
             self._num_translating -= 1
 
-    def _read_prompt(self, prompt: Prompt, model: ModelInfo, request: CompletionRequest) -> tuple[int, ...]:
+    def _read_prompt(self, prompt: Prompt, model: ModelInfo, *, add_special_tokens: bool) -> tuple[int, ...]:
         if isinstance(prompt, str):
             self._check_length([prompt], model, "prompt")
-            return tuple(self._tokenizer.encode(prompt, add_special_tokens=request.add_special_tokens))
+            return tuple(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         if len(prompt) >= model.max_tokens:
             raise _too_long(len(prompt), model, "prompt")
         _check_token_ids(prompt, model, "prompt")

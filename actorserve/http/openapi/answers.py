@@ -178,6 +178,28 @@ class Health(AnswerPart):
     instances: int
 
 
+class GenerationHealth(AnswerPart):
+    """``seconds`` is how long a token took, or how long it was waited for."""
+
+    status: Literal["ok", "unavailable"]
+    seconds: float
+
+
+class Tokens(AnswerPart):
+    """``token_strs`` are the tokens' names in the vocabulary, if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(AnswerPart):
+    """The text of the tokens."""
+
+    prompt: str
+
+
 class Version(AnswerPart):
     version: str
 

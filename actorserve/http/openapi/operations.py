@@ -2,9 +2,11 @@
 
 from actorserve.http.openai.completion_request import CompletionRequest
 from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.tokenizing import Detokenize, TokenizeText
 from actorserve.http.openapi import answers
 from actorserve.http.openapi.operation import Example, Operation
 
+_READING = (400, 404, 408, 413, 415, 429, 503)
 _GENERATING = (400, 403, 404, 408, 413, 415, 429, 503)
 _QUESTION = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
 _PROMPT = {"prompt": "Once upon a time", "max_tokens": 8}
@@ -67,6 +69,49 @@ OPERATIONS = (
         "/health",
         "Whether a worker is up; it needs no key",
         {200: answers.Health, 503: answers.Health},
+    ),
+    Operation(
+        "GET",
+        "/ping",
+        "As /health",
+        {200: answers.Health, 503: answers.Health},
+    ),
+    Operation(
+        "POST",
+        "/ping",
+        "As /health",
+        {200: answers.Health, 503: answers.Health},
+    ),
+    Operation(
+        "GET",
+        "/health_generate",
+        "Whether a worker makes a token in time",
+        {200: answers.GenerationHealth, 503: answers.GenerationHealth},
+        errors=(400,),
+    ),
+    Operation(
+        "POST",
+        "/tokenize",
+        "Show the tokens of a text, or of a chat, whose fields are those of /v1/chat/completions",
+        {200: answers.Tokens},
+        request=TokenizeText,
+        errors=_READING,
+        examples={
+            "plain": Example({"prompt": "Once upon a time", "return_token_strs": True}),
+            "no text": Example({"prompt": None}, status=400),
+        },
+    ),
+    Operation(
+        "POST",
+        "/detokenize",
+        "Show the text of token ids",
+        {200: answers.Text},
+        request=Detokenize,
+        errors=_READING,
+        examples={
+            "plain": Example({"tokens": [1, 2, 3]}),
+            "no token": Example({"tokens": [-1]}, status=400),
+        },
     ),
     Operation(
         "GET",
