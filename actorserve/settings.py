@@ -68,6 +68,16 @@ class ModelSettings(_Section):
     dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = Field(
         "auto", description="number format of the computation; auto: int8 on CPUs, bfloat16 on GPUs"
     )
+    tool_parser: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "none"] = Field(
+        "auto",
+        description="form of tool calls in the model's text; auto: decided by the chat template; none: requests with "
+        "tools are refused",
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = Field(
+        "auto",
+        description="think: text between <think> and </think> is reasoning, not part of the answer; auto: decided by "
+        "the chat template; none: all text is the answer",
+    )
 
 
 class WorkerSettings(SchedulingOptions, _Section):

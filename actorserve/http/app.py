@@ -16,6 +16,7 @@ from actorserve.http.access.authentication import Authentication
 from actorserve.http.access.cors import with_cors
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.answers.answers import Answers
+from actorserve.http.chat.dialect import Dialect, ReasoningParserName, ToolParserName
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
@@ -40,17 +41,20 @@ def create_app(
     settings: HttpSettings,
     *,
     aliases: Sequence[str] = (),
+    tool_parser: ToolParserName = "auto",
+    reasoning_parser: ReasoningParserName = "auto",
     api_keys: ApiKeys | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
     """The app that serves ``description``'s model through ``service``. ``clock`` measures latencies, in seconds.
 
-    Clients may also call the model by its ``aliases``.
+    Clients may also call the model by its ``aliases``. The parsers find tool calls and thoughts in its text.
 
     Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
     """
     models = ServedModels(service, aliases)
-    translator = Translator(models, tokenizer, template, description, settings)
+    dialect = Dialect(template.source if template else None, tokenizer, tool_parser, reasoning_parser)
+    translator = Translator(models, tokenizer, template, dialect, description, settings)
     metrics = Metrics(service, clock)
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
     bodies = BodyReader(settings.max_body_bytes)

@@ -7,17 +7,20 @@ before all of its prompts are tokenized and known to fit.
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
 from actorserve.errors import InvalidRequestError
 from actorserve.http.answers.worker_requests import WorkerRequests
+from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
+from actorserve.http.openai.tool_use import callable_functions, several_calls
 from actorserve.http.requests.fields import SamplingFields
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
@@ -55,12 +58,14 @@ class Translator:
         models: ServedModels,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
+        dialect: Dialect,
         description: ModelDescription,
         settings: HttpSettings,
     ) -> None:
         self._models = models
         self._tokenizer = tokenizer
         self._template = template
+        self._dialect = dialect
         self._eos_token_ids = description.eos_token_ids
         self._settings = settings
         self._num_translating = 0
@@ -80,13 +85,24 @@ class Translator:
         if len(request.messages) > model.max_tokens:
             raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
         self._check_length([message.content for message in request.messages], model, "messages")
-        text = await self._template.render([message.for_template() for message in request.messages])
+        functions = callable_functions(request)
+        self._dialect.check(functions)
+        messages, arguments = await asyncio.to_thread(
+            self._dialect.prepare,
+            [message.for_template() for message in request.messages],
+            [tool.for_template() for tool in request.tools],
+        )
+        text = await self._template.render(messages, arguments=arguments)
         self._check_length([text], model, "messages")
         token_ids = await self._off_loop(lambda: tuple(self._tokenizer.encode(text, add_special_tokens=False)))
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         generation = _Generation(request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs)
-        return self._worker_requests(generation, answer_id, priority)
+        return replace(
+            self._worker_requests(generation, answer_id, priority),
+            new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
+            marker_ids=self._dialect.marker_ids(with_tools=bool(functions)),
+        )
 
     async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
