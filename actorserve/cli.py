@@ -36,6 +36,7 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument("--load-format", choices=("auto", "dummy"), help="dummy: random weights, for measuring (auto)")
     parser.add_argument("--model-name", metavar="NAME", help="the name that clients ask for (the model's own)")
+    parser.add_argument("--chat-template", metavar="FILE", help="a file with a chat template (the model's own)")
     parser.add_argument(
         "--model-alias", action="append", metavar="NAME", help="a further name that clients may ask for; repeatable"
     )
@@ -66,6 +67,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
                 "path": arguments.model,
                 "name": arguments.model_name,
                 "aliases": arguments.model_alias,
+                "chat_template": arguments.chat_template,
                 "load_format": arguments.load_format,
                 "dtype": arguments.dtype,
             },

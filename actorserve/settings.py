@@ -62,6 +62,9 @@ class ModelSettings(_Section):
     aliases: tuple[Annotated[str, Field(min_length=1, max_length=256)], ...] = Field(
         (), description="further names by which clients may call the model"
     )
+    chat_template: str = Field(
+        "auto", description="auto: the model's own chat template; otherwise a file with a template in Jinja's language"
+    )
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="auto: load the model's weights; dummy: random weights, for measurements"
     )

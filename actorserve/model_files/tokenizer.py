@@ -1,8 +1,9 @@
 """Text to token ids and back, around the ``tokenizers`` library.
 
 The text of a special token in a prompt (``<|im_end|>``) becomes that token. Rendered chats need this, because chat
-templates write special tokens as text. Completion prompts are read in the same way, as in other servers. If a
-client's text may contain special tokens that must stay plain text, the client must send token ids.
+templates write special tokens as text; a client's text in a chat cannot spell them (``http.chat.control_tokens``).
+Completion prompts are the raw interface, as in other servers: their special tokens are read. If a completion's prompt
+contains text of others, its client must send token ids.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from actorserve.errors import ModelError
+from actorserve.model_files.control_aliases import with_aliases
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.gguf_tokenizer import build_tokenizer
 from actorserve.model_files.hf_folder import read_json
@@ -45,6 +47,14 @@ class Tokenizer:
     def special_token_ids(self) -> frozenset[int]:
         """Control tokens: begin, end and role tokens. They are not part of the text that a client reads."""
         return self._special_ids
+
+    def with_control_aliases(self) -> "tuple[Tokenizer, dict[str, str]]":
+        """A tokenizer with the same ids, whose control tokens have secret names, and these by the tokens' texts.
+
+        It reads ``<|im_end|>`` as plain text. Raises: ModelError.
+        """
+        backend, aliases = with_aliases(self._backend)
+        return Tokenizer(backend, self._pieces), aliases
 
     @property
     def strips_leading_space(self) -> bool:

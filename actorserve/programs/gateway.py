@@ -15,12 +15,13 @@ from actorserve.http.access.api_keys import read_api_keys
 from actorserve.http.app import create_app
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.server import bind, serve
+from actorserve.model_files.chat_template import read_chat_template
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import load_tokenizer
 from actorserve.processes.child import Child
 from actorserve.processes.signals import on_termination
-from actorserve.settings import HttpSettings
+from actorserve.settings import Settings
 
 
 class DrainError(ActorserveError):
@@ -35,14 +36,16 @@ def main(child: Child) -> None:
     uvloop.run(_run(child))
 
 
-def _template(description: ModelDescription, settings: HttpSettings) -> ChatTemplate | None:
-    """The model's own chat template; None for a model without one, and chats are then refused.
+def _template(description: ModelDescription, settings: Settings) -> ChatTemplate | None:
+    """The chosen chat template, or the model's own; None if the model has none, and chats are then refused.
 
-    Raises: ModelError for a template that does not compile.
+    Raises: ModelError for a template that cannot be read, or does not compile.
     """
-    if description.chat_template is None:
+    chosen = settings.model.chat_template
+    source = description.chat_template if chosen == "auto" else read_chat_template(Path(chosen))
+    if source is None:
         return None
-    return ChatTemplate(description.chat_template, description.special_tokens, timeout_s=settings.template_timeout_s)
+    return ChatTemplate(source, description.special_tokens, timeout_s=settings.http.template_timeout_s)
 
 
 async def _run(child: Child) -> None:
@@ -57,7 +60,7 @@ async def _run(child: Child) -> None:
     hello = Hello(PROTOCOL_VERSION, Role.GATEWAY, address_of(child.name, child.runtime_dir))
     node = open_node(child.name, hello, settings.cluster, child.runtime_dir, config)
     actor = GatewayActor(GatewayState(config), node, settings.http.max_open_requests)
-    template = _template(description, settings.http)
+    template = _template(description, settings)
     app = create_app(
         actor,
         tokenizer,

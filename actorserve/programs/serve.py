@@ -2,11 +2,13 @@
 
 import asyncio
 import signal
+from pathlib import Path
 
 from rich.console import Console
 
 from actorserve.actors.supervisor import Supervisor
 from actorserve.http.access.api_keys import read_api_keys
+from actorserve.model_files.chat_template import read_chat_template
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import hub_name, locate
 from actorserve.processes import child, launch
@@ -27,6 +29,8 @@ def serve(settings: Settings) -> bool:
     # The quick checks come first, so that a port in use is reported before the model is downloaded.
     if settings.http.api_keys_file is not None:
         read_api_keys(settings.http.api_keys_file)
+    if settings.model.chat_template != "auto":
+        read_chat_template(Path(settings.model.chat_template))
     port = launch.free_port(settings.http.host, settings.http.port)
     settings = launch.replace(settings, "http", port=port)
     with ProgressDisplay(Console(stderr=True)) as display:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -53,15 +53,19 @@ class ChatTemplate:
     ) -> None:
         """``special_tokens`` maps ``bos_token`` and the like to text; ``strftime_now`` formats ``now()``.
 
+        ``source`` is kept; ``variables`` are the names that the template reads and does not set.
+
         Raises: ModelError if ``source`` is not a valid template.
         """
         environment = _environment(now)
         try:
+            self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
             code = environment.compile(source, filename=_FILE_NAME)
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ModelError(f"the model's chat template is not valid: {_one_line(error)}") from None
         self.source = source
         self._template = jinja2.Template.from_code(environment, code, environment.globals)
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chat-template")

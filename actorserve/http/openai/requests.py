@@ -73,6 +73,7 @@ class HarmlessChatFields(StrictFields):
     modalities: Annotated[None, only(["text"])] = None
     audio: Annotated[None, only()] = None
     web_search_options: Annotated[None, only()] = None
+    prompt: Annotated[None, only()] = None
     functions: Annotated[None, only([])] = None
     function_call: Annotated[None, only("none", "auto")] = None
     best_of: Annotated[None, only(1)] = None

@@ -19,6 +19,7 @@ from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
+from actorserve.http.openai.chat_prompts import ChatPrompts
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
 from actorserve.http.openai.tool_use import callable_functions, several_calls
 from actorserve.http.requests.fields import SamplingFields
@@ -64,7 +65,7 @@ class Translator:
     ) -> None:
         self._models = models
         self._tokenizer = tokenizer
-        self._template = template
+        self._chats = None if template is None else ChatPrompts(template, tokenizer, dialect)
         self._dialect = dialect
         self._eos_token_ids = description.eos_token_ids
         self._settings = settings
@@ -80,21 +81,16 @@ class Translator:
     async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
-        if self._template is None:
+        if self._chats is None:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
         if len(request.messages) > model.max_tokens:
             raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
         self._check_length([message.content for message in request.messages], model, "messages")
         functions = callable_functions(request)
         self._dialect.check(functions)
-        messages, arguments = await asyncio.to_thread(
-            self._dialect.prepare,
-            [message.for_template() for message in request.messages],
-            [tool.for_template() for tool in request.tools],
-        )
-        text = await self._template.render(messages, arguments=arguments)
-        self._check_length([text], model, "messages")
-        token_ids = await self._off_loop(lambda: tuple(self._tokenizer.encode(text, add_special_tokens=False)))
+        prompt = await self._chats.render(request)
+        self._check_length([prompt.text], model, "messages")
+        token_ids = await self._off_loop(prompt.encode)
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         generation = _Generation(request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs)

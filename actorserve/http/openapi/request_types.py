@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
-from actorserve.http.openai.requests import ChatMessage, ChatRequest, CompletionRequest
+from actorserve.http.openai.messages import ChatMessage
+from actorserve.http.openai.requests import ChatRequest, CompletionRequest
 from actorserve.http.requests.fields import SamplingFields
 
 _TokenId = Annotated[int, Field(ge=0)]

@@ -9,7 +9,7 @@ import pytest
 
 from actorserve.http.requests.body import MAX_WHOLE_BODIES, SMALL_BODY_BYTES
 from actorserve.settings import HttpSettings
-from tests.http.fakes import CONTEXT_TOKENS, MODEL, VOCAB_SIZE, ScriptedService, client_for, says
+from tests.http.fakes import CONTEXT_TOKENS, DEADLINE_S, MODEL, VOCAB_SIZE, ScriptedService, client_for, says
 
 Json = dict[str, Any]
 CHAT: Json = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -18,10 +18,12 @@ ROUTES = {"chat/completions": CHAT, "completions": COMPLETION}
 LONG = "x" * 50_000
 
 
-async def refused(route: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, Json]:
+async def refused(
+    route: str, body: bytes, headers: dict[str, str] | None = None, settings: HttpSettings | None = None
+) -> tuple[int, Json]:
     """The status and the error of a request that must not be submitted."""
     service = ScriptedService()
-    async with client_for(service) as client:
+    async with client_for(service, settings) as client, asyncio.timeout(DEADLINE_S):
         headers = {"content-type": "application/json", **(headers or {})}
         response = await client.post(f"/v1/{route}", content=body, headers=headers)
     assert service.requests == []
@@ -80,7 +82,7 @@ SHARED_PROBLEMS: list[tuple[Json, str]] = [
     ({"stream": "yes"}, "stream"),
     ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"bogus": True}}, "stream_options.bogus"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"ignore_eos": 1}, "ignore_eos"),
     ({"user": 5}, "user"),
     ({"priority": "high"}, "priority"),
@@ -93,8 +95,10 @@ SHARED_PROBLEMS: list[tuple[Json, str]] = [
     ({"cache_salt": ""}, "cache_salt"),
     ({"cache_salt": "x" * 257}, "cache_salt"),
     ({"cache_salt": ["x"]}, "cache_salt"),
-    ({"tools": []}, "tools"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"store": True}, "store"),
+    ({"use_beam_search": True}, "use_beam_search"),
+    ({"length_penalty": True}, "length_penalty"),
+    ({"bad_words": ["x"]}, "bad_words"),
     ({"model": 5}, "model"),
 ]
 
@@ -117,7 +121,6 @@ async def test_fields(route: str, fields: Json, param: str) -> None:
         ({"messages": [{"role": "user"}]}, "messages"),
         ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": None}]}, "messages"),
-        ({"messages": [{"role": "user", "content": "hi", "tool_calls": []}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -218,13 +221,23 @@ async def test_not_a_json_object(route: str, body: bytes) -> None:
 async def test_many_problems(route: str) -> None:
     """An error names at most ten problems, and repeats no long name or value."""
     body = ROUTES[route] | {f"field{i}": 1 for i in range(30)} | {LONG: 1, "model": LONG}
-    status, error = await refused(route, json.dumps(body).encode())
+    status, error = await refused(route, json.dumps(body).encode(), settings=HttpSettings(unknown_fields="refuse"))
     assert status == 400
     assert error["message"].count("unknown") <= 10
     assert "xxxxx" * 20 not in error["message"]
     status, error = await refused(route, json.dumps({f"field{i}": 1 for i in range(100_000)}).encode())
     assert status == 400
     assert len(error["message"]) < 200
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("fields", [{"bogus": None}, {"stream": True, "stream_options": {"bogus": True}}])
+async def test_unknown_fields_are_refused_by_setting(route: str, fields: Json) -> None:
+    """With ``http.unknown_fields = "refuse"`` a field that this server does not know is a 400 that names it."""
+    settings = HttpSettings(unknown_fields="refuse")
+    status, error = await refused(route, json.dumps(ROUTES[route] | fields).encode(), settings=settings)
+    assert (status, error["code"]) == (400, "unknown_parameter")
+    assert error["param"].endswith("bogus")
 
 
 @pytest.mark.parametrize("route", ROUTES)

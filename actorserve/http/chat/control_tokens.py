@@ -1,0 +1,103 @@
+"""Keeps a client's text from spelling control tokens: only the template writes them.
+
+A template joins its own text and the client's text, and ``<|im_end|>`` in a message would end the message. So, before
+the template runs, a marker character is put into each string that could become a control token or a part of one. In
+the rendered text, the control tokens without a marker are the template's: they get their aliases, which no client can
+know (``model_files.control_aliases``), and the markers are taken out again.
+"""
+
+import itertools
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_MARKER = "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
+"""Characters for private use. Clients do not know them, and so do not send them."""
+_ESCAPED_MARKER = json.dumps(_MARKER)[1:-1]
+"""What the filter ``tojson(ensure_ascii=true)`` makes of the marker."""
+_WORD = re.compile(r"\w*")
+
+
+class ControlTokens:
+    """Marks and finds the texts of control tokens. ``aliases`` are their names in the tokenizer's copy."""
+
+    def __init__(self, aliases: Mapping[str, str]) -> None:
+        texts = sorted(filter(None, aliases), key=lambda text: (-len(text), text))  # the library takes the longest, too
+        self._aliases = dict(aliases)
+        self._anywhere = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self._starts = re.compile(rf"(?={self._anywhere.pattern})")
+        self._prefixes = {text[:end] for text in texts for end in range(1, len(text))}
+        self._suffixes = {text[start:] for text in texts for start in range(1, len(text))}
+        self._texts = "\0".join(texts)
+        self._longest = len(texts[0]) if texts else 0
+
+    def mark(self, context: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A copy of ``context`` whose strings no template can join to a control token. None if none of them is part
+        of one: nothing has to be marked then."""
+        if not any(map(self._is_dangerous, _strings(context))):
+            return None
+        marked: dict[str, Any] = self._marked(context)
+        return marked
+
+    def with_aliases(self, text: str) -> str:
+        """The rendered text without its markers, and with aliases where the template wrote control tokens."""
+        return self.without_markers(self._anywhere.sub(lambda token: self._aliases[token[0]], text))
+
+    def without_markers(self, text: str) -> str:
+        """The rendered text as people read it."""
+        return text.replace(_MARKER, "").replace(_ESCAPED_MARKER, "")
+
+    def _marked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._mark_text(value) if self._is_dangerous(value) else value
+        if isinstance(value, Mapping):
+            return {self._marked(key): self._marked(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._marked(item) for item in value]
+        return value
+
+    def _is_dangerous(self, text: str) -> bool:
+        """Whether the text, between any other texts, could complete a control token."""
+        return (
+            self._anywhere.search(text) is not None
+            or any(self._may_follow(part) for part in (text, text.lstrip()))
+            or any(self._may_precede(part) for part in (text, text.rstrip()))
+        )
+
+    def _may_precede(self, text: str) -> bool:
+        """Whether the text ends with the beginning of a control token."""
+        return any(text[-length:] in self._prefixes for length in range(1, min(self._longest, len(text) + 1)))
+
+    def _may_follow(self, text: str) -> bool:
+        """Whether the text begins with the end of a control token, or is a middle part of one.
+
+        A single word is no danger, because a template that puts a word between ``<|`` and ``|>`` means the token; and
+        templates compare words, such as the types in a schema.
+        """
+        if len(text) < self._longest and _WORD.fullmatch(text):
+            return False
+        starts = any(text[:length] in self._suffixes for length in range(1, min(self._longest, len(text) + 1)))
+        return starts or (len(text) < self._longest and text in self._texts)
+
+    def _mark_text(self, text: str) -> str:
+        places = {token.start() + 1 for token in self._starts.finditer(text)}
+        start, end = len(text) - len(text.lstrip()), len(text.rstrip())  # templates strip white space
+        places |= {place for place in (0, start) if self._may_follow(text[place:])}
+        places |= {place for place in (end, len(text)) if self._may_precede(text[:place])}
+        cuts = [0, *sorted(places), len(text)]
+        return _MARKER.join(text[begin:stop] for begin, stop in itertools.pairwise(cuts))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _strings(key)
+            yield from _strings(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item)
