@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,7 +29,10 @@ from actorserve.http.requests.parsing import RequestParser
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
 from actorserve.http.status import StatusEndpoints, installed_version
+from actorserve.http.structured.checker import GrammarChecker
+from actorserve.http.structured.grammars import Grammars
 from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.grammars import vocabulary_of
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
 
@@ -54,7 +58,9 @@ def create_app(
     """
     models = ServedModels(service, aliases)
     dialect = Dialect(template.source if template else None, tokenizer, tool_parser, reasoning_parser)
-    translator = Translator(models, tokenizer, template, dialect, description, settings)
+    vocabulary = partial(vocabulary_of, tokenizer, description.config.vocab_size, description.eos_token_ids)
+    grammars = Grammars(GrammarChecker(vocabulary, settings.grammar_timeout_s))
+    translator = Translator(models, tokenizer, template, dialect, description, settings, grammars)
     metrics = Metrics(service, clock)
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
     bodies = BodyReader(settings.max_body_bytes)

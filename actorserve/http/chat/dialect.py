@@ -79,18 +79,24 @@ class Dialect:
             markers += self.call_form.markers
         return frozenset(token_id for marker in markers if (token_id := self._special_id(marker)) is not None)
 
-    def forced_calls(self, prompt: Sequence[int], functions: Functions, *, parallel: bool) -> str:
+    def grammar(self, prompt: Sequence[int], functions: Functions, *, parallel: bool, or_answer: bool) -> str:
         """The grammar, as llguidance's Lark, that makes the model call ``functions``, after it has thought.
 
-        There must be a ``call_form``.
+        With ``or_answer`` the model may follow the grammar ``@answer`` in place of it; without functions it must. There
+        must be a ``call_form`` if there are functions.
         """
-        assert self.call_form is not None
-        calls = calls_grammar(functions, self.call_form, self._special_id, parallel=parallel)
-        if not self.thinks:
-            return f"start: calls\n{calls}"
-        begun = self._begins_in_thoughts(prompt)
-        start = "start: thoughts calls" if begun else "start: thoughts? calls"
-        return f"{start}\n{calls}\n{thoughts_grammar(self._special_id, begun=begun)}"
+        rules: list[str] = []
+        wanted = ["@answer"] if or_answer else []
+        if functions:
+            assert self.call_form is not None
+            rules.append(calls_grammar(functions, self.call_form, self._special_id, parallel=parallel))
+            wanted.append("calls")
+        start = f"({' | '.join(wanted)})"
+        if self.thinks:
+            begun = self._begins_in_thoughts(prompt)
+            rules.append(thoughts_grammar(self._special_id, begun=begun))
+            start = f"thoughts {start}" if begun else f"thoughts? {start}"
+        return "\n".join([f"start: {start}", *rules])
 
     def _begins_in_thoughts(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt already opens the thoughts, so that the model writes no marker before them."""

@@ -19,10 +19,13 @@ from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
+from actorserve.http.openai.chat_grammar import chat_grammar
 from actorserve.http.openai.chat_prompts import ChatPrompts
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
+from actorserve.http.openai.response_format import grammar_of
 from actorserve.http.openai.tool_use import callable_functions, several_calls
 from actorserve.http.requests.fields import SamplingFields
+from actorserve.http.structured.grammars import Grammars
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -49,6 +52,7 @@ class _Generation:
     max_tokens: int | None
     default_max_tokens: int
     top_logprobs: int
+    grammar: str
 
 
 class Translator:
@@ -62,8 +66,10 @@ class Translator:
         dialect: Dialect,
         description: ModelDescription,
         settings: HttpSettings,
+        grammars: Grammars,
     ) -> None:
         self._models = models
+        self._grammars = grammars
         self._tokenizer = tokenizer
         self._chats = None if template is None else ChatPrompts(template, tokenizer, dialect)
         self._dialect = dialect
@@ -93,7 +99,10 @@ class Translator:
         token_ids = await self._off_loop(prompt.encode)
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        generation = _Generation(request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs)
+        grammar = await chat_grammar(request, token_ids, self._dialect, self._grammars)
+        generation = _Generation(
+            request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs, grammar
+        )
         return replace(
             self._worker_requests(generation, answer_id, priority),
             new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
@@ -105,8 +114,9 @@ class Translator:
         model = self.model(request.model)
         prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
         top_logprobs = -1 if request.logprobs is None else request.logprobs
+        grammar = await grammar_of(request, self._grammars)
         generation = _Generation(
-            request, model, prompts, "prompt", request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs
+            request, model, prompts, "prompt", request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs, grammar
         )
         return self._worker_requests(generation, answer_id, priority)
 
@@ -144,12 +154,13 @@ class Translator:
         for prompt in generation.prompts:
             max_tokens = _max_tokens(generation, len(prompt))
             for choice in range(fields.n):
-                sampling = self._sampling(fields, derive_seed(seed, choice), max_tokens, generation.top_logprobs)
+                sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens)
                 request_id = f"{answer_id}-{len(specs)}"
                 specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
         return WorkerRequests(tuple(specs), sum(map(len, generation.prompts)), fields.n)
 
-    def _sampling(self, fields: SamplingFields, seed: int, max_tokens: int, top_logprobs: int) -> SamplingParams:
+    def _sampling(self, generation: _Generation, seed: int, max_tokens: int) -> SamplingParams:
+        fields = generation.fields
         eos = () if fields.ignore_eos else self._eos_token_ids
         return SamplingParams(
             seed=seed,
@@ -164,7 +175,8 @@ class Translator:
             repetition_penalty=fields.repetition_penalty,
             logit_bias=fields.logit_bias,
             stop_token_ids=tuple(sorted({*fields.stop_token_ids, *eos})),
-            top_logprobs=top_logprobs,
+            top_logprobs=generation.top_logprobs,
+            grammar=generation.grammar,
         )
 
 

@@ -89,9 +89,18 @@ def test_special_tokens_that_are_markers() -> None:
     assert Dialect(QWEN, TOKENIZER).marker_ids(with_tools=True) == frozenset()
 
 
-def test_forced_calls() -> None:
-    """The grammar of forced calls lets a thinking model think first."""
-    assert Dialect("", TOKENIZER).forced_calls(NO_PROMPT, FUNCTIONS, parallel=True).startswith("start: calls\n")
-    thinking = Dialect(QWEN, TOKENIZER)
-    assert thinking.forced_calls(NO_PROMPT, FUNCTIONS, parallel=True).startswith("start: thoughts? calls\n")
-    assert thinking.forced_calls(THINKING, FUNCTIONS, parallel=True).startswith("start: thoughts calls\n")
+@pytest.mark.parametrize(
+    ("template", "prompt", "functions", "or_answer", "start"),
+    [
+        ("", NO_PROMPT, FUNCTIONS, False, "(calls)"),
+        ("", NO_PROMPT, FUNCTIONS, True, "(@answer | calls)"),
+        (QWEN, NO_PROMPT, FUNCTIONS, False, "thoughts? (calls)"),
+        (QWEN, THINKING, FUNCTIONS, True, "thoughts (@answer | calls)"),
+        (QWEN, THINKING, {}, True, "thoughts (@answer)"),
+    ],
+)
+def test_grammars(template: str, prompt: list[int], functions: Functions, or_answer: bool, start: str) -> None:
+    """A grammar demands calls or an answer, and lets a thinking model think first."""
+    dialect = Dialect(template, TOKENIZER)
+    lark = dialect.grammar(prompt, functions, parallel=True, or_answer=or_answer)
+    assert lark.splitlines()[0] == f"start: {start}"

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
@@ -172,3 +173,62 @@ async def test_log_probabilities_of_calls() -> None:
     chunks = await Model([delivered(LOOK, -0.5), end(FinishReason.STOP)]).chunks(logprobs=True)
     shown = [token.token for chunk in chunks if chunk.logprobs for token in chunk.logprobs.content or ()]
     assert "".join(shown) == LOOK
+
+
+async def grammar_of(template: str = TEMPLATE, **fields: Any) -> LLMatcher | None:
+    """A matcher of the grammar in the workers' request, over bytes."""
+    model = Model(LOOK, template=template)
+    await model.both(**fields)
+    grammar = model.service.specs[-1].sampling.grammar
+    return LLMatcher(BYTES, grammar) if grammar else None
+
+
+def accepts(matcher: LLMatcher | None, text: str) -> bool:
+    assert matcher is not None
+    token_ids = BYTES.tokenize_str(text)
+    return bool(matcher.deep_copy().try_consume_tokens(token_ids) == len(token_ids))
+
+
+BYTES = LLTokenizer("byte")
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "required": ["yes"]}}}
+
+
+async def test_a_required_call() -> None:
+    """With ``tool_choice: "required"`` the grammar allows calls of all functions, and nothing else."""
+    matcher = await grammar_of(tools=TOOLS, tool_choice="required", response_format=FORMAT)
+    assert accepts(matcher, LOOK)
+    assert accepts(matcher, f"{GO}\n{LOOK}")
+    assert not accepts(matcher, "No.")
+    assert not accepts(matcher, '{"yes": 1}')
+
+
+async def test_a_named_call() -> None:
+    """A named function is called once, and the answer ends with "stop", as in OpenAI's API."""
+    choice = {"type": "function", "function": {"name": "look"}}
+    matcher = await grammar_of(tools=TOOLS, tool_choice=choice)
+    assert accepts(matcher, LOOK)
+    assert not accepts(matcher, GO)
+    assert not accepts(matcher, f"{LOOK}\n{LOOK}")
+    (answer,) = await Model(LOOK).both(tools=TOOLS, tool_choice=choice)
+    assert (calls_of(answer), answer.finish_reason) == ([("look", '{"at": "x"}')], "stop")
+
+
+async def test_calls_or_an_answer_in_the_wanted_format() -> None:
+    """A wanted format leaves the model free to call functions, but its answers have the format."""
+    matcher = await grammar_of(tools=TOOLS, response_format=FORMAT)
+    assert accepts(matcher, LOOK)
+    assert accepts(matcher, '{"yes": 1}')
+    assert not accepts(matcher, "No.")
+
+
+async def test_thoughts_precede_the_wanted_format() -> None:
+    """A model that thinks may think before an answer in the wanted format, and need not."""
+    matcher = await grammar_of(THINKING, response_format=FORMAT)
+    assert accepts(matcher, '<think>Hm.</think>\n\n{"yes": 1}')
+    assert accepts(matcher, '{"yes": 1}')
+    assert not accepts(matcher, "<think>Hm.</think>No.")
+
+
+async def test_no_grammar_without_need() -> None:
+    """If the model is free to call functions and to answer, nothing restricts its tokens."""
+    assert await grammar_of(tools=TOOLS) is None
