@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -96,8 +97,8 @@ class _Process:
 
     def __init__(self, vocabulary: Vocabulary, cpu_s: float) -> None:
         """Blocks until the process has read the vocabulary. Raises: OSError if it cannot be started."""
-        self._folder = tempfile.TemporaryDirectory(prefix="actorserve-grammars-")
-        self._path = str(Path(self._folder.name) / "check.sock")
+        folder = tempfile.mkdtemp(prefix="actorserve-grammars-")
+        self._path = str(Path(folder) / "check.sock")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._path)
             listener.listen(_MAX_AT_ONCE)
@@ -110,7 +111,7 @@ class _Process:
                 pass_fds=[listener.fileno()],
                 env=os.environ | {"PYTHONPATH": str(Path(actorserve.__file__).parents[1])},
             )
-        self._end = weakref.finalize(self, _end, self._process)
+        self._end = weakref.finalize(self, _end, self._process, folder)
         assert self._process.stdin is not None
         with self._process.stdin as stdin:
             stdin.write(msgpack.packb(vocabulary))
@@ -130,9 +131,10 @@ class _Process:
             writer.close()
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", folder: str) -> None:
     process.kill()
     process.wait()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def too_large(param: str) -> InvalidRequestError:
