@@ -10,13 +10,53 @@ import itertools
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 _MARKER = "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
 """Characters for private use. Clients do not know them, and so do not send them."""
 _ESCAPED_MARKER = json.dumps(_MARKER)[1:-1]
 """What the filter ``tojson(ensure_ascii=true)`` makes of the marker."""
+_STEP_CHARS = 2**15
+_NAME = re.compile(r"\W+(\w+)\W+")
+_OWN_WORDS = frozenset(
+    [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "function",
+        "ipython",
+        "messages",
+        "role",
+        "content",
+        "name",
+        "reasoning_content",
+        "tool_calls",
+        "tool_call_id",
+        "id",
+        "type",
+        "arguments",
+        "tools",
+        "documents",
+        "description",
+        "parameters",
+        "properties",
+        "required",
+        "items",
+        "enum",
+        "default",
+        "anyOf",
+        "object",
+        "string",
+        "number",
+        "integer",
+        "boolean",
+        "array",
+        "null",
+    ]
+)
+"""Words of this server, of OpenAI's messages and of JSON schemas, which templates compare or look up."""
 _WORD = re.compile(r"\w*")
 
 
@@ -28,8 +68,11 @@ class ControlTokens:
         self._aliases = dict(aliases)
         self._anywhere = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
         self._starts = re.compile(rf"(?={self._anywhere.pattern})")
+        self._first_char = _any_of(text[0] for text in texts)
+        self._last_char = _any_of(text[-1] for text in texts)
         self._prefixes = {text[:end] for text in texts for end in range(1, len(text))}
         self._suffixes = {text[start:] for text in texts for start in range(1, len(text))}
+        self._names = {name[1] for text in texts if (name := _NAME.fullmatch(text))} - _OWN_WORDS
         self._texts = "\0".join(texts)
         self._longest = len(texts[0]) if texts else 0
 
@@ -60,26 +103,34 @@ class ControlTokens:
 
     def _is_dangerous(self, text: str) -> bool:
         """Whether the text, between any other texts, could complete a control token."""
+        # A search holds Python's lock, so a long text is searched in steps between which other threads may run.
+        steps = range(0, len(text), _STEP_CHARS)
+        if any(self._anywhere.search(text, at, at + _STEP_CHARS + self._longest) for at in steps):
+            return True
+        head, tail = text[: self._longest], text[-self._longest :]
         return (
-            self._anywhere.search(text) is not None
-            or any(self._may_follow(part) for part in (text, text.lstrip()))
-            or any(self._may_precede(part) for part in (text, text.rstrip()))
+            self._may_precede(tail)
+            or self._may_follow(head)
+            or (tail[-1:].isspace() and self._may_precede(text.rstrip()))
+            or (head[:1].isspace() and self._may_follow(text.lstrip()))
         )
 
     def _may_precede(self, text: str) -> bool:
         """Whether the text ends with the beginning of a control token."""
-        return any(text[-length:] in self._prefixes for length in range(1, min(self._longest, len(text) + 1)))
+        tail = text[-self._longest :]
+        return any(tail[place.start() :] in self._prefixes for place in self._first_char.finditer(tail))
 
     def _may_follow(self, text: str) -> bool:
         """Whether the text begins with the end of a control token, or is a middle part of one.
 
-        A single word is no danger, because a template that puts a word between ``<|`` and ``|>`` means the token; and
-        templates compare words, such as the types in a schema.
+        Of single words only the whole name of a control token is one (``s`` of ``<s>``), unless it is a word that
+        templates compare or look up, such as a role.
         """
-        if len(text) < self._longest and _WORD.fullmatch(text):
-            return False
-        starts = any(text[:length] in self._suffixes for length in range(1, min(self._longest, len(text) + 1)))
-        return starts or (len(text) < self._longest and text in self._texts)
+        head = text[: self._longest]
+        if _WORD.fullmatch(head.strip()):
+            return head.strip() in self._names
+        ends = (head[: place.end()] for place in self._last_char.finditer(head))
+        return any(end in self._suffixes for end in ends) or (len(text) < self._longest and text in self._texts)
 
     def _mark_text(self, text: str) -> str:
         places = {token.start() + 1 for token in self._starts.finditer(text)}
@@ -88,6 +139,10 @@ class ControlTokens:
         places |= {place for place in (end, len(text)) if self._may_precede(text[:place])}
         cuts = [0, *sorted(places), len(text)]
         return _MARKER.join(text[begin:stop] for begin, stop in itertools.pairwise(cuts))
+
+
+def _any_of(characters: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(set(characters)))) or r"(?!)")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -126,13 +126,18 @@ REFERENCE: list[Json] = [
 async def test_a_chat_with_tools(source: str, tools: list[Json] | None) -> None:
     """OpenAI's form of calls, results and tools renders as transformers renders its own form of them."""
     chat_utils = pytest.importorskip("transformers.utils.chat_template_utils")
-    special = {"bos_token": "<s>", "eos_token": "</s>"}
-    arguments = {"enable_thinking": False}
+    special: Json = {"bos_token": "<s>", "eos_token": "</s>"}
+    arguments: Json = {"enable_thinking": False}
     expected, _ = chat_utils.render_jinja_template(
-        [REFERENCE], tools=tools, chat_template=source, add_generation_prompt=True, **special, **arguments
+        [REFERENCE],
+        tools=tools,
+        chat_template=source,
+        add_generation_prompt=True,
+        **special,
+        **arguments,
     )
     template = ChatTemplate(source, special, timeout_s=30.0, now=lambda: datetime(2024, 7, 26))
-    body = {"messages": CHAT, "tools": tools, "chat_template_kwargs": arguments}
+    body: Json = {"messages": CHAT, "tools": tools, "chat_template_kwargs": arguments}
     request = RequestParser(HttpSettings(), lambda _: None).validate(ChatRequest, body)
     prompt = await ChatPrompts(template, TOKENIZER, Dialect(source, TOKENIZER)).render(request)
     template.close()
