@@ -59,6 +59,9 @@ class HttpSettings(_Section):
         15.0, gt=0, description="a stream that was silent for this time gets a comment, so that proxies do not close it"
     )
     template_timeout_s: float = Field(5.0, gt=0, description="longest time for rendering a chat template")
+    grammar_timeout_s: float = Field(
+        1.0, gt=0, description="longest computing time for compiling a request's JSON schema, regex or grammar"
+    )
 
 
 class ModelSettings(_Section):
@@ -77,6 +80,16 @@ class ModelSettings(_Section):
     )
     dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = Field(
         "auto", description="number format of the computation; auto: int8 on CPUs, bfloat16 on GPUs"
+    )
+    tool_parser: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "none"] = Field(
+        "auto",
+        description="form of tool calls in the model's text; auto: decided by the chat template; none: requests with "
+        "tools are refused",
+    )
+    reasoning_parser: Literal["auto", "think", "none"] = Field(
+        "auto",
+        description="think: text between <think> and </think> is reasoning, not part of the answer; auto: decided by "
+        "the chat template; none: all text is the answer",
     )
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,6 +17,7 @@ from actorserve.http.access.authentication import Authentication
 from actorserve.http.access.cors import with_cors
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.answers.answers import Answers
+from actorserve.http.chat.dialect import Dialect, ReasoningParserName, ToolParserName
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.generation_check import GenerationCheck
 from actorserve.http.metrics.metrics import Metrics
@@ -29,7 +31,10 @@ from actorserve.http.requests.parsing import RequestParser
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
 from actorserve.http.status import StatusEndpoints, installed_version
+from actorserve.http.structured.checker import GrammarChecker
+from actorserve.http.structured.grammars import Grammars
 from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.grammars import vocabulary_of
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
 
@@ -42,17 +47,22 @@ def create_app(
     settings: HttpSettings,
     *,
     aliases: Sequence[str] = (),
+    tool_parser: ToolParserName = "auto",
+    reasoning_parser: ReasoningParserName = "auto",
     api_keys: ApiKeys | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
     """The app that serves ``description``'s model through ``service``. ``clock`` measures latencies, in seconds.
 
-    Clients may also call the model by its ``aliases``.
+    Clients may also call the model by its ``aliases``. The parsers find tool calls and thoughts in its text.
 
     Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
     """
     models = ServedModels(service, aliases)
-    translator = Translator(models, tokenizer, template, description, settings)
+    dialect = Dialect(template.source if template else None, tokenizer, tool_parser, reasoning_parser)
+    vocabulary = partial(vocabulary_of, tokenizer, description.config.vocab_size, description.eos_token_ids)
+    grammars = Grammars(GrammarChecker(vocabulary, settings.grammar_timeout_s))
+    translator = Translator(models, tokenizer, template, dialect, description, settings, grammars)
     metrics = Metrics(service, clock)
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s, settings.max_answer_s)
     bodies = BodyReader(settings.max_body_bytes)

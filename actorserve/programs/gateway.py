@@ -61,8 +61,17 @@ async def _run(child: Child) -> None:
     node = open_node(child.name, hello, settings.cluster, child.runtime_dir, config)
     actor = GatewayActor(GatewayState(config), node, settings.http.max_open_requests)
     template = _template(description, settings)
-    aliases = settings.model.aliases
-    app = create_app(actor, tokenizer, template, description, settings.http, aliases=aliases, api_keys=keys)
+    app = create_app(
+        actor,
+        tokenizer,
+        template,
+        description,
+        settings.http,
+        aliases=settings.model.aliases,
+        tool_parser=settings.model.tool_parser,
+        reasoning_parser=settings.model.reasoning_parser,
+        api_keys=keys,
+    )
     ending = asyncio.Event()
     on_termination(ending.set)
 

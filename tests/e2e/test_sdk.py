@@ -1,12 +1,14 @@
 """The official SDK against a real server with the default model."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 
 from actorserve.model_files.describe import describe
 from actorserve.model_files.tokenizer import load_tokenizer
@@ -116,3 +118,39 @@ async def test_errors_reach_the_sdk_in_its_own_shape(server: Server) -> None:
         with pytest.raises(APIStatusError) as caught:
             await client.chat.completions.create(model="nobody", messages=QUESTION)
         assert caught.value.status_code == 404
+
+
+async def test_an_agent_turn(server: Server) -> None:
+    """A demanded call has a function of the request and arguments of its schema, and its result can go back."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "days": {"type": "integer", "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    weather: ChatCompletionFunctionToolParam = {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "The weather of a city", "parameters": schema},
+    }
+    async with client_of(server) as client:
+        asked: list[ChatCompletionMessageParam] = [{"role": "user", "content": "How will the weather in Rome be?"}]
+        whole = await client.chat.completions.create(
+            model=server.model,
+            messages=asked,
+            tools=[weather],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=0,
+        )
+        (call,) = whole.choices[0].message.tool_calls or ()
+        assert (call.type, whole.choices[0].finish_reason) == ("function", "tool_calls")
+        assert call.function.name == "get_weather"
+        arguments = json.loads(call.function.arguments)
+        assert arguments.keys() == {"city", "days"}
+        assert isinstance(arguments["days"], int)
+        said: Any = whole.choices[0].message
+        result: ChatCompletionMessageParam = {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
+        answer = await client.chat.completions.create(
+            model=server.model, messages=[*asked, said, result], tools=[weather], tool_choice="none", max_tokens=10
+        )
+    assert answer.choices[0].message.content

@@ -221,17 +221,25 @@ def refuses(reason: RefusalReason, retry_after_s: float = 2.5) -> ScriptedServic
     return ScriptedService(lambda _: [end(FinishReason.ERROR, reason, retry_after_s)])
 
 
-def app_for(service: ScriptedService, settings: HttpSettings | None = None, api_keys: ApiKeys | None = None) -> ASGIApp:
+def app_for(
+    service: ScriptedService,
+    settings: HttpSettings | None = None,
+    api_keys: ApiKeys | None = None,
+    template: str = TEMPLATE,
+) -> ASGIApp:
     settings = settings or HttpSettings()
-    template = ChatTemplate(TEMPLATE, {}, timeout_s=settings.template_timeout_s)
-    return create_app(service, TOKENIZER, template, DESCRIPTION, settings, api_keys=api_keys)
+    chat_template = ChatTemplate(template, {}, timeout_s=settings.template_timeout_s)
+    return create_app(service, TOKENIZER, chat_template, DESCRIPTION, settings, api_keys=api_keys)
 
 
 def client_for(
-    service: ScriptedService, settings: HttpSettings | None = None, api_keys: ApiKeys | None = None
+    service: ScriptedService,
+    settings: HttpSettings | None = None,
+    api_keys: ApiKeys | None = None,
+    template: str = TEMPLATE,
 ) -> httpx.AsyncClient:
     """A client that calls the app without a network."""
-    transport = httpx.ASGITransport(app_for(service, settings, api_keys), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(app_for(service, settings, api_keys, template), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=DEADLINE_S)
 
 

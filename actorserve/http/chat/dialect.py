@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from actorserve.errors import InvalidRequestError
 from actorserve.http.chat import reasoning
 from actorserve.http.chat.deltas import OutputParser, PlainText
-from actorserve.http.chat.reasoning import Thoughts, begins_in_thoughts
+from actorserve.http.chat.reasoning import Thoughts
 from actorserve.http.chat.tools.call_form import CallForm, Functions
 from actorserve.http.chat.tools.first_call import FirstCall
 from actorserve.http.chat.tools.grammar import calls_grammar, thoughts_grammar
@@ -19,6 +20,9 @@ from actorserve.model_files.tokenizer import Tokenizer
 
 ToolParserName = Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
+
+_TAIL_TOKENS = 16
+"""Enough for the marker of thoughts in any vocabulary, with white space behind it."""
 
 
 class Dialect:
@@ -50,8 +54,14 @@ class Dialect:
             return messages, {"tools": tools} if tools else {}
         return with_tools_as_text(messages, tools, self.call_form or HERMES), {}
 
-    def parser(self, prompt: str, functions: Functions, *, parallel: bool = True) -> OutputParser:
-        """A parser for one choice of the answer to the rendered ``prompt``.
+    def check(self, functions: Functions) -> None:
+        """Raises: InvalidRequestError if the model's calls of ``functions`` could not be found in its text."""
+        if functions and self.call_form is None:
+            message = "tools: this server does not look for the model's tool calls (model.tool_parser is none)"
+            raise InvalidRequestError(message, "tools")
+
+    def parser(self, prompt: Sequence[int], functions: Functions, *, parallel: bool = True) -> OutputParser:
+        """A parser for one choice of the answer to ``prompt``, given as token ids.
 
         Without ``functions`` it does not look for calls. Without ``parallel`` it gives one call at most.
         """
@@ -60,7 +70,7 @@ class Dialect:
             parser = self.call_form.new_reader(functions)
             if not parallel:
                 parser = FirstCall(parser)
-        return Thoughts(parser, begun=begins_in_thoughts(prompt)) if self.thinks else parser
+        return Thoughts(parser, begun=self._begins_in_thoughts(prompt)) if self.thinks else parser
 
     def marker_ids(self, *, with_tools: bool) -> frozenset[int]:
         """The special tokens whose text the parser must see, because they mark thoughts or calls."""
@@ -69,18 +79,29 @@ class Dialect:
             markers += self.call_form.markers
         return frozenset(token_id for marker in markers if (token_id := self._special_id(marker)) is not None)
 
-    def forced_calls(self, prompt: str, functions: Functions, *, parallel: bool) -> str:
+    def grammar(self, prompt: Sequence[int], functions: Functions, *, parallel: bool, or_answer: bool) -> str:
         """The grammar, as llguidance's Lark, that makes the model call ``functions``, after it has thought.
 
-        There must be a ``call_form``.
+        With ``or_answer`` the model may follow the grammar ``@answer`` in place of it; without functions it must. There
+        must be a ``call_form`` if there are functions.
         """
-        assert self.call_form is not None
-        calls = calls_grammar(functions, self.call_form, self._special_id, parallel=parallel)
-        if not self.thinks:
-            return f"start: calls\n{calls}"
-        begun = begins_in_thoughts(prompt)
-        start = "start: thoughts calls" if begun else "start: thoughts? calls"
-        return f"{start}\n{calls}\n{thoughts_grammar(self._special_id, begun=begun)}"
+        rules: list[str] = []
+        wanted = ["@answer"] if or_answer else []
+        if functions:
+            assert self.call_form is not None
+            rules.append(calls_grammar(functions, self.call_form, self._special_id, parallel=parallel))
+            wanted.append("calls")
+        start = f"({' | '.join(wanted)})"
+        if self.thinks:
+            begun = self._begins_in_thoughts(prompt)
+            rules.append(thoughts_grammar(self._special_id, begun=begun))
+            start = f"thoughts {start}" if begun else f"thoughts? {start}"
+        return "\n".join([f"start: {start}", *rules])
+
+    def _begins_in_thoughts(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt already opens the thoughts, so that the model writes no marker before them."""
+        tail = self._tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+        return tail.rstrip().endswith(reasoning.BEGIN)
 
     def _special_id(self, text: str) -> int | None:
         token_id = self._tokenizer.token_id(text)

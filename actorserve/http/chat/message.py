@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 from actorserve.http.chat.deltas import Delta, OutputParser, ReasoningDelta, TextDelta
 
+_MAX_PIECE_CHARS = 4096
+"""A parser copies what it has not read yet at each marker, so a long text full of markers is read in pieces."""
+
 
 @dataclass(slots=True)
 class Call:
@@ -38,6 +41,7 @@ class Message:
 def read_message(parser: OutputParser, text: str) -> Message:
     """What ``parser``, which is fresh, makes of the whole ``text`` of a choice."""
     message = Message()
-    message.add(parser.push(text))
+    for start in range(0, len(text), _MAX_PIECE_CHARS):
+        message.add(parser.push(text[start : start + _MAX_PIECE_CHARS]))
     message.add(parser.finish())
     return message

@@ -7,11 +7,6 @@ BEGIN = "<think>"
 END = "</think>"
 
 
-def begins_in_thoughts(prompt: str) -> bool:
-    """Whether the rendered prompt already opens the thoughts, so that the model writes no marker before them."""
-    return prompt.rstrip().endswith(BEGIN)
-
-
 class Thoughts(TextReader):
     """An ``OutputParser`` that hands the text behind the thoughts to the parser of the answer.
 

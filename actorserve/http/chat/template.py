@@ -63,6 +63,7 @@ class ChatTemplate:
             code = environment.compile(source, filename=_FILE_NAME)
         except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise ModelError(f"the model's chat template is not valid: {_one_line(error)}") from None
+        self.source = source
         self._template = jinja2.Template.from_code(environment, code, environment.globals)
         self.source = source
         self._special_tokens = dict(special_tokens)

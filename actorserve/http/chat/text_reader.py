@@ -101,7 +101,12 @@ class TextReader(ABC):
 
 def num_begun(text: str, markers: tuple[str, ...]) -> int:
     """How many characters at the end of ``text`` may be the beginning of a marker. ``text`` contains no marker."""
-    for size in range(min(len(text), max(map(len, markers)) - 1), 0, -1):
-        if any(marker.startswith(text[-size:]) for marker in markers):
-            return size
-    return 0
+    longest = 0
+    for marker in markers:
+        start = text.find(marker[0], max(0, len(text) - len(marker) + 1))
+        while start >= 0:
+            if marker.startswith(text[start:]):
+                longest = max(longest, len(text) - start)
+                break
+            start = text.find(marker[0], start + 1)
+    return longest

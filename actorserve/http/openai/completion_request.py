@@ -4,7 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
-from actorserve.http.requests.fields import SamplingFields, is_token_ids
+from actorserve.http.openai.response_format import StructuredFields
+from actorserve.http.requests.fields import is_token_ids
 from actorserve.http.requests.strict import limits, null_is, only, wrong
 
 Prompt = str | tuple[int, ...]
@@ -33,7 +34,7 @@ def _parse_prompt(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
     return tuple(prompts)
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(StructuredFields):
     """``echo`` puts the prompt before each completion. Of ``best_of`` completions of a prompt the ``n`` likeliest are
     returned.
     """

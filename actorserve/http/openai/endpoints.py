@@ -15,6 +15,7 @@ from actorserve.http.openai.chunks import AnswerHead
 from actorserve.http.openai.completion_request import CompletionRequest
 from actorserve.http.openai.completions import CompletionFormat
 from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.tool_use import call_finish_reason
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import StreamOptions
@@ -54,7 +55,7 @@ class OpenAIEndpoints:
         head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
 
         def make_format(usage: Usage) -> ChatFormat:
-            return ChatFormat(head, usage, options, self._tokenizer, work)
+            return ChatFormat(head, usage, options, self._tokenizer, work, call_finish_reason(fields))
 
         return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 

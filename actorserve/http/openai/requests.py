@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 
 from actorserve.http.openai.messages import ChatMessage, parse_messages
+from actorserve.http.openai.response_format import StructuredFields
 from actorserve.http.openai.tools import NamedTool, Tool, ToolChoice, parse_tool_choice, parse_tools
-from actorserve.http.requests.fields import SamplingFields
 from actorserve.http.requests.json_values import bounded_object, check_bounds
 from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, wrong
 
@@ -61,15 +61,13 @@ class HarmlessChatFields(StrictFields):
     mm_processor_kwargs: Annotated[None, only({})] = None
 
 
-class ChatRequest(SamplingFields, HarmlessChatFields):
+class ChatRequest(StructuredFields, HarmlessChatFields):
     """The body of ``/v1/chat/completions``, and the form in which other protocols' chats are served."""
 
     messages: Annotated[tuple[ChatMessage, ...], PlainValidator(parse_messages)]
     tools: Annotated[tuple[Tool, ...], PlainValidator(parse_tools)] = ()
     tool_choice: Annotated[ToolChoice, PlainValidator(parse_tool_choice)] = "auto"
     parallel_tool_calls: Annotated[bool, null_is(True)] = True
-    response_format: Annotated[None, only({"type": "text"})] = None
-    structured_outputs: Annotated[None, only()] = None
     chat_template_kwargs: Annotated[dict[str, Any], PlainValidator(_parse_template_arguments)] = Field(
         default_factory=dict
     )

@@ -7,7 +7,8 @@ before all of its prompts are tokenized and known to fit.
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
@@ -19,10 +20,14 @@ from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
+from actorserve.http.openai.chat_grammar import chat_grammar
 from actorserve.http.openai.chat_prompts import ChatPrompts
 from actorserve.http.openai.completion_request import CompletionRequest, Prompt
 from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.response_format import grammar_of
+from actorserve.http.openai.tool_use import callable_functions, several_calls
 from actorserve.http.requests.fields import SamplingFields
+from actorserve.http.structured.grammars import Grammars
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -51,6 +56,7 @@ class _Generation:
     top_logprobs: int
     scored_prompt: int
     choices_per_prompt: int
+    grammar: str
     echoes: tuple[Echo, ...] = ()
 
 
@@ -62,14 +68,16 @@ class Translator:
         models: ServedModels,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
+        dialect: Dialect,
         description: ModelDescription,
         settings: HttpSettings,
+        grammars: Grammars,
     ) -> None:
         self._models = models
+        self._grammars = grammars
         self._tokenizer = tokenizer
-        self._chats = (
-            None if template is None else ChatPrompts(template, tokenizer, Dialect(template.source, tokenizer))
-        )
+        self._chats = None if template is None else ChatPrompts(template, tokenizer, dialect)
+        self._dialect = dialect
         self._eos_token_ids = description.eos_token_ids
         self._settings = settings
         self._num_translating = 0
@@ -97,8 +105,14 @@ class Translator:
             top_logprobs,
             -1 if request.prompt_logprobs is None else request.prompt_logprobs,
             request.n,
+            await chat_grammar(request, token_ids, self._dialect, self._grammars),
         )
-        return self._worker_requests(generation, answer_id, priority)
+        functions = callable_functions(request)
+        return replace(
+            self._worker_requests(generation, answer_id, priority),
+            new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
+            marker_ids=self._dialect.marker_ids(with_tools=bool(functions)),
+        )
 
     async def chat_prompt(self, request: ChatRequest, model: ModelInfo) -> tuple[int, ...]:
         """The tokens of a chat as the model reads them. Raises: as ``chat``."""
@@ -107,6 +121,7 @@ class Translator:
         if len(request.messages) > model.max_tokens:
             raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
         self._check_length([message.content for message in request.messages], model, "messages")
+        self._dialect.check(callable_functions(request))
         prompt = await self._chats.render(request)
         self._check_length([prompt.text], model, "messages")
         return await self._off_loop(prompt.encode)
@@ -141,6 +156,7 @@ class Translator:
             request.top_logprobs,
             request.scored_prompt,
             request.num_generated,
+            await grammar_of(request, self._grammars),
             echoes,
         )
         return self._worker_requests(generation, answer_id, priority)
@@ -226,6 +242,7 @@ class Translator:
             stop_token_ids=tuple(sorted({*fields.stop_token_ids, *eos})),
             top_logprobs=generation.top_logprobs,
             prompt_logprobs=generation.scored_prompt,
+            grammar=generation.grammar,
         )
 
 

@@ -54,7 +54,7 @@ class StrictFields(BaseModel):
             return value
         if len(value) > _MAX_FIELDS:
             raise wrong(f"an object has more than {_MAX_FIELDS} fields")
-        unknown = value.keys() - cls.model_fields.keys()
+        unknown = value.keys() - {field.alias or name for name, field in cls.model_fields.items()}
         if not unknown or limits(info).unknown_fields == "refuse":
             return value
         context_of(info).num_unknown_fields += len(unknown)

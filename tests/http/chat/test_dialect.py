@@ -3,6 +3,7 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer as Backend, models
 
+from actorserve.errors import InvalidRequestError
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.tools.call_form import CallForm, Functions
 from actorserve.http.chat.tools.hermes import HERMES
@@ -17,6 +18,8 @@ from tests.http.fakes import TOKENIZER
 QWEN = "{{ tools }}<tool_call>{% if enable_thinking %}</think>{% endif %}"
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 FUNCTIONS: Functions = {"look": None}
+NO_PROMPT: list[int] = []
+THINKING = TOKENIZER.encode("hello<|assistant|><think>\n")
 TOOL = {"type": "function", "function": {"name": "look"}}
 
 
@@ -42,10 +45,13 @@ def test_settings_overrule_the_template() -> None:
     """Both parsers can be named, or switched off."""
     named = Dialect("{{ messages }}", TOKENIZER, "llama3", "think")
     assert named.call_form is LLAMA3
-    assert outline(parsed(lambda: named.parser("", FUNCTIONS), f"<think>Hm</think>{CALL}")) == ("Hm", CALL, [])
+    assert outline(parsed(lambda: named.parser(NO_PROMPT, FUNCTIONS), f"<think>Hm</think>{CALL}")) == ("Hm", CALL, [])
     off = Dialect(QWEN, TOKENIZER, "none", "none")
     assert off.call_form is None
-    assert outline(parsed(lambda: off.parser("", FUNCTIONS), f"<think>Hm</think>{CALL}")) == (
+    with pytest.raises(InvalidRequestError, match=r"^tools: "):
+        off.check(FUNCTIONS)
+    off.check({})
+    assert outline(parsed(lambda: off.parser(NO_PROMPT, FUNCTIONS), f"<think>Hm</think>{CALL}")) == (
         "",
         f"<think>Hm</think>{CALL}",
         [],
@@ -55,11 +61,13 @@ def test_settings_overrule_the_template() -> None:
 def test_the_parser_fits_the_request() -> None:
     """Calls are looked for in requests with tools, one or several, and thoughts where the template has them."""
     dialect = Dialect(QWEN, TOKENIZER)
-    assert outline(parsed(lambda: dialect.parser("", {}), CALL)) == ("", CALL, [])
-    assert outline(parsed(lambda: dialect.parser("", FUNCTIONS), 2 * CALL)) == ("", "", 2 * [("look", "{}")])
-    one = lambda: dialect.parser("", FUNCTIONS, parallel=False)  # noqa: E731
+    assert outline(parsed(lambda: dialect.parser(NO_PROMPT, {}), CALL)) == ("", CALL, [])
+    assert outline(parsed(lambda: dialect.parser(NO_PROMPT, FUNCTIONS), 2 * CALL)) == ("", "", 2 * [("look", "{}")])
+    one = lambda: dialect.parser(NO_PROMPT, FUNCTIONS, parallel=False)  # noqa: E731
     assert outline(parsed(one, 2 * CALL)) == ("", "", [("look", "{}")])
-    assert outline(parsed(lambda: dialect.parser("...<think>\n", {}), "Hm</think>Yes")) == ("Hm", "Yes", [])
+    assert outline(parsed(lambda: dialect.parser(THINKING, {}), "Hm</think>Yes")) == ("Hm", "Yes", [])
+    not_thinking = TOKENIZER.encode("<think>\n\n</think>\n\n")
+    assert outline(parsed(lambda: dialect.parser(not_thinking, {}), "Yes")) == ("", "Yes", [])
 
 
 def test_a_template_with_tools_gets_them_as_an_argument() -> None:
@@ -81,9 +89,18 @@ def test_special_tokens_that_are_markers() -> None:
     assert Dialect(QWEN, TOKENIZER).marker_ids(with_tools=True) == frozenset()
 
 
-def test_forced_calls() -> None:
-    """The grammar of forced calls lets a thinking model think first."""
-    assert Dialect("", TOKENIZER).forced_calls("", FUNCTIONS, parallel=True).startswith("start: calls\n")
-    thinking = Dialect(QWEN, TOKENIZER)
-    assert thinking.forced_calls("", FUNCTIONS, parallel=True).startswith("start: thoughts? calls\n")
-    assert thinking.forced_calls("<think>\n", FUNCTIONS, parallel=True).startswith("start: thoughts calls\n")
+@pytest.mark.parametrize(
+    ("template", "prompt", "functions", "or_answer", "start"),
+    [
+        ("", NO_PROMPT, FUNCTIONS, False, "(calls)"),
+        ("", NO_PROMPT, FUNCTIONS, True, "(@answer | calls)"),
+        (QWEN, NO_PROMPT, FUNCTIONS, False, "thoughts? (calls)"),
+        (QWEN, THINKING, FUNCTIONS, True, "thoughts (@answer | calls)"),
+        (QWEN, THINKING, {}, True, "thoughts (@answer)"),
+    ],
+)
+def test_grammars(template: str, prompt: list[int], functions: Functions, or_answer: bool, start: str) -> None:
+    """A grammar demands calls or an answer, and lets a thinking model think first."""
+    dialect = Dialect(template, TOKENIZER)
+    lark = dialect.grammar(prompt, functions, parallel=True, or_answer=or_answer)
+    assert lark.splitlines()[0] == f"start: {start}"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from actorserve.http.chat.deltas import ReasoningDelta, TextDelta
-from actorserve.http.chat.reasoning import Thoughts, begins_in_thoughts
+from actorserve.http.chat.reasoning import Thoughts
 from actorserve.http.chat.tools.hermes import HermesCalls
 from tests.http.chat.parsing import CUTS, assert_any_split, outline, parsed, texts_of
 
@@ -34,9 +34,7 @@ def test_thoughts_come_first(text: str, reasoning: str, answer: str) -> None:
 
 
 def test_the_prompt_may_begin_the_thoughts() -> None:
-    """If the rendered prompt ends with the opening marker, the text begins inside the thoughts."""
-    assert begins_in_thoughts("<|assistant|><think>\n")
-    assert not begins_in_thoughts("<|assistant|><think>\n\n</think>\n\n")
+    """If the prompt has the opening marker, the text begins inside the thoughts."""
     assert outline(parsed(lambda: thoughts(begun=True), "Hm.\n</think>\n\nYes")) == ("Hm.", "Yes", [])
 
 

@@ -99,6 +99,17 @@ SHARED_PROBLEMS: list[tuple[Json, str]] = [
     ({"use_beam_search": True}, "use_beam_search"),
     ({"length_penalty": True}, "length_penalty"),
     ({"bad_words": ["x"]}, "bad_words"),
+    ({"response_format": "json"}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"structured_outputs": {}}, "structured_outputs"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"structured_outputs": {"json": {"type": 5}}}, "structured_outputs.json"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs.grammar"),
+    ({"guided_regex": "("}, "structured_outputs.regex"),
     ({"model": 5}, "model"),
 ]
 
