@@ -4,11 +4,9 @@ Tokenizing and templates run in other threads, and a bounded number of requests 
 before all of its prompts are tokenized and known to fit.
 """
 
-import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
@@ -21,6 +19,7 @@ from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat_prompts import ChatPrompts
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
 from actorserve.http.requests.fields import SamplingFields
+from actorserve.http.requests.prompt_encoder import PromptEncoder
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
@@ -29,8 +28,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy, as in vLLM: logits divided by it would overflow."""
 _RETRY_S = 1.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +64,7 @@ class Translator:
         )
         self._eos_token_ids = description.eos_token_ids
         self._settings = settings
-        self._num_translating = 0
-        self._longest_token_bytes = max(
-            (len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)), default=1
-        )
+        self._prompts = PromptEncoder(tokenizer, settings.max_open_requests)
 
     def model(self, name: str | None) -> ModelInfo:
         """The model of this name. Raises: RequestFailedError, as ``ServedModels.find``."""
@@ -83,10 +77,10 @@ class Translator:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
         if len(request.messages) > model.max_tokens:
             raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
-        self._check_length([message.content for message in request.messages], model, "messages")
         prompt = await self._chats.render(request)
-        self._check_length([prompt.text], model, "messages")
-        token_ids = await self._off_loop(prompt.encode)
+        token_ids = await self._prompts.off_loop(
+            lambda: self._encode(prompt.text, prompt.encode_in_parts(), model, "messages"), len(prompt.text)
+        )
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         generation = _Generation(request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs)
@@ -95,36 +89,29 @@ class Translator:
     async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
-        prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
+        prompts = await self._prompts.off_loop(
+            lambda: [self._read_prompt(prompt, model) for prompt in request.prompt], sum(map(len, request.prompt))
+        )
         top_logprobs = -1 if request.logprobs is None else request.logprobs
         generation = _Generation(
             request, model, prompts, "prompt", request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs
         )
         return self._worker_requests(generation, answer_id, priority)
 
-    async def _off_loop(self, read: Callable[[], T]) -> T:
-        if self._num_translating >= self._settings.max_open_requests:
-            message = "too many prompts are being read; try again later"
-            raise RequestFailedError(429, message, code="overloaded", retry_after_s=_RETRY_S)
-        self._num_translating += 1
-        try:
-            return await asyncio.to_thread(read)
-        finally:
-            self._num_translating -= 1
-
     def _read_prompt(self, prompt: Prompt, model: ModelInfo) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            self._check_length([prompt], model, "prompt")
-            return tuple(self._tokenizer.encode(prompt))
+            return self._encode(prompt, self._tokenizer.encode_in_parts(prompt), model, "prompt")
         if len(prompt) >= model.max_tokens:
             raise _too_long(len(prompt), model, "prompt")
         _check_token_ids(prompt, model, "prompt")
         return prompt
 
-    def _check_length(self, texts: Sequence[str], model: ModelInfo, param: str) -> None:
-        """Refuse a text before tokenizing it if it is longer than a context full of the longest token."""
-        if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
+    def _encode(self, text: str, parts: Iterable[list[int]], model: ModelInfo, param: str) -> tuple[int, ...]:
+        """Raises: InvalidRequestError if no room is left for output. That may be known before all tokens are."""
+        token_ids = self._prompts.encode(text, parts, model.max_tokens)
+        if token_ids is None:
             raise _far_too_long(model, param)
+        return token_ids
 
     def _worker_requests(self, generation: _Generation, answer_id: str, priority: int) -> WorkerRequests:
         fields, model = generation.fields, generation.model
@@ -196,7 +183,7 @@ def _too_long(num_prompt_tokens: int, model: ModelInfo, param: str) -> InvalidRe
 
 def _far_too_long(model: ModelInfo, param: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the prompt is far longer than the context of {model.max_tokens} tokens",
+        f"the prompt is longer than the context of {model.max_tokens} tokens, or leaves no room for output",
         param=param,
         code="context_length_exceeded",
     )

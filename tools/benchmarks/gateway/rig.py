@@ -26,7 +26,7 @@ from tools.benchmarks.gateway import bare_server, paced_worker, sse_reader
 from tools.benchmarks.gateway.sse_reader import Measured
 from tools.benchmarks.gateway.step_clock import StepClock, step_tokens
 
-START_STEP_S = 0.05
+START_STEP_S = 0.2
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 _REQUEST = {"prompt": "Once upon a time", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}

@@ -1,9 +1,9 @@
 """``tools/bench gateway``: how many events a second one core of a gateway writes, and how late they are.
 
 The gateway is the real process, with workers that compute nothing. Beside it, in turn, hypercorn and starlette alone
-yield the same events. First a slow pace shows what an event costs; then latencies are taken at half of the rate that this
-allows, and events/s a core at 70 %, which leaves the rest of two cores to the workers and the reader. The CPU time is
-that of the server's process, with all of its threads.
+yield the same events. First a slow pace shows what an event costs; then latencies are taken at half of the rate that
+this allows, and events/s a core at 70 %, which leaves the rest of two cores to the workers and the reader. The CPU time
+is that of the server's process, with all of its threads.
 """
 
 import argparse
