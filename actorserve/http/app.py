@@ -14,9 +14,11 @@ from actorserve.http import errors
 from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.access.authentication import Authentication
 from actorserve.http.access.cors import with_cors
+from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.answers.answers import Answers
 from actorserve.http.chat.template import ChatTemplate
+from actorserve.http.host_counts import HostCounts
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
@@ -41,17 +43,20 @@ def create_app(
     *,
     aliases: Sequence[str] = (),
     api_keys: ApiKeys | None = None,
+    counts: HostCounts | None = None,
+    open_requests: OpenRequests | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
     """The app that serves ``description``'s model through ``service``. ``clock`` measures latencies, in seconds.
 
-    Clients may also call the model by its ``aliases``.
+    Clients may also call the model by its ``aliases``. ``counts`` and ``open_requests`` are shared with the other
+    gateways of the host; by default there are none.
 
     Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
     """
     models = ServedModels(service, aliases)
     translator = Translator(models, tokenizer, template, description, settings)
-    metrics = Metrics(service, clock)
+    metrics = Metrics(service, clock, counts or HostCounts())
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
     bodies = BodyReader(settings.max_body_bytes)
     parser = RequestParser(settings, metrics.count_unknown_fields)
@@ -70,7 +75,7 @@ def create_app(
     )
     app.router.redirect_slashes = False  # because a redirect would name the host that the client sent
     # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
-    guarded = app if api_keys is None else Authentication(app, api_keys)
+    guarded = app if api_keys is None else Authentication(app, api_keys, open_requests or OpenRequests(HostCounts()))
     return DiscardUnreadBody(RequestId(with_cors(guarded, settings.cors_origins)))
 
 

@@ -40,8 +40,10 @@ class AddressError(ActorserveError):
     """The server cannot listen on the configured address."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, not yet listening; port 0 takes any free one.
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A TCP socket that listens, but does not accept yet; port 0 takes any free one.
+
+    Several processes of one user may listen on a ``shared`` port; the kernel spreads the connections among them.
 
     Raises: AddressError, in one line that names the address.
     """
@@ -56,6 +58,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         # Only listen() reports that another process listens on the same address.
         listener.listen(BACKLOG)

@@ -14,7 +14,6 @@ from actorserve.errors import InvalidRequestError
 from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
-from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat_prompts import ChatPrompts
 from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
