@@ -54,6 +54,7 @@ class Answer:
         finally:
             for request_id in self._meters:
                 self._release(request_id)
+            self._stream.close()
 
     async def _write(self, writer: AnswerWriter) -> None:
         """Write until all choices have ended, or one has failed. Effects that come during a write go out together."""
