@@ -16,11 +16,12 @@ import hypercorn.config
 import hypercorn.logging
 import hypercorn.protocol.h11
 from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.events import Event, Updated
+from hypercorn.events import Closed, Event, Updated
 from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
 from actorserve.errors import ActorserveError
+from actorserve.http.direct_stream import DirectStream
 
 BACKLOG = 4096
 KEEP_ALIVE_TIMEOUT_S = 75.0
@@ -142,6 +143,14 @@ class _Connection(TCPServer):
         self._client_is_gone = True
         await self.idle_task.stop()
 
+    async def write_chunk(self, data: bytes) -> None:
+        """Write a chunk of an answer, and wait for a slow client."""
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+        except (ConnectionError, RuntimeError):
+            await self.protocol.handle(Closed())
+
     async def protocol_send(self, event: Event) -> None:
         if not (self._client_is_gone and isinstance(event, Updated)):
             await super().protocol_send(event)
@@ -160,6 +169,7 @@ def _adjust_hypercorn() -> None:
     for owner, name, ours in (
         (hypercorn.asyncio.run, "TCPServer", _Connection),
         (hypercorn.protocol.h11.H11Protocol, "_check_protocol", _stay_with_http1),
+        (hypercorn.protocol.h11, "HTTPStream", DirectStream),
     ):
         setattr(owner, name, ours)
 
