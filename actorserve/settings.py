@@ -28,18 +28,26 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
+MAX_GATEWAYS = 64
+
+
 class HttpSettings(_Section):
     """The HTTP API."""
 
     host: str = Field("127.0.0.1", description="address on which the gateway listens")
     port: int = Field(8000, ge=0, le=65535, description="port on which the gateway listens; 0: any free port")
+    gateways: int = Field(
+        1, ge=1, le=MAX_GATEWAYS, description="number of gateway processes on this host, which share the port"
+    )
     api_keys_file: Path | None = Field(None, description="file of API keys; default: clients need no key")
     cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")], ...] = Field(
         (), description="origins of web pages that may call the API from a browser, or `*`"
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="largest body of an HTTP request, in bytes")
     max_open_requests: int = Field(
-        4096, ge=1, description="maximum number of choices that are generated at once; further requests get 503"
+        4096,
+        ge=1,
+        description="maximum number of choices that are generated at once by all gateways; further requests get 429",
     )
     max_choices: int = Field(16, ge=1, description="largest `n` of a request")
     max_stop_strings: int = Field(16, ge=1, description="maximum number of stop strings of one request")

@@ -15,11 +15,13 @@ from actorserve.http import errors
 from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.access.authentication import Authentication
 from actorserve.http.access.cors import with_cors
+from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.answers.answers import Answers
 from actorserve.http.chat.dialect import Dialect, ReasoningParserName, ToolParserName
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.generation_check import GenerationCheck
+from actorserve.http.host_counts import HostCounts
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
@@ -50,11 +52,14 @@ def create_app(
     tool_parser: ToolParserName = "auto",
     reasoning_parser: ReasoningParserName = "auto",
     api_keys: ApiKeys | None = None,
+    counts: HostCounts | None = None,
+    open_requests: OpenRequests | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
     """The app that serves ``description``'s model through ``service``. ``clock`` measures latencies, in seconds.
 
     Clients may also call the model by its ``aliases``. The parsers find tool calls and thoughts in its text.
+    ``counts`` and ``open_requests`` are shared with the other gateways of the host; by default there are none.
 
     Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
     """
@@ -63,7 +68,7 @@ def create_app(
     vocabulary = partial(vocabulary_of, tokenizer, description.config.vocab_size, description.eos_token_ids)
     grammars = Grammars(GrammarChecker(vocabulary, settings.grammar_timeout_s))
     translator = Translator(models, tokenizer, template, dialect, description, settings, grammars)
-    metrics = Metrics(service, clock)
+    metrics = Metrics(service, clock, counts or HostCounts())
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s, settings.max_answer_s)
     bodies = BodyReader(settings.max_body_bytes)
     parser = RequestParser(settings, metrics.count_unknown_fields)
@@ -84,7 +89,7 @@ def create_app(
     )
     app.router.redirect_slashes = False  # because a redirect would name the host that the client sent
     # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
-    guarded = app if api_keys is None else Authentication(app, api_keys)
+    guarded = app if api_keys is None else Authentication(app, api_keys, open_requests or OpenRequests(HostCounts()))
     return DiscardUnreadBody(RequestId(with_cors(guarded, settings.cors_origins)))
 
 

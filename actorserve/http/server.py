@@ -16,11 +16,12 @@ import hypercorn.config
 import hypercorn.logging
 import hypercorn.protocol.h11
 from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.events import Event, Updated
+from hypercorn.events import Closed, Event, Updated
 from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
 from actorserve.errors import ActorserveError
+from actorserve.http.direct_stream import DirectStream
 
 BACKLOG = 4096
 KEEP_ALIVE_TIMEOUT_S = 75.0
@@ -40,8 +41,10 @@ class AddressError(ActorserveError):
     """The server cannot listen on the configured address."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket, not yet listening; port 0 takes any free one.
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A TCP socket that listens, but does not accept yet; port 0 takes any free one.
+
+    Several processes of one user may listen on a ``shared`` port; the kernel spreads the connections among them.
 
     Raises: AddressError, in one line that names the address.
     """
@@ -56,6 +59,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         # Only listen() reports that another process listens on the same address.
         listener.listen(BACKLOG)
@@ -138,6 +143,14 @@ class _Connection(TCPServer):
         self._client_is_gone = True
         await self.idle_task.stop()
 
+    async def write_chunk(self, data: bytes) -> None:
+        """Write a chunk of an answer, and wait for a slow client."""
+        try:
+            self.writer.write(data)
+            await self.writer.drain()
+        except (ConnectionError, RuntimeError):
+            await self.protocol.handle(Closed())
+
     async def protocol_send(self, event: Event) -> None:
         if not (self._client_is_gone and isinstance(event, Updated)):
             await super().protocol_send(event)
@@ -156,6 +169,7 @@ def _adjust_hypercorn() -> None:
     for owner, name, ours in (
         (hypercorn.asyncio.run, "TCPServer", _Connection),
         (hypercorn.protocol.h11.H11Protocol, "_check_protocol", _stay_with_http1),
+        (hypercorn.protocol.h11, "HTTPStream", DirectStream),
     ):
         setattr(owner, name, ours)
 

@@ -20,6 +20,7 @@ class AnswerStream:
     def __init__(self) -> None:
         self._effects: deque[Deliver | End] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         """How many effects wait."""
@@ -31,17 +32,27 @@ class AnswerStream:
         self._wake()
 
     async def take(self, until: float) -> Sequence[Deliver | End]:
-        """Take at most 64 effects. Waits for the first one until ``until`` (loop time), and is empty if none comes."""
+        """Take at most 64 effects. Waits for the first one until ``until`` (loop time), and is empty if none comes.
+
+        It may be empty earlier. ``until`` never decreases from call to call.
+        """
         if not self._effects:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
-            timer = loop.call_at(until, self._wake)
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
+            if self._timer is None:  # a timer for every token would cost more than all else here
+                self._timer = loop.call_at(until, self._on_timer)
+            await self._waiter
         num_taken = min(len(self._effects), _MAX_EFFECTS_PER_WRITE)
         return [self._effects.popleft() for _ in range(num_taken)]
+
+    def close(self) -> None:
+        """Nothing is taken any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -14,6 +14,10 @@ class Pieces(Protocol):
         """Whether the tokenizer adds a space before a text, so that decoding removes it."""
         ...
 
+    def name_of(self, byte: int) -> str:
+        """The token that stands for a single byte. A vocabulary may lack it."""
+        ...
+
     def to_bytes(self, token: str) -> bytes:
         """The bytes that ``token`` stands for; they may be part of a UTF-8 character."""
         ...
@@ -27,10 +31,14 @@ class ByteLevelPieces:
         others = [byte for byte in range(256) if byte not in printable]
         self._byte_of = {chr(byte): byte for byte in printable}
         self._byte_of |= {chr(0x100 + index): byte for index, byte in enumerate(others)}
+        self._names = {byte: name for name, byte in self._byte_of.items()}
 
     @property
     def strips_leading_space(self) -> bool:
         return False
+
+    def name_of(self, byte: int) -> str:
+        return self._names[byte]
 
     def to_bytes(self, token: str) -> bytes:
         try:
@@ -48,6 +56,9 @@ class ByteFallbackPieces:
     @property
     def strips_leading_space(self) -> bool:
         return self._strips_leading_space
+
+    def name_of(self, byte: int) -> str:
+        return f"<0x{byte:02X}>"
 
     def to_bytes(self, token: str) -> bytes:
         byte = _BYTE_TOKEN.fullmatch(token)

@@ -7,7 +7,7 @@ contains text of others, its client must send token ids.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.gguf_tokenizer import build_tokenizer
 from actorserve.model_files.hf_folder import read_json
 from actorserve.model_files.pieces import ByteFallbackPieces, ByteLevelPieces, Pieces
+from actorserve.model_files.spelling import Spelling
+
+_PART_CHARS = 16 * 1024
+_PROBE = "a"
 
 
 class Tokenizer:
@@ -33,10 +37,13 @@ class Tokenizer:
         self._backend = backend
         self._pieces = pieces
         self._bytes: dict[int, bytes] = {}
+        self._spelling = Spelling(backend, pieces)
         self._vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self._special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        plain = self.encode(_PROBE, add_special_tokens=False)
+        self._begins_only = self.encode(_PROBE)[-len(plain) :] == plain  # no special token follows a text
 
     @property
     def vocab_size(self) -> int:
@@ -70,6 +77,23 @@ class Tokenizer:
         whole = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = self._backend.encode(whole, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def encode_in_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
+        """The token ids of ``encode``, in several lists if the text is long, so that a caller may stop early.
+
+        Some tokenizers can only encode a text as a whole; then there is one list.
+        """
+        parts = self._spelling.parts(text, _PART_CHARS) if self._begins_only else iter([text])
+        for part in parts:
+            yield self.encode(part, add_special_tokens=add_special_tokens)
+            add_special_tokens = False
+
+    def spelled(self, text: str) -> bytes | None:
+        """The bytes of the text's tokens, put together, without making the tokens.
+
+        SentencePiece's tokens may spell further spaces. None if this tokenizer's tokens need not spell the text.
+        """
+        return self._spelling.spelled(text) if self._spelling.is_known else None
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``token_ids``, which are the beginning of a text. Ids without a token add nothing."""

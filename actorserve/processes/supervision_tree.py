@@ -2,7 +2,7 @@
 
     supervisor                     one_for_one; supervision.max_restarts within supervision.window_s per child
     ├── coordinator    permanent   ends in stage 1
-    ├── gateway-0      permanent   ends in stage 0: it finishes its requests while the other children still run
+    ├── gateway-0 ...  permanent   ends in stage 0: it finishes its requests while the other children still run
     ├── worker-0 ...   permanent   ends in stage 1
     └── worker-n ...   spare       started when the coordinator asks for a worker; ends in stage 1
 
@@ -35,11 +35,15 @@ def supervision_tree(
         name, count = f"worker-{index}", placement.max_workers
         return ChildSpec(name, command(("workers",), name, index, count), _LAST, _worker_environment(placement, index))
 
+    def gateway(index: int) -> ChildSpec:
+        name = f"gateway-{index}"
+        return ChildSpec(name, command(("actorserve", "gateway"), name, index, settings.http.gateways), _FIRST)
+
     workers = tuple(worker(index) for index in range(placement.max_workers))
     return SupervisionTree(
         children=(
             ChildSpec("coordinator", command(("actorserve", "coordinator"), "coordinator"), _LAST),
-            ChildSpec("gateway-0", command(("actorserve", "gateway"), "gateway-0"), _FIRST),
+            *(gateway(index) for index in range(settings.http.gateways)),
             *workers[: placement.num_workers],
         ),
         spare=workers[placement.num_workers :],

@@ -1,6 +1,7 @@
 """``actorserve serve``: a whole server on this host, as a supervisor and its children."""
 
 import asyncio
+import shutil
 import signal
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from actorserve.actors.supervisor import Supervisor
 from actorserve.http.access.api_keys import read_api_keys
+from actorserve.http.host_counts import COUNTS, OPEN_COUNTS
 from actorserve.model_files.chat_template import read_chat_template
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import hub_name, locate
@@ -37,6 +39,8 @@ def serve(settings: Settings) -> bool:
         settings, placement = launch.resolve_workers(settings)
         settings = _resolve_model(settings, display)
         with launch.runtime_dir(settings) as runtime_dir:
+            for folder in (COUNTS, OPEN_COUNTS):  # of an earlier server in this runtime folder
+                shutil.rmtree(runtime_dir / folder, ignore_errors=True)
             settings_file = runtime_dir / "settings.json"
             child.write_settings(settings, settings_file)
             tree = supervision_tree(placement, settings, settings_file, runtime_dir)

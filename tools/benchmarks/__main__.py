@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tiles": ("engine.tiles", "what batch-independent bits cost in the float modes"),
     "actors": ("cluster.actors", "calls between actors and their memory, compared with Ray and bare pyzmq"),
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
+    "gateway": ("gateway.streams", "events/s that a gateway streams, compared with hypercorn and starlette alone"),
+    "clients": ("gateway.clients", "what idle, unread and refused clients cost others; memory of an idle stream"),
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
     "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),

@@ -24,12 +24,16 @@ Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)]
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """``priority`` is for requests without one; ``best_priority`` is the most urgent one that a request may have."""
+    """``priority`` is for requests without one; ``best_priority`` is the most urgent one that a request may have.
+
+    At most ``max_open_requests`` may be open at once on one host; None: any number.
+    """
 
     name: str
     digest: bytes
     priority: int
     best_priority: int
+    max_open_requests: int | None = None
 
 
 class ApiKeys:
@@ -55,6 +59,7 @@ class _Entry(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-fA-F]{64}$")
     priority: Priority = 0
     best_priority: Priority | None = None
+    max_open_requests: Annotated[int, Field(ge=1, strict=True)] | None = None
 
     @model_validator(mode="after")
     def _is_sensible(self) -> Self:
@@ -66,7 +71,7 @@ class _Entry(BaseModel):
 
     def key(self) -> ApiKey:
         best = self.priority if self.best_priority is None else self.best_priority
-        return ApiKey(self.name, bytes.fromhex(self.sha256), self.priority, best)
+        return ApiKey(self.name, bytes.fromhex(self.sha256), self.priority, best, self.max_open_requests)
 
 
 class _File(BaseModel):
@@ -86,8 +91,8 @@ class _File(BaseModel):
 
 
 def read_api_keys(file: Path) -> ApiKeys:
-    """Read a file of ``[[key]]`` tables: ``name``, ``sha256`` (hexadecimal), ``priority`` (default 0) and
-    ``best_priority`` (default: ``priority``).
+    """Read a file of ``[[key]]`` tables: ``name``, ``sha256`` (hexadecimal), ``priority`` (default 0),
+    ``best_priority`` (default: ``priority``) and ``max_open_requests`` (default: no limit).
 
     Raises: SettingsError, in one line that repeats nothing of the file except the names of wrong fields. Also raised if
     users other than the file's owner may read or write it, or if its owner is neither this user nor root.

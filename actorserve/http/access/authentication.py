@@ -10,18 +10,24 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
+from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.errors import RequestFailedError
 
 OPEN_PATHS = ("/health", "/ping")
 _SCOPE_KEY = "actorserve.api_key"
+_RETRY_S = 1.0
 
 
 class Authentication:
-    """ASGI middleware: lets requests with a valid key through, and notes the key in the scope."""
+    """ASGI middleware: lets requests with a valid key through, and notes the key in the scope.
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    A key's requests beyond its ``max_open_requests`` get 429. Those that only read (GET) do not count.
+    """
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, open_requests: OpenRequests) -> None:
         self._app = app
         self._keys = keys
+        self._open = open_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -38,7 +44,21 @@ class Authentication:
                 await response(scope, receive, send)
                 return
             scope[_SCOPE_KEY] = key
+            if scope["method"] == "POST" and key.max_open_requests is not None:
+                await self._limited(key, key.max_open_requests, scope, receive, send)
+                return
         await self._app(scope, receive, send)
+
+    async def _limited(self, key: ApiKey, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._open.begin(key.name, most):
+            message = f"this API key has its {most} open requests; try again when one of them has ended"
+            failure = RequestFailedError(429, message, code="too_many_open_requests", retry_after_s=_RETRY_S)
+            await failure.response()(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open.end(key.name)
 
 
 def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

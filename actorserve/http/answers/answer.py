@@ -64,6 +64,7 @@ class Answer:
         finally:
             for request_id in self._meters:
                 self._release(request_id)
+            self._stream.close()
 
     async def _write(self, writer: AnswerWriter, limit_s: float) -> None:
         """Write until all choices have ended, one has failed, or ``limit_s`` have passed. Effects that come during a

@@ -117,7 +117,7 @@ _READINGS = (
 
 
 class LoadMetrics(Collector):
-    """Collects the metrics of all instances, and the service's own counters."""
+    """Collects the metrics of all instances."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -132,5 +132,3 @@ class LoadMetrics(Collector):
                 family.add_metric((name, instance), reading.value(load))
             yield family
         yield GaugeMetricFamily("actorserve_instances", "Workers that are up.", value=self._service.num_instances)
-        for counter, count in sorted(self._service.counters().items()):
-            yield CounterMetricFamily(f"actorserve_{counter}", f"{counter.replace('_', ' ')}.", value=count)

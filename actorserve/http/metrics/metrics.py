@@ -1,18 +1,20 @@
 """``/metrics``: the names that dashboards for vLLM read, on a registry of our own.
 
 Load comes from the instances' latest reports (``http.metrics.load_metrics``), with one ``engine`` label per instance.
-The tokens, latencies and endings that clients see are measured here. In these metrics a request is one choice of an
-answer, and the ``engine`` is ``gateway``, because a request may change its worker. Latencies include the wait for a
-slow client.
+The tokens, latencies and endings that clients see are measured here, and summed over the host's gateways. In these
+metrics a request is one choice of an answer, and the ``engine`` is ``gateway``, because a request may change its
+worker. Latencies include the wait for a slow client.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from actorserve.core.messages import FinishReason
+from actorserve.http.host_counts import HostCounts
+from actorserve.http.metrics.host_metrics import Counter, Histogram, HostMetrics
 from actorserve.http.metrics.load_metrics import LoadMetrics
 from actorserve.http.service import Service
 
@@ -36,37 +38,46 @@ class _ModelMetrics:
 
 
 class Metrics:
-    """All metrics of ``/metrics``. ``clock`` gives seconds that never decrease."""
+    """All metrics of ``/metrics``. ``clock`` gives seconds that never decrease. ``counts`` are shared with the host's
+    other gateways.
+    """
 
-    def __init__(self, service: Service, clock: Callable[[], float]) -> None:
+    def __init__(self, service: Service, clock: Callable[[], float], counts: HostCounts) -> None:
         self._service = service
+        self._counts = counts
         self._clock = clock
         self._models: dict[str, _ModelMetrics] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(LoadMetrics(service))
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that were answered.")
-        self._prompt_tokens_cached = self._counter(
-            "vllm:prompt_tokens_cached", "Prompt tokens of these requests that were found in a prefix cache."
+        host = HostMetrics(counts)
+        self.registry.register(host)
+        self._prompt_tokens = host.counter(
+            "vllm:prompt_tokens", "Prompt tokens of requests that were answered.", _LABELS
         )
-        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens made.")
-        self._request_success = Counter(
-            "vllm:request_success", "Requests that ended.", (*_LABELS, "finished_reason"), registry=self.registry
+        self._prompt_tokens_cached = host.counter(
+            "vllm:prompt_tokens_cached", "Prompt tokens of these requests that were found in a prefix cache.", _LABELS
         )
-        self._time_to_first_token = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS_S
+        self._generation_tokens = host.counter("vllm:generation_tokens", "Tokens made.", _LABELS)
+        self._request_success = host.counter(
+            "vllm:request_success", "Requests that ended.", (*_LABELS, "finished_reason")
         )
-        self._inter_token_latency = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between one token and the next.", _ITL_BUCKETS_S
+        self._time_to_first_token = host.histogram(
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LABELS, _TTFT_BUCKETS_S
         )
-        self._e2e_latency = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the end.", _E2E_BUCKETS_S
+        self._inter_token_latency = host.histogram(
+            "vllm:inter_token_latency_seconds", "Between one token and the next.", _LABELS, _ITL_BUCKETS_S
         )
-
-        self._unknown_fields = Counter(
-            "actorserve_unknown_fields",
-            "Fields of requests that no one knows and that were ignored.",
-            registry=self.registry,
+        self._e2e_latency = host.histogram(
+            "vllm:e2e_request_latency_seconds", "From arrival to the end.", _LABELS, _E2E_BUCKETS_S
         )
+        self._unknown_fields = host.counter(
+            "actorserve_unknown_fields", "Fields of requests that no one knows and that were ignored."
+        ).labels()
+        for name in service.counters():
+            host.counter(f"actorserve_{name}", f"{name.replace('_', ' ')}.")
+        self._service_cells = {name: counts.cell((f"actorserve_{name}",)) for name in service.counters()}
+        # What this process's predecessor has counted.
+        self._counted_before = {name: counts.values[cell] for name, cell in self._service_cells.items()}
 
     def begin(self, num_prompt_tokens: int) -> "RequestMeter":
         """Begin to measure one request, which has just arrived."""
@@ -82,6 +93,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """The page, in Prometheus's text format."""
+        self._share_service_counts()
         return generate_latest(self.registry)
 
     def _of_model(self, name: str) -> _ModelMetrics:
@@ -97,12 +109,12 @@ class Metrics:
 
     def _count_end(self, model: str, reason: FinishReason) -> None:
         self._request_success.labels(model, _ENGINE, reason.value).inc()
+        self._share_service_counts()
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, _LABELS, registry=self.registry, buckets=buckets)
+    def _share_service_counts(self) -> None:
+        """Write the service's own counts where other gateways find them. They change rarely, and only with requests."""
+        for name, count in self._service.counters().items():
+            self._counts.values[self._service_cells[name]] = self._counted_before[name] + count
 
 
 class RequestMeter:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,9 @@ class ChatPrompt:
     _tokenizer: Tokenizer
     _encoded_text: str
 
-    def encode(self) -> tuple[int, ...]:
-        """The prompt's token ids. It blocks."""
-        return tuple(self._tokenizer.encode(self._encoded_text, add_special_tokens=False))
+    def encode_in_parts(self) -> Iterator[list[int]]:
+        """The prompt's token ids, in several lists if it is long. It blocks."""
+        return self._tokenizer.encode_in_parts(self._encoded_text, add_special_tokens=False)
 
 
 class ChatPrompts:

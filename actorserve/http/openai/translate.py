@@ -4,12 +4,10 @@ Tokenizing and templates run in other threads, and a bounded number of requests 
 before all of its prompts are tokenized and known to fit.
 """
 
-import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
@@ -18,7 +16,6 @@ from actorserve.http.answers.echo import Echo, make_echo
 from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
-from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat_grammar import chat_grammar
 from actorserve.http.openai.chat_prompts import ChatPrompts
@@ -27,6 +24,7 @@ from actorserve.http.openai.requests import ChatRequest
 from actorserve.http.openai.response_format import grammar_of
 from actorserve.http.openai.tool_use import callable_functions, several_calls
 from actorserve.http.requests.fields import SamplingFields
+from actorserve.http.requests.prompt_encoder import PromptEncoder
 from actorserve.http.structured.grammars import Grammars
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer
@@ -36,8 +34,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy, as in vLLM: logits divided by it would overflow."""
 _RETRY_S = 1.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +76,7 @@ class Translator:
         self._dialect = dialect
         self._eos_token_ids = description.eos_token_ids
         self._settings = settings
-        self._num_translating = 0
-        self._longest_token_bytes = max(
-            (len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size)), default=1
-        )
+        self._prompts = PromptEncoder(tokenizer, settings.max_open_requests)
 
     def model(self, name: str | None) -> ModelInfo:
         """The model of this name. Raises: RequestFailedError, as ``ServedModels.find``."""
@@ -120,15 +113,17 @@ class Translator:
             raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
         if len(request.messages) > model.max_tokens:
             raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
-        self._check_length([message.content for message in request.messages], model, "messages")
         self._dialect.check(callable_functions(request))
         prompt = await self._chats.render(request)
-        self._check_length([prompt.text], model, "messages")
-        return await self._off_loop(prompt.encode)
+        return await self._prompts.off_loop(
+            lambda: self._encode(prompt.text, prompt.encode_in_parts(), model, "messages"), len(prompt.text)
+        )
 
     async def text_prompt(self, text: str, model: ModelInfo, *, add_special_tokens: bool) -> tuple[int, ...]:
         """The tokens of a text. Raises: as ``completion``."""
-        return await self._off_loop(lambda: self._read_prompt(text, model, add_special_tokens=add_special_tokens))
+        return await self._prompts.off_loop(
+            lambda: self._read_prompt(text, model, add_special_tokens=add_special_tokens), len(text)
+        )
 
     async def text_of(self, token_ids: Sequence[int], model: ModelInfo) -> str:
         """The text of tokens, special ones included.
@@ -139,12 +134,16 @@ class Translator:
         if len(token_ids) > model.max_tokens:
             raise InvalidRequestError(f"tokens: has more than {model.max_tokens} token ids", param="tokens")
         _check_token_ids(token_ids, model, "tokens")
-        return await self._off_loop(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        return await self._prompts.off_loop(
+            lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False), len(token_ids)
+        )
 
     async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
-        prompts, echoes = await self._off_loop(lambda: self._read_prompts(request, model))
+        prompts, echoes = await self._prompts.off_loop(
+            lambda: self._read_prompts(request, model), sum(map(len, request.prompt))
+        )
         generation = _Generation(
             request,
             model,
@@ -171,29 +170,21 @@ class Translator:
             return prompts, ()
         return prompts, tuple(make_echo(self._tokenizer, prompt, is_all=request.max_tokens == 0) for prompt in prompts)
 
-    async def _off_loop(self, read: Callable[[], T]) -> T:
-        if self._num_translating >= self._settings.max_open_requests:
-            message = "too many prompts are being read; try again later"
-            raise RequestFailedError(429, message, code="overloaded", retry_after_s=_RETRY_S)
-        self._num_translating += 1
-        try:
-            return await asyncio.to_thread(read)
-        finally:
-            self._num_translating -= 1
-
     def _read_prompt(self, prompt: Prompt, model: ModelInfo, *, add_special_tokens: bool) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            self._check_length([prompt], model, "prompt")
-            return tuple(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+            parts = self._tokenizer.encode_in_parts(prompt, add_special_tokens=add_special_tokens)
+            return self._encode(prompt, parts, model, "prompt")
         if len(prompt) >= model.max_tokens:
             raise _too_long(len(prompt), model, "prompt")
         _check_token_ids(prompt, model, "prompt")
         return prompt
 
-    def _check_length(self, texts: Sequence[str], model: ModelInfo, param: str) -> None:
-        """Refuse a text before tokenizing it if it is longer than a context full of the longest token."""
-        if sum(map(len, texts)) > model.max_tokens * self._longest_token_bytes:
+    def _encode(self, text: str, parts: Iterable[list[int]], model: ModelInfo, param: str) -> tuple[int, ...]:
+        """Raises: InvalidRequestError if no room is left for output. That may be known before all tokens are."""
+        token_ids = self._prompts.encode(text, parts, model.max_tokens)
+        if token_ids is None:
             raise _far_too_long(model, param)
+        return token_ids
 
     def _worker_requests(self, generation: _Generation, answer_id: str, priority: int) -> WorkerRequests:
         fields, model = generation.fields, generation.model
@@ -282,7 +273,7 @@ def _too_long(num_prompt_tokens: int, model: ModelInfo, param: str) -> InvalidRe
 
 def _far_too_long(model: ModelInfo, param: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"the prompt is far longer than the context of {model.max_tokens} tokens",
+        f"the prompt is longer than the context of {model.max_tokens} tokens, or leaves no room for output",
         param=param,
         code="context_length_exceeded",
     )

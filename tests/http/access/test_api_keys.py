@@ -11,9 +11,12 @@ from starlette.types import Message, Scope
 
 from actorserve import logs
 from actorserve.cli import main
+from actorserve.core.messages import LoadReport
 from actorserve.errors import SettingsError
 from actorserve.http.access.api_keys import ApiKeys, read_api_keys
 from actorserve.http.access.authentication import Authentication
+from actorserve.http.access.open_requests import OpenRequests
+from actorserve.http.host_counts import HostCounts
 from tests.http.fakes import DEADLINE_S, MODEL, ScriptedService, app_for, client_for, says, serving
 
 SECRET = "0c9e5e6f-a-long-random-key"
@@ -172,7 +175,8 @@ async def test_websockets_are_closed(keys: ApiKeys) -> None:
     async def app(scope: Scope, *_: object) -> None:
         raise AssertionError("let through")
 
-    await Authentication(app, keys)({"type": "websocket", "path": "/health", "headers": []}, receive, send)
+    guard = Authentication(app, keys, OpenRequests(HostCounts()))
+    await guard({"type": "websocket", "path": "/health", "headers": []}, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
 
 
@@ -200,7 +204,7 @@ async def test_a_bug_behind_a_key_logs_no_key(keys: ApiKeys, caplog: pytest.LogC
     """An unexpected error of a request is logged without its key."""
 
     class Broken(ScriptedService):
-        def counters(self) -> dict[str, int]:
+        def loads(self) -> dict[str, LoadReport]:
             raise RuntimeError("broken")
 
     async with (

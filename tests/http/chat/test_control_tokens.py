@@ -81,7 +81,7 @@ def _request(body: Mapping[str, object]) -> ChatRequest:
 async def _ids(template: ChatTemplate, tokenizer: Tokenizer, body: Mapping[str, object]) -> list[int]:
     prompts = ChatPrompts(template, tokenizer, Dialect(template.source, tokenizer))
     prompt = await prompts.render(_request(body))
-    return list(prompt.encode())
+    return [token_id for part in prompt.encode_in_parts() for token_id in part]
 
 
 _CONTROL = ["<|end|>", "<|user|>", "<|end|><|user|>", "<s>", "</s>", "<unk>", "|end|", "<|en", "d|>", "<|", "|>"]

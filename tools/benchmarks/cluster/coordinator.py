@@ -9,13 +9,9 @@ fewer than 97 % of the requests are answered in time, or the slowest 1 % wait fo
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,15 +24,14 @@ from actorserve.actors.membership import COORDINATOR_NAME, MAX_PEERS
 from actorserve.actors.node import address_of
 from actorserve.processes.child import command_line, write_settings
 from actorserve.processes.launch import replace
-from actorserve.processes.status import PARENT_PID
 from actorserve.settings import Settings
 from tools.benchmarks.cluster.coordinator_alone import CoordinatorAlone
 from tools.benchmarks.cluster.load_generator import Load, Measured, Options
 from tools.benchmarks.common.arguments import add_json, counts
+from tools.benchmarks.common.children import running, socket_folder
 from tools.benchmarks.common.console import print_table, say
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.figures import save_figures
-from tools.benchmarks.common.paths import ROOT
 from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.machine import machine_line, this_machine
 
@@ -47,8 +42,6 @@ MAX_P99_S = 0.05
 BUSY = 0.9  # a load generator that uses more of its core may itself be the limit
 _BISECTIONS = 3
 _SETTLE_S = 1.0
-_STOP_TIMEOUT_S = 10.0
-_MAX_FOLDER_BYTES = 85  # a socket's path holds 107 bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +121,12 @@ class Shard:
         settings = settings_of(arguments)
         self._stack = ExitStack()
         with ExitStack() as stack:
-            folder = stack.enter_context(_runtime_dir())
+            folder = stack.enter_context(socket_folder())
             write_settings(settings, folder / "settings.json")
             profiler = () if profile is None else ("-m", "cProfile", "-o", str(profile.resolve()))
             child = command_line(COORDINATOR_NAME, folder / "settings.json", folder)
             self._coordinator = stack.enter_context(
-                _running([sys.executable, "-P", *profiler, "-m", "actorserve", "coordinator", *child])
+                running([sys.executable, "-P", *profiler, "-m", "actorserve", "coordinator", *child])
             )
             num_links = min(arguments.links or num_workers, num_workers)
             options = Options(
@@ -153,7 +146,7 @@ class Shard:
                 "tools.benchmarks.cluster.load_generator",
                 json.dumps(asdict(options)),
             ]
-            self._generator = stack.enter_context(_running(command))
+            self._generator = stack.enter_context(running(command))
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
@@ -185,36 +178,6 @@ class Shard:
             raise BenchError(f"{process} has ended early")
         told: dict[str, Any] = json.loads(line)
         return told
-
-
-@contextmanager
-def _runtime_dir() -> Iterator[Path]:
-    """Raises: BenchError, if sockets' paths would be too long."""
-    with tempfile.TemporaryDirectory(prefix="actorserve-") as folder:
-        if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
-            raise BenchError(f"the path of {folder} is too long for sockets; set TMPDIR to a shorter one")
-        yield Path(folder)
-
-
-@contextmanager
-def _running(command: list[str]) -> "Iterator[subprocess.Popen[str]]":
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), PARENT_PID: str(os.getpid())},
-        start_new_session=True,  # so that only the measurement sees a Ctrl-C, and ends its processes
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.communicate(timeout=_STOP_TIMEOUT_S)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.communicate()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,24 @@
+"""Limits on the requests that are open at once under one API key, over all gateways of the host."""
+
+from actorserve.http.host_counts import HostCounts
+
+
+class OpenRequests:
+    """Counts each key's open requests in ``counts``, which must not outlive a process: a dead gateway has none open."""
+
+    def __init__(self, counts: HostCounts) -> None:
+        self._counts = counts
+
+    def begin(self, key: str, most: int) -> bool:
+        """Count one more request, unless the key has ``most`` open on this host. Returns whether it was counted."""
+        name = (key,)
+        cell = self._counts.cell(name)
+        with self._counts.locked():
+            if self._counts.totals()[name] >= most:
+                return False
+            self._counts.values[cell] += 1.0
+            return True
+
+    def end(self, key: str) -> None:
+        """A request that ``begin`` counted has ended."""
+        self._counts.values[self._counts.cell((key,))] -= 1.0

@@ -1,0 +1,50 @@
+"""tools/bench gateway and clients: real gateways stream to real sockets, and the figures are written."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tools.benchmarks.run_bench import run_bench
+from tools.benchmarks.gateway.step_clock import StepClock
+from tools.figures.files import read_figures
+
+
+@pytest.mark.model
+def test_events_of_both_servers_are_counted(tmp_path: Path, default_model_path: Path) -> None:
+    """Both servers stream events, of which the latencies are known, and the table has their ratio."""
+    file = tmp_path / "figures.json"
+    options = ("--streams", "2", "--rounds", "1", "--seconds", "0.5", "--model", str(default_model_path))
+    done = run_bench("gateway", *options, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    figures = read_figures(file)
+    assert [point["server"] for point in figures.details["points"]] == ["gateway", "bare hypercorn"]
+    for point in figures.details["points"]:
+        assert point["busy"]["num_events"] > 0
+        assert point["busy"]["cpu_s"] > 0
+        assert 0 < point["half"]["p50_s"] <= point["half"]["p99_s"] < 60
+    assert figures.tables[0].rows[-1].unit == "x"
+
+
+@pytest.mark.model
+def test_every_crowd_is_measured(tmp_path: Path, default_model_path: Path) -> None:
+    """The neighbours have latencies without and with each crowd, and an idle stream takes memory."""
+    file = tmp_path / "figures.json"
+    crowds = ("--connections", "20", "--streams", "50", "--not-reading", "3", "--refused", "1")
+    options = ("--rounds", "1", "--seconds", "0.5", "--model", str(default_model_path))
+    done = run_bench("clients", *crowds, *options, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    figures = read_figures(file)
+    assert len(figures.details["points"]) == 3
+    for point in figures.details["points"]:
+        assert 0 < point["p50_s"] <= point["p99_s"]
+        assert 0 < point["alone_p50_s"] <= point["alone_p99_s"]
+
+
+def test_a_step_clock_is_shared(tmp_path: Path) -> None:
+    """A reader finds when the latest step of a number was sent."""
+    StepClock.create(tmp_path / "clock")
+    writer, reader = StepClock(tmp_path / "clock"), StepClock(tmp_path / "clock")
+    writer.note(7, 1.5)
+    assert reader.sent_s(7) == 1.5
+    writer.note(7 + 2048, 2.5)
+    assert reader.sent_s(7) == 2.5

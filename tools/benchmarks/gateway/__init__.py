@@ -1,0 +1,1 @@
+"""Measurements of the gateway process: many streams, many clients, and refusals."""
