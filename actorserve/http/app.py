@@ -58,8 +58,10 @@ def create_app(
     openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
     status = StatusEndpoints(service, metrics)
     routes = [*openai.routes(), *ModelEndpoints(models).routes(), *status.routes()]
+    allows_unknown = settings.unknown_fields == "ignore"
+    openapi = OpenAPIEndpoints(routes, installed_version(), allows_unknown_fields=allows_unknown)
     app = Starlette(
-        routes=[*routes, *OpenAPIEndpoints(routes, installed_version()).routes()],
+        routes=[*routes, *openapi.routes()],
         exception_handlers={
             InvalidRequestError: errors.on_invalid_request,
             errors.RequestFailedError: errors.on_failed_request,
