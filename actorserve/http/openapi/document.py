@@ -93,7 +93,8 @@ def _schemas(
 def _allow_nulls(schema: Json) -> None:
     """Let each field that may be missing be null as well, which means its default."""
     for name, value in schema.get("properties", {}).items():
-        if name not in schema.get("required", ()) and {"type": "null"} not in value.get("anyOf", ()):
+        allows_null = {"type": "null"} in value.get("anyOf", ()) or None in value.get("enum", ())
+        if name not in schema.get("required", ()) and not allows_null:
             kept = {key: value.pop(key) for key in ("title", "default", "description") if key in value}
             schema["properties"][name] = {"anyOf": [value, {"type": "null"}], **kept} if value else kept
 

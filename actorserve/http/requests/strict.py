@@ -89,7 +89,9 @@ def only(*accepted: object) -> PlainValidator:
         if value is not None and not any(value == item and _is_bool(value) == _is_bool(item) for item in accepted):
             raise wrong(f"not supported; only {shown} is accepted")
 
-    return parsed_by(check, Annotated[Any, WithJsonSchema({"enum": [*accepted, None]})])
+    # The description keeps Python from taking the type of only(1) for that of only(True).
+    schema = WithJsonSchema({"enum": [*accepted, None], "description": f"only {shown}"})
+    return parsed_by(check, Annotated[Any, schema])
 
 
 def _is_bool(value: object) -> bool:
