@@ -77,8 +77,10 @@ def create_app(
     tokenizing = TokenizerEndpoints(tokenizer, translator, bodies, parser)
     groups = (openai, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
     routes = [route for group in groups for route in group.routes()]
+    allows_unknown = settings.unknown_fields == "ignore"
+    openapi = OpenAPIEndpoints(routes, installed_version(), allows_unknown_fields=allows_unknown)
     app = Starlette(
-        routes=[*routes, *OpenAPIEndpoints(routes, installed_version()).routes()],
+        routes=[*routes, *openapi.routes()],
         exception_handlers={
             InvalidRequestError: errors.on_invalid_request,
             errors.RequestFailedError: errors.on_failed_request,

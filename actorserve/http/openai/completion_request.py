@@ -2,13 +2,14 @@
 
 from typing import Annotated
 
-from pydantic import Field, PlainValidator, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from actorserve.http.openai.response_format import StructuredFields
-from actorserve.http.requests.fields import is_token_ids
-from actorserve.http.requests.strict import limits, null_is, only, wrong
+from actorserve.http.requests.fields import TokenId, is_token_ids
+from actorserve.http.requests.strict import limits, null_is, only, parsed_by, wrong
 
 Prompt = str | tuple[int, ...]
+_Prompts = str | list[str] | list[TokenId] | list[list[TokenId]]
 
 
 def _parse_prompt(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
@@ -39,7 +40,7 @@ class CompletionRequest(StructuredFields):
     returned.
     """
 
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_parse_prompt)]
+    prompt: Annotated[tuple[Prompt, ...], parsed_by(_parse_prompt, _Prompts)]
     max_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: Annotated[bool, null_is(False)] = False

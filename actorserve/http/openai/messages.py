@@ -1,12 +1,13 @@
 """The messages of a chat: all of OpenAI's roles, and whatever an answer of this server holds."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from actorserve.http.requests.parsing import describe_problems
-from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, wrong
+from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, parsed_by, wrong
 
 _MAX_CALLS = 128
 _MAX_SHOWN_CHARS = 32
@@ -35,7 +36,7 @@ class FunctionCall(StrictFields):
     """What a model called, with which arguments: JSON text, as the model wrote it."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    arguments: Annotated[str, PlainValidator(_parse_arguments)] = ""
+    arguments: Annotated[str, parsed_by(_parse_arguments, str | dict[str, Any])] = ""
 
     def for_template(self) -> dict[str, object]:
         """The arguments as an object, because templates iterate over it. Text that is not an object stays text."""
@@ -98,16 +99,24 @@ def _text_of(part: Any) -> str:
     return text
 
 
+class TextPart(TypedDict):
+    """A part of a message's content; it may have further fields. Only text is supported."""
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: NotRequired[str]
+    refusal: NotRequired[str]
+
+
 class ChatMessage(StrictFields):
     """One turn of a chat. ``content`` is "" if there is none."""
 
     role: Role
-    content: Annotated[str, PlainValidator(_parse_content)] = ""
+    content: Annotated[str, parsed_by(_parse_content, str | list[str | TextPart])] = ""
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: Annotated[tuple[ToolCall, ...], PlainValidator(_parse_calls)] = ()
+    tool_calls: Annotated[tuple[ToolCall, ...], parsed_by(_parse_calls, list[ToolCall])] = ()
     function_call: FunctionCall | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     audio: Annotated[None, only()] = None
@@ -146,6 +155,9 @@ class ChatMessage(StrictFields):
         if self.tool_calls or self.function_call is None:
             return self.tool_calls
         return (ToolCall(function=self.function_call),)
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
 
 
 def parse_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:

@@ -2,13 +2,21 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from actorserve.http.openai.messages import ChatMessage, parse_messages
+from actorserve.http.openai.messages import ChatMessage, Messages, parse_messages
 from actorserve.http.openai.response_format import StructuredFields
-from actorserve.http.openai.tools import NamedTool, Tool, ToolChoice, parse_tool_choice, parse_tools
+from actorserve.http.openai.tools import (
+    ChoiceOfTool,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    ToolOfChat,
+    parse_tool_choice,
+    parse_tools,
+)
 from actorserve.http.requests.json_values import bounded_object, check_bounds
-from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, wrong
+from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, parsed_by, wrong
 
 _MAX_TEMPLATE_ARGUMENTS = 32
 _MAX_DOCUMENTS = 128
@@ -64,14 +72,14 @@ class HarmlessChatFields(StrictFields):
 class ChatRequest(StructuredFields, HarmlessChatFields):
     """The body of ``/v1/chat/completions``, and the form in which other protocols' chats are served."""
 
-    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(parse_messages)]
-    tools: Annotated[tuple[Tool, ...], PlainValidator(parse_tools)] = ()
-    tool_choice: Annotated[ToolChoice, PlainValidator(parse_tool_choice)] = "auto"
+    messages: Annotated[tuple[ChatMessage, ...], parsed_by(parse_messages, Messages)]
+    tools: Annotated[tuple[Tool, ...], parsed_by(parse_tools, list[ToolOfChat])] = ()
+    tool_choice: Annotated[ToolChoice, parsed_by(parse_tool_choice, ChoiceOfTool)] = "auto"
     parallel_tool_calls: Annotated[bool, null_is(True)] = True
-    chat_template_kwargs: Annotated[dict[str, Any], PlainValidator(_parse_template_arguments)] = Field(
+    chat_template_kwargs: Annotated[dict[str, Any], parsed_by(_parse_template_arguments, dict[str, Any])] = Field(
         default_factory=dict
     )
-    documents: Annotated[tuple[dict[str, Any], ...], PlainValidator(_parse_documents)] = ()
+    documents: Annotated[tuple[dict[str, Any], ...], parsed_by(_parse_documents, list[dict[str, Any]])] = ()
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
     verbosity: Annotated[str, Field(max_length=32)] | None = None
     add_generation_prompt: Annotated[bool, null_is(True)] = True

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, model_validator
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from actorserve.http.requests.json_values import bounded_object
 from actorserve.http.requests.parsing import describe_problems
-from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong
+from actorserve.http.requests.strict import Ignored, StrictFields, null_is, parsed_by, wrong
 
 _MAX_TOOLS = 128
 """OpenAI's own limit."""
@@ -27,7 +28,7 @@ class Tool(StrictFields):
     type: Literal["function"] = "function"
     name: FunctionName
     description: str | None = None
-    parameters: Annotated[dict[str, Any] | None, PlainValidator(_parse_parameters)] = None
+    parameters: Annotated[dict[str, Any] | None, parsed_by(_parse_parameters, dict[str, Any])] = None
     strict: Annotated[bool, null_is(False)] = False
     cache_control: Ignored = None
 
@@ -55,6 +56,26 @@ class NamedTool:
     name: str
 
 
+class FunctionTool(TypedDict):
+    """A tool as clients write it in a chat."""
+
+    type: Literal["function"]
+    function: Tool
+
+
+class ChosenFunction(TypedDict):
+    name: str
+
+
+class FunctionChoice(TypedDict):
+    """The one function that the model must call, as clients write it in a chat."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+
+ToolOfChat = FunctionTool | Tool
+ChoiceOfTool = Literal["none", "auto", "required"] | FunctionChoice
 ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 

@@ -12,7 +12,6 @@ from starlette.routing import BaseRoute, Route
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.openapi.answers import Error
 from actorserve.http.openapi.operation import Operation
-from actorserve.http.openapi.request_types import described
 
 OPENAPI_VERSION = "3.2.0"  # the first version that can describe a stream of events
 _EVERY_ROUTE_FAILS_WITH = (401, 500)
@@ -30,19 +29,24 @@ def methods_of(route: Route) -> list[str]:
     return sorted((route.methods or set()) - {"HEAD"})
 
 
-def make_document(routes: Iterable[BaseRoute], operations: Sequence[Operation], version: str) -> Json:
-    """The document of these routes. A route without an operation is listed, with what holds for every route."""
+def make_document(
+    routes: Iterable[BaseRoute], operations: Sequence[Operation], version: str, *, allows_unknown_fields: bool
+) -> Json:
+    """The document of these routes. With ``allows_unknown_fields`` requests may have fields that it does not show.
+
+    A route without an operation is listed, with what holds for every route.
+    """
     known = {(operation.method, operation.path): operation for operation in operations}
-    requests = {each.request: described(each.request) for each in operations if each.request is not None}
+    requests = [each.request for each in operations if each.request is not None]
     others = [model for each in operations for model in (*each.answers.values(), each.event) if model is not None]
-    names, schemas = _schemas([*requests.values()], [Error, *others])
+    names, schemas = _schemas(requests, [Error, *others], allows_unknown_fields=allows_unknown_fields)
     paths: dict[str, Json] = {}
     for route in routes:
         if isinstance(route, Route):
             path = open_path(route)
             for method in methods_of(route):
                 operation = known.get((method, path), Operation(method, path, "", {200: None}))
-                paths.setdefault(path, {})[method.lower()] = _operation(operation, requests, names)
+                paths.setdefault(path, {})[method.lower()] = _operation(operation, names)
     return {
         "openapi": OPENAPI_VERSION,
         "info": {
@@ -69,7 +73,9 @@ Names = dict[type[Any], Json]
 """Model -> the reference to its schema."""
 
 
-def _schemas(requests: Sequence[type[BaseModel]], answers: Sequence[type[BaseModel]]) -> tuple[Names, Json]:
+def _schemas(
+    requests: Sequence[type[BaseModel]], answers: Sequence[type[BaseModel]], *, allows_unknown_fields: bool
+) -> tuple[Names, Json]:
     inputs, input_schemas = models_json_schema(
         [(model, "validation") for model in dict.fromkeys(requests)], ref_template=_REF + "{model}"
     )
@@ -78,6 +84,8 @@ def _schemas(requests: Sequence[type[BaseModel]], answers: Sequence[type[BaseMod
     )
     for schema in input_schemas.get("$defs", {}).values():
         _allow_nulls(schema)
+        if allows_unknown_fields:
+            schema.pop("additionalProperties", None)
     names = {model: {"$ref": ref["$ref"]} for (model, _), ref in (inputs | outputs).items()}
     return names, {**output_schemas.get("$defs", {}), **input_schemas.get("$defs", {})}
 
@@ -85,12 +93,13 @@ def _schemas(requests: Sequence[type[BaseModel]], answers: Sequence[type[BaseMod
 def _allow_nulls(schema: Json) -> None:
     """Let each field that may be missing be null as well, which means its default."""
     for name, value in schema.get("properties", {}).items():
-        if name not in schema.get("required", ()) and {"type": "null"} not in value.get("anyOf", ()):
+        allows_null = {"type": "null"} in value.get("anyOf", ()) or None in value.get("enum", ())
+        if name not in schema.get("required", ()) and not allows_null:
             kept = {key: value.pop(key) for key in ("title", "default", "description") if key in value}
             schema["properties"][name] = {"anyOf": [value, {"type": "null"}], **kept} if value else kept
 
 
-def _operation(operation: Operation, requests: dict[type[BaseModel], type[BaseModel]], names: Names) -> Json:
+def _operation(operation: Operation, names: Names) -> Json:
     written: Json = {
         "summary": operation.summary,
         "operationId": _operation_id(operation),
@@ -117,7 +126,7 @@ def _operation(operation: Operation, requests: dict[type[BaseModel], type[BaseMo
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": names[requests[operation.request]],
+                    "schema": names[operation.request],
                     "examples": {title: {"value": example.body} for title, example in operation.examples.items()},
                 }
             },
@@ -137,7 +146,7 @@ def _responses(operation: Operation, names: Names) -> dict[int, Json]:
         if model is not None:
             content = {"application/json": {"schema": names[model]}}
         if status == HTTPStatus.OK and operation.event is not None:
-            content["text/event-stream"] = _stream(names[operation.event])
+            content["text/event-stream"] = _stream({"anyOf": [names[operation.event], names[Error]]})
         responses[status] = {
             "description": HTTPStatus(status).phrase,
             "headers": _headers(status),
@@ -155,6 +164,7 @@ def _headers(status: int) -> Json:
 
 
 def _stream(event: Json) -> Json:
-    """A stream of events, each with JSON as its data. The data of the last event are ``[DONE]``."""
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+    """A stream of events, each with JSON as its data: a chunk, or the error that ends the answer."""
+    chunk = {"type": "string", "contentMediaType": "application/json", "contentSchema": event}
+    data = {"anyOf": [{"const": "[DONE]", "description": "the data of the last event"}, chunk]}
     return {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}

@@ -15,10 +15,11 @@ from actorserve.http.openapi.operations import OPERATIONS
 class OpenAPIEndpoints:
     """The handler of this route. The document is written at the first request."""
 
-    def __init__(self, routes: Sequence[BaseRoute], version: str) -> None:
-        """``routes`` are all other routes of the app."""
+    def __init__(self, routes: Sequence[BaseRoute], version: str, *, allows_unknown_fields: bool) -> None:
+        """``routes`` are all other routes of the app. The rest is as in ``make_document``."""
         self._routes = [*routes, *self.routes()]
         self._version = version
+        self._allows_unknown_fields = allows_unknown_fields
         self._body: bytes | None = None
 
     def routes(self) -> list[BaseRoute]:
@@ -30,4 +31,7 @@ class OpenAPIEndpoints:
         return Response(self._body, media_type="application/json")
 
     def _write(self) -> bytes:
-        return json.dumps(make_document(self._routes, OPERATIONS, self._version)).encode()
+        document = make_document(
+            self._routes, OPERATIONS, self._version, allows_unknown_fields=self._allows_unknown_fields
+        )
+        return json.dumps(document).encode()

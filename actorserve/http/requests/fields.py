@@ -6,13 +6,15 @@ The configurable limits come with the validation's context (``HttpSettings``).
 
 from typing import Annotated
 
-from pydantic import Field, PlainValidator, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
-from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, wrong
+from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, parsed_by, wrong
 
 _MAX_BIASED_TOKENS = 1024
 _MAX_STOP_TOKENS = 128
 _INT32_MAX = 2**31 - 1
+TokenId = Annotated[int, Field(ge=0)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
 def is_token_ids(value: object) -> bool:
@@ -117,9 +119,9 @@ class SamplingFields(HarmlessFields):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), null_is(0.0)] = 0.0
     # Beyond these bounds a float32 logit would overflow. Real clients do not reach them.
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100), null_is(1.0)] = 1.0
-    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_parse_logit_bias)] = ()
-    stop: Annotated[tuple[str, ...], PlainValidator(_parse_stop)] = ()
-    stop_token_ids: Annotated[tuple[int, ...], PlainValidator(_parse_stop_token_ids)] = ()
+    logit_bias: Annotated[tuple[tuple[int, float], ...], parsed_by(_parse_logit_bias, dict[str, _Bias])] = ()
+    stop: Annotated[tuple[str, ...], parsed_by(_parse_stop, str | list[str])] = ()
+    stop_token_ids: Annotated[tuple[int, ...], parsed_by(_parse_stop_token_ids, list[TokenId])] = ()
     ignore_eos: Annotated[bool, null_is(False)] = False
     seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = None
     n: Annotated[int, Field(ge=1), null_is(1)] = 1

@@ -7,10 +7,19 @@ values that change nothing (``only``), because an answer that ignores the others
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationInfo, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from actorserve.settings import HttpSettings
@@ -66,6 +75,11 @@ def null_is(default: object) -> BeforeValidator:
     return BeforeValidator(lambda value: default if value is None else value)
 
 
+def parsed_by(parse: Callable[..., object], written_as: Any) -> PlainValidator:
+    """For a field that our own code checks, with the type that clients write, which the OpenAPI document shows."""
+    return PlainValidator(parse, json_schema_input_type=written_as)
+
+
 def only(*accepted: object) -> PlainValidator:
     """For a field that is not supported: its value must be ``null`` or one of ``accepted``, which change nothing."""
     shown = " or ".join(json.dumps(value) for value in (*accepted, None))
@@ -75,12 +89,15 @@ def only(*accepted: object) -> PlainValidator:
         if value is not None and not any(value == item and _is_bool(value) == _is_bool(item) for item in accepted):
             raise wrong(f"not supported; only {shown} is accepted")
 
-    return PlainValidator(check)
+    # The description keeps Python from taking the type of only(1) for that of only(True).
+    schema = WithJsonSchema({"enum": [*accepted, None], "description": f"only {shown}"})
+    return parsed_by(check, Annotated[Any, schema])
 
 
 def _is_bool(value: object) -> bool:
     return isinstance(value, bool)
 
 
-Ignored = Annotated[None, PlainValidator(lambda _: None)]
+_AnyValue = Annotated[Any, WithJsonSchema({"description": "ignored"})]
+Ignored = Annotated[None, parsed_by(lambda _: None, _AnyValue)]
 """The type of a field that changes no answer, whatever its value."""
