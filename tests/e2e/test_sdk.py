@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 from openai import APIStatusError, AsyncOpenAI
-from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
+from openai.types.chat import (
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageFunctionToolCall,
+    ChatCompletionMessageParam,
+)
 
 from actorserve.model_files.describe import describe
 from actorserve.model_files.tokenizer import load_tokenizer
@@ -142,7 +146,10 @@ async def test_an_agent_turn(server: Server) -> None:
             parallel_tool_calls=False,
             temperature=0,
         )
-        (call,) = whole.choices[0].message.tool_calls or ()
+        calls = whole.choices[0].message.tool_calls
+        assert calls is not None
+        (call,) = calls
+        assert isinstance(call, ChatCompletionMessageFunctionToolCall)
         assert (call.type, whole.choices[0].finish_reason) == ("function", "tool_calls")
         assert call.function.name == "get_weather"
         arguments = json.loads(call.function.arguments)
