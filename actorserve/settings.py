@@ -4,6 +4,7 @@
 found at start. Names end with the unit. The options that a simulated cluster shares are in ``actorserve.options``.
 """
 
+import math
 import shlex
 import tempfile
 import tomllib
@@ -44,6 +45,12 @@ class HttpSettings(_Section):
     max_stop_strings: int = Field(16, ge=1, description="maximum number of stop strings of one request")
     max_stop_chars: int = Field(256, ge=1, description="maximum length of a stop string, in characters")
     max_top_logprobs: int = Field(20, ge=0, description="largest `top_logprobs` of a request")
+    max_prompt_logprobs: int = Field(
+        131072, ge=0, description="maximum number of log-probabilities of prompts' tokens in one answer"
+    )
+    max_answer_s: float = Field(
+        math.inf, gt=0, description="longest time of an answer, after which it fails with 408; inf: no limit"
+    )
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",
         description="fields that this server does not know, in requests: ignored and counted, or refused with 400",

@@ -19,9 +19,11 @@ from actorserve.http.access.request_id import RequestId
 from actorserve.http.answers.answers import Answers
 from actorserve.http.chat.dialect import Dialect, ReasoningParserName, ToolParserName
 from actorserve.http.chat.template import ChatTemplate
+from actorserve.http.generation_check import GenerationCheck
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
+from actorserve.http.openai.tokenizing import TokenizerEndpoints
 from actorserve.http.openai.translate import Translator
 from actorserve.http.openapi.endpoints import OpenAPIEndpoints
 from actorserve.http.requests.body import BodyReader
@@ -62,12 +64,14 @@ def create_app(
     grammars = Grammars(GrammarChecker(vocabulary, settings.grammar_timeout_s))
     translator = Translator(models, tokenizer, template, dialect, description, settings, grammars)
     metrics = Metrics(service, clock)
-    answers = Answers(service, metrics, tokenizer, settings.keep_alive_s)
+    answers = Answers(service, metrics, tokenizer, settings.keep_alive_s, settings.max_answer_s)
     bodies = BodyReader(settings.max_body_bytes)
     parser = RequestParser(settings, metrics.count_unknown_fields)
     openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
     status = StatusEndpoints(service, metrics)
-    routes = [*openai.routes(), *ModelEndpoints(models).routes(), *status.routes()]
+    tokenizing = TokenizerEndpoints(tokenizer, translator, bodies, parser)
+    groups = (openai, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
+    routes = [route for group in groups for route in group.routes()]
     app = Starlette(
         routes=[*routes, *OpenAPIEndpoints(routes, installed_version()).routes()],
         exception_handlers={

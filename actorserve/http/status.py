@@ -21,6 +21,7 @@ class StatusEndpoints:
     def routes(self) -> list[BaseRoute]:
         return [
             Route("/health", self._health),
+            Route("/ping", self._health, methods=["GET", "POST"]),
             Route("/metrics", self._show_metrics),
             Route("/version", self._version),
         ]

@@ -93,6 +93,12 @@ class Tokenizer:
         """``token_bytes`` as text, with U+FFFD for incomplete characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def token_name(self, token_id: int) -> str:
+        """The token's name in the vocabulary, which may spell bytes in the tokenizer's own way. Empty for an id without
+        a token.
+        """
+        return (self._backend.id_to_token(token_id) if 0 <= token_id < 2**32 else None) or ""
+
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name in the vocabulary."""
         return self._backend.token_to_id(token)

@@ -71,7 +71,9 @@ def server(
 
 
 async def ask(server: Server, number: int) -> Answer:
-    """Stream one answer. Even numbers are decoded greedily, odd ones are sampled."""
+    """Stream one answer. Even numbers are decoded greedily, odd ones are sampled, and every fourth answer begins with
+    its prompt, which workers score.
+    """
     prompt = f"Story number {number}. " + "Once upon a time there was a small house by the sea. " * 2
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         stream = await client.completions.create(
@@ -81,6 +83,7 @@ async def ask(server: Server, number: int) -> Answer:
             temperature=0.8 if number % 2 else 0.0,
             seed=1000 + number,
             logprobs=1,
+            echo=number % 4 == 2,
             stream=True,
         )
         text, tokens, logprobs, finish_reason = "", [], [], None
@@ -101,7 +104,9 @@ async def ask_all(server: Server) -> list[Answer]:
 @pytest.fixture(scope="module")
 def undisturbed(server: Server) -> list[Answer]:
     answers = asyncio.run(ask_all(server))
-    assert all(len(answer.tokens) == MAX_TOKENS or answer.finish_reason == "stop" for answer in answers)
+    assert all(len(answer.tokens) >= MAX_TOKENS or answer.finish_reason == "stop" for answer in answers)
+    assert all(len(answer.logprobs) == len(answer.tokens) - (number % 4 == 2) for number, answer in enumerate(answers))
+    assert all(answer.text.startswith("Story") == (number % 4 == 2) for number, answer in enumerate(answers))
     assert len({answer.text for answer in answers}) > NUM_STREAMS // 2
     return answers
 

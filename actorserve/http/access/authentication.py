@@ -1,4 +1,5 @@
-"""Which requests are allowed, and with which priority: ``Authorization: Bearer KEY`` on all routes except ``/health``.
+"""Which requests are allowed, and with which priority: ``Authorization: Bearer KEY`` on all routes except ``/health``
+and ``/ping``.
 
 Every wrong or missing key gets the same 401, before anything else of the request is read.
 """
@@ -11,7 +12,7 @@ from starlette.websockets import WebSocketClose
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
 from actorserve.http.errors import RequestFailedError
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = ("/health", "/ping")
 _SCOPE_KEY = "actorserve.api_key"
 
 

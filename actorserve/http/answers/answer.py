@@ -5,6 +5,7 @@ choice, and from there into the bytes of an event.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Sequence
 
 from starlette.types import Receive, Scope, Send
@@ -12,8 +13,9 @@ from starlette.types import Receive, Scope, Send
 from actorserve.core.effects import Deliver
 from actorserve.core.messages import RequestSpec
 from actorserve.http.answers.choice import Choice
+from actorserve.http.answers.time_limit import time_limit_s, timed_out
 from actorserve.http.answers.writers import AnswerWriter, ResponseSender
-from actorserve.http.errors import failure_of
+from actorserve.http.errors import RequestFailedError, failure_of
 from actorserve.http.metrics.metrics import Metrics, RequestMeter
 from actorserve.http.service import Service
 from actorserve.http.stream import AnswerStream
@@ -22,7 +24,8 @@ from actorserve.http.stream import AnswerStream
 class Answer:
     """An ASGI app for one answer. When its call ends, for whatever reason, all of its requests are released.
 
-    ``choices`` belong to ``specs``, in the same order. After ``keep_alive_s`` of silence a stream gets a comment.
+    ``choices`` belong to ``specs``, in the same order. After ``keep_alive_s`` of silence a stream gets a comment. An
+    answer that is not complete after ``max_answer_s``, or after the time that its client allows, fails.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Answer:
         choices: Sequence[Choice],
         make_writer: Callable[[ResponseSender], AnswerWriter],
         keep_alive_s: float,
+        max_answer_s: float = math.inf,
     ) -> None:
         self._service = service
         self._metrics = metrics
@@ -40,28 +44,37 @@ class Answer:
         self._choices = {spec.request_id: choice for spec, choice in zip(specs, choices, strict=True)}
         self._make_writer = make_writer
         self._keep_alive_s = keep_alive_s
+        self._max_answer_s = max_answer_s
         self._stream = AnswerStream()
         self._meters: dict[str, RequestMeter] = {}  # of the requests that were submitted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writer = self._make_writer(ResponseSender(scope, receive, send))
+        try:
+            limit_s = time_limit_s(scope, self._max_answer_s)
+        except RequestFailedError as failure:
+            await writer.fail(failure)
+            return
         try:
             for spec in self._specs:
                 meter = self._metrics.begin(len(spec.prompt_token_ids))
                 self._service.submit(spec, self._stream)
                 self._meters[spec.request_id] = meter
-            writer = self._make_writer(ResponseSender(scope, receive, send))
-            await until_disconnect(receive, self._write(writer))
+            await until_disconnect(receive, self._write(writer, limit_s))
         finally:
             for request_id in self._meters:
                 self._release(request_id)
 
-    async def _write(self, writer: AnswerWriter) -> None:
-        """Write until all choices have ended, or one has failed. Effects that come during a write go out together."""
+    async def _write(self, writer: AnswerWriter, limit_s: float) -> None:
+        """Write until all choices have ended, one has failed, or ``limit_s`` have passed. Effects that come during a
+        write go out together.
+        """
         loop = asyncio.get_running_loop()
+        ends_at = loop.time() + limit_s
         num_open = len(self._choices)
         silent_until = loop.time() + self._keep_alive_s
         while num_open > 0:
-            for effect in await self._stream.take(silent_until):
+            for effect in await self._stream.take(min(silent_until, ends_at)):
                 choice = self._choices[effect.request_id]
                 if choice.end is not None:
                     continue  # the effect came after a stop string
@@ -79,6 +92,9 @@ class Answer:
                         return
                     writer.finish(choice)
                     num_open -= 1
+            if num_open > 0 and loop.time() >= ends_at:
+                await writer.fail(timed_out(limit_s))
+                return
             if not await writer.flush():
                 if loop.time() < silent_until:
                     continue

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from actorserve.core.messages import FinishReason
+from actorserve.core.messages import FinishReason, PromptLogprobs
 from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 from actorserve.http.errors import RequestFailedError
 
@@ -15,15 +15,23 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A choice of an answer that is not streamed: its text and tokens so far, and why it ended."""
+    """A choice of an answer that is not streamed: its text and tokens so far, and what is known at its end."""
 
     text: list[str] = field(default_factory=list)
     tokens: list[AnswerToken] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.ERROR
+    prompt_logprobs: PromptLogprobs | None = None
+    mean_logprob: float = 0.0
 
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
         self.tokens.extend(piece.tokens)
+
+    def finish(self, choice: Choice) -> None:
+        assert choice.end is not None
+        self.finish_reason = choice.end.reason
+        self.prompt_logprobs = choice.prompt_logprobs
+        self.mean_logprob = choice.mean_logprob
 
 
 class AnswerFormat(Protocol):

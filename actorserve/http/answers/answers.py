@@ -1,5 +1,6 @@
 """Makes the answers of all endpoints that generate."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from actorserve.core.messages import RequestSpec
@@ -16,13 +17,23 @@ from actorserve.model_files.tokenizer import Tokenizer
 
 
 class Answers:
-    """What all answers share. A stream that was silent for ``keep_alive_s`` gets a sign of life."""
+    """What all answers share. A stream that was silent for ``keep_alive_s`` gets a sign of life, and no answer takes
+    longer than ``max_answer_s``.
+    """
 
-    def __init__(self, service: Service, metrics: Metrics, tokenizer: Tokenizer, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        service: Service,
+        metrics: Metrics,
+        tokenizer: Tokenizer,
+        keep_alive_s: float,
+        max_answer_s: float = math.inf,
+    ) -> None:
         self._service = service
         self._metrics = metrics
         self._tokenizer = tokenizer
         self._keep_alive_s = keep_alive_s
+        self._max_answer_s = max_answer_s
 
     def answer(
         self, work: WorkerRequests, make_format: Callable[[Usage], AnswerFormat], stop: Sequence[str], *, stream: bool
@@ -31,7 +42,10 @@ class Answers:
 
         ``stop`` are the strings that end a choice.
         """
-        choices = [Choice(spec, self._detokenizer(spec, work), stop, index) for index, spec in enumerate(work.specs)]
+        choices = [
+            Choice(spec, self._detokenizer(spec, work), stop, index, work.echo(index))
+            for index, spec in enumerate(work.specs)
+        ]
         answer_format = make_format(Usage(choices, work.num_prompt_tokens, work.choices_per_prompt))
 
         def make_writer(sender: ResponseSender) -> AnswerWriter:
@@ -39,7 +53,9 @@ class Answers:
                 return EventWriter(sender, answer_format)
             return WholeWriter(sender, answer_format, len(choices))
 
-        return Answer(self._service, self._metrics, work.specs, choices, make_writer, self._keep_alive_s)
+        return Answer(
+            self._service, self._metrics, work.specs, choices, make_writer, self._keep_alive_s, self._max_answer_s
+        )
 
     def _detokenizer(self, spec: RequestSpec, work: WorkerRequests) -> Detokenizer:
         return Detokenizer(self._tokenizer, spec.prompt_token_ids, kept_token_ids=work.marker_ids)

@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from actorserve.core.effects import Deliver, End
-from actorserve.core.messages import FinishReason, RequestSpec, TokenLogprobs
+from actorserve.core.messages import FinishReason, PromptLogprobs, RequestSpec, TokenLogprobs
 from actorserve.http.answers.detokenizer import Detokenizer
+from actorserve.http.answers.echo import Echo
 from actorserve.http.answers.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerToken:
-    """A token of the answer. ``offset`` is where its text begins in the choice's text, in characters."""
+    """A token of the answer. ``offset`` is where its text begins in the choice's text, in characters.
+
+    A prompt's first token has no ``logprobs``.
+    """
 
     token_id: int
     offset: int
@@ -35,12 +39,22 @@ class Choice:
     """Turns the effects on one request into text. Knows no I/O: effects in, pieces out.
 
     ``num_tokens`` counts the tokens made so far, held back or not, and ``num_cached_tokens`` the prompt's tokens that
-    were in a prefix cache. ``end`` is set when the choice has ended: by its request, or by a stop string. The
-    caller must then release the request, and drop its further effects.
+    were in a prefix cache. ``prompt_logprobs`` come with the first effect, if the request wants them. ``end`` is set
+    when the choice has ended: by its request, or by a stop string. The caller must then release the request, and drop
+    its further effects.
     """
 
-    def __init__(self, spec: RequestSpec, detokenizer: Detokenizer, stop: Sequence[str], index: int = 0) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        detokenizer: Detokenizer,
+        stop: Sequence[str],
+        index: int = 0,
+        echo: Echo | None = None,
+    ) -> None:
+        """With ``echo`` the choice's text begins with the prompt, in which no stop string is searched for."""
         self.index = index
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.end: End | None = None
@@ -49,24 +63,68 @@ class Choice:
         self._wants_logprobs = spec.sampling.top_logprobs >= 0
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(stop) if stop else None
+        self._spec = spec
+        self._echo = echo
+        self._sum_logprobs = 0.0
         self._num_decoded_chars = 0
         self._num_sent_chars = 0
         self._held: list[AnswerToken] = []  # tokens whose text was not sent yet
         self._stop_token: tuple[int, TokenLogprobs | None] | None = None  # part of the text only if others follow
+
+    @property
+    def mean_logprob(self) -> float:
+        """The output's log-probability per token; 0 if the request wants no log-probabilities."""
+        return self._sum_logprobs / max(1, self.num_tokens)
 
     def push(self, effect: Deliver | End) -> Piece | None:
         """The text that has become certain with this effect. None if there is none."""
         if isinstance(effect, End):
             return self._finish(effect)
         self.num_cached_tokens += effect.num_cached_tokens
+        if effect.prompt_logprobs is not None:
+            self.prompt_logprobs = effect.prompt_logprobs
         text = ""
+        if self._echo is not None:
+            echo, self._echo = self._echo, None
+            text = self._begin(echo)
+            if echo.is_all:
+                self.end = End(effect.request_id, FinishReason.LENGTH)
+                return self._piece(text, is_last=True)
         for row, token_id in enumerate(effect.token_ids):
-            more, stopped = self._decode(token_id, effect.logprobs[row] if effect.logprobs else None)
+            logprobs = effect.logprobs[row] if effect.logprobs else None
+            more, stopped = self._decode(token_id, logprobs)
+            if logprobs is not None:
+                self._sum_logprobs += logprobs.logprob
             text += more
             if stopped:
                 self.end = End(effect.request_id, FinishReason.STOP)
                 break
         return self._piece(text)
+
+    def _begin(self, echo: Echo) -> str:
+        """The prompt's text, whose tokens are the choice's first."""
+        self._num_decoded_chars = len(echo.text)
+        if self._wants_logprobs:
+            entries = self._prompt_entries()
+            for index, (token_id, offset) in enumerate(zip(self._spec.prompt_token_ids, echo.offsets, strict=True)):
+                known = entries[index - 1] if 0 < index <= len(entries) else None
+                self._held.append(AnswerToken(token_id, offset, known))
+        return echo.text
+
+    def _prompt_entries(self) -> list[TokenLogprobs]:
+        """What is known of the prompt's tokens, from its second one on, with as many best tokens as for the output."""
+        known = self.prompt_logprobs
+        if known is None:
+            return []
+        num_best, width = min(self._spec.sampling.top_logprobs, known.num_best), 1 + known.num_best
+        return [
+            TokenLogprobs(
+                known.logprobs[at],
+                known.token_ids[at + 1 : at + 1 + num_best],
+                known.logprobs[at + 1 : at + 1 + num_best],
+            )
+            for at in range(0, len(known.token_ids), width)
+        ]
 
     def _decode(self, token_id: int, logprobs: TokenLogprobs | None) -> tuple[str, bool]:
         """Take one token. Returns the text that is now certain, and whether a stop string ends it."""
@@ -110,6 +168,9 @@ class Choice:
             self._num_decoded_chars += len(decoded)
             tail, stopped = self._search(decoded)
             text += tail
+        if self._stop_token is not None and self._wants_logprobs:
+            # The token that ended the request has no text, but counts as one of its tokens.
+            self._held.append(AnswerToken(self._stop_token[0], self._num_decoded_chars, self._stop_token[1]))
         if not stopped and self._stop_strings is not None:
             text += self._stop_strings.finish()
         self.end = replace(end, reason=FinishReason.STOP) if stopped else end

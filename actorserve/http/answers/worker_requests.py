@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actorserve.core.messages import RequestSpec
+from actorserve.http.answers.echo import Echo
 from actorserve.http.chat.deltas import OutputParser, PlainText
 
 
@@ -18,6 +19,12 @@ class WorkerRequests:
     """Makes the parser of one choice's text."""
     marker_ids: frozenset[int] = frozenset()
     """The special tokens that the parsers read. All others are no part of the text."""
+    echoes: tuple[Echo, ...] = ()
+    """One for each prompt, if the prompts are part of the answers."""
+
+    def echo(self, index: int) -> Echo | None:
+        """What precedes the choice of this index."""
+        return self.echoes[index // self.choices_per_prompt] if self.echoes else None
 
     @property
     def wants_logprobs(self) -> bool:

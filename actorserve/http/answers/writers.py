@@ -124,8 +124,7 @@ class WholeWriter:
         self._choices[choice.index].add(piece)
 
     def finish(self, choice: Choice) -> None:
-        assert choice.end is not None
-        self._choices[choice.index].finish_reason = choice.end.reason
+        self._choices[choice.index].finish(choice)
 
     async def flush(self) -> bool:
         return False

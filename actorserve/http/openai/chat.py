@@ -14,6 +14,7 @@ from actorserve.http.chat.deltas import Delta, OutputParser, ReasoningDelta, Tex
 from actorserve.http.chat.message import Call, Message, read_message
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
+from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
 
@@ -40,6 +41,7 @@ class ChatFormat:
         self._chunks = Chunks(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
         self._tokenizer = tokenizer
         self._wants_logprobs = work.wants_logprobs
+        self._num_prompt_logprobs = work.specs[0].sampling.prompt_logprobs
         self._new_parser = work.new_parser
         self._call_finish_reason = call_finish_reason
         self._parsers: dict[int, OutputParser] = {}  # of the choices whose first chunk was written
@@ -71,7 +73,9 @@ class ChatFormat:
         return self._chunks.refusal(failure)
 
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
-        return self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(choices)])
+        scores = prompt_logprobs_field(choices[0].prompt_logprobs, self._num_prompt_logprobs, self._tokenizer)
+        answer = self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(choices)])
+        return answer | {"prompt_logprobs": scores}
 
     def _opening(self, index: int) -> bytes:
         if index in self._parsers:

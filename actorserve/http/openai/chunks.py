@@ -42,11 +42,10 @@ class Chunks:
         self._events = sse.ChunkEvents(head.fields(chunk_type))
 
     def chunk(self, choice: Json) -> bytes:
-        if self._options.continuous_usage_stats:
-            return self._events.event_with_usage(usage_fields(self._usage), choice)
-        if self._options.include_usage:
-            return self._events.event_with_usage(None, choice)
-        return self._events.event(choice)
+        if not self._options.include_usage:
+            return self._events.event(choice)
+        usage = usage_fields(self._usage) if self._options.continuous_usage_stats else None
+        return self._events.event_with_usage(usage, choice)
 
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE

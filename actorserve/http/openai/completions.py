@@ -1,6 +1,6 @@
 """The form of answers of ``/v1/completions``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from starlette.responses import Response
 
@@ -10,6 +10,8 @@ from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 from actorserve.http.answers.usage import Usage
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
+from actorserve.http.openai.completion_request import CompletionRequest
+from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
 
@@ -17,12 +19,11 @@ from actorserve.model_files.tokenizer import Tokenizer
 class CompletionFormat:
     """The ``AnswerFormat`` of completions. Chunks and whole answers have one type, and a stream begins with text."""
 
-    def __init__(
-        self, head: AnswerHead, usage: Usage, options: StreamOptions, tokenizer: Tokenizer, wants_logprobs: bool
-    ) -> None:
+    def __init__(self, head: AnswerHead, usage: Usage, request: CompletionRequest, tokenizer: Tokenizer) -> None:
+        options = request.stream_options or StreamOptions()
         self._chunks = Chunks(head, usage, options, chunk_type="text_completion", answer_type="text_completion")
+        self._request = request
         self._tokenizer = tokenizer
-        self._wants_logprobs = wants_logprobs
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
         return self._chunks.chunk(self._choice(choice.index, piece.text, piece.tokens, None))
@@ -46,27 +47,39 @@ class CompletionFormat:
         return self._chunks.refusal(failure)
 
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
-        return self._chunks.whole(
-            [
-                self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
-                for index, choice in enumerate(choices)
-            ]
-        )
+        best = [choice for prompt in _by_prompt(choices, self._request.num_generated) for choice in self._best(prompt)]
+        return self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(best)])
+
+    def _best(self, choices: Sequence[WholeChoice]) -> Sequence[WholeChoice]:
+        """The ``n`` choices of the highest log-probability per token, the best first, if there are more than ``n``."""
+        if len(choices) == self._request.n:
+            return choices
+        return sorted(choices, key=lambda choice: -choice.mean_logprob)[: self._request.n]
+
+    def _whole(self, index: int, choice: WholeChoice) -> Json:
+        scores = prompt_logprobs_field(choice.prompt_logprobs, self._request.prompt_logprobs, self._tokenizer)
+        fields = self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
+        return fields | {"prompt_logprobs": scores}
 
     def _choice(self, index: int, text: str, tokens: Sequence[AnswerToken], reason: FinishReason | None) -> Json:
-        logprobs = self._logprobs(tokens) if self._wants_logprobs else None
+        logprobs = self._logprobs(tokens) if self._request.logprobs is not None else None
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json:
         """Columns over the tokens; ``text_offset`` counts characters from the start of the choice's text."""
         return {
             "text_offset": [token.offset for token in tokens],
-            "tokens": [self._tokenizer.token_text(token.token_id) for token in tokens],
+            "tokens": [self._name(token.token_id) for token in tokens],
             "token_logprobs": [finite(token.logprobs.logprob) if token.logprobs else None for token in tokens],
-            "top_logprobs": [self._best(token) for token in tokens],
+            "top_logprobs": [self._best_tokens(token) for token in tokens],
         }
 
-    def _best(self, token: AnswerToken) -> Json | None:
+    def _name(self, token_id: int) -> str:
+        if self._request.return_tokens_as_token_ids:
+            return f"token_id:{token_id}"
+        return self._tokenizer.token_text(token_id)
+
+    def _best_tokens(self, token: AnswerToken) -> Json | None:
         """The best tokens at this position and the chosen one, by text. If texts are equal, the likeliest counts."""
         known = token.logprobs
         if known is None:
@@ -74,6 +87,11 @@ class CompletionFormat:
         best: dict[str, float] = {}
         pairs = [*zip(known.top_token_ids, known.top_logprobs, strict=True), (token.token_id, known.logprob)]
         for token_id, logprob in pairs:
-            text = self._tokenizer.token_text(token_id)
+            text = self._name(token_id)
             best[text] = max(finite(logprob), best.get(text, float("-inf")))
         return best
+
+
+def _by_prompt(choices: Sequence[WholeChoice], choices_per_prompt: int) -> Iterator[Sequence[WholeChoice]]:
+    for first in range(0, len(choices), choices_per_prompt):
+        yield choices[first : first + choices_per_prompt]

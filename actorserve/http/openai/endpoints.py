@@ -12,8 +12,9 @@ from actorserve.http.answers.answers import Answers
 from actorserve.http.answers.usage import Usage
 from actorserve.http.openai.chat import ChatFormat
 from actorserve.http.openai.chunks import AnswerHead
+from actorserve.http.openai.completion_request import CompletionRequest
 from actorserve.http.openai.completions import CompletionFormat
-from actorserve.http.openai.requests import ChatRequest, CompletionRequest
+from actorserve.http.openai.requests import ChatRequest
 from actorserve.http.openai.tool_use import call_finish_reason
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
@@ -64,10 +65,10 @@ class OpenAIEndpoints:
             fields = await self._parser.parse(CompletionRequest, body)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.completion(fields, answer_id, priority)
-        head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
+        head = self._head(answer_id, fields.model)
 
         def make_format(usage: Usage) -> CompletionFormat:
-            return CompletionFormat(head, usage, options, self._tokenizer, work.wants_logprobs)
+            return CompletionFormat(head, usage, fields, self._tokenizer)
 
         return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 

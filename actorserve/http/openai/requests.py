@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's requests."""
+"""The body of ``/v1/chat/completions``."""
 
 from typing import Annotated, Any
 
@@ -7,7 +7,6 @@ from pydantic import Field, PlainValidator, ValidationInfo, model_validator
 from actorserve.http.openai.messages import ChatMessage, parse_messages
 from actorserve.http.openai.response_format import StructuredFields
 from actorserve.http.openai.tools import NamedTool, Tool, ToolChoice, parse_tool_choice, parse_tools
-from actorserve.http.requests.fields import is_token_ids
 from actorserve.http.requests.json_values import bounded_object, check_bounds
 from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, wrong
 
@@ -17,31 +16,6 @@ _NOT_TEMPLATE_ARGUMENTS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 )
 """A template argument of these names would replace what other fields of the request say."""
-
-Prompt = str | tuple[int, ...]
-
-
-def _parse_prompt(value: object, info: ValidationInfo) -> tuple[Prompt, ...]:
-    most = limits(info).max_choices
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list) or not value:
-        raise wrong("must be a string, a list of strings, a list of token ids, or a list of those lists")
-    if isinstance(value[0], int):
-        if not is_token_ids(value):
-            raise wrong("has an item that is not a token id")
-        return (tuple(value),)
-    if len(value) > most:
-        raise wrong(f"has more than {most} prompts")
-    prompts: list[Prompt] = []
-    for item in value:
-        if isinstance(item, str):
-            prompts.append(item)
-        elif isinstance(item, list) and is_token_ids(item):
-            prompts.append(tuple(item))
-        else:
-            raise wrong("must be a string, a list of strings, a list of token ids, or a list of those lists")
-    return tuple(prompts)
 
 
 def _parse_template_arguments(value: object) -> dict[str, Any]:
@@ -81,6 +55,7 @@ class HarmlessChatFields(StrictFields):
     echo: Annotated[None, only(False)] = None
     suffix: Annotated[None, only()] = None
     add_special_tokens: Annotated[None, only(False)] = None
+    return_tokens_as_token_ids: Annotated[None, only(False)] = None
     chat_template: Annotated[None, only()] = None  # a client's template could loop, and read the server's memory
     chat_template_content_format: Annotated[None, only("auto", "string")] = None
     mm_processor_kwargs: Annotated[None, only({})] = None
@@ -126,19 +101,4 @@ class ChatRequest(StructuredFields, HarmlessChatFields):
             raise wrong("tool_choice: only with tools")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in {tool.name for tool in self.tools}:
             raise wrong("tool_choice: names a function that is not among the tools")
-        return self
-
-
-class CompletionRequest(StructuredFields):
-    """The body of ``/v1/completions``."""
-
-    prompt: Annotated[tuple[Prompt, ...], PlainValidator(_parse_prompt)]
-    logprobs: Annotated[int, Field(ge=0)] | None = None
-
-    @model_validator(mode="after")
-    def _completion_fields_agree(self, info: ValidationInfo) -> "CompletionRequest":
-        if self.logprobs is not None and self.logprobs > limits(info).max_top_logprobs:
-            raise wrong(f"logprobs: must be at most {limits(info).max_top_logprobs}")
-        if self.n * len(self.prompt) > limits(info).max_choices:
-            raise wrong(f"n: times the number of prompts must be at most {limits(info).max_choices}")
         return self

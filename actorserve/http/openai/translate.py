@@ -14,6 +14,7 @@ from typing import TypeVar
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
 from actorserve.errors import InvalidRequestError
+from actorserve.http.answers.echo import Echo, make_echo
 from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
@@ -21,7 +22,8 @@ from actorserve.http.errors import RequestFailedError
 from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat_grammar import chat_grammar
 from actorserve.http.openai.chat_prompts import ChatPrompts
-from actorserve.http.openai.requests import ChatRequest, CompletionRequest, Prompt
+from actorserve.http.openai.completion_request import CompletionRequest, Prompt
+from actorserve.http.openai.requests import ChatRequest
 from actorserve.http.openai.response_format import grammar_of
 from actorserve.http.openai.tool_use import callable_functions, several_calls
 from actorserve.http.requests.fields import SamplingFields
@@ -42,7 +44,7 @@ T = TypeVar("T")
 class _Generation:
     """A validated request, with common names for the fields that chats and completions name differently.
 
-    Errors about a prompt name ``prompt_field``.
+    Errors about a prompt name ``prompt_field``. ``scored_prompt`` is the workers' ``prompt_logprobs``.
     """
 
     fields: SamplingFields
@@ -52,7 +54,10 @@ class _Generation:
     max_tokens: int | None
     default_max_tokens: int
     top_logprobs: int
+    scored_prompt: int
+    choices_per_prompt: int
     grammar: str
+    echoes: tuple[Echo, ...] = ()
 
 
 class Translator:
@@ -87,38 +92,84 @@ class Translator:
     async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
-        if self._chats is None:
-            raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
-        if len(request.messages) > model.max_tokens:
-            raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
-        self._check_length([message.content for message in request.messages], model, "messages")
-        functions = callable_functions(request)
-        self._dialect.check(functions)
-        prompt = await self._chats.render(request)
-        self._check_length([prompt.text], model, "messages")
-        token_ids = await self._off_loop(prompt.encode)
+        token_ids = await self.chat_prompt(request, model)
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        grammar = await chat_grammar(request, token_ids, self._dialect, self._grammars)
         generation = _Generation(
-            request, model, [token_ids], "messages", max_tokens, model.max_tokens, top_logprobs, grammar
+            request,
+            model,
+            [token_ids],
+            "messages",
+            max_tokens,
+            model.max_tokens,
+            top_logprobs,
+            -1 if request.prompt_logprobs is None else request.prompt_logprobs,
+            request.n,
+            await chat_grammar(request, token_ids, self._dialect, self._grammars),
         )
+        functions = callable_functions(request)
         return replace(
             self._worker_requests(generation, answer_id, priority),
             new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
             marker_ids=self._dialect.marker_ids(with_tools=bool(functions)),
         )
 
+    async def chat_prompt(self, request: ChatRequest, model: ModelInfo) -> tuple[int, ...]:
+        """The tokens of a chat as the model reads them. Raises: as ``chat``."""
+        if self._chats is None:
+            raise InvalidRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
+        if len(request.messages) > model.max_tokens:
+            raise _far_too_long(model, "messages")  # even if the template rendered every message as a single token
+        self._check_length([message.content for message in request.messages], model, "messages")
+        self._dialect.check(callable_functions(request))
+        prompt = await self._chats.render(request)
+        self._check_length([prompt.text], model, "messages")
+        return await self._off_loop(prompt.encode)
+
+    async def text_prompt(self, text: str, model: ModelInfo, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """The tokens of a text. Raises: as ``completion``."""
+        return await self._off_loop(lambda: self._read_prompt(text, model, add_special_tokens=add_special_tokens))
+
+    async def text_of(self, token_ids: Sequence[int], model: ModelInfo) -> str:
+        """The text of tokens, special ones included.
+
+        Raises: InvalidRequestError for ids that the model does not have, and for more than fit into its context;
+        RequestFailedError.
+        """
+        if len(token_ids) > model.max_tokens:
+            raise InvalidRequestError(f"tokens: has more than {model.max_tokens} token ids", param="tokens")
+        _check_token_ids(token_ids, model, "tokens")
+        return await self._off_loop(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
+
     async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
-        prompts = await self._off_loop(lambda: [self._read_prompt(prompt, model) for prompt in request.prompt])
-        top_logprobs = -1 if request.logprobs is None else request.logprobs
-        grammar = await grammar_of(request, self._grammars)
+        prompts, echoes = await self._off_loop(lambda: self._read_prompts(request, model))
         generation = _Generation(
-            request, model, prompts, "prompt", request.max_tokens, DEFAULT_COMPLETION_TOKENS, top_logprobs, grammar
+            request,
+            model,
+            prompts,
+            "prompt",
+            # A worker makes a token even if only the prompt is wanted, because the prompt's scores come with it.
+            1 if request.max_tokens == 0 else request.max_tokens,
+            DEFAULT_COMPLETION_TOKENS,
+            request.top_logprobs,
+            request.scored_prompt,
+            request.num_generated,
+            await grammar_of(request, self._grammars),
+            echoes,
         )
         return self._worker_requests(generation, answer_id, priority)
+
+    def _read_prompts(
+        self, request: CompletionRequest, model: ModelInfo
+    ) -> tuple[list[tuple[int, ...]], tuple[Echo, ...]]:
+        prompts = [
+            self._read_prompt(prompt, model, add_special_tokens=request.add_special_tokens) for prompt in request.prompt
+        ]
+        if not request.echo:
+            return prompts, ()
+        return prompts, tuple(make_echo(self._tokenizer, prompt, is_all=request.max_tokens == 0) for prompt in prompts)
 
     async def _off_loop(self, read: Callable[[], T]) -> T:
         if self._num_translating >= self._settings.max_open_requests:
@@ -130,10 +181,10 @@ class Translator:
         finally:
             self._num_translating -= 1
 
-    def _read_prompt(self, prompt: Prompt, model: ModelInfo) -> tuple[int, ...]:
+    def _read_prompt(self, prompt: Prompt, model: ModelInfo, *, add_special_tokens: bool) -> tuple[int, ...]:
         if isinstance(prompt, str):
             self._check_length([prompt], model, "prompt")
-            return tuple(self._tokenizer.encode(prompt))
+            return tuple(self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
         if len(prompt) >= model.max_tokens:
             raise _too_long(len(prompt), model, "prompt")
         _check_token_ids(prompt, model, "prompt")
@@ -148,16 +199,30 @@ class Translator:
         fields, model = generation.fields, generation.model
         _check_token_ids(fields.stop_token_ids, model, "stop_token_ids")
         _check_token_ids([token_id for token_id, _ in fields.logit_bias], model, "logit_bias")
+        self._check_scores(generation)
         seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**64
         salt = fields.cache_salt or ""
         specs: list[RequestSpec] = []
         for prompt in generation.prompts:
             max_tokens = _max_tokens(generation, len(prompt))
-            for choice in range(fields.n):
+            for choice in range(generation.choices_per_prompt):
                 sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens)
                 request_id = f"{answer_id}-{len(specs)}"
                 specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
-        return WorkerRequests(tuple(specs), sum(map(len, generation.prompts)), fields.n)
+        num_prompt_tokens = sum(map(len, generation.prompts))
+        return WorkerRequests(tuple(specs), num_prompt_tokens, generation.choices_per_prompt, echoes=generation.echoes)
+
+    def _check_scores(self, generation: _Generation) -> None:
+        """Raises: InvalidRequestError if the answer would hold too many log-probabilities of the prompts' tokens."""
+        num_tokens = sum(map(len, generation.prompts)) * generation.choices_per_prompt
+        num_wanted, most = num_tokens * (1 + generation.scored_prompt), self._settings.max_prompt_logprobs
+        if num_wanted > most:
+            param = "logprobs" if generation.fields.prompt_logprobs is None else "prompt_logprobs"
+            raise InvalidRequestError(
+                f"{param}: the answer would hold {num_wanted} log-probabilities of the prompts' tokens, and at most "
+                f"{most} are allowed; send fewer or shorter prompts",
+                param=param,
+            )
 
     def _sampling(self, generation: _Generation, seed: int, max_tokens: int) -> SamplingParams:
         fields = generation.fields
@@ -177,6 +242,7 @@ class Translator:
             stop_token_ids=tuple(sorted({*fields.stop_token_ids, *eos})),
             top_logprobs=generation.top_logprobs,
             grammar=generation.grammar,
+            prompt_logprobs=generation.scored_prompt,
         )
 
 

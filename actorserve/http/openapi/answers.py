@@ -62,6 +62,18 @@ class ChatLogprobs(AnswerPart):
     refusal: None
 
 
+class PromptToken(AnswerPart):
+    """A token of the prompt, or one that was likely in its place. ``rank`` counts from 1, the likeliest token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptTokens = list[dict[str, PromptToken] | None]
+"""For each token of the prompt, except the first, by token id: the token itself, and the likeliest ones."""
+
+
 class AnswerMessage(AnswerPart):
     """The model's turn. It may be sent back as a message of the next request."""
 
@@ -86,6 +98,7 @@ class ChatCompletion(AnswerPart):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptTokens | None
 
 
 class MessageDelta(AnswerPart):
@@ -127,6 +140,7 @@ class CompletionChoice(AnswerPart):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    prompt_logprobs: PromptTokens | None = None
 
 
 class Completion(AnswerPart):
@@ -162,6 +176,28 @@ class Health(AnswerPart):
 
     status: Literal["ok", "unavailable"]
     instances: int
+
+
+class GenerationHealth(AnswerPart):
+    """``seconds`` is how long a token took, or how long it was waited for."""
+
+    status: Literal["ok", "unavailable"]
+    seconds: float
+
+
+class Tokens(AnswerPart):
+    """``token_strs`` are the tokens' names in the vocabulary, if they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(AnswerPart):
+    """The text of the tokens."""
+
+    prompt: str
 
 
 class Version(AnswerPart):

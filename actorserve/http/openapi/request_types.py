@@ -8,8 +8,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 
+from actorserve.http.openai.completion_request import CompletionRequest
 from actorserve.http.openai.messages import ChatMessage
-from actorserve.http.openai.requests import ChatRequest, CompletionRequest
+from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.tokenizing import Detokenize
 from actorserve.http.requests.fields import SamplingFields
 
 _TokenId = Annotated[int, Field(ge=0)]
@@ -43,7 +45,8 @@ _TYPES: dict[type, dict[str, Any]] = {
         "stop_token_ids": list[_TokenId],
         "logit_bias": dict[str, Annotated[float, Field(ge=-100, le=100)]],
     },
+    Detokenize: {"tokens": list[_TokenId]},
     ChatMessage: {"content": _Content},
-    CompletionRequest: {"prompt": str | list[str] | list[_TokenId] | list[list[_TokenId]]},
+    CompletionRequest: {"prompt": str | list[str] | list[_TokenId] | list[list[_TokenId]], "suffix": None},
 }
 _TYPES[ChatRequest] = {"messages": Annotated[list[described(ChatMessage)], Field(min_length=1)]}  # type: ignore[misc]

@@ -67,7 +67,7 @@ def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
 
 
 class StreamOptions(StrictFields):
-    """Whether a stream reports its usage: at its end, or with every chunk."""
+    """Whether a stream reports its usage at its end, and if so, with every chunk as well."""
 
     include_usage: Annotated[bool, null_is(False)] = False
     continuous_usage_stats: Annotated[bool, null_is(False)] = False
@@ -99,7 +99,6 @@ class HarmlessFields(StrictFields):
     bad_words: Annotated[None, only([])] = None
     logits_processors: Annotated[None, only([])] = None
     return_token_ids: Annotated[None, only(False)] = None
-    return_tokens_as_token_ids: Annotated[None, only(False)] = None
     kv_transfer_params: Annotated[None, only()] = None
     vllm_xargs: Annotated[None, only()] = None
 
@@ -129,6 +128,7 @@ class SamplingFields(HarmlessFields):
     user: Annotated[str, Field(max_length=512)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=_INT32_MAX)] | None = None  # lower is more urgent
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None  # 1 KiB on the wire, at most
+    prompt_logprobs: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self, info: ValidationInfo) -> "SamplingFields":
@@ -136,4 +136,8 @@ class SamplingFields(HarmlessFields):
             raise wrong(f"n: must be at most {limits(info).max_choices}")
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options: only with stream: true")
+        if self.prompt_logprobs is not None and self.prompt_logprobs > limits(info).max_top_logprobs:
+            raise wrong(f"prompt_logprobs: must be at most {limits(info).max_top_logprobs}")
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong("prompt_logprobs: only without stream; echo and logprobs give them in a completion's stream")
         return self

@@ -36,7 +36,6 @@ from actorserve.core.messages import (
     CopyDone,
     CopyFailed,
     Drain,
-    FinishReason,
     KVAccess,
     MemoryLimit,
     Message,
@@ -58,11 +57,12 @@ from tests.core.harness.driver import PROFILE
 from tests.core.harness.world_blocks import check_blocks
 from tests.core.harness.world_parts import (
     FIRST_COME_FIRST_SERVED,
+    VOCAB_SIZE,
     Client as Client,
     Process as Process,
     Scheduling as Scheduling,
 )
-from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_scores, expected_tokens
+from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_tokens
 
 COORDINATOR = "coordinator"
 RETRY_S = 1.0
@@ -152,7 +152,7 @@ class World:
             return Process(peer, Role.GATEWAY, GatewayState(GatewayConfig(RETRY_S, 1e9, 1e9)))
         scheduling = self.scheduling
         engine = FakeEngine(
-            replace(FAKE_MODEL, vocab_size=50),
+            replace(FAKE_MODEL, vocab_size=VOCAB_SIZE),
             num_blocks=self.num_blocks,
             tokens_per_block=4,
             num_host_blocks=scheduling.num_host_blocks,
@@ -486,14 +486,7 @@ class World:
     def check(self) -> None:
         """The invariants of design section 5 that can be seen from outside."""
         for client in self.clients.values():
-            assert client.tokens == client.expected[: len(client.tokens)], (
-                "a wrong token, a repeated token, or tokens out of order"
-            )
-            wants_scores = client.spec.sampling.prompt_logprobs >= 0 and bool(client.tokens)
-            expected = [expected_scores(client.spec, 50)] if wants_scores else []
-            assert client.scores == expected, "the prompt's log-probabilities do not come once, whole, with token 0"
-            if client.end and client.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert client.tokens == client.expected, "ended before its last token"
+            client.check()
         for process in self.processes.values():
             if isinstance(process.core, InstanceState):
                 check_blocks(process.core, process.commands, process.copies, process.fetches)
@@ -501,5 +494,5 @@ class World:
     def _expected(self, spec: RequestSpec) -> list[int]:
         """The answer by definition of the fake engine, cut at the stop token."""
         context = self.num_blocks * 4
-        tokens = expected_tokens(spec, 50, min(spec.sampling.max_tokens, context - len(spec.prompt_token_ids)))
+        tokens = expected_tokens(spec, VOCAB_SIZE, min(spec.sampling.max_tokens, context - len(spec.prompt_token_ids)))
         return tokens[: tokens.index(7) + 1] if 7 in tokens else tokens

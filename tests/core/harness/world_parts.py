@@ -8,12 +8,14 @@ from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, End, Fetch, SwapIn, SwapOut
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import Message, Peer, PeerUp, PromptLogprobs, RequestSpec, Role
+from actorserve.core.messages import FinishReason, Message, Peer, PeerUp, PromptLogprobs, RequestSpec, Role
 from actorserve.core.migration.config import MigrationMode
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.step_times import StepTimes
-from workers.engines.fake_engine import FakeEngine
+from workers.engines.fake_engine import FakeEngine, expected_scores
+
+VOCAB_SIZE = 50
 
 
 @dataclass
@@ -57,3 +59,14 @@ class Client:
     scores: list[PromptLogprobs] = field(default_factory=list)
     end: End | None = None
     closed: bool = False
+
+    def check(self) -> None:
+        """Raises: AssertionError if something came twice, out of order, or not as the fake engine defines it."""
+        assert self.tokens == self.expected[: len(self.tokens)], (
+            "a wrong token, a repeated token, or tokens out of order"
+        )
+        if self.end and self.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert self.tokens == self.expected, "ended before its last token"
+        wants_scores = self.spec.sampling.prompt_logprobs >= 0 and bool(self.tokens)
+        expected = [expected_scores(self.spec, VOCAB_SIZE)] if wants_scores else []
+        assert self.scores == expected, "the prompt's log-probabilities do not come once, whole, with token 0"

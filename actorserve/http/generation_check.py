@@ -1,0 +1,50 @@
+"""``/health_generate``: whether a worker makes a token in time, which ``/health`` does not try."""
+
+import asyncio
+import time
+import uuid
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from actorserve.core.effects import Deliver
+from actorserve.core.messages import RequestSpec, SamplingParams
+from actorserve.http.access.authentication import granted_priority
+from actorserve.http.answers.time_limit import time_limit_s
+from actorserve.http.service import Service
+from actorserve.http.stream import AnswerStream
+
+TIMEOUT_S: Final = 20.0
+"""A client may ask for less, as for any answer."""
+
+
+class GenerationCheck:
+    """The handler of this route."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route("/health_generate", self._check)]
+
+    async def _check(self, request: Request) -> Response:
+        limit_s = time_limit_s(request.scope, TIMEOUT_S)
+        request_id = f"health-{uuid.uuid4().hex}"
+        priority = granted_priority(request.scope, None)
+        began_s = time.monotonic()
+        is_made = self._service.model is not None and await self._makes_a_token(request_id, priority, limit_s)
+        status = {"status": "ok" if is_made else "unavailable", "seconds": round(time.monotonic() - began_s, 3)}
+        return JSONResponse(status, 200 if is_made else 503)
+
+    async def _makes_a_token(self, request_id: str, priority: int, limit_s: float) -> bool:
+        spec = RequestSpec(request_id, (0,), SamplingParams(seed=0, max_tokens=1, temperature=0.0), priority=priority)
+        stream = AnswerStream()
+        self._service.submit(spec, stream)
+        try:
+            # One effect tells: a token, or the end of a request that was refused.
+            effects = await stream.take(asyncio.get_running_loop().time() + limit_s)
+            return any(isinstance(effect, Deliver) for effect in effects)
+        finally:
+            self._service.release(request_id)

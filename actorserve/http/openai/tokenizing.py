@@ -1,0 +1,95 @@
+"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
+
+import asyncio
+from typing import Annotated
+
+from pydantic import Field, PlainValidator
+from pydantic_core import from_json
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.translate import Translator
+from actorserve.http.requests.body import BodyReader
+from actorserve.http.requests.fields import is_token_ids
+from actorserve.http.requests.parsing import RequestParser
+from actorserve.http.requests.strict import StrictFields, null_is, wrong
+from actorserve.model_files.tokenizer import Tokenizer
+
+
+def _parse_tokens(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not is_token_ids(value):
+        raise wrong("must be a list of token ids")
+    return tuple(value)
+
+
+class TokenizeText(StrictFields):
+    """The body of ``/tokenize`` with a ``prompt``."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    prompt: str
+    add_special_tokens: Annotated[bool, null_is(True)] = True
+    return_token_strs: Annotated[bool, null_is(False)] = False
+
+
+class TokenizeChat(ChatRequest):
+    """The body of ``/tokenize`` with ``messages``: a chat, whose prompt is wanted and not its answer."""
+
+    return_token_strs: Annotated[bool, null_is(False)] = False
+
+
+class Detokenize(StrictFields):
+    """The body of ``/detokenize``."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    tokens: Annotated[tuple[int, ...], PlainValidator(_parse_tokens)]
+
+
+class TokenizerEndpoints:
+    """The handlers of these routes."""
+
+    def __init__(self, tokenizer: Tokenizer, translator: Translator, bodies: BodyReader, parser: RequestParser) -> None:
+        self._tokenizer = tokenizer
+        self._translator = translator
+        self._bodies = bodies
+        self._parser = parser
+
+    def routes(self) -> list[BaseRoute]:
+        return [
+            Route("/tokenize", self._tokenize, methods=["POST"]),
+            Route("/detokenize", self._detokenize, methods=["POST"]),
+        ]
+
+    async def _tokenize(self, request: Request) -> Response:
+        async with self._bodies.read(request) as body:
+            if await asyncio.to_thread(_is_chat, body):
+                chat = await self._parser.parse(TokenizeChat, body)
+                wants_names = chat.return_token_strs
+                model = self._translator.model(chat.model)
+                token_ids = await self._translator.chat_prompt(chat, model)
+            else:
+                text = await self._parser.parse(TokenizeText, body)
+                wants_names = text.return_token_strs
+                model = self._translator.model(text.model)
+                token_ids = await self._translator.text_prompt(
+                    text.prompt, model, add_special_tokens=text.add_special_tokens
+                )
+        names = [self._tokenizer.token_name(token_id) for token_id in token_ids] if wants_names else None
+        return JSONResponse(
+            {"count": len(token_ids), "max_model_len": model.max_tokens, "tokens": token_ids, "token_strs": names}
+        )
+
+    async def _detokenize(self, request: Request) -> Response:
+        async with self._bodies.read(request) as body:
+            fields = await self._parser.parse(Detokenize, body)
+        model = self._translator.model(fields.model)
+        return JSONResponse({"prompt": await self._translator.text_of(fields.tokens, model)})
+
+
+def _is_chat(body: bytes) -> bool:
+    try:
+        data = from_json(body)
+    except ValueError:
+        return False  # the parser tells what is wrong
+    return isinstance(data, dict) and data.get("messages") is not None
