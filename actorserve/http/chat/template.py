@@ -65,7 +65,6 @@ class ChatTemplate:
             raise ModelError(f"the model's chat template is not valid: {_one_line(error)}") from None
         self.source = source
         self._template = jinja2.Template.from_code(environment, code, environment.globals)
-        self.source = source
         self._special_tokens = dict(special_tokens)
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chat-template")
