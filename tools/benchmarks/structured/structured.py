@@ -207,15 +207,13 @@ def run(arguments: argparse.Namespace) -> int:
     num_ended, num_cut, problems = valid
     share = Figure(100 * (1 - len(problems) / max(1, num_ended)))
     say(console, f"{arguments.model}, {arguments.dtype}, batch {arguments.batch}; {machine_line(machine)}")
-    table = Table("ms per output token", "median", "quartiles")
+    table = Table("ms per output token", "median", "lowest", "highest")
     for name, figure in rows.items():
-        table.add_row(name, f"{figure.median:.2f}", f"{figure}")
+        table.add_row(name, *(f"{value:.2f}" for value in (figure.median, figure.min or 0.0, figure.max or 0.0)))
     print_table(console, table)
-    say(
-        console,
-        f"ratio: {Figure.of(ratios).median:.3f}; {len(schemas)} schemas, {num_ended} answers ended, {num_cut} cut",
-    )
-    say(console, f"valid: {share.median:.1f} %")
+    say(console, f"ratio: {Figure.of(ratios).median:.3f}, the median of the rounds' own")
+    say(console, f"{len(schemas)} schemas: {num_ended} answers ended by themselves, {num_cut} were cut off")
+    say(console, f"valid among those that ended: {share.median:.1f} %")
     for problem in problems:
         say(console, problem)
     tables = [
