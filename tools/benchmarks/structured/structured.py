@@ -96,7 +96,7 @@ def measure_tpot(
 
     Each schema stands in a long list, so that no answer ends before the measurement.
     """
-    lists = [_LIST | {"items": schema} for schema in schemas]
+    lists = [_LIST | {"items": schema, "$defs": schema.get("$defs", {})} for schema in schemas]
     grammars = requests.grammars(lists)
     found: dict[str, list[float]] = {"free": [], "schema": []}
     for number in range(rounds + 1):
