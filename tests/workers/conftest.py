@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from actorserve.core.messages import StepPlan
@@ -50,6 +52,15 @@ class SmallModel:
 MakeModel = Callable[..., SmallModel]
 
 
+def _tokenizer(vocab_size: int) -> Tokenizer:
+    """Its tokens are single bytes, of which a small vocabulary has the printable ones, and further words."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
+    words = [f"word{index}" for index in range(vocab_size - len(letters))]
+    tokenizer = Tokenizer(BPE(vocab={token: index for index, token in enumerate([*letters, *words])}, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """Makes a small random Llama; keyword arguments go to LlamaConfig, ``max_shard_size`` to save_pretrained."""
@@ -74,7 +85,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
                 torch.nn.init.normal_(parameter, mean=0.5)
         folder = tmp_path_factory.mktemp("model")
         reference.save_pretrained(folder, max_shard_size=max_shard_size)
-        (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+        _tokenizer(reference.config.vocab_size).save(str(folder / "tokenizer.json"))
         return SmallModel(reference, folder)
 
     return make

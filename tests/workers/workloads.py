@@ -1,5 +1,6 @@
 """Random workloads for an instance with a real engine: clients, pools, a policy, and the pace of steps and copies."""
 
+import json
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -64,6 +65,11 @@ class Workload:
         return -(-most // TOKENS_PER_BLOCK) + self.num_spare_blocks
 
 
+GRAMMARS = tuple(
+    json.dumps({"grammars": [{"lark_grammar": lark}]})
+    for lark in ('start: ("a" | "bc" | "b" /[x-z]/)*', 'start: /[a-f]{3}/ "-" /[0-9]{2,5}/')
+)
+"""One never ends, and one ends soon: then only the end of the sequence is possible."""
 PROMPTS = st.builds(
     lambda stem, num_shared, rest: (*stem[:num_shared], *rest),
     st.sampled_from(STEMS),
@@ -79,6 +85,7 @@ SAMPLINGS = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.5]),
     top_logprobs=st.just(2),
     prompt_logprobs=st.sampled_from([-1, -1, 0, 3]),
+    grammar=st.sampled_from(["", "", *GRAMMARS]),
 )
 CLIENTS = st.builds(
     Client,
@@ -110,6 +117,7 @@ BUSY = Workload(
                 temperature=number % 2,
                 top_logprobs=2,
                 prompt_logprobs=1 if number in (2, 5) else -1,
+                grammar=("", *GRAMMARS)[number % 3],
             ),
             cache_salt="",
             asks_at_step=number,

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "start": ("serving.start", "from a process's start to the first token, compared with import torch"),
     "perplexity": ("engine.perplexity", "accuracy of each numeric mode"),
     "step": ("engine.step", "where the time of one iteration goes"),
+    "structured": ("structured.structured", "time per token with a JSON schema, and whether the answers are valid"),
     "tiles": ("engine.tiles", "what batch-independent bits cost in the float modes"),
     "actors": ("cluster.actors", "calls between actors and their memory, compared with Ray and bare pyzmq"),
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),

@@ -1,0 +1,229 @@
+"""Grammars in a worker: masks depend on a request's tokens alone, and an answer can always end."""
+
+import json
+import random
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actorserve.core.messages import RequestSpec, SamplingParams
+from actorserve.model_files.grammars import GrammarCompiler, Vocabulary
+from workers.sampling.grammars import Grammars, Masks
+from workers.sampling.sampler import Sampler
+
+WORDS = [b"ab", b"abc", b"name", b'"name"', b'":', b"  ", b"true", b"12", b'{"', b"}}", b'"}', b'","']
+TOKENS = [*(bytes([byte]) for byte in range(256)), *WORDS, b"<end>", b"<eot>", b"", b"", b""]
+END, EOT = 256 + len(WORDS), 257 + len(WORDS)
+VOCAB_SIZE = len(TOKENS)  # no multiple of 8 or 32
+EOS_IDS = (END, EOT)
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "b": {"type": "boolean"}, "n": {"type": "integer"}},
+    "required": ["name", "b"],
+}
+GRAMMARS = {
+    "schema": json.dumps({"grammars": [{"json_schema": SCHEMA}]}),
+    "regex": json.dumps({"grammars": [{"lark_grammar": "start: /(ab|abc)*c/"}]}),
+    "tree": json.dumps({"grammars": [{"lark_grammar": 'start: "(" start* ")"'}]}),
+}
+
+
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(Vocabulary(TOKENS, EOS_IDS, EOS_IDS))
+
+
+def make() -> Grammars:
+    return Grammars(compiler, VOCAB_SIZE, (*EOS_IDS, 10**6), num_threads=2)
+
+
+def lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def spec(name: str, grammar: str, output: Sequence[int] = (), **sampling: object) -> RequestSpec:
+    usual = SamplingParams(seed=1, max_tokens=99, stop_token_ids=EOS_IDS, grammar=grammar)
+    return RequestSpec(name, (1, 2), replace(usual, **sampling), tuple(output))  # type: ignore[arg-type]
+
+
+def allowed(masks: Masks, index: int = 0) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(masks.allowed[index], bitorder="little")).tolist())
+
+
+def mask(grammar: str, output: Sequence[int] = (), **sampling: object) -> set[int]:
+    """The allowed tokens behind ``output``, made by a worker that begins there."""
+    grammars = make()
+    grammars.add(spec("a", grammar, output, **sampling))
+    return allowed(grammars.begin(["a"], [len(output)]).result())
+
+
+def tokens_of(text: str) -> list[int]:
+    return list(text.encode())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_masks_are_the_same_after_a_move_and_a_rewind(name: str, seed: int) -> None:
+    """At every position a worker that begins there, or that goes back there, has the mask of the undisturbed worker."""
+    grammars, chance = make(), random.Random(seed)
+    grammars.add(spec("a", GRAMMARS[name]))
+    output: list[int] = []
+    masks: list[set[int]] = []
+    while len(output) < 60 and not (output and output[-1] in EOS_IDS):
+        masks.append(allowed(grammars.begin(["a"], [len(output)]).result()))
+        output.append(chance.choice(sorted(masks[-1])))
+        grammars.append(["a"], output[-1:])
+    assert len(output) > 1
+    for position, expected in enumerate(masks):
+        assert mask(GRAMMARS[name], output[:position]) == expected
+    for position in chance.sample(range(len(masks)), min(20, len(masks))):
+        again = make()
+        again.add(spec("a", GRAMMARS[name], output))
+        again.begin(["a"], [len(output)]).result()
+        assert allowed(again.begin(["a"], [position]).result()) == masks[position]
+
+
+def test_masks_are_the_same_in_any_batch() -> None:
+    """A row's mask does not depend on the other rows, and rows without a grammar have none."""
+    grammars = make()
+    outputs = {"schema": tokens_of('{"n'), "regex": tokens_of("abab"), "tree": tokens_of("((")}
+    for name, output in outputs.items():
+        grammars.add(spec(name, GRAMMARS[name], output))
+    grammars.add(spec("free", ""))
+    order = ["tree", "free", "schema", "regex"]
+    found = grammars.begin(order, [len(outputs.get(name, ())) for name in order]).result()
+    assert found.rows == (0, 2, 3)
+    assert found.failed == ()
+    assert found.allowed.shape == (3, -(-VOCAB_SIZE // 8))
+    for index, row in enumerate(found.rows):
+        assert allowed(found, index) == mask(GRAMMARS[order[row]], outputs[order[row]])
+
+
+def test_only_the_end_follows_the_end_of_the_grammar() -> None:
+    """Behind a complete text only end-of-sequence tokens and the request's own stop tokens are possible."""
+    assert mask(lark('start: "ab"'), tokens_of("a")) == {ord("b")}
+    assert mask(lark('start: "ab"'), tokens_of("ab")) == {END, EOT}
+    assert mask(lark('start: "ab"'), tokens_of("ab"), stop_token_ids=(*EOS_IDS, 7)) == {END, EOT, 7}
+    assert mask(lark('start: "ab"'), [*tokens_of("ab"), END, EOT]) == {END, EOT}
+    assert 7 not in mask(lark('start: "ab"'), tokens_of("a"), stop_token_ids=(*EOS_IDS, 7))
+    assert mask(lark('start: "a"+'), tokens_of("a")) == {ord("a"), END, EOT}
+
+
+def test_a_stop_token_of_the_grammar_goes_on() -> None:
+    """A stop token that is part of the text, below min_tokens, leads to what follows it in the grammar."""
+    assert mask(lark('start: "a" ("b" "c")?'), tokens_of("ab"), stop_token_ids=(*EOS_IDS, ord("b"))) == {ord("c")}
+
+
+def test_every_row_keeps_a_token() -> None:
+    """Neither min_tokens nor ignoring the end leaves a row without tokens, and both keep the end away if they can."""
+    early = {"min_tokens": 50}
+    assert mask(lark('start: "a"+'), tokens_of("a"), **early) == {ord("a")}
+    assert mask(lark('start: "a"'), tokens_of("a"), **early) == {END, EOT}
+    assert mask(lark('start: "a"+'), tokens_of("a"), stop_token_ids=()) == {ord("a")}
+    assert mask(lark('start: "a"'), tokens_of("a"), stop_token_ids=()) == {END, EOT}
+    assert mask(lark('start: "a"'), [*tokens_of("a"), END, 7, EOT], stop_token_ids=(7,)) == {7}
+    sampler = Sampler(VOCAB_SIZE, "cpu")
+    request = spec("a", lark('start: "a"'), tokens_of("a"), temperature=0.0, **early)
+    grammars = make()
+    for part in (sampler, grammars):
+        part.add(request)
+    masks = grammars.begin(["a"], [1]).result()
+    assert sampler(torch.zeros(1, VOCAB_SIZE), ["a"], [1], masks).token_ids == (END,)
+
+
+BROKEN = {
+    "invalid": (lark("start: ("), []),
+    "another grammar's output": (lark('start: "a"'), tokens_of("b")),
+    "no text at all": (json.dumps({"grammars": [{"json_schema": {"$ref": "#"}}]}), []),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_grammar_fails_alone(name: str) -> None:
+    """A request whose grammar cannot go on fails, again and again, and its neighbours get their masks."""
+    grammar, output = BROKEN[name]
+    grammars = make()
+    grammars.add(spec("bad", grammar, output))
+    grammars.add(spec("good", lark('start: "a"')))
+    for _ in range(2):
+        found = grammars.begin(["bad", "good"], [len(output), 0]).result()
+        assert (found.rows, found.failed) == ((1,), (0,))
+        assert allowed(found) == {ord("a")}
+    grammars.drop("bad")
+    assert grammars.begin(["bad"], [0]).result().failed == ()
+
+
+def test_unknown_history_is_an_error() -> None:
+    """A position behind tokens that the worker does not know is a bug, and raises."""
+    grammars = make()
+    grammars.add(spec("a", lark('start: "ab"')))
+    with pytest.raises(ValueError, match="only 0 tokens are known"):
+        grammars.begin(["a"], [1]).result()
+
+
+def test_an_equal_grammar_is_compiled_once_and_beside_the_caller() -> None:
+    """Adding and beginning do not wait for the compiler, and requests with an equal grammar share its result."""
+    go, compiled = threading.Event(), []
+
+    class Slow(GrammarCompiler):
+        def compile(self, grammar: str):  # type: ignore[no-untyped-def]
+            assert go.wait(20)
+            compiled.append(grammar)
+            return super().compile(grammar)
+
+    grammars = Grammars(lambda: Slow(Vocabulary(TOKENS, EOS_IDS, EOS_IDS)), VOCAB_SIZE, EOS_IDS)
+    for name in ("a", "b"):
+        grammars.add(spec(name, lark('start: "a"')))
+    pending = grammars.begin(["a", "b"], [0, 0])
+    assert compiled == []
+    go.set()
+    assert len(pending.result().rows) == 2
+    assert len(compiled) == 1
+    for number in range(40):
+        grammars.add(spec("c", lark(f'start: "{number}"')))
+    grammars.add(spec("a", lark('start: "a"')))
+    grammars.begin(["a"], [0]).result()
+    assert compiled.count(lark('start: "a"')) == 2
+
+
+def test_masks_choose_and_log_probabilities_stay_those_of_the_model() -> None:
+    """A masked row chooses among its allowed tokens; other rows and all log-probabilities are as without masks."""
+    source = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, VOCAB_SIZE, generator=source)
+    usual: dict[str, Any] = {"top_logprobs": 2, "temperature": 0.0}
+    requests = [spec("a", GRAMMARS["schema"], **usual), spec("b", "", **usual), spec("c", GRAMMARS["regex"], **usual)]
+    grammars, sampler = make(), Sampler(VOCAB_SIZE, "cpu")
+    for request in requests:
+        grammars.add(request)
+        sampler.add(request)
+    masks = grammars.begin(["a", "b", "c"], [0, 0, 0]).result()
+    found = sampler(logits.clone(), ["a", "b", "c"], [0, 0, 0], masks)
+    free = sampler(logits.clone(), ["a", "b", "c"], [0, 0, 0])
+    for row, index in ((0, 0), (2, 1)):
+        best = max(sorted(allowed(masks, index)), key=lambda token, row=row: float(logits[row, token]))  # type: ignore[misc]
+        assert found.token_ids[row] == best
+    assert found.token_ids[1] == free.token_ids[1]
+    for row in range(3):
+        ours, plain = found.logprobs[row], free.logprobs[row]
+        assert ours is not None
+        assert plain is not None
+        assert (ours.top_token_ids, ours.top_logprobs) == (plain.top_token_ids, plain.top_logprobs)
+        exact = torch.log_softmax(logits[row].double(), -1)[found.token_ids[row]]
+        assert ours.logprob == pytest.approx(float(exact), abs=1e-6)
+
+
+def test_forced_text_is_written_in_the_models_own_tokens() -> None:
+    """Where the grammar allows one text only, the model's tokenizer says in which tokens; else the longest tokens."""
+    grammar = lark('start: "abc" /[0-9]/')
+    assert mask(grammar) == {TOKENS.index(b"abc")}
+    own = Grammars(
+        lambda: GrammarCompiler(Vocabulary(TOKENS, EOS_IDS, EOS_IDS), lambda text: [ord(" "), *tokens_of(text)]),
+        VOCAB_SIZE,
+        EOS_IDS,
+    )
+    own.add(spec("a", grammar))
+    assert allowed(own.begin(["a"], [0]).result()) == {ord("a")}

@@ -1,0 +1,1 @@
+"""What structured output costs, and whether its answers are valid."""
