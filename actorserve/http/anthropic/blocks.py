@@ -10,7 +10,7 @@ from pydantic import PlainValidator, ValidationError, ValidationInfo
 from pydantic_core import to_json
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.messages import ChatMessage
+from actorserve.http.openai.messages import MAX_MESSAGES, ChatMessage
 from actorserve.http.requests.json_values import bounded_object
 from actorserve.http.requests.parsing import describe_problems
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong
@@ -88,6 +88,8 @@ _OF_ROLE = {"system": _TEXTS, "user": _OF_USER, "assistant": _OF_ASSISTANT}
 def _parse_blocks(value: object, info: ValidationInfo, kinds: dict[str, type[_Block]]) -> list[_Block]:
     if not isinstance(value, list):
         raise wrong("must be a string or a list of blocks")
+    if len(value) > MAX_MESSAGES:
+        raise wrong(f"has more than {MAX_MESSAGES} blocks")
     blocks: list[_Block] = []
     for index, given in enumerate(value):
         kind = given.get("type") if isinstance(given, dict) else None
@@ -157,10 +159,18 @@ class _Message(StrictFields):
         return turn
 
 
+def _num_blocks(value: object) -> int:
+    """A message or block, and all blocks in it."""
+    content = value.get("content") if isinstance(value, dict) else None
+    return 1 + (sum(map(_num_blocks, content)) if isinstance(content, list) else 0)
+
+
 def parse_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
     """The messages of a chat. Raises: PydanticCustomError that names the first wrong message."""
     if not isinstance(value, list) or not value:
         raise wrong("must be a list of at least one message")
+    if sum(map(_num_blocks, value)) > MAX_MESSAGES:
+        raise wrong(f"has more than {MAX_MESSAGES} messages and blocks")
     messages: list[ChatMessage] = []
     for index, given in enumerate(value):
         try:

@@ -161,6 +161,13 @@ async def test_a_failed_tool_is_told() -> None:
         ({"model": None}, ["model"]),
         ({"temperature": 1.5}, ["temperature"]),
         ({"messages": []}, ["messages"]),
+        ({"messages": [QUESTION] * 10_001}, ["messages", "10000"]),
+        ({"messages": [QUESTION, {"role": "user", "content": [{}] * 10_001}]}, ["messages", "10000"]),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [{}] * 10_001}]}]},
+            ["messages", "10000"],
+        ),
+        ({"system": [{}] * 10_001}, ["system", "10000"]),
         ({"messages": [{"role": "tool", "content": "x"}]}, ["messages: message 0", "role"]),
         ({"messages": [QUESTION, {"role": "user", "content": 7}]}, ["message 1", "content"]),
         ({"messages": [{"role": "user", "content": []}]}, ["messages"]),

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, PlainValidator, ValidationError, ValidationInfo
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.messages import ChatMessage, Role
+from actorserve.http.openai.messages import MAX_MESSAGES, ChatMessage, Role
 from actorserve.http.openai.responses.tools import name_in_prompt
 from actorserve.http.requests.parsing import describe_problems
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong
@@ -89,6 +89,8 @@ def parse_input(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
         value = [{"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
         raise wrong("must be a string or a list of at least one item")
+    if len(value) > MAX_MESSAGES:
+        raise wrong(f"has more than {MAX_MESSAGES} items")
     messages = _Messages(info)
     for index, given in enumerate(value):
         try:

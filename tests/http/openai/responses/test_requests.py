@@ -196,6 +196,7 @@ async def test_a_summary_stands_for_missing_thoughts() -> None:
     [
         ({"input": None}, ["input"]),
         ({"input": []}, ["input"]),
+        ({"input": [{"role": "user", "content": "x"}] * 10_001}, ["input", "10000"]),
         ({"input": [7]}, ["item 0"]),
         ({"input": [{"role": "user"}]}, ["item 0", "content"]),
         ({"input": [{"role": "cat", "content": "x"}]}, ["item 0", "role"]),
