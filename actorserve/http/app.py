@@ -18,6 +18,8 @@ from actorserve.http.access.cors import with_cors
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.answers.answers import Answers
+from actorserve.http.anthropic.endpoints import MESSAGES_PATH, AnthropicEndpoints
+from actorserve.http.anthropic.errors import error_form
 from actorserve.http.chat.dialect import Dialect, ReasoningParserName, ToolParserName
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.generation_check import GenerationCheck
@@ -25,6 +27,7 @@ from actorserve.http.host_counts import HostCounts
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
+from actorserve.http.openai.responses.endpoints import ResponsesEndpoints
 from actorserve.http.openai.tokenizing import TokenizerEndpoints
 from actorserve.http.openai.translate import Translator
 from actorserve.http.openapi.endpoints import OpenAPIEndpoints
@@ -73,9 +76,11 @@ def create_app(
     bodies = BodyReader(settings.max_body_bytes)
     parser = RequestParser(settings, metrics.count_unknown_fields)
     openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
+    responses = ResponsesEndpoints(tokenizer, translator, answers, bodies, parser)
+    anthropic = AnthropicEndpoints(translator, answers, bodies, parser)
     status = StatusEndpoints(service, metrics)
     tokenizing = TokenizerEndpoints(tokenizer, translator, bodies, parser)
-    groups = (openai, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
+    groups = (openai, responses, anthropic, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
     routes = [route for group in groups for route in group.routes()]
     allows_unknown = settings.unknown_fields == "ignore"
     openapi = OpenAPIEndpoints(routes, installed_version(), allows_unknown_fields=allows_unknown)
@@ -92,7 +97,8 @@ def create_app(
     app.router.redirect_slashes = False  # because a redirect would name the host that the client sent
     # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
     guarded = app if api_keys is None else Authentication(app, api_keys, open_requests or OpenRequests(HostCounts()))
-    return DiscardUnreadBody(RequestId(with_cors(guarded, settings.cors_origins)))
+    with_forms = errors.ErrorForms(with_cors(guarded, settings.cors_origins), {MESSAGES_PATH: error_form})
+    return DiscardUnreadBody(RequestId(with_forms))
 
 
 class _NoResponse(Response):

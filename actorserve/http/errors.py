@@ -1,15 +1,16 @@
-"""Turns errors into answers: ``{"error": {"message", "type", "param", "code"}}``.
+"""Turns errors into answers: ``{"error": {"message", "type", "param", "code"}}``, or another protocol's form.
 
 The texts are our own and never those of other libraries' exceptions, so clients see no stack trace and no address.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from actorserve.core.effects import End
 from actorserve.core.messages import FinishReason, RefusalReason
@@ -46,12 +47,44 @@ class RequestFailedError(ActorserveError):
             }
         }
 
+    def headers(self) -> dict[str, str]:
+        """The answer's headers. ``retry_after_s`` is rounded up, because the header takes whole seconds."""
+        if self.retry_after_s is None:
+            return {}
+        return {"retry-after": str(max(1, math.ceil(self.retry_after_s)))}
+
     def response(self) -> JSONResponse:
-        """The whole answer. ``retry_after_s`` is rounded up, because the header takes whole seconds."""
-        headers = {}
-        if self.retry_after_s is not None:
-            headers["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
-        return JSONResponse(self.body(), self.status, headers)
+        """The whole answer."""
+        return JSONResponse(self.body(), self.status, self.headers())
+
+
+ErrorForm = Callable[[RequestFailedError, Scope], Response]
+"""Makes the whole answer to a request of this scope."""
+_FORM = "actorserve.error_form"
+
+
+class ErrorForms:
+    """ASGI middleware: under some paths, errors have the form of another protocol than OpenAI's.
+
+    ``forms`` has the form for each of these paths and the paths below it.
+    """
+
+    def __init__(self, app: ASGIApp, forms: Mapping[str, ErrorForm]) -> None:
+        self._app = app
+        self._forms = forms
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        for above, form in self._forms.items():
+            if path == above or path.startswith(f"{above}/"):
+                scope[_FORM] = form
+        await self._app(scope, receive, send)
+
+
+def error_response(failure: RequestFailedError, scope: Scope) -> Response:
+    """The whole answer, in the form that belongs to the request's path."""
+    form: ErrorForm | None = scope.get(_FORM)
+    return failure.response() if form is None else form(failure, scope)
 
 
 def _refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
@@ -80,17 +113,17 @@ def failure_of(end: End) -> RequestFailedError | None:
     return None
 
 
-async def on_failed_request(_: Request, error: Exception) -> JSONResponse:
+async def on_failed_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFailedError)
-    return error.response()
+    return error_response(error, request.scope)
 
 
-async def on_invalid_request(_: Request, error: Exception) -> JSONResponse:
+async def on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidRequestError)
-    return RequestFailedError(400, str(error), error.param, error.code).response()
+    return error_response(RequestFailedError(400, str(error), error.param, error.code), request.scope)
 
 
-async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+async def on_http_exception(request: Request, error: Exception) -> Response:
     """Unknown routes, and methods that a route does not support."""
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
@@ -100,17 +133,17 @@ async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
         message, code = f"this route does not support {request.method[:16]}", "method_not_allowed"
     else:
         message, code = HTTPStatus(error.status_code).phrase.lower(), None
-    response = RequestFailedError(error.status_code, message, code=code).response()
+    response = error_response(RequestFailedError(error.status_code, message, code=code), request.scope)
     _add_headers(response, error.headers)
     return response
 
 
-async def on_unexpected_error(_: Request, __: Exception) -> JSONResponse:
+async def on_unexpected_error(request: Request, _: Exception) -> Response:
     """A bug. The exception itself propagates to the server, which logs it (``http.server``)."""
-    return RequestFailedError(500, "internal error", code="internal_error").response()
+    return error_response(RequestFailedError(500, "internal error", code="internal_error"), request.scope)
 
 
-def _add_headers(response: JSONResponse, headers: Mapping[str, str] | None) -> None:
+def _add_headers(response: Response, headers: Mapping[str, str] | None) -> None:
     for name, value in (headers or {}).items():
         response.headers[name] = value
 

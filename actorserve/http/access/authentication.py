@@ -1,5 +1,7 @@
-"""Which requests are allowed, and with which priority: ``Authorization: Bearer KEY`` on all routes except ``/health``
-and ``/ping``.
+"""Which requests are allowed, and with which priority.
+
+All routes except ``/health`` and ``/ping`` need a key, as ``Authorization: Bearer KEY`` or, from Anthropic's clients,
+as ``x-api-key: KEY``.
 
 Every wrong or missing key gets the same 401, before anything else of the request is read.
 """
@@ -11,7 +13,7 @@ from starlette.websockets import WebSocketClose
 
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
 from actorserve.http.access.open_requests import OpenRequests
-from actorserve.http.errors import RequestFailedError
+from actorserve.http.errors import RequestFailedError, error_response
 
 OPEN_PATHS = ("/health", "/ping")
 _SCOPE_KEY = "actorserve.api_key"
@@ -38,8 +40,8 @@ class Authentication:
             secret = _secret(scope["headers"])
             key = self._keys.find(secret) if secret is not None else None
             if key is None:
-                message = "a valid API key is needed, as the header: Authorization: Bearer KEY"
-                response = RequestFailedError(401, message, code="invalid_api_key").response()
+                message = "a valid API key is needed, as the header: Authorization: Bearer KEY, or: x-api-key: KEY"
+                response = error_response(RequestFailedError(401, message, code="invalid_api_key"), scope)
                 response.headers["www-authenticate"] = "Bearer"
                 await response(scope, receive, send)
                 return
@@ -53,7 +55,7 @@ class Authentication:
         if not self._open.begin(key.name, most):
             message = f"this API key has its {most} open requests; try again when one of them has ended"
             failure = RequestFailedError(429, message, code="too_many_open_requests", retry_after_s=_RETRY_S)
-            await failure.response()(scope, receive, send)
+            await error_response(failure, scope)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
@@ -62,8 +64,13 @@ class Authentication:
 
 
 def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The text after ``Bearer``. None if the header is missing, repeated, or of another scheme."""
+    """The text after ``Bearer``, or without that header the one of ``x-api-key``. None if both headers are missing,
+    or if the header is repeated or of another scheme."""
+    headers = list(headers)
     values = [value for name, value in headers if name == b"authorization"]
+    if not values:
+        keys = [value for name, value in headers if name == b"x-api-key"]
+        return keys[0].strip() if len(keys) == 1 else None
     if len(values) != 1:
         return None
     scheme, _, secret = values[0].strip().partition(b" ")

@@ -7,6 +7,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = "x-request-id"
+_SCOPE_KEY = "actorserve.request_id"
 _ACCEPTABLE = re.compile(r"[A-Za-z0-9._:+/=@-]{1,128}")
 
 
@@ -22,6 +23,7 @@ class RequestId:
             return
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if _ACCEPTABLE.fullmatch(given) else uuid.uuid4().hex
+        scope[_SCOPE_KEY] = request_id
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -29,3 +31,9 @@ class RequestId:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id of the request of this scope."""
+    request_id: str = scope[_SCOPE_KEY]
+    return request_id

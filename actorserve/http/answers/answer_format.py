@@ -15,17 +15,28 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class WholeChoice:
-    """A choice of an answer that is not streamed: its text and tokens so far, and what is known at its end."""
+    """A choice of an answer that is not streamed: its pieces so far, and what is known at its end.
 
-    text: list[str] = field(default_factory=list)
-    tokens: list[AnswerToken] = field(default_factory=list)
+    ``num_tokens`` tells for each piece how many tokens the choice had then.
+    """
+
+    pieces: list[Piece] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = FinishReason.ERROR
     prompt_logprobs: PromptLogprobs | None = None
     mean_logprob: float = 0.0
 
-    def add(self, piece: Piece) -> None:
-        self.text.append(piece.text)
-        self.tokens.extend(piece.tokens)
+    def add(self, piece: Piece, num_tokens: int) -> None:
+        self.pieces.append(piece)
+        self.num_tokens.append(num_tokens)
+
+    @property
+    def text(self) -> list[str]:
+        return [piece.text for piece in self.pieces]
+
+    @property
+    def tokens(self) -> list[AnswerToken]:
+        return [token for piece in self.pieces for token in piece.tokens]
 
     def finish(self, choice: Choice) -> None:
         assert choice.end is not None

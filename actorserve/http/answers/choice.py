@@ -76,6 +76,11 @@ class Choice:
         """The output's log-probability per token; 0 if the request wants no log-probabilities."""
         return self._sum_logprobs / max(1, self.num_tokens)
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the choice; None if another reason did."""
+        return self._stop_strings.found if self._stop_strings is not None else None
+
     def push(self, effect: Deliver | End) -> Piece | None:
         """The text that has become certain with this effect. None if there is none."""
         if isinstance(effect, End):

@@ -17,19 +17,22 @@ class StopStrings:
         if "" in stops:
             raise ValueError("a stop string is empty")
         self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops)]
+        self.found: str | None = None
+        """The stop string that ended the text."""
         self._held = ""
-        self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text to pass on, and whether a stop string has ended it. After that, all text is dropped."""
-        if self._stopped or not self._matchers:
-            return "" if self._stopped else text, self._stopped
+        if self.found is not None:
+            return "", True
+        if not self._matchers:
+            return text, False
         text, num_held = self._held + text, len(self._held)
         for index in range(num_held, len(text)):
-            complete = [len(matcher.stop) for matcher in self._matchers if matcher.push(text[index])]
+            complete = [matcher.stop for matcher in self._matchers if matcher.push(text[index])]
             if complete:
-                self._held, self._stopped = "", True
-                return text[: index + 1 - max(complete)], True
+                self._held, self.found = "", max(complete, key=len)
+                return text[: index + 1 - len(self.found)], True
         num_safe = len(text) - max(matcher.matched for matcher in self._matchers)
         self._held = text[num_safe:]
         return text[:num_safe], False

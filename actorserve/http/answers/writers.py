@@ -121,7 +121,7 @@ class WholeWriter:
         self._choices = [WholeChoice() for _ in range(num_choices)]
 
     def add(self, choice: Choice, piece: Piece) -> None:
-        self._choices[choice.index].add(piece)
+        self._choices[choice.index].add(piece, choice.num_tokens)
 
     def finish(self, choice: Choice) -> None:
         self._choices[choice.index].finish(choice)

@@ -13,7 +13,8 @@ from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.deltas import Delta, OutputParser, ReasoningDelta, TextDelta, ToolCallDelta
 from actorserve.http.chat.message import Call, Message, read_message
 from actorserve.http.errors import RequestFailedError
-from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
+from actorserve.http.openai.chunks import AnswerHead, Chunks
+from actorserve.http.openai.logprobs import shown_logprobs
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
@@ -110,20 +111,7 @@ class ChatFormat:
     def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json | None:
         if not self._wants_logprobs:
             return None
-        return {"content": [self._token(token) for token in tokens], "refusal": None}
-
-    def _token(self, token: AnswerToken) -> Json:
-        known = token.logprobs
-        if known is None:
-            return self._entry(token.token_id, float("-inf")) | {"top_logprobs": []}
-        best = zip(known.top_token_ids, known.top_logprobs, strict=True)
-        return self._entry(token.token_id, known.logprob) | {
-            "top_logprobs": [self._entry(token_id, logprob) for token_id, logprob in best]
-        }
-
-    def _entry(self, token_id: int, logprob: float) -> Json:
-        text = self._tokenizer.token_text(token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(self._tokenizer.token_bytes(token_id))}
+        return {"content": shown_logprobs(tokens, self._tokenizer), "refusal": None}
 
 
 def _delta_fields(delta: Delta) -> Json:

@@ -82,8 +82,13 @@ class Translator:
         """The model of this name. Raises: RequestFailedError, as ``ServedModels.find``."""
         return self._models.find(name)
 
-    async def chat(self, request: ChatRequest, answer_id: str, priority: int) -> WorkerRequests:
-        """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
+    async def chat(
+        self, request: ChatRequest, answer_id: str, priority: int, at_most: int | None = None
+    ) -> WorkerRequests:
+        """``at_most`` tokens are generated, or as many as fit the context, unless ``request`` has a limit of its own.
+
+        Raises: InvalidRequestError if the request does not fit the model; RequestFailedError.
+        """
         model = self.model(request.model)
         token_ids = await self.chat_prompt(request, model)
         top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
@@ -94,7 +99,7 @@ class Translator:
             [token_ids],
             "messages",
             max_tokens,
-            model.max_tokens,
+            model.max_tokens if at_most is None else at_most,
             top_logprobs,
             -1 if request.prompt_logprobs is None else request.prompt_logprobs,
             request.n,

@@ -15,6 +15,7 @@ from actorserve.http.openapi.operation import Operation
 
 OPENAPI_VERSION = "3.2.0"  # the first version that can describe a stream of events
 _EVERY_ROUTE_FAILS_WITH = (401, 500)
+_OVERLOADED = 529  # of Anthropic's API only
 _CONVERTOR = re.compile(r":\w+}")
 _REF = "#/components/schemas/"
 
@@ -38,7 +39,8 @@ def make_document(
     """
     known = {(operation.method, operation.path): operation for operation in operations}
     requests = [each.request for each in operations if each.request is not None]
-    others = [model for each in operations for model in (*each.answers.values(), each.event) if model is not None]
+    answers = [model for each in operations for model in (*each.answers.values(), each.event, each.error)]
+    others = [model for model in answers if model is not None]
     names, schemas = _schemas(requests, [Error, *others], allows_unknown_fields=allows_unknown_fields)
     paths: dict[str, Json] = {}
     for route in routes:
@@ -139,7 +141,7 @@ def _operation_id(operation: Operation) -> str:
 
 
 def _responses(operation: Operation, names: Names) -> dict[int, Json]:
-    failed = dict.fromkeys((*_EVERY_ROUTE_FAILS_WITH, *operation.errors), Error)
+    failed = dict.fromkeys((*_EVERY_ROUTE_FAILS_WITH, *operation.errors), operation.error)
     responses: dict[int, Json] = {}
     for status, model in {**failed, **operation.answers}.items():
         content: Json = {"text/plain": {"schema": {"type": "string"}}}
@@ -148,7 +150,7 @@ def _responses(operation: Operation, names: Names) -> dict[int, Json]:
         if status == HTTPStatus.OK and operation.event is not None:
             content["text/event-stream"] = _stream({"anyOf": [names[operation.event], names[Error]]})
         responses[status] = {
-            "description": HTTPStatus(status).phrase,
+            "description": "Overloaded" if status == _OVERLOADED else HTTPStatus(status).phrase,
             "headers": _headers(status),
             "content": content,
         }
@@ -158,7 +160,7 @@ def _responses(operation: Operation, names: Names) -> dict[int, Json]:
 def _headers(status: int) -> Json:
     text: Json = {"schema": {"type": "string"}}
     headers: Json = {"x-request-id": {"description": "the id that the client sent, or a new one", **text}}
-    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE, _OVERLOADED):
         headers["retry-after"] = {"description": "seconds after which to try again", **text}
     return headers
 

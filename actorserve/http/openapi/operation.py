@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from actorserve.http.openapi.answers import Error
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -21,7 +23,8 @@ class Operation:
     """One method of one route. ``path`` is the route's.
 
     ``request`` is the model of the body. ``answers`` are the models of bodies by status; None: plain text. ``event`` is
-    the model of the data of a stream's events. ``errors`` are the statuses of errors beside those of every route.
+    the model of the data of a stream's events. ``errors`` are the statuses of errors beside those of every route, and
+    ``error`` is the model of their bodies.
     ``examples`` have names.
     """
 
@@ -32,4 +35,5 @@ class Operation:
     request: type[BaseModel] | None = None
     event: type[BaseModel] | None = None
     errors: tuple[int, ...] = ()
+    error: type[BaseModel] = Error
     examples: Mapping[str, Example] = field(default_factory=lambda: {"plain": Example()})

@@ -1,14 +1,20 @@
 """All operations of the document, in its order. A test names a route that is missing here."""
 
+from actorserve.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from actorserve.http.openai.completion_request import CompletionRequest
 from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.responses.requests import ResponsesRequest
 from actorserve.http.openai.tokenizing import Detokenize, TokenizeText
-from actorserve.http.openapi import answers
+from actorserve.http.openapi import answers, message_answers, response_answers
 from actorserve.http.openapi.operation import Example, Operation
 
 _READING = (400, 404, 408, 413, 415, 429, 503)
 _GENERATING = (400, 403, 404, 408, 413, 415, 429, 503)
 _QUESTION = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
+_INPUT = {"input": "Tell me a story.", "max_output_tokens": 8}
+_MESSAGES = {"model": "", "messages": [{"role": "user", "content": "Tell me a story."}]}
+_MESSAGES_FAIL_WITH = (400, 403, 404, 408, 413, 415, 429, 529)
+_STORED = {"response_id": "resp_1"}
 _PROMPT = {"prompt": "Once upon a time", "max_tokens": 8}
 
 OPERATIONS = (
@@ -49,6 +55,76 @@ OPERATIONS = (
             "suffix": Example(_PROMPT | {"suffix": "The end."}, status=400),
             "too long": Example(_PROMPT | {"max_tokens": 2_000_000_000}, status=400),
         },
+    ),
+    Operation(
+        "POST",
+        "/v1/responses",
+        "Answer the items of an input, whole or as a stream of typed events; nothing is stored",
+        {200: response_answers.Response},
+        request=ResponsesRequest,
+        event=response_answers.ResponseEvent,
+        errors=_GENERATING,
+        examples={
+            "plain": Example(_INPUT),
+            "stream": Example(_INPUT | {"stream": True}),
+            "items": Example(
+                {
+                    "instructions": "Be brief.",
+                    "input": [
+                        {"role": "user", "content": [{"type": "input_text", "text": "Hello!"}]},
+                        {"role": "assistant", "content": [{"type": "output_text", "text": "Hello."}]},
+                        {"role": "user", "content": "Tell me a story."},
+                    ],
+                    "max_output_tokens": 8,
+                    "store": False,
+                }
+            ),
+            "log-probabilities": Example(_INPUT | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+            "a built-in tool": Example(_INPUT | {"tools": [{"type": "web_search"}]}, status=400),
+            "storing": Example(_INPUT | {"store": True}, status=400),
+        },
+    ),
+    *(
+        Operation(
+            method,
+            path,
+            "Nothing is stored, so there is no such response",
+            {},
+            errors=(404,),
+            examples={"plain": Example(path=_STORED, status=404)},
+        )
+        for method, path in (
+            ("GET", "/v1/responses/{response_id}"),
+            ("DELETE", "/v1/responses/{response_id}"),
+            ("GET", "/v1/responses/{response_id}/input_items"),
+            ("POST", "/v1/responses/{response_id}/cancel"),
+        )
+    ),
+    Operation(
+        "POST",
+        "/v1/messages",
+        "Answer messages as Anthropic's API does, whole or as a stream of events",
+        {200: message_answers.Message},
+        request=MessagesRequest,
+        event=message_answers.MessageEvent,
+        errors=_MESSAGES_FAIL_WITH,
+        error=message_answers.MessageError,
+        examples={
+            "plain": Example(_MESSAGES | {"max_tokens": 8}),
+            "stream": Example(_MESSAGES | {"max_tokens": 8, "stream": True}),
+            "system": Example(_MESSAGES | {"max_tokens": 8, "system": "Be brief.", "stop_sequences": ["\n\n"]}),
+            "no limit": Example(_MESSAGES, status=400),
+        },
+    ),
+    Operation(
+        "POST",
+        "/v1/messages/count_tokens",
+        "Count the tokens of the prompt that messages become",
+        {200: message_answers.TokenCount},
+        request=CountTokensRequest,
+        errors=_MESSAGES_FAIL_WITH,
+        error=message_answers.MessageError,
+        examples={"plain": Example(_MESSAGES), "no messages": Example({"model": ""}, status=400)},
     ),
     Operation(
         "GET",

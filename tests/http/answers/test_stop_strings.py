@@ -58,6 +58,15 @@ def test_only_a_possible_beginning_is_held_back(text: str, stops: list[str]) -> 
         assert len(text[:end]) - len(passed) == max(beginnings, default=0)
 
 
+def test_the_stop_string_is_known() -> None:
+    """The search tells which stop string ended the text: the longest of those that ended together."""
+    search = StopStrings(["never", "D", "END"])
+    search.push("one EN")
+    assert search.found is None
+    search.push("D")
+    assert search.found == "END"
+
+
 def test_nothing_follows_a_stop() -> None:
     """Text after a stop string, in its chunk or later, never comes out."""
     search = StopStrings(["END"])
