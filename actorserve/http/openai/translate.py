@@ -31,6 +31,7 @@ from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
 
 DEFAULT_COMPLETION_TOKENS = 16
+_MAX_CONTEXTS = 16  # of a text that is only tokenized
 _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy, as in vLLM: logits divided by it would overflow."""
 _RETRY_S = 1.0
@@ -125,10 +126,17 @@ class Translator:
         )
 
     async def text_prompt(self, text: str, model: ModelInfo, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """The tokens of a text. Raises: as ``completion``."""
-        return await self._prompts.off_loop(
-            lambda: self._read_prompt(text, model, add_special_tokens=add_special_tokens), len(text)
-        )
+        """The tokens of a text, which may be longer than the context, because clients cut long texts by their tokens.
+
+        Raises: InvalidRequestError for a text of more than 16 contexts; RequestFailedError.
+        """
+        limit = _MAX_CONTEXTS * model.max_tokens
+        parts = self._tokenizer.encode_in_parts(text, add_special_tokens=add_special_tokens)
+        token_ids = await self._prompts.off_loop(lambda: self._prompts.encode(text, parts, limit), len(text))
+        if token_ids is None:
+            message = f"prompt: has more tokens than {_MAX_CONTEXTS} contexts of {model.max_tokens} tokens"
+            raise InvalidRequestError(message, param="prompt", code="context_length_exceeded")
+        return token_ids
 
     async def text_of(self, token_ids: Sequence[int], model: ModelInfo) -> str:
         """The text of tokens, special ones included.

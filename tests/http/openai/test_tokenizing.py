@@ -77,3 +77,14 @@ async def test_wrong_bodies_and_models_are_refused(route: str) -> None:
         response = await client.post(route, content="{", headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
     assert (await post(route, model="other", prompt="x", tokens=[1]))[0] == 404
+
+
+async def test_a_text_may_be_longer_than_the_context() -> None:
+    """Clients cut long texts by their tokens, so a text of several contexts is tokenized; one of many is refused."""
+    async with client_for(ScriptedService()) as client:
+        longer = await client.post("/tokenize", json={"prompt": "a " * CONTEXT_TOKENS})
+        assert longer.status_code == 200
+        assert longer.json()["count"] == 2 * CONTEXT_TOKENS
+        far_longer = await client.post("/tokenize", json={"prompt": "a " * 16 * CONTEXT_TOKENS})
+        assert far_longer.status_code == 400
+        assert far_longer.json()["error"]["param"] == "prompt"

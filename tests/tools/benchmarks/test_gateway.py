@@ -10,14 +10,14 @@ from tools.figures.files import read_figures
 
 
 @pytest.mark.model
-def test_events_of_both_servers_are_counted(tmp_path: Path, default_model_path: Path) -> None:
-    """Both servers stream events, of which the latencies are known, and the table has their ratio."""
+def test_events_of_all_servers_are_counted(tmp_path: Path, default_model_path: Path) -> None:
+    """All servers stream events, of which the latencies are known, and the table has their ratios."""
     file = tmp_path / "figures.json"
     options = ("--streams", "2", "--rounds", "1", "--seconds", "0.5", "--model", str(default_model_path))
     done = run_bench("gateway", *options, "--json", str(file))
     assert done.returncode == 0, done.stderr
     figures = read_figures(file)
-    assert [point["server"] for point in figures.details["points"]] == ["gateway", "bare hypercorn"]
+    assert [point["server"] for point in figures.details["points"]] == ["gateway", "two gateways", "bare hypercorn"]
     for point in figures.details["points"]:
         assert point["busy"]["num_events"] > 0
         assert point["busy"]["cpu_s"] > 0

@@ -29,6 +29,7 @@ from tools.benchmarks.gateway.step_clock import StepClock, step_tokens
 START_STEP_S = 0.2
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.05
+_ANSWERS_IN_A_ROW = 10
 _REQUEST = {"prompt": "Once upon a time", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
 _STREAM_CONTEXT_TOKENS = 2_000_000
 _EVENT = (
@@ -78,8 +79,10 @@ class Server:
 
 
 @contextmanager
-def gateway_server(model: Model, num_workers: int, *, context_tokens: int = _STREAM_CONTEXT_TOKENS) -> Iterator[Server]:
-    """A gateway, a coordinator and ``num_workers`` paced workers. Raises: BenchError, if they do not come up."""
+def gateway_server(
+    model: Model, num_workers: int, *, num_gateways: int = 1, context_tokens: int = _STREAM_CONTEXT_TOKENS
+) -> Iterator[Server]:
+    """Gateways that share a port, a coordinator and paced workers. Raises: BenchError, if they do not come up."""
     with ExitStack() as stack:
         folder = stack.enter_context(socket_folder())
         port = _free_port()
@@ -87,10 +90,12 @@ def gateway_server(model: Model, num_workers: int, *, context_tokens: int = _STR
         settings = replace(settings, "http", port=port)
         write_settings(settings, folder / "settings.json")
         StepClock.create(folder / "clock")
-        for name in (COORDINATOR_NAME, "gateway-0"):
-            role = name.partition("-")[0]
-            child = command_line(name, folder / "settings.json", folder)
-            process = stack.enter_context(running([sys.executable, "-P", "-m", "actorserve", role, *child]))
+        coordinator = command_line(COORDINATOR_NAME, folder / "settings.json", folder)
+        stack.enter_context(running([sys.executable, "-P", "-m", "actorserve", "coordinator", *coordinator]))
+        gateways = []
+        for index in range(num_gateways):
+            child = command_line(f"gateway-{index}", folder / "settings.json", folder, index, num_gateways)
+            gateways.append(stack.enter_context(running([sys.executable, "-P", "-m", "actorserve", "gateway", *child])))
         options = paced_worker.Options(
             num_workers,
             str(folder),
@@ -105,8 +110,8 @@ def gateway_server(model: Model, num_workers: int, *, context_tokens: int = _STR
             context_tokens,
         )
         workers = stack.enter_context(running(_module(paced_worker.__name__, asdict(options))))
-        server = Server(port, [process.pid], workers, folder / "clock")
-        _wait_for(f"{server.url}/health", process, num_workers)
+        server = Server(port, [gateway.pid for gateway in gateways], workers, folder / "clock")
+        _wait_for(f"{server.url}/metrics", gateways, num_workers)
         yield server
 
 
@@ -174,17 +179,21 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _wait_for(url: str, process: "subprocess.Popen[str]", num_workers: int) -> None:
+def _wait_for(url: str, gateways: "Sequence[subprocess.Popen[str]]", num_workers: int) -> None:
+    """Wait until all gateways listen and know all workers. The kernel chooses a gateway for each connection."""
     until_s = time.monotonic() + _START_TIMEOUT_S
-    with httpx.Client(trust_env=False) as client:
-        while time.monotonic() < until_s and process.poll() is None:
-            try:
-                if client.get(url).json().get("instances") == num_workers:
-                    return
-            except httpx.HTTPError:
-                pass  # the gateway does not listen yet
+    num_ready = 0  # answers in a row
+    while time.monotonic() < until_s and all(gateway.poll() is None for gateway in gateways):
+        try:
+            page = httpx.get(url, trust_env=False).text
+            num_ready = num_ready + 1 if f"\nactorserve_instances {num_workers}.0\n" in page else 0
+            if num_ready == _ANSWERS_IN_A_ROW * len(gateways):
+                return
+        except httpx.HTTPError:
+            num_ready = 0  # no gateway listens yet
+        if not num_ready:
             time.sleep(_POLL_S)
-    raise BenchError("the gateway did not come up")
+    raise BenchError("the gateways did not come up")
 
 
 def _wait_for_port(port: int, process: "subprocess.Popen[str]") -> None:
