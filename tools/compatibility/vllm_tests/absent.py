@@ -42,6 +42,9 @@ class Absent:
     def __or__(self, _: object) -> "Absent":
         return self
 
+    def __add__(self, _: object) -> "Absent":
+        return self
+
     def __bool__(self) -> bool:
         return False
 

@@ -46,6 +46,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     sys.path.insert(0, str(early_config.rootpath))  # vLLM's folder "tests" is meant, and not ours
     AbsentModules("vllm", "torch", "tests.utils", "tests.conftest").install()
     _give("vllm.config", ModelConfig=ModelConfig)
+    _give("vllm.exceptions", VLLMValidationError=ValueError)  # pytest.raises asks for a class
     _give("vllm.tokenizers", get_tokenizer=get_tokenizer)
     _give("vllm.transformers_utils.repo_utils", hf_api=NoDownloads)
     _give("vllm.version", __version__=os.environ["ACTORSERVE_VERSION"])
