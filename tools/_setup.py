@@ -21,7 +21,15 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = "runtime"
 TEST = "test"
 MAX_TEST_PROCESSES = 8
-COMMANDS = {"serve": RUNTIME, "test": TEST, "check": TEST, "bench": TEST, "simulate": TEST, "profile": RUNTIME}
+COMMANDS = {
+    "serve": RUNTIME,
+    "test": TEST,
+    "check": TEST,
+    "bench": TEST,
+    "simulate": TEST,
+    "clients": TEST,
+    "profile": RUNTIME,
+}
 
 
 class SetupError(Exception):
@@ -226,6 +234,8 @@ def main(arguments: Sequence[str]) -> int:
             os.execv(python, [python, "-P", "-m", "tools.profiling", *rest])
         if name == "simulate":
             os.execv(python, [python, "-P", "-m", "tools.simulation", *rest])
+        if name == "clients":
+            os.execv(python, [python, "-P", "-m", "tools.compatibility", *rest])
         if name == "check":
             os.chdir(ROOT)
             return run_checks(python, rest)

@@ -1,0 +1,94 @@
+"""OpenAI's Agents SDK: runs with a tool, through both of its models."""
+
+from typing import Literal
+
+import pytest
+from agents import (
+    Agent,
+    AgentOutputSchema,
+    Model,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+set_tracing_disabled(disabled=True)
+
+
+@function_tool
+def get_weather(city: Literal["Paris", "Bogotá"]) -> str:
+    """Get the weather of a city."""
+    return f"The weather in {city} is sunny."
+
+
+class Event(BaseModel):
+    """An event."""
+
+    kind: Literal["fair", "concert"]
+    is_public: bool
+
+
+@pytest.fixture(params=[OpenAIResponsesModel, OpenAIChatCompletionsModel])
+def served(request: pytest.FixtureRequest, url: str, key: str, model: str) -> Model:
+    """The model through each of the two endpoints that the SDK can use."""
+    client = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    made: Model = request.param(model=model, openai_client=client)
+    return made
+
+
+async def test_run(served: Model) -> None:
+    """A run ends with text."""
+    agent = Agent(name="Assistant", instructions="Be brief.", model=served, model_settings=ModelSettings(max_tokens=30))
+    assert (await Runner.run(agent, "Who wrote Faust?")).final_output
+
+
+async def test_run_with_a_tool(served: Model) -> None:
+    """An agent calls its tool once, because the SDK asks for a call only in the first turn, and then answers."""
+    agent = Agent(
+        name="Assistant",
+        model=served,
+        tools=[get_weather],
+        model_settings=ModelSettings(max_tokens=100, tool_choice="required"),
+    )
+    result = await Runner.run(agent, "What is the weather in Paris?", max_turns=5)
+    kinds = [item.type for item in result.new_items]
+    assert kinds[:2] == ["tool_call_item", "tool_call_output_item"]
+    assert kinds[-1] == "message_output_item"
+
+
+async def test_streamed_run_with_a_tool(served: Model) -> None:
+    """A streamed run calls its tool, too."""
+    agent = Agent(
+        name="Assistant",
+        model=served,
+        tools=[get_weather],
+        model_settings=ModelSettings(max_tokens=100, tool_choice="required"),
+    )
+    result = Runner.run_streamed(agent, "What is the weather in Paris?", max_turns=5)
+    names = [event.name async for event in result.stream_events() if event.type == "run_item_stream_event"]
+    assert names[:2] == ["tool_called", "tool_output"]
+    assert result.final_output
+
+
+async def test_second_turn(served: Model) -> None:
+    """A run's items are the next run's input, as the SDK's documentation shows."""
+    agent = Agent(name="Assistant", model=served, model_settings=ModelSettings(max_tokens=20))
+    first = await Runner.run(agent, "Who wrote Faust?")
+    follow_up = [*first.to_input_list(), {"role": "user", "content": "Say more."}]
+    assert (await Runner.run(agent, follow_up)).final_output
+
+
+async def test_structured_output(served: Model) -> None:
+    """An agent's output is an instance of its type."""
+    agent = Agent(
+        name="Assistant",
+        model=served,
+        output_type=AgentOutputSchema(Event),
+        model_settings=ModelSettings(max_tokens=100),
+    )
+    assert isinstance((await Runner.run(agent, "Alice and Bob go to a science fair.")).final_output, Event)

@@ -1,0 +1,44 @@
+"""The clients that ``tools/clients`` knows."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tools.compatibility.environments import Environment, NodeEnvironment, PythonEnvironment
+
+CHECKS: Final = Path(__file__).parent / "checks"
+
+SDK: Final = PythonEnvironment("sdk")
+FRAMEWORKS: Final = PythonEnvironment("frameworks")
+NODE: Final = NodeEnvironment("node")
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A client, and the files whose tests use it as its documentation shows.
+
+    ``package`` is the one whose version stands in the table. ``serve`` are options of the server that the checks
+    need. A quick client needs seconds, so CI runs its checks.
+    """
+
+    environment: Environment
+    package: str
+    checks: tuple[str, ...]
+    is_quick: bool = True
+    serve: tuple[str, ...] = ()
+
+
+CLIENTS: Final = {
+    "openai": Client(SDK, "openai", ("test_openai_chat.py", "test_openai_other.py")),
+    "anthropic": Client(SDK, "anthropic", ("test_anthropic.py",)),
+    "langchain": Client(SDK, "langchain-openai", ("test_langchain.py",)),
+    "openai-agents": Client(SDK, "openai-agents", ("test_openai_agents.py",)),
+    "litellm": Client(FRAMEWORKS, "litellm", ("test_litellm.py",)),
+    "llama-index": Client(FRAMEWORKS, "llama-index-llms-openai-like", ("test_llama_index.py",)),
+    "openai-node": Client(NODE, "openai", ("openai.test.mjs",)),
+    "ai-sdk": Client(NODE, "ai", ("ai_sdk.test.mjs",)),
+    "lm-eval": Client(
+        PythonEnvironment("lm-eval"), "lm_eval", ("test_lm_eval.py",), is_quick=False, serve=("--dtype", "float32")
+    ),
+}
+"""By the name that ``tools/clients`` takes."""
