@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import Field
 
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.anthropic.blocks import parse_messages, parse_system
 from actorserve.http.anthropic.tools import ToolChoice, parse_tools
 from actorserve.http.openai.messages import ChatMessage
 from actorserve.http.openai.tools import Tool
-from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, wrong
+from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, parsed_by, wrong
 
 CHAT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config.format"}
 """What the fields of a chat are called in this API."""
@@ -47,7 +47,7 @@ class OutputOptions(StrictFields):
     """``format`` is the JSON schema that the answer's text must fit."""
 
     effort: Annotated[str, Field(max_length=32)] | None = None
-    format: Annotated[Json | None, PlainValidator(_parse_output_format)] = None
+    format: Annotated[Json | None, parsed_by(_parse_output_format, dict[str, Any])] = None
     task_budget: Ignored = None
 
 
@@ -71,9 +71,9 @@ class ChatFields(HarmlessFields):
     """What both routes read: all that makes the prompt."""
 
     model: Annotated[str, Field(max_length=256)]
-    messages: Annotated[tuple[ChatMessage, ...], PlainValidator(parse_messages)]
-    system: Annotated[str, PlainValidator(parse_system)] = ""
-    tools: Annotated[tuple[Tool, ...], PlainValidator(parse_tools)] = ()
+    messages: Annotated[tuple[ChatMessage, ...], parsed_by(parse_messages, list[dict[str, Any]])]
+    system: Annotated[str, parsed_by(parse_system, str | list[dict[str, Any]])] = ""
+    tools: Annotated[tuple[Tool, ...], parsed_by(parse_tools, list[dict[str, Any]])] = ()
     tool_choice: ToolChoice | None = None
     thinking: ThinkingOptions | None = None
     output_config: OutputOptions | None = None
@@ -130,7 +130,7 @@ class MessagesRequest(ChatFields):
     temperature: Annotated[float, Field(ge=0, le=1), null_is(1.0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1), null_is(1.0)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), null_is(0)] = 0
-    stop_sequences: Annotated[list[str], PlainValidator(_parse_stop_sequences)] = Field(default_factory=list)
+    stop_sequences: Annotated[list[str], parsed_by(_parse_stop_sequences, list[str])] = Field(default_factory=list)
     stream: Annotated[bool, null_is(False)] = False
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 

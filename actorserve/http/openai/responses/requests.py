@@ -6,14 +6,14 @@ here, as every answer says.
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.openai.messages import ChatMessage
 from actorserve.http.openai.responses.items import parse_input
 from actorserve.http.openai.responses.tools import Choice, OfferedTools, parse_choice, parse_offered_tools
 from actorserve.http.requests.fields import SamplingFields
-from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, wrong
+from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, parsed_by, wrong
 
 _LOGPROBS = "message.output_text.logprobs"
 _MAX_INCLUDED = 32
@@ -69,7 +69,7 @@ class ReasoningOptions(StrictFields):
 class TextOptions(StrictFields):
     """The form of the answer's text. ``format`` is checked as a part of the chat."""
 
-    format: Annotated[Json, PlainValidator(_parse_format)] = Field(default_factory=lambda: {"type": "text"})
+    format: Annotated[Json, parsed_by(_parse_format, dict[str, Any])] = Field(default_factory=lambda: {"type": "text"})
     verbosity: Annotated[str, Field(max_length=32)] | None = None
 
     def response_format(self) -> Json:
@@ -97,17 +97,17 @@ class HarmlessResponseFields(StrictFields):
 class ResponsesRequest(SamplingFields, HarmlessResponseFields):
     """One call of the API. ``input`` has become messages."""
 
-    input: Annotated[tuple[ChatMessage, ...], PlainValidator(parse_input)]
+    input: Annotated[tuple[ChatMessage, ...], parsed_by(parse_input, str | list[dict[str, Any]])]
     instructions: str | None = None
-    tools: Annotated[OfferedTools, PlainValidator(parse_offered_tools)] = OfferedTools()
-    tool_choice: Annotated[Choice, PlainValidator(parse_choice)] = Choice()
+    tools: Annotated[OfferedTools, parsed_by(parse_offered_tools, list[dict[str, Any]])] = OfferedTools()
+    tool_choice: Annotated[Choice, parsed_by(parse_choice, str | dict[str, Any])] = Choice()
     parallel_tool_calls: Annotated[bool, null_is(True)] = True
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0), null_is(0)] = 0
-    include: Annotated[tuple[str, ...], PlainValidator(_parse_included)] = ()
-    metadata: Annotated[Any, PlainValidator(_parse_metadata)] = Field(default_factory=dict)
+    include: Annotated[tuple[str, ...], parsed_by(_parse_included, list[str])] = ()
+    metadata: Annotated[Any, parsed_by(_parse_metadata, dict[str, str])] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] | None = None
 
     @model_validator(mode="after")
