@@ -23,7 +23,7 @@ def test_every_environment_has_pins() -> None:
 def test_versions_of_python_packages_are_exact() -> None:
     """Every line of a list of pins is a package with one version."""
     lines = [line for file in PINS.glob("*.txt") for line in file.read_text("utf-8").splitlines()]
-    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.+!-]+", line)] == []
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+(?:\[\w+\])?==[\w.+!-]+", line)] == []
 
 
 def test_the_lock_names_no_host() -> None:
