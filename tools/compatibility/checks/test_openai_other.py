@@ -66,7 +66,9 @@ def test_streamed_response(client: OpenAI, model: str) -> None:
 
 def test_stream_helper_of_responses(client: OpenAI, model: str) -> None:
     """The SDK's stream helper puts the events together to a response."""
-    with client.responses.stream(model=model, input="Who wrote Faust?", max_output_tokens=20) as stream:
+    with client.responses.stream(
+        model=model, input="Alice and Bob go to a fair.", text_format=Event, max_output_tokens=200
+    ) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
     assert final.output_text == text
