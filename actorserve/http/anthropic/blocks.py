@@ -10,7 +10,7 @@ from pydantic import PlainValidator, ValidationError, ValidationInfo
 from pydantic_core import to_json
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.messages import MAX_MESSAGES, ChatMessage
+from actorserve.http.openai.chat.messages import MAX_MESSAGES, ChatMessage
 from actorserve.http.requests.json_values import bounded_object
 from actorserve.http.requests.parsing import describe_problems
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong

@@ -13,7 +13,7 @@ from actorserve.http.answers.answers import Answers
 from actorserve.http.answers.usage import Usage
 from actorserve.http.anthropic.answers import MessageFormat
 from actorserve.http.anthropic.requests import CHAT_FIELDS, CountTokensRequest, MessagesRequest
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.naming import naming

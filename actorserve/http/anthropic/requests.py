@@ -7,8 +7,8 @@ from pydantic import Field
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.anthropic.blocks import parse_messages, parse_system
 from actorserve.http.anthropic.tools import ToolChoice, parse_tools
-from actorserve.http.openai.messages import ChatMessage
-from actorserve.http.openai.tools import Tool
+from actorserve.http.openai.chat.messages import ChatMessage
+from actorserve.http.openai.chat.tools import Tool
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, parsed_by, wrong
 
 CHAT_FIELDS = {"stop": "stop_sequences", "response_format": "output_config.format"}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, model_validator
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.tools import Tool, parse_tools as parse_functions
+from actorserve.http.openai.chat.tools import Tool, parse_tools as parse_functions
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong
 
 _MAX_SHOWN_CHARS = 64

@@ -10,12 +10,12 @@ from actorserve.http.access.authentication import granted_priority
 from actorserve.http.answers.answer import Answer
 from actorserve.http.answers.answers import Answers
 from actorserve.http.answers.usage import Usage
-from actorserve.http.openai.chat import ChatFormat
+from actorserve.http.openai.chat.answers import ChatFormat
+from actorserve.http.openai.chat.requests import ChatRequest
+from actorserve.http.openai.chat.tool_use import call_finish_reason
 from actorserve.http.openai.chunks import AnswerHead
-from actorserve.http.openai.completion_request import CompletionRequest
-from actorserve.http.openai.completions import CompletionFormat
-from actorserve.http.openai.requests import ChatRequest
-from actorserve.http.openai.tool_use import call_finish_reason
+from actorserve.http.openai.completions.answers import CompletionFormat
+from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import StreamOptions

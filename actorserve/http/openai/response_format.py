@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import from_json
 
 from actorserve.http.requests.fields import SamplingFields
 from actorserve.http.requests.json_values import bounded_object
-from actorserve.http.requests.strict import StrictFields, only, wrong
+from actorserve.http.requests.strict import StrictFields, only, parsed_by, wrong
 from actorserve.http.structured.grammars import Grammars
 
 _MAX_CHOICES = 10_000
@@ -28,7 +28,7 @@ class JsonSchemaFormat(StrictFields):
 
     name: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     description: str | None = None
-    json_schema: Annotated[dict[str, Any], PlainValidator(bounded_object), Field(alias="schema")]
+    json_schema: Annotated[dict[str, Any], parsed_by(bounded_object, dict[str, Any]), Field(alias="schema")]
     strict: bool | None = None
 
 
@@ -68,9 +68,9 @@ class StructuredOutputs(StrictFields):
     ``whitespace_pattern`` and ``disable_any_whitespace`` say what may stand between the parts of a JSON text.
     """
 
-    json_: Annotated[dict[str, Any] | None, PlainValidator(_parse_schema), Field(alias="json")] = None
+    json_: Annotated[dict[str, Any] | None, parsed_by(_parse_schema, dict[str, Any] | str), Field(alias="json")] = None
     regex: str | None = None
-    choice: Annotated[tuple[str, ...] | None, PlainValidator(_parse_choice)] = None
+    choice: Annotated[tuple[str, ...] | None, parsed_by(_parse_choice, list[str])] = None
     grammar: str | None = None
     json_object: bool | None = None
     whitespace_pattern: str | None = None

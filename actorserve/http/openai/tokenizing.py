@@ -3,18 +3,18 @@
 import asyncio
 from typing import Annotated
 
-from pydantic import Field, PlainValidator
+from pydantic import Field
 from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
-from actorserve.http.requests.fields import is_token_ids
+from actorserve.http.requests.fields import TokenId, is_token_ids
 from actorserve.http.requests.parsing import RequestParser
-from actorserve.http.requests.strict import StrictFields, null_is, wrong
+from actorserve.http.requests.strict import StrictFields, null_is, parsed_by, wrong
 from actorserve.model_files.tokenizer import Tokenizer
 
 
@@ -43,7 +43,7 @@ class Detokenize(StrictFields):
     """The body of ``/detokenize``."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
-    tokens: Annotated[tuple[int, ...], PlainValidator(_parse_tokens)]
+    tokens: Annotated[tuple[int, ...], parsed_by(_parse_tokens, list[TokenId])]
 
 
 class TokenizerEndpoints:

@@ -17,12 +17,12 @@ from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.models import ServedModels
-from actorserve.http.openai.chat_grammar import chat_grammar
-from actorserve.http.openai.chat_prompts import ChatPrompts
-from actorserve.http.openai.completion_request import CompletionRequest, Prompt
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.grammar import chat_grammar
+from actorserve.http.openai.chat.prompts import ChatPrompts
+from actorserve.http.openai.chat.requests import ChatRequest
+from actorserve.http.openai.chat.tool_use import callable_functions, several_calls
+from actorserve.http.openai.completions.requests import CompletionRequest, Prompt
 from actorserve.http.openai.response_format import grammar_of
-from actorserve.http.openai.tool_use import callable_functions, several_calls
 from actorserve.http.requests.fields import SamplingFields
 from actorserve.http.requests.prompt_encoder import PromptEncoder
 from actorserve.http.structured.grammars import Grammars

@@ -1,8 +1,8 @@
 """All operations of the document, in its order. A test names a route that is missing here."""
 
 from actorserve.http.anthropic.requests import CountTokensRequest, MessagesRequest
-from actorserve.http.openai.completion_request import CompletionRequest
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.requests import ChatRequest
+from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.responses.requests import ResponsesRequest
 from actorserve.http.openai.tokenizing import Detokenize, TokenizeText
 from actorserve.http.openapi import answers, message_answers, response_answers

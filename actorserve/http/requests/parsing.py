@@ -75,9 +75,10 @@ def _place_and_text(problem: ErrorDetails) -> tuple[str, str]:
     place = ".".join(_shorten(str(part)) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         text = "this field is unknown or not supported"
-    elif not place and problem["type"] == "actorserve":
+    elif problem["type"] == "actorserve":
         named, separator, rest = text.partition(": ")  # an error about several fields begins with the field to change
-        place, text = (named, rest) if separator else (place, text)
+        if separator and (not place or named.isidentifier()):
+            place, text = ".".join(filter(None, (place, named))), rest
     return place, text[:1].lower() + text[1:]
 
 

@@ -10,8 +10,8 @@ from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, norma
 
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
-from actorserve.http.openai.chat_prompts import ChatPrompts
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.prompts import ChatPrompts
+from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.model_files.pieces import ByteFallbackPieces
 from actorserve.model_files.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ import pytest
 
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
-from actorserve.http.openai.chat_prompts import ChatPrompts
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.prompts import ChatPrompts
+from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.settings import HttpSettings
 from tests.http.fakes import TOKENIZER

@@ -9,13 +9,13 @@ import pytest
 
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
-from actorserve.http.openai.chat_prompts import ChatPrompts
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.prompts import ChatPrompts
+from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.requests.fields import SamplingFields
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.settings import HttpSettings
 from tests.http.fakes import DEADLINE_S, TOKENIZER, client_for, says
-from tests.http.requests.test_bad_input import CHAT, ROUTES, refused
+from tests.http.requests.refusals import CHAT, ROUTES, refused
 
 Json = dict[str, Any]
 TOOL: Json = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}

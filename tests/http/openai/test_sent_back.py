@@ -9,7 +9,7 @@ from openai.types.chat import ChatCompletion
 
 from actorserve.core.messages import ModelInfo
 from actorserve.http.chat.template import ChatTemplate
-from actorserve.http.openai.messages import ChatMessage
+from actorserve.http.openai.chat.messages import ChatMessage
 from tests.http.fakes import DEADLINE_S, MODEL, TOKENIZER, VOCAB_SIZE, app_for, client_for, says, serving
 
 Json = dict[str, Any]

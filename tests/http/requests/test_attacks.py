@@ -9,7 +9,7 @@ import pytest
 
 from actorserve.http.requests import body as bodies
 from tests.http.fakes import DEADLINE_S, TOKENIZER, app_for, client_for, says, serving
-from tests.http.requests.test_bad_input import CHAT, refused
+from tests.http.requests.refusals import CHAT, refused
 
 Json = dict[str, Any]
 SOON_S = 5.0

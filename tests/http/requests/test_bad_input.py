@@ -3,38 +3,15 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from actorserve.http.requests.body import MAX_WHOLE_BODIES, SMALL_BODY_BYTES
 from actorserve.settings import HttpSettings
-from tests.http.fakes import CONTEXT_TOKENS, DEADLINE_S, MODEL, VOCAB_SIZE, ScriptedService, client_for, says
+from tests.http.fakes import CONTEXT_TOKENS, VOCAB_SIZE, ScriptedService, client_for, says
+from tests.http.requests.refusals import CHAT, COMPLETION, ROUTES, Json, refused
 
-Json = dict[str, Any]
-CHAT: Json = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
-COMPLETION: Json = {"model": MODEL, "prompt": "hi"}
-ROUTES = {"chat/completions": CHAT, "completions": COMPLETION}
 LONG = "x" * 50_000
-
-
-async def refused(
-    route: str, body: bytes, headers: dict[str, str] | None = None, settings: HttpSettings | None = None
-) -> tuple[int, Json]:
-    """The status and the error of a request that must not be submitted."""
-    service = ScriptedService()
-    async with client_for(service, settings) as client, asyncio.timeout(DEADLINE_S):
-        headers = {"content-type": "application/json", **(headers or {})}
-        response = await client.post(f"/v1/{route}", content=body, headers=headers)
-    assert service.requests == []
-    assert response.headers["content-type"] == "application/json"
-    error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["message"]
-    assert len(response.content) < 2_000
-    return response.status_code, error
-
-
 SHARED_PROBLEMS: list[tuple[Json, str]] = [
     ({"temperature": "hot"}, "temperature"),
     ({"temperature": float("nan")}, "temperature"),

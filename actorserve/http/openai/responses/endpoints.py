@@ -15,8 +15,8 @@ from actorserve.http.answers.answers import Answers
 from actorserve.http.answers.choice import AnswerToken
 from actorserve.http.answers.usage import Usage
 from actorserve.http.errors import RequestFailedError
+from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.logprobs import shown_logprobs
-from actorserve.http.openai.requests import ChatRequest
 from actorserve.http.openai.responses.answers import ResponseFormat
 from actorserve.http.openai.responses.head import response_head
 from actorserve.http.openai.responses.requests import CHAT_FIELDS, ResponsesRequest

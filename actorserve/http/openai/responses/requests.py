@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, model_validator
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.messages import ChatMessage
+from actorserve.http.openai.chat.messages import ChatMessage
 from actorserve.http.openai.responses.items import parse_input
 from actorserve.http.openai.responses.tools import Choice, OfferedTools, parse_choice, parse_offered_tools
 from actorserve.http.requests.fields import SamplingFields

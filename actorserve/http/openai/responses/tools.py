@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationInfo
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.tools import NamedTool, Tool, ToolChoice, parse_tool_choice, parse_tools
+from actorserve.http.openai.chat.tools import NamedTool, Tool, ToolChoice, parse_tool_choice, parse_tools
 from actorserve.http.requests.strict import wrong
 
 _MAX_SHOWN_CHARS = 64

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Sequence
 
 from actorserve.http.chat.dialect import Dialect
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.requests import ChatRequest
+from actorserve.http.openai.chat.tool_use import callable_functions, must_call, several_calls
 from actorserve.http.openai.response_format import grammar_of
-from actorserve.http.openai.tool_use import callable_functions, must_call, several_calls
 from actorserve.http.structured.grammars import Grammars
 
 

@@ -10,7 +10,7 @@ from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 from actorserve.http.answers.usage import Usage
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
-from actorserve.http.openai.completion_request import CompletionRequest
+from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer

@@ -3,8 +3,8 @@
 from typing import Literal
 
 from actorserve.http.chat.tools.call_form import Functions
-from actorserve.http.openai.requests import ChatRequest
-from actorserve.http.openai.tools import NamedTool
+from actorserve.http.openai.chat.requests import ChatRequest
+from actorserve.http.openai.chat.tools import NamedTool
 
 
 def callable_functions(request: ChatRequest) -> Functions:

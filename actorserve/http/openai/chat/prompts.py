@@ -10,7 +10,7 @@ from actorserve.errors import InvalidRequestError
 from actorserve.http.chat.control_tokens import ControlTokens
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
-from actorserve.http.openai.requests import ChatRequest
+from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.model_files.tokenizer import Tokenizer
 
 _END = "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))

@@ -4,9 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from actorserve.http.openai.messages import ChatMessage, Messages, parse_messages
-from actorserve.http.openai.response_format import StructuredFields
-from actorserve.http.openai.tools import (
+from actorserve.http.openai.chat.messages import ChatMessage, Messages, parse_messages
+from actorserve.http.openai.chat.tools import (
     ChoiceOfTool,
     NamedTool,
     Tool,
@@ -15,6 +14,7 @@ from actorserve.http.openai.tools import (
     parse_tool_choice,
     parse_tools,
 )
+from actorserve.http.openai.response_format import StructuredFields
 from actorserve.http.requests.json_values import bounded_object, check_bounds
 from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_is, only, parsed_by, wrong
 

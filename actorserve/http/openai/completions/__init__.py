@@ -1,0 +1,1 @@
+"""``/v1/completions``: its requests, and the form of its answers."""
