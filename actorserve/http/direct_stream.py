@@ -14,10 +14,10 @@ from hypercorn.typing import ASGISendEvent
 _WITHOUT_BODY = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED)
 
 
-class ChunkWriter(Protocol):
+class Writer(Protocol):
     """The connection of a stream."""
 
-    async def write_chunk(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         """Write ``data``, and wait for a slow client. An error of the connection closes it."""
         ...
 
@@ -25,7 +25,7 @@ class ChunkWriter(Protocol):
 class DirectStream(HTTPStream):
     """One request and its answer, in HTTP/1."""
 
-    _chunks: ChunkWriter | None = None  # while chunks are sent
+    _chunks: Writer | None = None  # while chunks are sent
 
     async def app_send(self, message: ASGISendEvent | None) -> None:
         if self._chunks is None or message is None or message["type"] != "http.response.body":
@@ -39,7 +39,7 @@ class DirectStream(HTTPStream):
             self._chunks = None
             await super().app_send(message)
         elif body:
-            await self._chunks.write_chunk(b"%x\r\n%b\r\n" % (len(body), body))
+            await self._chunks.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def _is_chunked(self, start: Any) -> bool:
         """Whether h11 sends the body of this answer in chunks: it does unless the length is known, or there is none."""

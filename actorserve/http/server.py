@@ -8,6 +8,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, cast
 
 import hypercorn.asyncio
@@ -16,7 +17,7 @@ import hypercorn.config
 import hypercorn.logging
 import hypercorn.protocol.h11
 from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.events import Closed, Event, Updated
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.typing import ASGIFramework
 from starlette.types import ASGIApp
 
@@ -134,25 +135,37 @@ async def serve(
 
 
 class _Connection(TCPServer):
-    """A connection that ends when its client has gone. Hypercorn's own keeps its descriptor for the keep-alive time."""
+    """A connection that ends when its client has gone.
+
+    Hypercorn's own keeps its descriptor for the keep-alive time, or forever: behind a request that came before the
+    answer to the last one has ended, it reads nothing, and so does not see that the client is gone.
+    """
 
     _client_is_gone = False
+    _reading: asyncio.Timeout
 
     async def _read_data(self) -> None:
-        await super()._read_data()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._reading:
+                await super()._read_data()
         self._client_is_gone = True
         await self.idle_task.stop()
 
-    async def write_chunk(self, data: bytes) -> None:
-        """Write a chunk of an answer, and wait for a slow client."""
+    async def write(self, data: bytes) -> None:
+        """Write a part of an answer, and wait for a slow client."""
         try:
             self.writer.write(data)
             await self.writer.drain()
         except (ConnectionError, RuntimeError):
+            if not self._client_is_gone:
+                self._client_is_gone = True
+                self._reading.reschedule(self.loop.time())  # ends the reading
             await self.protocol.handle(Closed())
 
     async def protocol_send(self, event: Event) -> None:
-        if not (self._client_is_gone and isinstance(event, Updated)):
+        if isinstance(event, RawData):
+            await self.write(event.data)
+        elif not (self._client_is_gone and isinstance(event, Updated)):
             await super().protocol_send(event)
 
 
