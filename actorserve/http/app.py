@@ -27,6 +27,7 @@ from actorserve.http.host_counts import HostCounts
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
+from actorserve.http.openai.prompt_reader import PromptReader
 from actorserve.http.openai.responses.endpoints import ResponsesEndpoints
 from actorserve.http.openai.tokenizing import TokenizerEndpoints
 from actorserve.http.openai.translate import Translator
@@ -70,16 +71,17 @@ def create_app(
     dialect = Dialect(template.source if template else None, tokenizer, tool_parser, reasoning_parser)
     vocabulary = partial(vocabulary_of, tokenizer, description.config.vocab_size, description.eos_token_ids)
     grammars = Grammars(GrammarChecker(vocabulary, settings.grammar_timeout_s))
-    translator = Translator(models, tokenizer, template, dialect, description, settings, grammars)
+    prompts = PromptReader(tokenizer, template, dialect, settings.max_open_requests)
+    translator = Translator(models, prompts, dialect, grammars, description.eos_token_ids, settings.max_prompt_logprobs)
     metrics = Metrics(service, clock, counts or HostCounts())
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s, settings.max_answer_s)
     bodies = BodyReader(settings.max_body_bytes)
     parser = RequestParser(settings, metrics.count_unknown_fields)
     openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
     responses = ResponsesEndpoints(tokenizer, translator, answers, bodies, parser)
-    anthropic = AnthropicEndpoints(translator, answers, bodies, parser)
+    anthropic = AnthropicEndpoints(prompts, translator, answers, bodies, parser)
     status = StatusEndpoints(service, metrics)
-    tokenizing = TokenizerEndpoints(tokenizer, translator, bodies, parser)
+    tokenizing = TokenizerEndpoints(tokenizer, models, prompts, bodies, parser)
     groups = (openai, responses, anthropic, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
     routes = [route for group in groups for route in group.routes()]
     allows_unknown = settings.unknown_fields == "ignore"

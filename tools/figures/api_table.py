@@ -34,7 +34,7 @@ def field_table(operations: Sequence[Operation]) -> str:
         taken = [name for name in fields if name not in limited and name not in ignored]
         rows.append(f"| `{operation.method} {operation.path}` | taken | {_list(taken)} |")
         rows.append(f"| | ignored | {_list(ignored)} |")
-        rows.append(f"| | another value is refused | {', '.join(map(_limited, limited, limited.values()))} |")
+        rows.append(f"| | another value is refused | {', '.join(map(_limited, limited, limited.values())) or 'none'} |")
     return "\n".join(rows) + "\n"
 
 

@@ -7,12 +7,14 @@ choice, and from there into the bytes of an event.
 import asyncio
 import math
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from actorserve.core.effects import Deliver
+from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import RequestSpec
 from actorserve.http.answers.choice import Choice
+from actorserve.http.answers.off_loop import off_loop_if_large
 from actorserve.http.answers.time_limit import time_limit_s, timed_out
 from actorserve.http.answers.writers import AnswerWriter, ResponseSender
 from actorserve.http.errors import RequestFailedError, failure_of
@@ -81,9 +83,11 @@ class Answer:
                     continue  # the effect came after a stop string
                 if isinstance(effect, Deliver):
                     self._meters[effect.request_id].delivered(len(effect.token_ids), effect.num_cached_tokens)
-                piece = choice.push(effect)
-                if piece is not None:
-                    writer.add(choice, piece)
+                if isinstance(effect, Deliver) and effect.prompt_logprobs is not None:
+                    num_logprobs = len(effect.prompt_logprobs.logprobs)
+                    await off_loop_if_large(partial(_add, writer, choice, effect), num_logprobs)
+                else:
+                    _add(writer, choice, effect)
                 if choice.end is not None:
                     self._meters[effect.request_id].ended(choice.end.reason)
                     self._release(effect.request_id)  # after a stop string the request would generate further tokens
@@ -107,6 +111,12 @@ class Answer:
         """Release the request, because the client needs no more of its tokens. Idempotent."""
         self._service.release(request_id)
         self._meters[request_id].released()
+
+
+def _add(writer: AnswerWriter, choice: Choice, effect: Deliver | End) -> None:
+    piece = choice.push(effect)
+    if piece is not None:
+        writer.add(choice, piece)
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[object, object, None]) -> None:

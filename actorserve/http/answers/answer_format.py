@@ -38,6 +38,11 @@ class WholeChoice:
     def tokens(self) -> list[AnswerToken]:
         return [token for piece in self.pieces for token in piece.tokens]
 
+    @property
+    def num_logprobs(self) -> int:
+        prompt = self.prompt_logprobs
+        return sum(piece.num_logprobs for piece in self.pieces) + (len(prompt.logprobs) if prompt is not None else 0)
+
     def finish(self, choice: Choice) -> None:
         assert choice.end is not None
         self.finish_reason = choice.end.reason

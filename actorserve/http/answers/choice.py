@@ -34,6 +34,11 @@ class Piece:
     text: str
     tokens: tuple[AnswerToken, ...] = ()
 
+    @property
+    def num_logprobs(self) -> int:
+        """Of its tokens and of the likeliest tokens in their places."""
+        return sum(1 + len(token.logprobs.top_logprobs) for token in self.tokens if token.logprobs is not None)
+
 
 class Choice:
     """Turns the effects on one request into text. Knows no I/O: effects in, pieces out.

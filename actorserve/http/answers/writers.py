@@ -2,12 +2,14 @@
 
 from typing import Protocol
 
-from starlette.responses import JSONResponse, Response
+from pydantic_core import to_json
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from actorserve.http.answers import sse
 from actorserve.http.answers.answer_format import AnswerFormat, WholeChoice
 from actorserve.http.answers.choice import Choice, Piece
+from actorserve.http.answers.off_loop import off_loop_if_large
 from actorserve.http.errors import RequestFailedError
 
 
@@ -133,7 +135,12 @@ class WholeWriter:
         """Nothing to do: an answer that is not streamed cannot contain comments."""
 
     async def end(self) -> None:
-        await self._sender.send_whole(JSONResponse(self._format.whole(self._choices)))
+        num_logprobs = sum(choice.num_logprobs for choice in self._choices)
+        await self._sender.send_whole(await off_loop_if_large(self._response, num_logprobs))
 
     async def fail(self, failure: RequestFailedError) -> None:
         await self._sender.send_whole(self._format.refusal(failure))
+
+    def _response(self) -> Response:
+        """The JSON encoder of Python's library would take five times as long."""
+        return Response(to_json(self._format.whole(self._choices)), media_type="application/json")

@@ -14,6 +14,7 @@ from actorserve.http.answers.usage import Usage
 from actorserve.http.anthropic.answers import MessageFormat
 from actorserve.http.anthropic.requests import CHAT_FIELDS, CountTokensRequest, MessagesRequest
 from actorserve.http.openai.chat.requests import ChatRequest
+from actorserve.http.openai.prompt_reader import PromptReader
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.naming import naming
@@ -25,7 +26,15 @@ MESSAGES_PATH = "/v1/messages"
 class AnthropicEndpoints:
     """The handlers of these routes."""
 
-    def __init__(self, translator: Translator, answers: Answers, bodies: BodyReader, parser: RequestParser) -> None:
+    def __init__(
+        self,
+        prompts: PromptReader,
+        translator: Translator,
+        answers: Answers,
+        bodies: BodyReader,
+        parser: RequestParser,
+    ) -> None:
+        self._prompts = prompts
         self._translator = translator
         self._answers = answers
         self._bodies = bodies
@@ -59,5 +68,5 @@ class AnthropicEndpoints:
             fields = await self._parser.parse(CountTokensRequest, body)
             with naming(CHAT_FIELDS):
                 chat = self._parser.validate(ChatRequest, fields.to_chat())
-                token_ids = await self._translator.chat_prompt(chat, self._translator.model(fields.model))
+                token_ids = await self._prompts.chat(chat, self._translator.model(fields.model))
         return JSONResponse({"input_tokens": len(token_ids)})

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat.requests import ChatRequest
-from actorserve.http.openai.translate import Translator
+from actorserve.http.openai.prompt_reader import PromptReader
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import TokenId, is_token_ids
 from actorserve.http.requests.parsing import RequestParser
@@ -49,9 +50,17 @@ class Detokenize(StrictFields):
 class TokenizerEndpoints:
     """The handlers of these routes."""
 
-    def __init__(self, tokenizer: Tokenizer, translator: Translator, bodies: BodyReader, parser: RequestParser) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        models: ServedModels,
+        prompts: PromptReader,
+        bodies: BodyReader,
+        parser: RequestParser,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._translator = translator
+        self._models = models
+        self._prompts = prompts
         self._bodies = bodies
         self._parser = parser
 
@@ -66,15 +75,13 @@ class TokenizerEndpoints:
             if await asyncio.to_thread(_is_chat, body):
                 chat = await self._parser.parse(TokenizeChat, body)
                 wants_names = chat.return_token_strs
-                model = self._translator.model(chat.model)
-                token_ids = await self._translator.chat_prompt(chat, model)
+                model = self._models.find(chat.model)
+                token_ids = await self._prompts.chat(chat, model)
             else:
                 text = await self._parser.parse(TokenizeText, body)
                 wants_names = text.return_token_strs
-                model = self._translator.model(text.model)
-                token_ids = await self._translator.text_prompt(
-                    text.prompt, model, add_special_tokens=text.add_special_tokens
-                )
+                model = self._models.find(text.model)
+                token_ids = await self._prompts.text(text.prompt, model, add_special_tokens=text.add_special_tokens)
         names = [self._tokenizer.token_name(token_id) for token_id in token_ids] if wants_names else None
         return JSONResponse(
             {"count": len(token_ids), "max_model_len": model.max_tokens, "tokens": token_ids, "token_strs": names}
@@ -83,8 +90,8 @@ class TokenizerEndpoints:
     async def _detokenize(self, request: Request) -> Response:
         async with self._bodies.read(request) as body:
             fields = await self._parser.parse(Detokenize, body)
-        model = self._translator.model(fields.model)
-        return JSONResponse({"prompt": await self._translator.text_of(fields.tokens, model)})
+        model = self._models.find(fields.model)
+        return JSONResponse({"prompt": await self._prompts.decode(fields.tokens, model)})
 
 
 def _is_chat(body: bytes) -> bool:

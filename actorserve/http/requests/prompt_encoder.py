@@ -14,7 +14,8 @@ from actorserve.model_files.tokenizer import Tokenizer
 LONG_CHARS: Final = 16 * 1024
 """From this length on a prompt is long: reading it takes more than some 10 ms."""
 _LONG_AT_ONCE: Final = 2
-_NICENESS: Final = 10
+_NICENESS: Final = 10  # more than that of the process
+_MOST_NICE: Final = 19
 _RETRY_S: Final = 1.0
 
 T = TypeVar("T")
@@ -64,4 +65,6 @@ class PromptEncoder:
 
 def _be_nice() -> None:
     """Lower the priority of the calling thread. On Linux a thread has a priority of its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    thread_id = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + _NICENESS
+    os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, _MOST_NICE))

@@ -116,6 +116,8 @@ class ResponsesRequest(SamplingFields, HarmlessResponseFields):
             raise wrong("n: a response is one answer")
         if self.max_tokens is not None:
             raise wrong("max_tokens: use max_output_tokens")
+        if self.prompt_logprobs is not None:
+            raise wrong("prompt_logprobs: a response has no place for them; use /v1/chat/completions")
         if self.top_logprobs > limits(info).max_top_logprobs:
             raise wrong(f"top_logprobs: must be at most {limits(info).max_top_logprobs}")
         return self
