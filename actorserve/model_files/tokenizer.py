@@ -72,10 +72,12 @@ class Tokenizer:
         """The token ids of ``text``. The text of a special token becomes that token.
 
         ``add_special_tokens`` adds the tokens that the model's prompts start with (often bos, often none). A rendered
-        chat template has them already. A lone surrogate becomes a question mark.
+        chat template has them already. A lone surrogate becomes a question mark. Other threads run meanwhile.
         """
         whole = text.encode("utf-8", "replace").decode("utf-8")
-        ids: list[int] = self._backend.encode(whole, add_special_tokens=add_special_tokens).ids
+        # The library's encode() holds Python's lock, and finds the place of every token, which is not needed here.
+        encodings = self._backend.encode_batch_fast([whole], add_special_tokens=add_special_tokens)
+        ids: list[int] = encodings[0].ids
         return ids
 
     def encode_in_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:

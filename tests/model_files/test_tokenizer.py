@@ -1,6 +1,8 @@
 """Tokenizers, from GGUF metadata and from tokenizer.json."""
 
 import json
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,17 @@ def test_ids_without_a_token_give_nothing(default_tokenizer: Tokenizer) -> None:
     """Ids outside the vocabulary decode to no text."""
     assert default_tokenizer.decode([-1, 49152, 2**40]) == ""
     assert default_tokenizer.token_bytes(2**40) == b""
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(default_tokenizer: Tokenizer) -> None:
+    """A thread that encodes does not hold Python's lock, which would stop the event loop and all streams with it."""
+    encoding = threading.Thread(target=default_tokenizer.encode, args=("the quick brown fox " * 50_000,))
+    encoding.start()
+    num_turns = 0
+    while encoding.is_alive():
+        time.sleep(0.001)
+        num_turns += 1
+    assert num_turns > 10  # one or two, if the lock is held
 
 
 @pytest.mark.model

@@ -5,6 +5,7 @@ text with ``k`` letters has at least ``k / m`` tokens. The same holds for other 
 of words; the best of these bounds counts.
 """
 
+from operator import add
 from typing import Final
 
 from actorserve.model_files.tokenizer import Tokenizer
@@ -28,6 +29,7 @@ def _classes() -> tuple[bytes, bytes]:
 
 
 _CLASS_OF, _CLASSES = _classes()
+_STEP_BYTES: Final = 64 * 1024
 _IN_WORDS: Final = bytes(0x20 if byte in _WHITE else 0x78 for byte in range(256))
 
 
@@ -47,9 +49,19 @@ class TokenFloor:
         for token_id in range(tokenizer.vocab_size):
             self._most = list(map(max, self._most, _counts(tokenizer.token_bytes(token_id))))
 
-    def at_least(self, text: str) -> int:
-        """``text`` has this many tokens or more."""
+    def at_least(self, text: str, enough: int) -> int:
+        """``text`` has this many tokens or more. Counting stops when they are ``enough``."""
         data = self._tokenizer.spelled(text)
         if data is None:
             return 0
-        return max(-(-count // most) for count, most in zip(_counts(data), self._most, strict=True))
+        floor = 0
+        counts = [0] * len(self._most)
+        for begin in range(0, len(data), _STEP_BYTES):
+            step = _counts(data[begin : begin + _STEP_BYTES])
+            counts = list(map(add, counts, step))
+            if begin:
+                counts[-1] -= 1  # the step may begin within a word, which was counted already
+            floor = max(-(-count // most) for count, most in zip(counts, self._most, strict=True))
+            if floor >= enough:
+                break
+        return floor

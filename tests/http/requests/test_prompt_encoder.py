@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from actorserve.http.requests import token_floor
 from actorserve.http.requests.prompt_encoder import LONG_CHARS, PromptEncoder
 from actorserve.http.requests.token_floor import TokenFloor
 from actorserve.model_files.describe import describe
@@ -49,19 +50,22 @@ def test_a_prompt_that_fits_is_never_refused(
 
 
 @MANY
-@given(text=TEXTS)
+@given(text=TEXTS, step=st.integers(1, 20))
 @pytest.mark.parametrize("name", ["byte level", "sentencepiece"])
-def test_the_floor_is_never_above_the_tokens(sentencepiece: Tokenizer, name: str, text: str) -> None:
-    """The lower bound holds for both kinds of vocabularies."""
+def test_the_floor_is_never_above_the_tokens(sentencepiece: Tokenizer, name: str, text: str, step: int) -> None:
+    """The lower bound holds for both kinds of vocabularies, in however many steps the text is counted."""
     tokenizer = TOKENIZER if name == "byte level" else sentencepiece
-    assert TokenFloor(tokenizer).at_least(text) <= len(tokenizer.encode(text, add_special_tokens=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_floor, "_STEP_BYTES", step)
+        floor = TokenFloor(tokenizer).at_least(text, 10**6)
+    assert floor <= len(tokenizer.encode(text, add_special_tokens=False))
 
 
 @pytest.mark.parametrize("part", ["the quick brown fox ", "x", "hello\n", "1234567", "漢字かな", '{"a": [1, 2]}\n'])
 def test_a_far_too_long_prompt_is_refused_untokenized(default_tokenizer: Tokenizer, part: str) -> None:
     """600 kB of words, letters, digits, Han or JSON are known to be over 8,192 tokens without making these."""
     text = part * (600_000 // len(part))
-    assert TokenFloor(default_tokenizer).at_least(text) > 8192
+    assert TokenFloor(default_tokenizer).at_least(text, 8192) >= 8192
 
 
 def test_reading_stops_when_the_limit_is_passed(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from actorserve.core.effects import Send
+from actorserve.core.messages import Peer, Release, RequestSpec, Resend, SamplingParams, Start, Tick, Tokens
 from tests.tools.benchmarks.run_bench import run_bench
-from tools.benchmarks.gateway.step_clock import StepClock
+from tools.benchmarks.gateway.paced_worker import Options, PacedCore
+from tools.benchmarks.gateway.step_clock import NUM_STEPS, StepClock
 from tools.figures.files import read_figures
 
 
@@ -48,3 +51,27 @@ def test_a_step_clock_is_shared(tmp_path: Path) -> None:
     assert reader.sent_s(7) == 1.5
     writer.note(7 + 2048, 2.5)
     assert reader.sent_s(7) == 2.5
+
+
+def test_a_paced_worker_outlives_lost_messages(tmp_path: Path) -> None:
+    """A late release of an old epoch does not end a stream, and tokens that were lost are sent again."""
+    StepClock.create(tmp_path / "clock")
+    options = Options(1, "", "m", 9, [5] * NUM_STEPS, "", 1.0, 100.0, 1.0, 1.0)
+    worker, gateway = PacedCore(options, 0, StepClock(tmp_path / "clock")), Peer("gateway-0", 1)
+
+    def step(now: float) -> list[tuple[int, int]]:
+        """The epochs and positions of the tokens of the next step."""
+        sent = [effect.message for effect in worker.handle(Tick(), now) if isinstance(effect, Send)]
+        tokens = [message for message in sent if isinstance(message, Tokens)]
+        return [row for message in tokens for row in zip(message.epochs, message.positions, strict=True)]
+
+    spec = RequestSpec("a", (1,), SamplingParams(seed=0, max_tokens=100))
+    worker.handle(Start(1, spec), 0.0, gateway)
+    assert [step(1.0), step(2.0)] == [[(1, 0)], [(1, 1)]]
+    worker.handle(Resend("a", 1, 1), 2.0, gateway)
+    assert step(3.0) == [(1, 1)]
+    worker.handle(Start(2, spec), 3.0, gateway)
+    worker.handle(Release("a", 1), 3.0, gateway)
+    assert step(4.0) == [(2, 0)]
+    worker.handle(Release("a", 2), 4.0, gateway)
+    assert step(5.0) == []

@@ -32,6 +32,7 @@ from actorserve.core.messages import (
     PeerDown,
     PeerUp,
     Release,
+    Resend,
     Role,
     Start,
     Started,
@@ -74,17 +75,26 @@ class _Running:
     max_tokens: list[int] = field(default_factory=list)
 
     def add(self, start: Start) -> None:
-        if start.request.request_id not in self.request_ids:
-            self.request_ids.append(start.request.request_id)
-            self.epochs.append(start.epoch)
-            self.positions.append(len(start.request.output_token_ids))
-            self.max_tokens.append(start.request.sampling.max_tokens)
+        """Begin a request, or a new epoch of it. A start that is sent again changes nothing."""
+        request_id = start.request.request_id
+        if request_id in self.request_ids and self.epochs[self.request_ids.index(request_id)] >= start.epoch:
+            return
+        self.remove(request_id, start.epoch)
+        self.request_ids.append(request_id)
+        self.epochs.append(start.epoch)
+        self.positions.append(len(start.request.output_token_ids))
+        self.max_tokens.append(start.request.sampling.max_tokens)
 
-    def remove(self, request_id: str) -> None:
-        if request_id in self.request_ids:
-            row = self.request_ids.index(request_id)
+    def remove(self, request_id: str, epoch: int) -> None:
+        """Forget the request under this and any older epoch."""
+        if request_id in self.request_ids and self.epochs[row := self.request_ids.index(request_id)] <= epoch:
             for column in (self.request_ids, self.epochs, self.positions, self.max_tokens):
                 del column[row]
+
+    def go_back(self, resend: Resend) -> None:
+        """Continue with the first token that was lost."""
+        if resend.request_id in self.request_ids:
+            self.positions[self.request_ids.index(resend.request_id)] = resend.from_position
 
     def step(self, token_id: int) -> list[Message]:
         """The next token of every request, and the end of those that have all."""
@@ -98,7 +108,7 @@ class _Running:
             if position >= most
         ]
         for finished in ended:
-            self.remove(finished.request_id)
+            self.remove(finished.request_id, finished.epoch)
         return [tokens, *ended]
 
 
@@ -131,8 +141,10 @@ class PacedCore:
                 self._gateways.setdefault(sender, _Running()).add(message)
                 self._accepted.append(request.request_id)
                 return [Send(sender, Started(request.request_id, epoch))]
-            case Release(request_id=request_id):
-                self._gateways[sender].remove(request_id)
+            case Release(request_id=request_id, epoch=epoch) if sender in self._gateways:
+                self._gateways[sender].remove(request_id, epoch)
+            case Resend() if sender in self._gateways:
+                self._gateways[sender].go_back(message)
             case PeerUp(peer=peer):
                 self._listeners.append(peer)
             case PeerDown(peer=peer):
