@@ -52,7 +52,7 @@ class PromptEncoder:
 
         It blocks, so call it in ``off_loop``.
         """
-        if self._floor.at_least(text) >= limit:
+        if self._floor.reaches(text, limit):
             return None
         token_ids: list[int] = []
         for part in parts:
@@ -64,4 +64,6 @@ class PromptEncoder:
 
 def _be_nice() -> None:
     """Lower the priority of the calling thread. On Linux a thread has a priority of its own."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+    thread_id = threading.get_native_id()
+    # Only root may raise a priority, so a server that was started with a low one keeps to what it has.
+    os.setpriority(os.PRIO_PROCESS, thread_id, min(os.getpriority(os.PRIO_PROCESS, thread_id) + _NICENESS, 19))
