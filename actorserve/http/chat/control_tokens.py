@@ -8,7 +8,6 @@ know (``model_files.control_aliases``), and the markers are taken out again.
 
 import itertools
 import json
-import os
 import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -158,15 +157,16 @@ class ControlTokens:
 
 def _longest_of(texts: Collection[str]) -> str:
     """A pattern for the longest of the texts. It reads their common beginnings once, so that it fails quickly."""
-    prefix = os.path.commonprefix(list(texts))
+    first, last = min(texts), max(texts)
+    num_common = next((at for at, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first))
+    prefix = re.escape(first[:num_common])
     ends: dict[str, list[str]] = {}
     for text in texts:
-        if len(text) > len(prefix):
-            ends.setdefault(text[len(prefix)], []).append(text[len(prefix) :])
+        if len(text) > num_common:
+            ends.setdefault(text[num_common], []).append(text[num_common:])
     if not ends:
-        return re.escape(prefix)
-    optional = "?" if prefix in texts else ""
-    return f"{re.escape(prefix)}(?:{'|'.join(map(_longest_of, ends.values()))}){optional}"
+        return prefix
+    return f"{prefix}(?:{'|'.join(map(_longest_of, ends.values()))}){'?' if len(first) == num_common else ''}"
 
 
 def _any_of(characters: Iterable[str]) -> re.Pattern[str]:
