@@ -10,14 +10,15 @@ import itertools
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 _MARKER = "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
 """Characters for private use. Clients do not know them, and so do not send them."""
 _ESCAPED_MARKER = json.dumps(_MARKER)[1:-1]
 """What the filter ``tojson(ensure_ascii=true)`` makes of the marker."""
-_STEP_CHARS = 2**15
+_STEP_CHARS = 2**12
+"""How much of a text is searched at once. A search holds Python's lock, so other threads wait for each step."""
 _NAME = re.compile(r"\W+(\w+)\W+")
 _OWN_WORDS = frozenset(
     [
@@ -64,17 +65,16 @@ class ControlTokens:
     """Marks and finds the texts of control tokens. ``aliases`` are their names in the tokenizer's copy."""
 
     def __init__(self, aliases: Mapping[str, str]) -> None:
-        texts = sorted(filter(None, aliases), key=lambda text: (-len(text), text))  # the library takes the longest, too
+        texts = list(filter(None, aliases))
         self._aliases = dict(aliases)
-        self._anywhere = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-        self._starts = re.compile(rf"(?={self._anywhere.pattern})")
+        self._anywhere = re.compile(_longest_of(texts) if texts else r"(?!)")
         self._first_char = _any_of(text[0] for text in texts)
         self._last_char = _any_of(text[-1] for text in texts)
         self._prefixes = {text[:end] for text in texts for end in range(1, len(text))}
         self._suffixes = {text[start:] for text in texts for start in range(1, len(text))}
         self._names = {name[1] for text in texts if (name := _NAME.fullmatch(text))} - _OWN_WORDS
         self._texts = "\0".join(texts)
-        self._longest = len(texts[0]) if texts else 0
+        self._longest = max(map(len, texts), default=0)
 
     def mark(self, context: Mapping[str, Any]) -> dict[str, Any] | None:
         """A copy of ``context`` whose strings no template can join to a control token. None if none of them is part
@@ -86,7 +86,11 @@ class ControlTokens:
 
     def with_aliases(self, text: str) -> str:
         """The rendered text without its markers, and with aliases where the template wrote control tokens."""
-        return self.without_markers(self._anywhere.sub(lambda token: self._aliases[token[0]], text))
+        pieces, end = [], 0
+        for start, token in self._find(text):
+            pieces += [text[end:start], self._aliases[token]]
+            end = start + len(token)
+        return self.without_markers("".join([*pieces, text[end:]]))
 
     def without_markers(self, text: str) -> str:
         """The rendered text as people read it."""
@@ -103,9 +107,7 @@ class ControlTokens:
 
     def _is_dangerous(self, text: str) -> bool:
         """Whether the text, between any other texts, could complete a control token."""
-        # A search holds Python's lock, so a long text is searched in steps between which other threads may run.
-        steps = range(0, len(text), _STEP_CHARS)
-        if any(self._anywhere.search(text, at, at + _STEP_CHARS + self._longest) for at in steps):
+        if any(self._find(text)):
             return True
         head, tail = text[: self._longest], text[-self._longest :]
         return (
@@ -114,6 +116,18 @@ class ControlTokens:
             or (tail[-1:].isspace() and self._may_precede(text.rstrip()))
             or (head[:1].isspace() and self._may_follow(text.lstrip()))
         )
+
+    def _find(self, text: str, *, overlapping: bool = False) -> Iterator[tuple[int, str]]:
+        """The places and texts of control tokens, the longest at each place. ``overlapping``: also inside another."""
+        at = 0
+        while at < len(text):
+            end = at + _STEP_CHARS
+            found = self._anywhere.search(text, at, end + self._longest)
+            if found is None or found.start() >= end:
+                at = end
+            else:
+                yield found.start(), found[0]
+                at = found.start() + 1 if overlapping else found.end()
 
     def _may_precede(self, text: str) -> bool:
         """Whether the text ends with the beginning of a control token."""
@@ -133,12 +147,26 @@ class ControlTokens:
         return any(end in self._suffixes for end in ends) or (len(text) < self._longest and text in self._texts)
 
     def _mark_text(self, text: str) -> str:
-        places = {token.start() + 1 for token in self._starts.finditer(text)}
+        places = {start + 1 for start, _ in self._find(text, overlapping=True)}
         start, end = len(text) - len(text.lstrip()), len(text.rstrip())  # templates strip white space
         places |= {place for place in (0, start) if self._may_follow(text[place:])}
         places |= {place for place in (end, len(text)) if self._may_precede(text[:place])}
         cuts = [0, *sorted(places), len(text)]
         return _MARKER.join(text[begin:stop] for begin, stop in itertools.pairwise(cuts))
+
+
+def _longest_of(texts: Collection[str]) -> str:
+    """A pattern for the longest of the texts. It reads their common beginnings once, so that it fails quickly."""
+    first, last = min(texts), max(texts)
+    num_common = next((at for at, pair in enumerate(zip(first, last, strict=False)) if len(set(pair)) > 1), len(first))
+    prefix = re.escape(first[:num_common])
+    ends: dict[str, list[str]] = {}
+    for text in texts:
+        if len(text) > num_common:
+            ends.setdefault(text[num_common], []).append(text[num_common:])
+    if not ends:
+        return prefix
+    return f"{prefix}(?:{'|'.join(map(_longest_of, ends.values()))}){'?' if len(first) == num_common else ''}"
 
 
 def _any_of(characters: Iterable[str]) -> re.Pattern[str]:

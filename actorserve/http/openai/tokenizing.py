@@ -4,7 +4,6 @@ import asyncio
 from typing import Annotated
 
 from pydantic import Field
-from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -14,7 +13,7 @@ from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.prompt_reader import PromptReader
 from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import TokenId, is_token_ids
-from actorserve.http.requests.parsing import RequestParser
+from actorserve.http.requests.parsing import RequestParser, parse_json
 from actorserve.http.requests.strict import StrictFields, null_is, parsed_by, wrong
 from actorserve.model_files.tokenizer import Tokenizer
 
@@ -95,8 +94,5 @@ class TokenizerEndpoints:
 
 
 def _is_chat(body: bytes) -> bool:
-    try:
-        data = from_json(body)
-    except ValueError:
-        return False  # the parser tells what is wrong
+    data = parse_json(body)
     return isinstance(data, dict) and data.get("messages") is not None

@@ -53,7 +53,7 @@ class PromptEncoder:
 
         It blocks, so call it in ``off_loop``.
         """
-        if self._floor.at_least(text, limit) >= limit:
+        if self._floor.reaches(text, limit):
             return None
         token_ids: list[int] = []
         for part in parts:

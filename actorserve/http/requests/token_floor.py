@@ -29,19 +29,20 @@ def _classes() -> tuple[bytes, bytes]:
 
 
 _CLASS_OF, _CLASSES = _classes()
-_STEP_BYTES: Final = 64 * 1024
 _IN_WORDS: Final = bytes(0x20 if byte in _WHITE else 0x78 for byte in range(256))
+_STEP_BYTES: Final = 64 * 1024
+"""How much of a text is counted at once. Counting holds Python's lock, so other threads wait for each step."""
 
 
-def _counts(data: bytes) -> list[int]:
-    """The number of bytes of each class, and of words that begin in ``data``, as if white space preceded it."""
+def _counts(data: bytes, before: bytes = b" ") -> list[int]:
+    """The number of bytes of each class in ``data``, and of words that begin there. ``before``: the byte before it."""
     classes = data.translate(_CLASS_OF)
-    words = data.translate(_IN_WORDS)
-    return [*map(classes.count, _CLASSES), words.count(b" x") + words.startswith(b"x")]
+    words = (before + data).translate(_IN_WORDS)
+    return [*map(classes.count, _CLASSES), words.count(b" x")]
 
 
 class TokenFloor:
-    """The lower bound for one tokenizer. It is 0 for a tokenizer whose tokens need not spell a text."""
+    """The lower bound for one tokenizer. Nothing is certain with a tokenizer whose tokens need not spell a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -49,19 +50,15 @@ class TokenFloor:
         for token_id in range(tokenizer.vocab_size):
             self._most = list(map(max, self._most, _counts(tokenizer.token_bytes(token_id))))
 
-    def at_least(self, text: str, enough: int) -> int:
-        """``text`` has this many tokens or more. Counting stops when they are ``enough``."""
+    def reaches(self, text: str, limit: int) -> bool:
+        """Whether ``text`` certainly has ``limit`` tokens or more. It is read only until that is known."""
         data = self._tokenizer.spelled(text)
         if data is None:
-            return 0
-        floor = 0
+            return False
         counts = [0] * len(self._most)
-        for begin in range(0, len(data), _STEP_BYTES):
-            step = _counts(data[begin : begin + _STEP_BYTES])
-            counts = list(map(add, counts, step))
-            if begin:
-                counts[-1] -= 1  # the step may begin within a word, which was counted already
-            floor = max(-(-count // most) for count, most in zip(counts, self._most, strict=True))
-            if floor >= enough:
-                break
-        return floor
+        for start in range(0, len(data), _STEP_BYTES):
+            before = data[start - 1 : start] or b" "
+            counts = list(map(add, counts, _counts(data[start : start + _STEP_BYTES], before)))
+            if any(count > (limit - 1) * most for count, most in zip(counts, self._most, strict=True)):
+                return True
+        return False

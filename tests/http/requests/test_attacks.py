@@ -39,6 +39,34 @@ async def test_json_that_is_made_to_hurt(text: str, param: str | None) -> None:
     assert time.perf_counter() - began < SOON_S
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "[" + "[]," * 200_000 + "1]",
+        "[" + '{"":1},' * 60_000 + "1]",
+        "{" + ",".join(f'"{number}":1' for number in range(200_000)) + "}",
+        "[" + "1," * 1_100_000 + "1]",
+        "[" + '"a",' * 300_000 + '"a"]',
+    ],
+    ids=["lists", "objects", "fields", "numbers", "strings"],
+)
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_very_many_values_are_not_made(value: str, path: str) -> None:
+    """A body that would become very many objects is refused unread, also in a field that the server ignores."""
+    status, error = await refused(path, f'{{"prompt": "a", "nobody_knows": {value}}}'.encode())
+    assert (status, error["code"]) == (400, "invalid_json")
+    assert "has more than" in error["message"]
+
+
+async def test_brackets_and_quotes_in_a_text_are_text() -> None:
+    """A long text of code is no structure: its brackets, commas and escaped quotes do not count."""
+    code = '[{"a": "\\"}, ' * 60_000
+    status, error = await refused(
+        "chat/completions", json.dumps({"messages": [{"role": "user", "content": code}]}).encode()
+    )
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
 async def test_a_key_given_twice() -> None:
     """Of a key that is given twice the last value counts, as in most parsers of JSON."""
     service = says("ok")

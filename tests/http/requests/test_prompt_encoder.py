@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from actorserve.http.requests import token_floor
 from actorserve.http.requests.prompt_encoder import LONG_CHARS, PromptEncoder
-from actorserve.http.requests.token_floor import TokenFloor
+from actorserve.http.requests.token_floor import TokenFloor, _counts
 from actorserve.model_files.describe import describe
 from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer
 from tests.http.fakes import TOKENIZER
@@ -55,23 +55,36 @@ def test_a_prompt_that_fits_is_never_refused(
 def test_the_floor_is_never_above_the_tokens(sentencepiece: Tokenizer, name: str, text: str, step: int) -> None:
     """The lower bound holds for both kinds of vocabularies, in however many steps the text is counted."""
     tokenizer = TOKENIZER if name == "byte level" else sentencepiece
+    most = len(tokenizer.encode(text, add_special_tokens=False)) + 1
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_floor, "_STEP_BYTES", step)
-        floor = TokenFloor(tokenizer).at_least(text, 10**6)
-    assert floor <= len(tokenizer.encode(text, add_special_tokens=False))
+        assert not TokenFloor(tokenizer).reaches(text, most)
 
 
 @pytest.mark.parametrize("part", ["the quick brown fox ", "x", "hello\n", "1234567", "漢字かな", '{"a": [1, 2]}\n'])
 def test_a_far_too_long_prompt_is_refused_untokenized(default_tokenizer: Tokenizer, part: str) -> None:
     """600 kB of words, letters, digits, Han or JSON are known to be over 8,192 tokens without making these."""
     text = part * (600_000 // len(part))
-    assert TokenFloor(default_tokenizer).at_least(text, 8192) >= 8192
+    assert TokenFloor(default_tokenizer).reaches(text, 8193)
+
+
+@pytest.mark.parametrize("part", ["x", "the quick brown fox ", " "])
+def test_the_floor_of_a_long_text_is_that_of_its_steps(default_tokenizer: Tokenizer, part: str) -> None:
+    """No byte and no word is missed or counted twice where two steps of the counting meet."""
+    floor = TokenFloor(default_tokenizer)
+    text = part * (200_000 // len(part))
+    known, unknown = 0, len(text) + 1
+    while unknown - known > 1:
+        middle = (known + unknown) // 2
+        known, unknown = (middle, unknown) if floor.reaches(text, middle) else (known, middle)
+    most = list(map(max, *(_counts(default_tokenizer.token_bytes(i)) for i in range(default_tokenizer.vocab_size))))
+    assert known == max(-(-count // max(1, of_one)) for count, of_one in zip(_counts(text.encode()), most, strict=True))
 
 
 def test_reading_stops_when_the_limit_is_passed(default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that passes the bound and is too long all the same is given up after the part that says so."""
     encoder = PromptEncoder(default_tokenizer, 8)
-    monkeypatch.setattr(TokenFloor, "at_least", lambda *_: 0)
+    monkeypatch.setattr(TokenFloor, "reaches", lambda *_: False)
     text = "the quick brown fox " * 30_000
     num_made = 0
 

@@ -3,10 +3,11 @@
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, ValidationError, ValidationInfo, model_validator
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from actorserve.http.requests.parsing import describe_problems
+from actorserve.errors import InvalidRequestError
+from actorserve.http.requests.parsing import describe_problems, parse_json
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, parsed_by, wrong
 
 MAX_MESSAGES = 10_000
@@ -45,8 +46,8 @@ class FunctionCall(StrictFields):
         if not self.arguments.strip():
             return {"name": self.name, "arguments": {}}
         try:
-            arguments = from_json(self.arguments)
-        except ValueError:
+            arguments = parse_json(self.arguments.encode())
+        except InvalidRequestError:
             arguments = None
         return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
 
