@@ -6,7 +6,6 @@ event ``check`` and the cores' own ``validate`` hold the design's invariants.
 """
 
 from collections import Counter
-from dataclasses import replace
 from math import inf
 
 from actorserve.core.cluster.config import ClusterConfig
@@ -57,12 +56,13 @@ from tests.core.harness.driver import PROFILE
 from tests.core.harness.world_blocks import check_blocks
 from tests.core.harness.world_parts import (
     FIRST_COME_FIRST_SERVED,
-    VOCAB_SIZE,
+    STOP_TOKEN,
     Client as Client,
     Process as Process,
     Scheduling as Scheduling,
+    expected_answer,
+    make_engine,
 )
-from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_tokens
 
 COORDINATOR = "coordinator"
 RETRY_S = 1.0
@@ -151,12 +151,7 @@ class World:
         if peer.name.startswith("gateway"):
             return Process(peer, Role.GATEWAY, GatewayState(GatewayConfig(RETRY_S, 1e9, 1e9)))
         scheduling = self.scheduling
-        engine = FakeEngine(
-            replace(FAKE_MODEL, vocab_size=VOCAB_SIZE),
-            num_blocks=self.num_blocks,
-            tokens_per_block=4,
-            num_host_blocks=scheduling.num_host_blocks,
-        )
+        engine = make_engine(self.num_blocks, scheduling.num_host_blocks)
         config = InstanceConfig(
             num_blocks=engine.num_blocks,
             tokens_per_block=engine.tokens_per_block,
@@ -253,18 +248,23 @@ class World:
         gateway: str = "gateway-0",
         cache_salt: str = "",
         prompt_logprobs: int = -1,
+        grammar: str = "",
     ) -> None:
         """A client asks for ``max_tokens`` tokens; token 7 ends the answer."""
         spec = RequestSpec(
             request_id,
             prompt,
             SamplingParams(
-                seed=len(request_id), max_tokens=max_tokens, stop_token_ids=(7,), prompt_logprobs=prompt_logprobs
+                seed=len(request_id),
+                max_tokens=max_tokens,
+                stop_token_ids=(STOP_TOKEN,),
+                prompt_logprobs=prompt_logprobs,
+                grammar=grammar,
             ),
             cache_salt=cache_salt,
         )
         process = self.processes[gateway]
-        self.clients[request_id] = Client(spec, process.peer, self._expected(spec))
+        self.clients[request_id] = Client(spec, process.peer, *expected_answer(spec, self.num_blocks))
         self._handle(process, Open(spec))
 
     def close(self, request_id: str) -> None:
@@ -490,9 +490,3 @@ class World:
         for process in self.processes.values():
             if isinstance(process.core, InstanceState):
                 check_blocks(process.core, process.commands, process.copies, process.fetches)
-
-    def _expected(self, spec: RequestSpec) -> list[int]:
-        """The answer by definition of the fake engine, cut at the stop token."""
-        context = self.num_blocks * 4
-        tokens = expected_tokens(spec, VOCAB_SIZE, min(spec.sampling.max_tokens, context - len(spec.prompt_token_ids)))
-        return tokens[: tokens.index(7) + 1] if 7 in tokens else tokens

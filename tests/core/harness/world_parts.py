@@ -1,21 +1,81 @@
 """The parts of a world: its processes, how they schedule, and its clients."""
 
+import json
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, End, Fetch, SwapIn, SwapOut
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import FinishReason, Message, Peer, PeerUp, PromptLogprobs, RequestSpec, Role
+from actorserve.core.messages import (
+    FinishReason,
+    Message,
+    Peer,
+    PeerUp,
+    PromptLogprobs,
+    RequestSpec,
+    Role,
+    StepPlan,
+)
 from actorserve.core.migration.config import MigrationMode
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.step_times import StepTimes
-from workers.engines.fake_engine import FakeEngine, expected_scores
+from actorserve.model_files.grammars import GrammarCompiler
+from workers.engines.fake_choice import compiler_of_bytes
+from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_scores, expected_tokens
 
 VOCAB_SIZE = 50
+TOKENS_PER_BLOCK = 4
+STOP_TOKEN = 7
+GRAMMARS = tuple(
+    json.dumps({"grammars": [{"lark_grammar": lark}]})
+    for lark in ('start: ("!" | "##" /[%-+]/)*', "start: /[!-1]{3,9}/", 'start: "!!" "z"', "start: (")
+)
+"""One may go on, one must end soon, one can get only two tokens (the vocabulary has no z), and one is invalid."""
+
+
+@cache
+def _compiler() -> GrammarCompiler:
+    return compiler_of_bytes(VOCAB_SIZE)
+
+
+def make_engine(num_blocks: int, num_host_blocks: int = 0) -> FakeEngine:
+    """The engine of a worker in a world."""
+    return FakeEngine(
+        replace(FAKE_MODEL, vocab_size=VOCAB_SIZE),
+        num_blocks=num_blocks,
+        tokens_per_block=TOKENS_PER_BLOCK,
+        num_host_blocks=num_host_blocks,
+        make_compiler=_compiler,
+    )
+
+
+def expected_answer(spec: RequestSpec, num_blocks: int) -> tuple[list[int], bool]:
+    """The tokens of the answer with its stop token, and whether the request then fails because of its grammar."""
+    num_tokens = min(spec.sampling.max_tokens, num_blocks * TOKENS_PER_BLOCK - len(spec.prompt_token_ids))
+    if spec.sampling.grammar:
+        return _undisturbed(spec, num_blocks, num_tokens)
+    tokens = expected_tokens(spec, VOCAB_SIZE, num_tokens)
+    return (tokens[: tokens.index(STOP_TOKEN) + 1] if STOP_TOKEN in tokens else tokens), False
+
+
+def _undisturbed(spec: RequestSpec, num_blocks: int, num_tokens: int) -> tuple[list[int], bool]:
+    """As ``expected_answer``, from an engine that serves nothing else."""
+    engine = make_engine(num_blocks)
+    engine.add(spec)
+    tokens: list[int] = []
+    start, fed = 0, spec.prompt_token_ids
+    while len(tokens) < num_tokens and STOP_TOKEN not in tokens:
+        done = engine.step(StepPlan(0, (spec.request_id,), (start,), (fed,), (tuple(range(num_blocks)),), (True,)))
+        if done.failed:
+            return tokens, True
+        tokens += done.token_ids
+        start, fed = start + len(fed), done.token_ids
+    return tokens, False
 
 
 @dataclass
@@ -50,11 +110,12 @@ FIRST_COME_FIRST_SERVED = Scheduling()
 
 @dataclass
 class Client:
-    """What a client has seen of its request."""
+    """What a client has seen of its request. It must see the tokens ``expected``; then the request ``fails`` or not."""
 
     spec: RequestSpec
     gateway: Peer
     expected: list[int]
+    fails: bool = False
     tokens: list[int] = field(default_factory=list)
     scores: list[PromptLogprobs] = field(default_factory=list)
     end: End | None = None
@@ -65,8 +126,9 @@ class Client:
         assert self.tokens == self.expected[: len(self.tokens)], (
             "a wrong token, a repeated token, or tokens out of order"
         )
-        if self.end and self.end.reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if self.end and self.end.refusal is None:
             assert self.tokens == self.expected, "ended before its last token"
+            assert self.fails == (self.end.reason is FinishReason.ERROR), "a wrong end"
         wants_scores = self.spec.sampling.prompt_logprobs >= 0 and bool(self.tokens)
         expected = [expected_scores(self.spec, VOCAB_SIZE)] if wants_scores else []
         assert self.scores == expected, "the prompt's log-probabilities do not come once, whole, with token 0"
