@@ -1,6 +1,7 @@
 """The form of answers of ``/v1/chat/completions``."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from starlette.responses import Response
@@ -37,14 +38,17 @@ class ChatFormat:
         tokenizer: Tokenizer,
         work: WorkerRequests,
         call_finish_reason: CallFinishReason = "tool_calls",
+        echoed: str = "",
     ) -> None:
-        """``call_finish_reason`` is why a choice ends that ends with a tool call."""
+        """``call_finish_reason`` is why a choice ends that ends with a tool call. Each choice's text begins with
+        ``echoed``."""
         self._chunks = Chunks(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
         self._tokenizer = tokenizer
         self._wants_logprobs = work.wants_logprobs
         self._num_prompt_logprobs = work.specs[0].sampling.prompt_logprobs
         self._new_parser = work.new_parser
         self._call_finish_reason = call_finish_reason
+        self._echoed = echoed
         self._parsers: dict[int, OutputParser] = {}  # of the choices whose first chunk was written
         self._tokens: dict[int, list[AnswerToken]] = {}  # whose log-probabilities were not written yet
 
@@ -82,7 +86,7 @@ class ChatFormat:
         if index in self._parsers:
             return b""
         self._parsers[index], self._tokens[index] = self._new_parser(), []
-        return self._chunk(index, {"role": "assistant", "content": ""})
+        return self._chunk(index, {"role": "assistant", "content": self._echoed})
 
     def _deltas(self, index: int, deltas: Sequence[Delta]) -> bytes:
         return b"".join(self._chunk(index, _delta_fields(delta)) for delta in deltas)
@@ -103,7 +107,7 @@ class ChatFormat:
         message = read_message(self._new_parser(), "".join(choice.text))
         return {
             "index": index,
-            "message": _message_fields(message),
+            "message": _message_fields(replace(message, text=self._echoed + message.text)),
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": self._finish_reason(choice.finish_reason, bool(message.calls)),
         }

@@ -293,5 +293,7 @@ def _far_too_long(model: ModelInfo, param: str) -> InvalidRequestError:
 
 
 def _check_token_ids(token_ids: Sequence[int], model: ModelInfo, param: str) -> None:
-    if any(not 0 <= token_id < model.vocab_size for token_id in token_ids):
-        raise InvalidRequestError(f"{param}: a token id is outside the range 0 to {model.vocab_size - 1}", param=param)
+    unknown = next((token_id for token_id in token_ids if not 0 <= token_id < model.vocab_size), None)
+    if unknown is not None:
+        message = f"{param}: {unknown} is not a token id of the model, whose vocabulary has {model.vocab_size} tokens"
+        raise InvalidRequestError(message, param=param)
