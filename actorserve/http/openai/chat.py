@@ -53,13 +53,13 @@ class ChatFormat:
         self._tokens: dict[int, list[AnswerToken]] = {}  # whose log-probabilities were not written yet
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
-        opening = self._opening(choice.index)
+        opening = self._opening(choice)
         self._tokens[choice.index] += piece.tokens
         return opening + self._deltas(choice.index, self._parsers[choice.index].push(piece.text))
 
     def finish(self, choice: Choice) -> bytes:
         assert choice.end is not None
-        opening = self._opening(choice.index)
+        opening = self._opening(choice)
         parser = self._parsers[choice.index]
         deltas = self._deltas(choice.index, parser.finish())
         reason = self._finish_reason(choice.end.reason, parser.has_tool_calls)
@@ -82,11 +82,14 @@ class ChatFormat:
         answer = self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(choices)])
         return answer | {"prompt_logprobs": scores}
 
-    def _opening(self, index: int) -> bytes:
-        if index in self._parsers:
+    def _opening(self, choice: Choice) -> bytes:
+        """A choice's first chunk comes before its tokens, so their log-probabilities and their number come later."""
+        if choice.index in self._parsers:
             return b""
-        self._parsers[index], self._tokens[index] = self._new_parser(), []
-        return self._chunk(index, {"role": "assistant", "content": self._echoed})
+        self._parsers[choice.index], self._tokens[choice.index] = self._new_parser(), []
+        delta = {"role": "assistant", "content": self._echoed}
+        fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._chunks.chunk(fields, num_untold=choice.num_tokens)
 
     def _deltas(self, index: int, deltas: Sequence[Delta]) -> bytes:
         return b"".join(self._chunk(index, _delta_fields(delta)) for delta in deltas)
