@@ -64,7 +64,8 @@ class PythonEnvironment:
             if is_needed:
                 _run([sys.executable, "-m", "venv", str(self.folder)])
                 pip = [str(self.python), "-I", "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
-                _run([*pip, "--quiet", "--requirement", str(pins)])
+                # Python compiles what the checks import; to compile all takes as long as the rest of the installation.
+                _run([*pip, "--no-compile", "--quiet", "--requirement", str(pins)])
 
     def version(self, package: str) -> str:
         query = f"import importlib.metadata; print(importlib.metadata.version({package!r}))"

@@ -41,10 +41,11 @@ class Chunks:
         self._answer_type = answer_type
         self._events = sse.ChunkEvents(head.fields(chunk_type))
 
-    def chunk(self, choice: Json) -> bytes:
+    def chunk(self, choice: Json, num_untold: int = 0) -> bytes:
+        """``num_untold`` of the tokens made so far do not belong to this chunk, but to the next one."""
         if not self._options.include_usage:
             return self._events.event(choice)
-        usage = usage_fields(self._usage) if self._options.continuous_usage_stats else None
+        usage = usage_fields(self._usage, num_untold) if self._options.continuous_usage_stats else None
         return self._events.event_with_usage(usage, choice)
 
     def keep_alive(self) -> bytes:
@@ -65,12 +66,14 @@ class Chunks:
         return self._head.fields(self._answer_type) | {"choices": choices, "usage": usage_fields(self._usage)}
 
 
-def usage_fields(usage: Usage) -> Json:
-    """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones."""
+def usage_fields(usage: Usage, num_untold: int = 0) -> Json:
+    """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones,
+    of which ``num_untold`` are left out."""
+    num_output_tokens = usage.num_output_tokens - num_untold
     return {
         "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_output_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": usage.num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
     }
 

@@ -55,7 +55,7 @@ class OpenAIEndpoints:
         head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
 
         def make_format(usage: Usage) -> ChatFormat:
-            return ChatFormat(head, usage, options, self._tokenizer, work, call_finish_reason(fields))
+            return ChatFormat(head, usage, options, self._tokenizer, work, call_finish_reason(fields), fields.echoed)
 
         return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 

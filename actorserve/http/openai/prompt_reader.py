@@ -102,8 +102,10 @@ class PromptReader:
 
 def check_token_ids(token_ids: Sequence[int], model: ModelInfo, param: str) -> None:
     """Raises: InvalidRequestError that names ``param`` if the model does not have one of the tokens."""
-    if any(not 0 <= token_id < model.vocab_size for token_id in token_ids):
-        raise InvalidRequestError(f"{param}: a token id is outside the range 0 to {model.vocab_size - 1}", param=param)
+    unknown = next((token_id for token_id in token_ids if not 0 <= token_id < model.vocab_size), None)
+    if unknown is not None:
+        message = f"{param}: {unknown} is not a token id of the model, whose vocabulary has {model.vocab_size} tokens"
+        raise InvalidRequestError(message, param=param)
 
 
 def too_long(num_prompt_tokens: int, model: ModelInfo, param: str) -> InvalidRequestError:

@@ -12,6 +12,8 @@ from actorserve.http.requests.strict import Ignored, StrictFields, limits, null_
 
 _MAX_BIASED_TOKENS = 1024
 _MAX_STOP_TOKENS = 128
+_MAX_SHOWN_KEYS = 8
+_MAX_SHOWN_CHARS = 32
 _INT32_MAX = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -49,6 +51,10 @@ def _parse_stop_token_ids(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
+def _is_token_id(key: object) -> bool:
+    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
+
+
 def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
     if value is None:
         return ()
@@ -56,14 +62,15 @@ def _parse_logit_bias(value: object) -> tuple[tuple[int, float], ...]:
         raise wrong("must be an object of token ids and biases")
     if len(value) > _MAX_BIASED_TOKENS:
         raise wrong(f"has more than {_MAX_BIASED_TOKENS} token ids")
+    if wrong_keys := [key for key in value if not _is_token_id(key)]:
+        shown = ", ".join(repr(str(key)[:_MAX_SHOWN_CHARS]) for key in wrong_keys[:_MAX_SHOWN_KEYS])
+        raise wrong(f"its keys must be token ids, in decimal digits, and not {shown}")
     biases: dict[int, float] = {}
     for key, bias in value.items():
-        if not (isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10):
-            raise wrong("its keys must be token ids, in decimal digits")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise wrong("its values must be numbers from -100 to 100")
+            raise wrong(f"its values must be numbers from -100 to 100, also that of {key}")
         if int(key) in biases:
-            raise wrong("names a token id twice")
+            raise wrong(f"names the token id {int(key)} twice")
         biases[int(key)] = float(bias)
     return tuple(sorted(biases.items()))
 

@@ -113,6 +113,9 @@ async def test_stream_with_usage_in_every_chunk() -> None:
     events = await stream(says("abc"), "completions", prompt="xy", stream_options=options)
     counts = [event["usage"]["completion_tokens"] for event in events if isinstance(event, dict)]
     assert counts == [1, 2, 3, 3, 3]
+    events = await stream(says("abc"), "chat/completions", messages=MESSAGES, stream_options=options)
+    counts = [event["usage"]["completion_tokens"] for event in events if isinstance(event, dict)]
+    assert counts == [0, 1, 2, 3, 3, 3], "the chunk with the role comes before the tokens"
 
 
 @pytest.mark.parametrize("wanted", [{}, {"stop": "z"}, {"stop": "bc"}])

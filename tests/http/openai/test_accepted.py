@@ -14,7 +14,7 @@ from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.requests.fields import SamplingFields
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.settings import HttpSettings
-from tests.http.fakes import DEADLINE_S, TOKENIZER, client_for, says
+from tests.http.fakes import DEADLINE_S, TOKENIZER, VOCAB_SIZE, client_for, says
 from tests.http.requests.refusals import CHAT, ROUTES, refused
 
 Json = dict[str, Any]
@@ -52,6 +52,7 @@ MESSAGES: list[list[Json]] = [
     [{"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}],
     [{"role": "tool", "tool_call_id": "1", "content": None}, {"role": "tool", "content": []}],
     [{"role": "function", "name": "f", "content": None}, {"role": "assistant"}],
+    [{"role": "my-own-role", "content": "a"}],
 ]
 
 
@@ -76,7 +77,7 @@ async def test_harmless_fields_of_chats(fields: Json) -> None:
 
 @pytest.mark.parametrize("messages", MESSAGES)
 async def test_messages(messages: list[Json]) -> None:
-    """All of OpenAI's roles, forms of content and fields of messages are accepted."""
+    """All of OpenAI's roles, a role that only some model knows, and all forms and fields of messages are accepted."""
     await accepted("chat/completions", {"messages": messages})
 
 
@@ -86,7 +87,7 @@ REFUSED_BY_NAME: list[tuple[Json, str]] = [
     ({"web_search_options": {}}, "web_search_options"),
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"chat_template": "{{ messages }}"}, "chat_template"),
-    ({"echo": True}, "echo"),
+    ({"echo": "yes"}, "echo"),
     ({"suffix": "x"}, "suffix"),
     ({"documents": [{"text": "x"}]}, "documents"),
     ({"documents": [1]}, "documents"),
@@ -166,6 +167,38 @@ async def test_a_final_message_is_continued() -> None:
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
     text = TOKENIZER.decode(service.specs[0].prompt_token_ids, skip_special_tokens=False)
     assert text == "<|user|>hello<|end|><|assistant|>he ll <|end|> "
+
+
+ECHOED: Json = {"echo": True, "messages": [*CHAT["messages"], {"role": "assistant", "content": "I say"}]}
+
+
+async def test_the_assistants_last_message_is_echoed() -> None:
+    """With ``echo`` the answer begins with the assistant's last message, streamed or not, and a user's is not shown."""
+    async with client_for(says(" ok")) as client:
+        whole = (await client.post("/v1/chat/completions", json=CHAT | ECHOED)).json()
+        stream = (await client.post("/v1/chat/completions", json=CHAT | ECHOED | {"stream": True})).text
+        of_a_user = (await client.post("/v1/chat/completions", json=CHAT | {"echo": True})).json()
+    events = [json.loads(line.removeprefix("data: ")) for line in stream.splitlines() if line.startswith("data: {")]
+    assert whole["choices"][0]["message"]["content"] == "I say ok"
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "I say ok"
+    assert of_a_user["choices"][0]["message"]["content"] == " ok"
+
+
+@pytest.mark.parametrize(
+    ("biases", "named"),
+    [
+        ({"bad1": 1, "2": 1, "bad2": 1}, ["'bad1'", "'bad2'"]),
+        ({"x" * 1000: 1}, ["'" + "x" * 32 + "'"]),
+        ({str(VOCAB_SIZE + 1): 1}, [str(VOCAB_SIZE + 1), f"{VOCAB_SIZE} tokens"]),
+        ({"7": "much"}, ["7"]),
+    ],
+)
+async def test_wrong_biases_are_named(biases: Json, named: list[str]) -> None:
+    """An error about biases names the keys that are wrong, cut off if they are long."""
+    _, error = await refused("chat/completions", json.dumps(CHAT | {"logit_bias": biases}).encode())
+    assert error["param"] == "logit_bias"
+    assert all(name in error["message"] for name in named)
+    assert len(error["message"]) < 200
 
 
 async def test_template_arguments_reach_the_template() -> None:

@@ -55,7 +55,7 @@ async def test_nothing_has_no_tokens() -> None:
         ("/tokenize", {"prompt": "x", "add_special_tokens": "yes"}, "add_special_tokens"),
         ("/tokenize", {"prompt": "x" * 100_000}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": [{"role": "nobody", "content": "x"}]}, "messages"),
+        ("/tokenize", {"messages": [{"role": "no body", "content": "x"}]}, "messages"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": "1"}, "tokens"),
         ("/detokenize", {"tokens": [1, True]}, "tokens"),

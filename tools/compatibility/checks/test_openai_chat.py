@@ -114,7 +114,13 @@ def test_no_call_is_made_of_an_optional_tool(client: OpenAI, model: str) -> None
 def test_streamed_tool_calls(client: OpenAI, model: str) -> None:
     """The deltas of a streamed call have its id and name once, and arguments that are valid together."""
     stream = client.chat.completions.create(
-        model=model, messages=ask(), tools=[WEATHER], tool_choice="required", stream=True, max_tokens=100
+        model=model,
+        messages=ask(),
+        tools=[WEATHER],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        stream=True,
+        max_tokens=100,
     )
     calls: dict[int, Any] = {}
     reason = None
@@ -135,7 +141,12 @@ def test_streamed_tool_calls(client: OpenAI, model: str) -> None:
 def test_parsed_tool_calls_of_a_stream(client: OpenAI, model: str) -> None:
     """The SDK's stream helper parses a call's arguments into the tool's model."""
     with client.chat.completions.stream(
-        model=model, messages=ask(), tools=[pydantic_function_tool(Event)], tool_choice="required", max_tokens=100
+        model=model,
+        messages=ask(),
+        tools=[pydantic_function_tool(Event)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=100,
     ) as stream:
         kinds = {event.type for event in stream}
         calls = stream.get_final_completion().choices[0].message.tool_calls

@@ -106,6 +106,7 @@ def test_streamed_tools_of_responses(client: OpenAI, model: str) -> None:
         input="What is the weather like in Paris?",
         tools=[WEATHER],
         tool_choice="required",
+        parallel_tool_calls=False,
         stream=True,
         max_output_tokens=100,
     )

@@ -8,6 +8,10 @@ from actorserve.http.chat.reasoning import BEGIN, END
 from actorserve.http.chat.tools.call_form import CallForm, Functions
 from actorserve.http.structured.grammars import json_schema
 
+_SPACE = " "
+"""What may stand between two parts of the arguments, once. A small model that may write more white space spends its
+tokens on it, and is cut off before the call is complete."""
+
 TokenId = Callable[[str], int | None]
 """The id of a special token by its text; None for text that is none."""
 
@@ -26,7 +30,7 @@ def calls_grammar(functions: Functions, form: CallForm, token_id: TokenId, *, pa
     for index, (name, parameters) in enumerate(functions.items()):
         begin, end = text(f"{form.before_name}{name}{form.before_arguments}"), text(form.after_arguments)
         rules.append(f"call_{index}: {begin} arguments_{index} {end}")
-        rules.append(f"arguments_{index}: %json {json.dumps(json_schema(_object_schema(parameters)))}")
+        rules.append(f"arguments_{index}: %json {json.dumps(json_schema(_object_schema(parameters), _SPACE))}")
     return "\n".join(rules)
 
 

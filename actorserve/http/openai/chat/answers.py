@@ -1,6 +1,7 @@
 """The form of answers of ``/v1/chat/completions``."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from starlette.responses import Response
@@ -37,25 +38,28 @@ class ChatFormat:
         tokenizer: Tokenizer,
         work: WorkerRequests,
         call_finish_reason: CallFinishReason = "tool_calls",
+        echoed: str = "",
     ) -> None:
-        """``call_finish_reason`` is why a choice ends that ends with a tool call."""
+        """``call_finish_reason`` is why a choice ends that ends with a tool call. Each choice's text begins with
+        ``echoed``."""
         self._chunks = Chunks(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
         self._tokenizer = tokenizer
         self._wants_logprobs = work.wants_logprobs
         self._num_prompt_logprobs = work.specs[0].sampling.prompt_logprobs
         self._new_parser = work.new_parser
         self._call_finish_reason = call_finish_reason
+        self._echoed = echoed
         self._parsers: dict[int, OutputParser] = {}  # of the choices whose first chunk was written
         self._tokens: dict[int, list[AnswerToken]] = {}  # whose log-probabilities were not written yet
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
-        opening = self._opening(choice.index)
+        opening = self._opening(choice)
         self._tokens[choice.index] += piece.tokens
         return opening + self._deltas(choice.index, self._parsers[choice.index].push(piece.text))
 
     def finish(self, choice: Choice) -> bytes:
         assert choice.end is not None
-        opening = self._opening(choice.index)
+        opening = self._opening(choice)
         parser = self._parsers[choice.index]
         deltas = self._deltas(choice.index, parser.finish())
         reason = self._finish_reason(choice.end.reason, parser.has_tool_calls)
@@ -78,11 +82,14 @@ class ChatFormat:
         answer = self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(choices)])
         return answer | {"prompt_logprobs": scores}
 
-    def _opening(self, index: int) -> bytes:
-        if index in self._parsers:
+    def _opening(self, choice: Choice) -> bytes:
+        """A choice's first chunk comes before its tokens, so their log-probabilities and their number come later."""
+        if choice.index in self._parsers:
             return b""
-        self._parsers[index], self._tokens[index] = self._new_parser(), []
-        return self._chunk(index, {"role": "assistant", "content": ""})
+        self._parsers[choice.index], self._tokens[choice.index] = self._new_parser(), []
+        delta = {"role": "assistant", "content": self._echoed}
+        fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._chunks.chunk(fields, num_untold=choice.num_tokens)
 
     def _deltas(self, index: int, deltas: Sequence[Delta]) -> bytes:
         return b"".join(self._chunk(index, _delta_fields(delta)) for delta in deltas)
@@ -103,7 +110,7 @@ class ChatFormat:
         message = read_message(self._new_parser(), "".join(choice.text))
         return {
             "index": index,
-            "message": _message_fields(message),
+            "message": _message_fields(replace(message, text=self._echoed + message.text)),
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": self._finish_reason(choice.finish_reason, bool(message.calls)),
         }

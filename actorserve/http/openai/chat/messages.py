@@ -15,7 +15,9 @@ MAX_MESSAGES = 10_000
 _MAX_CALLS = 128
 _MAX_SHOWN_CHARS = 32
 
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+Role = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")]
+"""OpenAI's roles are system, developer, user, assistant, tool and function. Some models have more; a chat template may
+refuse those that it does not know."""
 
 _MAY_BE_EMPTY = ("assistant", "tool", "function")
 """Messages without any content: an assistant may only call tools, and a tool may return nothing."""

@@ -60,7 +60,6 @@ class HarmlessChatFields(StrictFields):
     functions: Annotated[None, only([])] = None
     function_call: Annotated[None, only("none", "auto")] = None
     best_of: Annotated[None, only(1)] = None
-    echo: Annotated[None, only(False)] = None
     suffix: Annotated[None, only()] = None
     add_special_tokens: Annotated[None, only(False)] = None
     return_tokens_as_token_ids: Annotated[None, only(False)] = None
@@ -84,6 +83,7 @@ class ChatRequest(StructuredFields, HarmlessChatFields):
     verbosity: Annotated[str, Field(max_length=32)] | None = None
     add_generation_prompt: Annotated[bool, null_is(True)] = True
     continue_final_message: Annotated[bool, null_is(False)] = False
+    echo: Annotated[bool, null_is(False)] = False
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
@@ -102,6 +102,12 @@ class ChatRequest(StructuredFields, HarmlessChatFields):
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise wrong("continue_final_message: only if the last message is the assistant's")
         return self
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with: with ``echo`` the last message's text, if the message is the assistant's."""
+        last = self.messages[-1]
+        return last.content if self.echo and last.role == "assistant" else ""
 
     @model_validator(mode="after")
     def _choice_is_a_tool(self) -> "ChatRequest":

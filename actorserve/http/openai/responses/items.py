@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, PlainValidator, ValidationError, ValidationInfo
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.chat.messages import MAX_MESSAGES, ChatMessage, Role
+from actorserve.http.openai.chat.messages import MAX_MESSAGES, ChatMessage
 from actorserve.http.openai.responses.tools import name_in_prompt
 from actorserve.http.requests.parsing import describe_problems
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong
@@ -25,7 +25,7 @@ class _Item(StrictFields):
 
 class _MessageItem(_Item):
     type: Literal["message"] = "message"
-    role: Role
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Any
     phase: Ignored = None
 

@@ -68,6 +68,22 @@ def test_the_grammar_allows_the_calls_of_the_functions(form: CallForm) -> None:
 
 
 @FORMS
+@pytest.mark.parametrize("arguments", ['{"at":"x"}', '{"at": "x"}', '{ "at" : "x" }'])
+def test_arguments_may_have_single_spaces(form: CallForm, arguments: str) -> None:
+    """The grammar accepts arguments with a space between their parts, and without."""
+    rules = "start: calls\n" + calls_grammar(FUNCTIONS, form, no_special_token, parallel=True)
+    assert accepts(rules, form.write([("look", arguments)]))
+
+
+@FORMS
+@pytest.mark.parametrize("space", ["  ", "\n", "\t"])
+def test_arguments_have_no_other_white_space(form: CallForm, space: str) -> None:
+    """The grammar refuses more white space, because a small model would write it until it is cut off."""
+    rules = "start: calls\n" + calls_grammar(FUNCTIONS, form, no_special_token, parallel=True)
+    assert not accepts(rules, form.write([("look", f'{{"at":{space}"x"}}')]))
+
+
+@FORMS
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_model_may_think_before_forced_calls(form: CallForm, begun: bool) -> None:
     """The grammar accepts any thoughts up to their marker, and the parsers read them."""
