@@ -6,13 +6,13 @@ an assistant's message stay together.
 
 from typing import Annotated, Literal
 
-from pydantic import PlainValidator, ValidationError, ValidationInfo
+from pydantic import PlainValidator, ValidationInfo
 from pydantic_core import to_json
 
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.openai.chat.messages import MAX_MESSAGES, ChatMessage
 from actorserve.http.requests.json_values import bounded_object
-from actorserve.http.requests.parsing import describe_problems
+from actorserve.http.requests.parsing import problems_of
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong
 
 _MAX_SHOWN_CHARS = 64
@@ -97,10 +97,8 @@ def _parse_blocks(value: object, info: ValidationInfo, kinds: dict[str, type[_Bl
             raise wrong(f"block {index}: must be an object with a type")
         if kind not in kinds:
             raise wrong(f"block {index}: the type {kind[:_MAX_SHOWN_CHARS]!r} is not supported here")
-        try:
+        with problems_of(f"block {index}"):
             blocks.append(kinds[kind].model_validate(given, context=info.context))
-        except ValidationError as error:
-            raise wrong(f"block {index}: {describe_problems(error)}") from None
     return blocks
 
 
@@ -173,11 +171,9 @@ def parse_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ..
         raise wrong(f"has more than {MAX_MESSAGES} messages and blocks")
     messages: list[ChatMessage] = []
     for index, given in enumerate(value):
-        try:
+        with problems_of(f"message {index}"):
             for fields in _Message.model_validate(given, context=info.context).for_chat():
                 messages.append(ChatMessage.model_validate(fields, context=info.context))
-        except ValidationError as error:
-            raise wrong(f"message {index}: {describe_problems(error)}") from None
     if not messages:
         raise wrong("must hold at least one block")
     return tuple(messages)

@@ -7,7 +7,7 @@ from pydantic import Field
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.anthropic.blocks import parse_messages, parse_system
 from actorserve.http.anthropic.tools import ToolChoice, parse_tools
-from actorserve.http.openai.chat.messages import ChatMessage
+from actorserve.http.openai.chat.messages import ChatMessage, with_system_prompt
 from actorserve.http.openai.chat.tools import Tool
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, parsed_by, wrong
 
@@ -85,7 +85,7 @@ class ChatFields(HarmlessFields):
         thinking = self.thinking.template_arguments() if self.thinking is not None else {}
         chat: Json = {
             "model": self.model,
-            "messages": self._messages(),
+            "messages": with_system_prompt(self.system, self.messages),
             "tools": self.tools,
             "tool_choice": choice.for_chat(),
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
@@ -99,15 +99,6 @@ class ChatFields(HarmlessFields):
         if last.role == "assistant" and not last.tool_calls:
             chat |= {"add_generation_prompt": False, "continue_final_message": True}
         return chat
-
-    def _messages(self) -> list[ChatMessage]:
-        """The system prompt and the system messages that begin ``messages`` are one message, because many templates
-        expect at most one and only at the beginning."""
-        num_leading = next((i for i, message in enumerate(self.messages) if message.role != "system"), None)
-        leading = self.messages[:num_leading]
-        texts = [text for text in (self.system, *(message.content for message in leading)) if text]
-        system = [ChatMessage.model_construct(role="system", content="\n\n".join(texts))] if texts else []
-        return [*system, *self.messages[len(leading) :]]
 
 
 class CountTokensRequest(ChatFields):

@@ -74,19 +74,41 @@ PromptTokens = list[dict[str, PromptToken] | None]
 """For each token of the prompt, except the first, by token id: the token itself, and the likeliest ones."""
 
 
+class CalledFunction(AnswerPart):
+    """``arguments`` is JSON text, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(AnswerPart):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(AnswerPart):
-    """The model's turn. It may be sent back as a message of the next request."""
+    """The model's turn. It may be sent back as a message of the next request.
+
+    Thoughts and calls are there only if the model has thought or called. ``reasoning`` repeats ``reasoning_content``.
+    """
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[AnswerCall] | None = None
+
+
+ChatFinishReason = FinishReason | Literal["tool_calls"]
 
 
 class ChatChoice(AnswerPart):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(AnswerPart):
@@ -101,18 +123,35 @@ class ChatCompletion(AnswerPart):
     prompt_logprobs: PromptTokens | None
 
 
+class FunctionDelta(AnswerPart):
+    name: str | None = None
+    arguments: str
+
+
+class CallDelta(AnswerPart):
+    """What a chunk adds to the call of this ``index``. The first chunk of a call has its id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class MessageDelta(AnswerPart):
     """What a chunk adds to a message. The first chunk of a choice has the role, and the last one adds nothing."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(AnswerPart):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class ChatCompletionChunk(AnswerPart):

@@ -11,6 +11,13 @@ from actorserve.http.openapi.operation import Example, Operation
 _READING = (400, 404, 408, 413, 415, 429, 503)
 _GENERATING = (400, 403, 404, 408, 413, 415, 429, 503)
 _QUESTION = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}
+_CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_WEATHER = {"name": "weather", "description": "Tells the weather of a city.", "parameters": _CITY}
 _INPUT = {"input": "Tell me a story.", "max_output_tokens": 8}
 _MESSAGES = {"model": "", "messages": [{"role": "user", "content": "Tell me a story."}]}
 _MESSAGES_FAIL_WITH = (400, 403, 404, 408, 413, 415, 429, 529)
@@ -31,6 +38,11 @@ OPERATIONS = (
             "stream": Example(_QUESTION | {"stream": True, "stream_options": {"include_usage": True}}),
             "choices": Example(_QUESTION | {"n": 2, "seed": 7, "temperature": 0.8, "top_p": 0.9, "stop": ["\n\n"]}),
             "log-probabilities": Example(_QUESTION | {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1}),
+            "tools": Example(_QUESTION | {"tools": [{"type": "function", "function": _WEATHER}]}),
+            "a JSON schema": Example(
+                _QUESTION
+                | {"response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}}}
+            ),
             "unknown model": Example(_QUESTION | {"model": "no-such-model"}, status=404),
             "wrong value": Example(_QUESTION | {"temperature": -1}, status=400),
         },
@@ -51,6 +63,7 @@ OPERATIONS = (
             "several prompts": Example({"prompt": ["One", "Two"], "max_tokens": 4, "temperature": 0}),
             "token ids": Example({"prompt": [1, 2, 3], "max_tokens": 4, "logprobs": 1}),
             "score a prompt": Example({"prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 1, "echo": True}),
+            "a regular expression": Example(_PROMPT | {"structured_outputs": {"regex": "[0-9]{4}"}}),
             "the best": Example(_PROMPT | {"best_of": 3, "prompt_logprobs": 0}),
             "suffix": Example(_PROMPT | {"suffix": "The end."}, status=400),
             "too long": Example(_PROMPT | {"max_tokens": 2_000_000_000}, status=400),
@@ -80,6 +93,10 @@ OPERATIONS = (
                 }
             ),
             "log-probabilities": Example(_INPUT | {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+            "tools": Example(_INPUT | {"tools": [{"type": "function", **_WEATHER}]}),
+            "a JSON schema": Example(
+                _INPUT | {"text": {"format": {"type": "json_schema", "name": "city", "schema": _CITY}}}
+            ),
             "a built-in tool": Example(_INPUT | {"tools": [{"type": "web_search"}]}, status=400),
             "storing": Example(_INPUT | {"store": True}, status=400),
         },
@@ -113,6 +130,7 @@ OPERATIONS = (
             "plain": Example(_MESSAGES | {"max_tokens": 8}),
             "stream": Example(_MESSAGES | {"max_tokens": 8, "stream": True}),
             "system": Example(_MESSAGES | {"max_tokens": 8, "system": "Be brief.", "stop_sequences": ["\n\n"]}),
+            "tools": Example(_MESSAGES | {"max_tokens": 8, "tools": [{"name": "weather", "input_schema": _CITY}]}),
             "no limit": Example(_MESSAGES, status=400),
         },
     ),

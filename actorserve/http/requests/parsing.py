@@ -1,14 +1,15 @@
 """Parses and validates bodies. A wrong body gives an error that names the field and repeats no long input."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from actorserve.errors import InvalidRequestError
-from actorserve.http.requests.strict import RequestContext, StrictFields
+from actorserve.http.requests.strict import RequestContext, StrictFields, wrong
 from actorserve.settings import HttpSettings
 
 _MAX_PROBLEMS = 10
@@ -86,6 +87,18 @@ def _check_num_values(text: bytes) -> None:
         f"{_MAX_VALUES} values",
         code="invalid_json",
     )
+
+
+@contextmanager
+def problems_of(part: str) -> Iterator[None]:
+    """Say of a problem in this block that it is one of this part of the field, as "message 3".
+
+    Raises: PydanticCustomError in place of ValidationError.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        raise wrong(f"{part}: {describe_problems(error)}") from None
 
 
 def describe_problems(error: ValidationError) -> str:

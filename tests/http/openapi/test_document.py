@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -18,9 +18,11 @@ from actorserve.http.openapi.operation import Example, Operation
 from actorserve.http.openapi.operations import OPERATIONS
 from actorserve.http.requests.strict import RequestContext, StrictFields
 from actorserve.settings import HttpSettings
+from tests.http.agents import agent_app, agent_service, call, thinks_and_calls
 from tests.http.fakes import MODEL, ScriptedService, app_for, client_for, delivered, end, serving
 
 REQUESTS = {operation.request.__name__: operation.request for operation in OPERATIONS if operation.request is not None}
+HELLO = [{"role": "user", "content": "hello"}]
 EXAMPLES = [
     pytest.param(operation, example, id=f"{operation.method} {operation.path} {name}")
     for operation in OPERATIONS
@@ -36,8 +38,8 @@ def routes_of(app: ASGIApp) -> list[Route]:
 
 
 def answering() -> ScriptedService:
-    """A service whose answers have text and, where wanted, log-probabilities."""
-    return ScriptedService(
+    """A service whose answers have text and, where wanted, log-probabilities. It has room for the prompts of tools."""
+    return agent_service(
         lambda spec: [delivered("he", -0.5 if spec.sampling.top_logprobs >= 0 else None), end(FinishReason.LENGTH)]
     )
 
@@ -54,6 +56,14 @@ def objects_in(value: object) -> Iterator[dict[str, Any]]:
         yield from objects_in(item)
     if isinstance(value, dict):
         yield value
+
+
+def events_of(text: str, kind: type[BaseModel]) -> list[BaseModel]:
+    """The events of a stream, each of the form ``kind``."""
+    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    if kind in (ChatCompletionChunk, Completion):
+        assert events.pop() == "[DONE]"
+    return [kind.model_validate_json(event) for event in events]
 
 
 def test_every_route_is_described() -> None:
@@ -127,11 +137,7 @@ async def test_examples_are_answered_as_described(operation: Operation, example:
     assert content_type in shown["content"]
     if content_type == "text/event-stream":
         assert operation.event is not None
-        events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-        if operation.event in (ChatCompletionChunk, Completion):
-            assert events.pop() == "[DONE]"
-        for event in events:
-            operation.event.model_validate_json(event)
+        events_of(answer.text, operation.event)
     elif content_type == "application/json":
         (schema,) = [each["schema"] for kind, each in shown["content"].items() if kind == content_type]
         model = operation.answers.get(example.status)
@@ -141,6 +147,39 @@ async def test_examples_are_answered_as_described(operation: Operation, example:
         else:
             assert schema == {"$ref": f"#/components/schemas/{model.__name__}"}
             model.model_validate_json(answer.content)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("path", "question", "tool"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO}, {"type": "function", "function": {"name": "weather"}}),
+        ("/v1/responses", {"input": "hello"}, {"type": "function", "name": "weather"}),
+        (
+            "/v1/messages",
+            {"model": MODEL, "messages": HELLO, "max_tokens": 99},
+            {"name": "weather", "input_schema": {"type": "object"}},
+        ),
+    ],
+)
+async def test_thoughts_and_calls_have_the_described_form(
+    path: str, question: dict[str, Any], tool: dict[str, Any], is_streamed: bool
+) -> None:
+    """An answer of thoughts and a call has the form that the document describes, whole or as a stream."""
+    operation = next(each for each in OPERATIONS if each.path == path)
+    service = thinks_and_calls("<think>hm</think>" + call("weather", city="Oslo"))
+    transport = httpx.ASGITransport(agent_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.post(path, json={**question, "tools": [tool], "stream": is_streamed})
+    assert '"weather"' in answer.text
+    assert '"reasoning' in answer.text or '"thinking"' in answer.text
+    if is_streamed:
+        assert operation.event is not None
+        events_of(answer.text, operation.event)
+    else:
+        model = operation.answers[200]
+        assert model is not None
+        model.model_validate_json(answer.content)
 
 
 def test_every_operation_has_an_example() -> None:

@@ -1,13 +1,14 @@
 """The messages of a chat: all of OpenAI's roles, and whatever an answer of this server holds."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import to_json
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from actorserve.errors import InvalidRequestError
-from actorserve.http.requests.parsing import describe_problems, parse_json
+from actorserve.http.requests.parsing import parse_json, problems_of
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, only, parsed_by, wrong
 
 MAX_MESSAGES = 10_000
@@ -21,6 +22,7 @@ refuse those that it does not know."""
 
 _MAY_BE_EMPTY = ("assistant", "tool", "function")
 """Messages without any content: an assistant may only call tools, and a tool may return nothing."""
+_SYSTEM_ROLES = ("system", "developer")
 _TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 """OpenAI's newer name for the system, and its older name for tools: templates know the other ones."""
 _TEXT_OF_PART = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
@@ -72,10 +74,8 @@ def _parse_calls(value: object, info: ValidationInfo) -> tuple[ToolCall, ...]:
         raise wrong(f"has more than {_MAX_CALLS} calls")
     calls = []
     for index, item in enumerate(value):
-        try:
+        with problems_of(f"call {index}"):
             calls.append(ToolCall.model_validate(item, context=info.context))
-        except ValidationError as error:
-            raise wrong(f"call {index}: {describe_problems(error)}") from None
     return tuple(calls)
 
 
@@ -173,8 +173,16 @@ def parse_messages(value: object, info: ValidationInfo) -> tuple[ChatMessage, ..
         raise wrong(f"has more than {MAX_MESSAGES} messages")
     messages = []
     for index, item in enumerate(value):
-        try:
+        with problems_of(f"message {index}"):
             messages.append(ChatMessage.model_validate(item, context=info.context))
-        except ValidationError as error:
-            raise wrong(f"message {index}: {describe_problems(error)}") from None
     return tuple(messages)
+
+
+def with_system_prompt(prompt: str | None, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """``messages`` after a prompt of the system. It is one message with those of the system that begin ``messages``,
+    because many templates expect at most one, and only at the beginning.
+    """
+    num_leading = next((i for i, message in enumerate(messages) if message.role not in _SYSTEM_ROLES), len(messages))
+    texts = [text for text in (prompt, *(message.content for message in messages[:num_leading])) if text]
+    system = [ChatMessage.model_construct(role="system", content="\n\n".join(texts))] if texts else []
+    return [*system, *messages[num_leading:]]

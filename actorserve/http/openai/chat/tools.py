@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from actorserve.http.requests.json_values import bounded_object
-from actorserve.http.requests.parsing import describe_problems
+from actorserve.http.requests.parsing import problems_of
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, parsed_by, wrong
 
 _MAX_TOOLS = 128
@@ -89,10 +89,8 @@ def parse_tools(value: object, info: ValidationInfo) -> tuple[Tool, ...]:
         raise wrong(f"has more than {_MAX_TOOLS} tools")
     tools: dict[str, Tool] = {}
     for index, item in enumerate(value):
-        try:
+        with problems_of(f"tool {index}"):
             tool = Tool.model_validate(item, context=info.context)
-        except ValidationError as error:
-            raise wrong(f"tool {index}: {describe_problems(error)}") from None
         if tool.name in tools:
             raise wrong(f"two tools have the name {tool.name}")
         tools[tool.name] = tool

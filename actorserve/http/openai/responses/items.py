@@ -6,12 +6,12 @@ templates know one message for a turn. Ids and statuses of items are ignored, be
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, PlainValidator, ValidationError, ValidationInfo
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo
 
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.openai.chat.messages import MAX_MESSAGES, ChatMessage
 from actorserve.http.openai.responses.tools import name_in_prompt
-from actorserve.http.requests.parsing import describe_problems
+from actorserve.http.requests.parsing import problems_of
 from actorserve.http.requests.strict import Ignored, StrictFields, null_is, wrong
 
 _MAX_SHOWN_CHARS = 64
@@ -93,27 +93,20 @@ def parse_input(value: object, info: ValidationInfo) -> tuple[ChatMessage, ...]:
         raise wrong(f"has more than {MAX_MESSAGES} items")
     messages = _Messages(info)
     for index, given in enumerate(value):
-        try:
-            messages.add(_kind_of(given).model_validate(given, context=info.context))
-        except ValidationError as error:
-            raise wrong(f"item {index}: {describe_problems(error)}") from None
-        except _UnknownItemError as error:
-            raise wrong(f"item {index}: {error}") from None
+        kind = _kind_of(given, index)
+        with problems_of(f"item {index}"):
+            messages.add(kind.model_validate(given, context=info.context))
     return messages.finish()
 
 
-class _UnknownItemError(Exception):
-    """Its text tells why an item cannot be used."""
-
-
-def _kind_of(given: object) -> type[_Item]:
+def _kind_of(given: object, index: int) -> type[_Item]:
     kind = given.get("type", "message") if isinstance(given, dict) else None
     if not isinstance(kind, str):
-        raise _UnknownItemError("must be an object with a type, or a message")
+        raise wrong(f"item {index}: must be an object with a type, or a message")
     if kind == "item_reference":
-        raise _UnknownItemError("this server keeps no items to refer to; send the item itself (store: false)")
+        raise wrong(f"item {index}: this server keeps no items to refer to; send the item itself (store: false)")
     if kind not in _KINDS:
-        raise _UnknownItemError(f"items of the type {kind[:_MAX_SHOWN_CHARS]!r} are not supported")
+        raise wrong(f"item {index}: items of the type {kind[:_MAX_SHOWN_CHARS]!r} are not supported")
     return _KINDS[kind]
 
 

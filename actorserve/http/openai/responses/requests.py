@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, model_validator
 
 from actorserve.http.answers.answer_format import Json
-from actorserve.http.openai.chat.messages import ChatMessage
+from actorserve.http.openai.chat.messages import ChatMessage, with_system_prompt
 from actorserve.http.openai.responses.items import parse_input
 from actorserve.http.openai.responses.tools import Choice, OfferedTools, parse_choice, parse_offered_tools
 from actorserve.http.requests.fields import SamplingFields
@@ -131,7 +131,7 @@ class ResponsesRequest(SamplingFields, HarmlessResponseFields):
         text = self.text or TextOptions.model_construct()
         chat: Json = {
             **self._sampling_fields(),
-            "messages": self._messages(),
+            "messages": with_system_prompt(self.instructions, self.input),
             "tools": self.tool_choice.allowed(self.tools.functions),
             "tool_choice": self.tool_choice.tool_choice,
             "parallel_tool_calls": self.parallel_tool_calls,
@@ -143,15 +143,6 @@ class ResponsesRequest(SamplingFields, HarmlessResponseFields):
         if self.wants_logprobs:
             chat |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return chat
-
-    def _messages(self) -> list[ChatMessage]:
-        """Instructions and the system messages after them are one message, because many templates expect at most one
-        and only at the beginning."""
-        num_leading = next((i for i, m in enumerate(self.input) if m.role not in ("system", "developer")), None)
-        leading = self.input[:num_leading]
-        texts = [text for text in (self.instructions, *(message.content for message in leading)) if text]
-        system = [ChatMessage.model_construct(role="system", content="\n\n".join(texts))] if texts else []
-        return [*system, *self.input[len(leading) :]]
 
     def _sampling_fields(self) -> Json:
         """The sampling fields that the client gave, as they stand in a body."""

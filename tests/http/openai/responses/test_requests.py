@@ -213,6 +213,7 @@ async def test_a_summary_stands_for_missing_thoughts() -> None:
         ({"prompt": {"id": "p"}}, ["prompt"]),
         ({"truncation": "auto"}, ["truncation"]),
         ({"max_tokens": 5}, ["max_output_tokens"]),
+        ({"prompt_logprobs": 1}, ["prompt_logprobs"]),
         ({"max_output_tokens": 0}, ["max_output_tokens"]),
         ({"n": 2}, ["n: "]),
         ({"top_logprobs": 21}, ["top_logprobs"]),
