@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher
@@ -14,8 +15,15 @@ Words = NDArray[np.uint32]
 """One bit per token: bit ``t % 32`` of word ``t // 32`` says whether token t may be chosen."""
 
 
+_POSITIONS_PER_MATCHER: Final = 64
+
+
 class GrammarState:
     """A request's output tokens, and a matcher that has taken some of them.
+
+    llguidance limits a matcher's lexer, which remembers every state that a mask has needed. So that a limit is met at
+    the same position wherever the answer was begun, a new matcher starts at each multiple of 64 output positions, and
+    makes the masks of the positions from there on. That bounds a request's memory, too.
 
     Where the grammar can end, the answer ends with an end-of-sequence token or with one of the request's own stop
     tokens. No stop token comes before ``min_tokens``, and no end of the sequence that the client ignores, unless the
@@ -29,6 +37,7 @@ class GrammarState:
         self._tokens = list(request.output_token_ids)
         self._matcher: LLMatcher | None = None
         self._num_taken = 0
+        self._has_mask = False
         self._has_ended = False
         self._eos_ids = frozenset(eos_ids)
         self._stop_ids = frozenset(sampling.stop_token_ids)
@@ -45,14 +54,13 @@ class GrammarState:
         Raises: GrammarError if the grammar is invalid or has met a limit; ValueError if a token before the position is
         unknown.
         """
-        matcher = self._at(position)
+        matcher = self._at(position, words)
         if self._has_ended:
             words[:] = 0
             _write(words, self._eos_ids, True)
         else:
-            matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-            if matcher.is_error():
-                raise GrammarError(matcher.get_error())
+            _compute(matcher, words)
+        self._has_mask = True
         if _has_any(words, self._eos_ids):
             _write(words, self._stop_ids, True)
         unwelcome = self._ignored_ids | self._stop_ids if position < self._min_tokens else self._ignored_ids
@@ -62,17 +70,21 @@ class GrammarState:
             if others.any():
                 words[:] = others
 
-    def _at(self, position: int) -> LLMatcher:
-        """The matcher after the tokens before ``position``."""
+    def _at(self, position: int, scratch: Words) -> LLMatcher:
+        """The matcher after the tokens before ``position``. It may write to ``scratch``."""
         if position > len(self._tokens):
             raise ValueError(f"output position {position} is sampled, but only {len(self._tokens)} tokens are known")
         del self._tokens[position:]
-        if self._matcher is None or self._num_taken > position:
+        first = position - position % _POSITIONS_PER_MATCHER
+        if self._matcher is None or not first <= self._num_taken <= position:
             self._matcher = self._compiled.result().deep_copy()
-            self._num_taken, self._has_ended = 0, False
+            self._num_taken, self._has_mask, self._has_ended = 0, False, False
         for token_id in self._tokens[self._num_taken :]:
+            if not (self._has_mask or self._has_ended or self._num_taken < first):
+                _compute(self._matcher, scratch)
             self._take(self._matcher, token_id)
             self._num_taken += 1
+            self._has_mask = False
         return self._matcher
 
     def _take(self, matcher: LLMatcher, token_id: int) -> None:
@@ -82,6 +94,12 @@ class GrammarState:
             self._has_ended = token_id in self._eos_ids or not matcher.validate_tokens([token_id])
         if not self._has_ended and not matcher.consume_token(token_id):
             raise GrammarError(matcher.get_error())
+
+
+def _compute(matcher: LLMatcher, words: Words) -> None:
+    matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error())
 
 
 def _has_any(words: Words, token_ids: Iterable[int]) -> bool:

@@ -39,7 +39,8 @@ class Grammars:
         return await self._checker.check(await _to_json({"grammars": parts}, param), param)
 
     async def from_schema(self, schema: Mapping[str, Any], param: str, whitespace: str | None = None) -> str:
-        """The grammar of JSON values that the schema allows. ``oneOf`` counts as ``anyOf``.
+        """The grammar of JSON values that the schema allows. The branches of ``oneOf`` must exclude one another by
+        their types, constants or required properties, because a grammar cannot count how many branches match.
 
         ``whitespace``: a regular expression for what may stand between the parts of the text; "" allows nothing there,
         and None at most 40 spaces and line breaks.
@@ -64,7 +65,7 @@ class Grammars:
 
 def json_schema(schema: Mapping[str, Any], whitespace: str | None = None) -> dict[str, Any]:
     """The schema as llguidance reads it, also behind ``%json`` in Lark; ``whitespace`` as in ``from_schema``."""
-    options: dict[str, Any] = {"coerce_one_of": True}
+    options: dict[str, Any] = {}
     if whitespace == "":
         options["whitespace_flexible"] = False
     else:

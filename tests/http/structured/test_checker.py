@@ -104,6 +104,10 @@ HOSTILE: dict[str, tuple[Ask, str]] = {
     "thousands of properties": (lambda g: g.from_schema({"properties": PROPERTIES}, "p"), ""),
     "a costly number": (lambda g: g.from_schema({"type": "integer", "multipleOf": 1_000_003}, "p"), "too much time"),
     "a keyword that is not supported": (lambda g: g.from_schema({"type": "array", "uniqueItems": True}, "p"), "unique"),
+    "branches of oneOf that overlap": (
+        lambda g: g.from_schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "p"),
+        "oneOf",
+    ),
     "a huge list of values": (lambda g: g.from_schema({"enum": ["x" * 99] * 10_000}, "p"), "larger than"),
     "a huge regex": (lambda g: g.from_regex("a" * (MAX_GRAMMAR_BYTES + 1), "p"), "larger than"),
     "half a character": (lambda g: g.from_choices(["\ud800"], "p"), ""),

@@ -1,14 +1,18 @@
 """The engine gives the reference's numbers, and the same bits in any batch."""
 
+import json
 import random
+import threading
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from llguidance import LLMatcher
 
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import SettingsError
+from actorserve.model_files.grammars import GrammarCompiler, Vocabulary
 from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.torch_engine import TorchEngine
@@ -306,3 +310,31 @@ def test_every_number_of_a_mode_and_our_code_are_in_the_kind(monkeypatch: pytest
     assert kind_digest(Kernels(replace(mode, head_bits=None), cpu, native=False).facts()) != before
     monkeypatch.setattr(kernels, "_code_digest", lambda: "another")
     assert kind_digest(Kernels(mode, cpu, native=False).facts()) != before
+
+
+def test_masks_are_made_while_the_model_runs(make_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step begins its masks before the model, and needs them only when the model is done."""
+    model_is_done = threading.Event()
+
+    class WaitsForTheModel(GrammarCompiler):
+        def compile(self, grammar: str) -> LLMatcher:
+            assert model_is_done.wait(60)
+            return super().compile(grammar)
+
+    tokens = [bytes([token_id]) for token_id in range(210)] + [b"<end>"]
+    compiler = WaitsForTheModel(Vocabulary(tokens, (210,), (210,)))
+    monkeypatch.setattr("workers.engines.torch_engine.compiler_for", lambda _: compiler)
+    engine = TorchEngine(make_model().description, EngineOptions(dtype="float32", kv_cache_bytes=KV_BYTES))
+    forward = engine._model.forward
+
+    def forward_and_tell(*arguments: Any) -> torch.Tensor:
+        hidden = forward(*arguments)
+        model_is_done.set()
+        return hidden
+
+    monkeypatch.setattr(engine._model, "forward", forward_and_tell)
+    grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
+    engine.add(RequestSpec("a", (1, 2), SamplingParams(seed=0, max_tokens=9, grammar=grammar)))
+    engine.add(RequestSpec("bad", (1, 2), SamplingParams(seed=0, max_tokens=9, grammar="no grammar")))
+    done = engine.step(StepPlan(0, ("bad", "a"), (0, 0), ((1, 2), (1, 2)), ((0,), (1,)), (True, True)))
+    assert (done.request_ids, done.token_ids, done.failed) == (("a",), (ord("a"),), ("bad",))

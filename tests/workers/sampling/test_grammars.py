@@ -87,6 +87,25 @@ def test_masks_are_the_same_after_a_move_and_a_rewind(name: str, seed: int) -> N
         assert allowed(again.begin(["a"], [position]).result()) == masks[position]
 
 
+def test_a_limit_is_met_at_the_same_position_after_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar meets its limit in the middle of an answer, and does so in a worker that begins anywhere, too."""
+    monkeypatch.setattr("actorserve.model_files.grammars._MAX_LEXER_STATES", 150)
+    grammar, chance = lark("start: /([a-e]{1,40}[0-9]{1,30}){20,60}x/"), random.Random(1)
+    grammars, output = make(), list[int]()
+    grammars.add(spec("a", grammar))
+    grammars.add(spec("b", lark('start: "b"+')))
+    while (found := grammars.begin(["a", "b"], [len(output)] * 2).result()).failed == () and len(output) < 200:
+        output.append(chance.choice(sorted(allowed(found))))
+        grammars.append(["a", "b"], [output[-1], ord("b")])
+    assert (found.rows, found.failed) == ((1,), (0,))
+    assert allowed(found) == {ord("b"), END, EOT}
+    assert len(output) > 1
+    for position in range(len(output) + 1):
+        again = make()
+        again.add(spec("a", grammar, output[:position]))
+        assert bool(again.begin(["a"], [position]).result().failed) == (position == len(output)), position
+
+
 def test_masks_are_the_same_in_any_batch() -> None:
     """A row's mask does not depend on the other rows, and rows without a grammar have none."""
     grammars = make()

@@ -4,9 +4,13 @@ import argparse
 import asyncio
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -14,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.core.messages import RequestSpec, SamplingParams
-from actorserve.errors import ActorserveError
+from actorserve.errors import ActorserveError, InvalidRequestError
 from actorserve.http.structured.checker import GrammarChecker
 from actorserve.http.structured.grammars import Grammars
 from actorserve.model_files.describe import describe
@@ -38,9 +42,9 @@ from workers.kv.cache import bytes_per_token
 TITLE = "Structured output: time per output token"
 VALID_TITLE = "Structured output: valid answers"
 SCHEMAS = Path(__file__).with_name("schemas.json")
-_MAX_TOKENS = 256
+_MAX_TOKENS = 200
 _TOKENS_PER_BLOCK = 16
-_MAX_PROMPT_TOKENS = 512
+_MAX_PROMPT_TOKENS = 128
 _LIST = {"type": "array", "minItems": 50, "items": {}}
 Validate = Callable[[object, Mapping[str, Any]], None]
 
@@ -49,15 +53,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_one_engine(parser)
     parser.add_argument("--dtype", default="int8", help="numeric mode of the engine (%(default)s)")
     parser.add_argument("--batch", type=int, default=16, help="requests that decode together (%(default)s)")
-    parser.add_argument("--steps", type=int, default=32, help="iterations of a measurement (%(default)s)")
-    parser.add_argument("--answers", type=int, default=2, help="answers for each schema (%(default)s)")
+    parser.add_argument("--steps", type=int, default=24, help="iterations of a measurement (%(default)s)")
+    parser.add_argument("--answers", type=int, default=1, help="answers for each schema (%(default)s)")
     add_json(parser)
 
 
 def read_schemas() -> dict[str, dict[str, Any]]:
-    """JSON schemas by name, in the style of JSONSchemaBench."""
+    """The sample of JSONSchemaBench's schemas, by name."""
     schemas: dict[str, dict[str, Any]] = json.loads(SCHEMAS.read_text(encoding="utf-8"))
     return schemas
+
+
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """How many schemas there are, how many are served, how many answers ended by themselves, how many were cut off at
+    their limit, and what is wrong with the answers that ended, or with grammars that failed.
+    """
+
+    num_schemas: int
+    num_served: int
+    num_ended: int
+    num_cut: int
+    problems: tuple[str, ...]
 
 
 class Requests:
@@ -67,14 +84,18 @@ class Requests:
         self._description = description
         self._tokenizer = tokenizer
 
-    def grammars(self, schemas: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Raises: InvalidRequestError if a schema is refused."""
+    def grammars(self, schemas: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """The grammars of the schemas that are served, by name."""
         config = self._description.config
         vocabulary = partial(vocabulary_of, self._tokenizer, config.vocab_size, self._description.eos_token_ids)
 
-        async def make() -> list[str]:
-            grammars = Grammars(GrammarChecker(vocabulary, cpu_s=5.0))
-            return [await grammars.from_schema(schema, "schema") for schema in schemas]
+        async def make() -> dict[str, str]:
+            grammars = Grammars(GrammarChecker(vocabulary, cpu_s=1.0))
+            found = {}
+            for name, schema in schemas.items():
+                with suppress(InvalidRequestError):
+                    found[name] = await grammars.from_schema(schema, "schema")
+            return found
 
         return asyncio.run(make())
 
@@ -90,14 +111,22 @@ class Requests:
 
 
 def measure_tpot(
-    engine: Engine, requests: Requests, schemas: Sequence[Mapping[str, Any]], steps: int, rounds: int
+    engine: Engine,
+    requests: Requests,
+    schemas: Mapping[str, Mapping[str, Any]],
+    batch_size: int,
+    steps: int,
+    rounds: int,
 ) -> dict[str, list[float]]:
     """Seconds per iteration of each round, free and with a schema for each request, in turns.
 
-    Each schema stands in a long list, so that no answer ends before the measurement.
+    Each schema stands in a long list, so that no answer ends before the measurement. Raises: BenchError if too few
+    schemas can stand there.
     """
-    lists = [_LIST | {"items": schema, "$defs": schema.get("$defs", {})} for schema in schemas]
-    grammars = requests.grammars(lists)
+    lists = {name: _LIST | {"items": schema} for name, schema in schemas.items() if "$ref" not in json.dumps(schema)}
+    grammars = dict(islice(requests.grammars(lists).items(), batch_size))
+    if len(grammars) < batch_size:
+        raise BenchError(f"--batch {batch_size}: only {len(grammars)} schemas of the sample can be measured")
     found: dict[str, list[float]] = {"free": [], "schema": []}
     for number in range(rounds + 1):
         kinds = ("free", "schema") if number % 2 else ("schema", "free")
@@ -105,14 +134,14 @@ def measure_tpot(
             batch = DecodingBatch(
                 engine,
                 [
-                    requests.spec(f"r{row}", schema, grammars[row] if kind == "schema" else "", number, 4 * steps)
-                    for row, schema in enumerate(lists)
+                    requests.spec(name, lists[name], grammar if kind == "schema" else "", number, 4 * steps)
+                    for name, grammar in grammars.items()
                 ],
             )
-            times = [batch.decode() for _ in range(steps) if len(batch.running) == len(lists)]
+            times = [batch.decode() for _ in range(steps) if len(batch.running) == batch_size]
             batch.end()
             if number and times:  # the first round warms up
-                found[kind].append(sum(times) / len(times))
+                found[kind].append(median(times))
     return found
 
 
@@ -123,13 +152,13 @@ def count_valid(
     batch_size: int,
     answers: int,
     validate: Validate,
-) -> tuple[int, int, list[str]]:
-    """How many answers ended by themselves, how many were cut off, and the problems of those that ended."""
-    grammars = dict(zip(schemas, requests.grammars(list(schemas.values())), strict=True))
+) -> Validity:
+    """Let the model answer each schema that is served, and check the answers that end by themselves."""
+    grammars = requests.grammars(schemas)
     wanted = [
-        (name, requests.spec(f"{name} {seed}", schema, grammars[name], seed, _MAX_TOKENS))
+        (name, requests.spec(f"{name} {seed}", schemas[name], grammar, seed, _MAX_TOKENS))
         for seed in range(answers)
-        for name, schema in schemas.items()
+        for name, grammar in grammars.items()
     ]
     num_ended = num_cut = 0
     problems: list[str] = []
@@ -149,7 +178,7 @@ def count_valid(
                 problem = _problem(requests.text(request), schemas[name], validate)
                 if problem:
                     problems.append(f"{name}: {problem}")
-    return num_ended, num_cut, problems
+    return Validity(len(schemas), len(grammars), num_ended, num_cut, tuple(problems))
 
 
 def _problem(text: str, schema: Mapping[str, Any], validate: Validate) -> str:
@@ -168,7 +197,9 @@ def find_validator() -> Validate:
         raise BenchError("the answers are checked by the package jsonschema: install it, or actorserve[test]") from None
 
     def validate(value: object, schema: Mapping[str, Any]) -> None:
-        error = library.exceptions.best_match(library.Draft202012Validator(schema).iter_errors(value))
+        kind = library.validators.validator_for(schema, default=library.Draft202012Validator)
+        validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
+        error = library.exceptions.best_match(validator.iter_errors(value))
         if error is not None:
             raise ValueError(error.message[:200])
 
@@ -194,8 +225,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine = TorchEngine(description, options)
         requests = Requests(description, load_tokenizer(description))
         schemas = read_schemas()
-        chosen = [schema for _, schema in zip(range(arguments.batch), schemas.values(), strict=False)]
-        times = measure_tpot(engine, requests, chosen, arguments.steps, arguments.rounds)
+        times = measure_tpot(engine, requests, schemas, arguments.batch, arguments.steps, arguments.rounds)
         valid = count_valid(engine, requests, schemas, arguments.batch, arguments.answers, validate)
     except ActorserveError as error:
         raise BenchError(str(error)) from None
@@ -204,17 +234,20 @@ def run(arguments: argparse.Namespace) -> int:
         "without a grammar": Figure.of([1e3 * seconds for seconds in times["free"]]),
         "with a JSON schema": Figure.of([1e3 * seconds for seconds in times["schema"]]),
     }
-    num_ended, num_cut, problems = valid
-    share = Figure(100 * (1 - len(problems) / max(1, num_ended)))
+    share = Figure(100 * (1 - len(valid.problems) / max(1, valid.num_ended)))
     say(console, f"{arguments.model}, {arguments.dtype}, batch {arguments.batch}; {machine_line(machine)}")
     table = Table("ms per output token", "median", "lowest", "highest")
     for name, figure in rows.items():
         table.add_row(name, *(f"{value:.2f}" for value in (figure.median, figure.min or 0.0, figure.max or 0.0)))
     print_table(console, table)
     say(console, f"ratio: {Figure.of(ratios).median:.3f}, the median of the rounds' own")
-    say(console, f"{len(schemas)} schemas: {num_ended} answers ended by themselves, {num_cut} were cut off")
+    say(
+        console,
+        f"{valid.num_served} of {valid.num_schemas} schemas are served: {valid.num_ended} answers ended by themselves, "
+        f"{valid.num_cut} were cut off",
+    )
     say(console, f"valid among those that ended: {share.median:.1f} %")
-    for problem in problems:
+    for problem in valid.problems:
         say(console, problem)
     tables = [
         FigureTable(
@@ -229,9 +262,9 @@ def run(arguments: argparse.Namespace) -> int:
         FigureTable(
             VALID_TITLE,
             "answers",
-            (Column("ended by themselves", decimals=0), Column("valid", "%", 1)),
-            (Row(f"{len(schemas)} schemas", (Figure(num_ended), share)),),
+            (Column("served", decimals=0), Column("ended by themselves", decimals=0), Column("valid", "%", 1)),
+            (Row(f"{valid.num_schemas} schemas", (Figure(valid.num_served), Figure(valid.num_ended), share)),),
         ),
     ]
-    save_figures(arguments, tables, {"cut": num_cut, "problems": problems}, machine)
+    save_figures(arguments, tables, {"cut": valid.num_cut, "problems": valid.problems}, machine)
     return 0
