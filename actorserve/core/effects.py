@@ -98,7 +98,7 @@ class StartWorker:
     """Have one more worker started; it announces itself when it is ready."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, because every token makes one, and a frozen one costs ten times as much
 class Deliver:
     """Hand new tokens to the client's stream, in order and each token once. ``logprobs`` is empty, or has one entry per
     token.

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import hypercorn.asyncio
 import hypercorn.asyncio.run
+import hypercorn.asyncio.tcp_server
 import hypercorn.config
 import hypercorn.logging
 import hypercorn.protocol.h11
@@ -29,6 +30,8 @@ KEEP_ALIVE_TIMEOUT_S = 75.0
 """How long a connection may stay open without a request. Clients and proxies keep theirs for a shorter time (5 and
 60 s), so they close first, and never send a request on a connection that the server is closing."""
 MAX_HEADER_BYTES = 32 * 1024
+_READ_BYTES = 256 * 1024
+"""Every read of a long body costs the event loop some 0.1 ms, whatever its size. uvloop reads this much at once."""
 _ERROR_GRACE_S = 1.0
 """How long after the drain the answers that were cut off may take to send their error."""
 _CUT_AFTER_S = 1.0
@@ -183,6 +186,7 @@ def _adjust_hypercorn() -> None:
         (hypercorn.asyncio.run, "TCPServer", _Connection),
         (hypercorn.protocol.h11.H11Protocol, "_check_protocol", _stay_with_http1),
         (hypercorn.protocol.h11, "HTTPStream", DirectStream),
+        (hypercorn.asyncio.tcp_server, "MAX_RECV", _READ_BYTES),
     ):
         setattr(owner, name, ours)
 

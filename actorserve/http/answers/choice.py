@@ -7,6 +7,7 @@ pieces, put together, are exactly the answer that is not streamed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from actorserve.core.effects import Deliver, End
 from actorserve.core.messages import FinishReason, PromptLogprobs, RequestSpec, TokenLogprobs
@@ -27,8 +28,7 @@ class AnswerToken:
     logprobs: TokenLogprobs | None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The next text of a choice. ``tokens`` begin in it; they are empty if the client wants no log-probabilities."""
 
     text: str
