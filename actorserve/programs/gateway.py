@@ -30,8 +30,8 @@ from actorserve.settings import Settings
 _ALLOCATIONS = 50_000
 _GENERATIONS = (20, 20)  # how many searches of one generation precede one of the next
 _SWITCH_S = 0.0005
-"""How long a thread that reads a prompt may keep Python's lock while the event loop wants it. A turn of the loop takes the
-lock at each of its system calls, so with Python's 5 ms a long prompt delayed each token by many times that."""
+"""How long a thread that reads a prompt may keep Python's lock while the event loop wants it. The loop takes the lock
+again after each system call, so with Python's 5 ms a long prompt delayed each token by many times that."""
 
 
 class DrainError(ActorserveError):
