@@ -108,8 +108,10 @@ def failure_of(end: End) -> RequestFailedError | None:
     if end.refusal is not None:
         return _refused(end.refusal, end.retry_after_s)
     if end.reason is FinishReason.ERROR:
-        message = "the request failed while its answer was being generated"
-        return RequestFailedError(500, message, code="generation_failed")
+        # Workers fail a request for one reason only: its grammar met a limit in the middle of the answer. A retry would
+        # meet it again.
+        message = "the grammar of the answer needs too much time or memory to follow; use a simpler one"
+        return RequestFailedError(400, message, code="invalid_grammar")
     return None
 
 

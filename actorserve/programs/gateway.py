@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import sys
 from pathlib import Path
 
 import uvloop
@@ -28,6 +29,9 @@ from actorserve.settings import Settings
 
 _ALLOCATIONS = 50_000
 _GENERATIONS = (20, 20)  # how many searches of one generation precede one of the next
+_SWITCH_S = 0.0005
+"""How long a thread that reads a prompt may keep Python's lock while the event loop wants it. The loop takes the lock
+again after each system call, so with Python's 5 ms a long prompt delayed each token by many times that."""
 
 
 class DrainError(ActorserveError):
@@ -84,6 +88,7 @@ async def _run(child: Child) -> None:
     ending = asyncio.Event()
     on_termination(ending.set)
     _collect_garbage_rarely()
+    sys.setswitchinterval(_SWITCH_S)
     # A gateway that still loads must not get connections, because other gateways could serve them.
     listener = bind(settings.http.host, settings.http.port, shared=child.count > 1)
 

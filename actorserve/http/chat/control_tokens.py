@@ -147,11 +147,11 @@ class ControlTokens:
         return any(end in self._suffixes for end in ends) or (len(text) < self._longest and text in self._texts)
 
     def _mark_text(self, text: str) -> str:
-        places = {start + 1 for start, _ in self._find(text, overlapping=True)}
+        places = [start + 1 for start, _ in self._find(text, overlapping=True)]
         start, end = len(text) - len(text.lstrip()), len(text.rstrip())  # templates strip white space
-        places |= {place for place in (0, start) if self._may_follow(text[place:])}
-        places |= {place for place in (end, len(text)) if self._may_precede(text[:place])}
-        cuts = [0, *sorted(places), len(text)]
+        places += [place for place in (0, start) if self._may_follow(text[place:])]
+        places += [place for place in (end, len(text)) if self._may_precede(text[:place])]
+        cuts = [0, *dict.fromkeys(sorted(places)), len(text)]
         return _MARKER.join(text[begin:stop] for begin, stop in itertools.pairwise(cuts))
 
 

@@ -349,12 +349,12 @@ async def test_refusals(streamed: bool, reason: RefusalReason, status: int, retr
 
 
 async def test_failure_before_any_token() -> None:
-    """A request that fails before anything was sent is a 500."""
+    """A request whose grammar meets a limit before anything was sent is a 400, because a retry cannot help."""
     service = ScriptedService(lambda _: [end(FinishReason.ERROR)])
     async with client_for(service) as client:
         response = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
-    assert response.status_code == 500
-    assert response.json()["error"]["code"] == "generation_failed"
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_grammar"
 
 
 async def test_failure_in_mid_stream() -> None:
@@ -369,7 +369,7 @@ async def test_failure_in_mid_stream() -> None:
     assert events[-1] == "[DONE]"
     error = events[-2]
     assert isinstance(error, dict)
-    assert error["error"]["code"] == "generation_failed"
+    assert error["error"]["code"] == "invalid_grammar"
 
 
 async def test_abort() -> None:

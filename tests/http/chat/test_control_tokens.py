@@ -1,5 +1,7 @@
 """Control tokens of a prompt come from the template, whatever the client's strings hold."""
 
+import re
+import threading
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -8,6 +10,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers
 
+from actorserve.http.chat import control_tokens
+from actorserve.http.chat.control_tokens import ControlTokens
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.openai.chat.prompts import ChatPrompts
@@ -162,6 +166,38 @@ def test_aliases_change_no_id(tokenizer: Tokenizer, texts: list[str]) -> None:
     plain = [text for text in texts if not any(token in text for token in aliases)]
     expected = tokenizer.encode("<|end|>".join(plain), add_special_tokens=False)
     assert aliased.encode(aliases["<|end|>"].join(plain), add_special_tokens=False) == expected
+
+
+async def test_no_long_text_stops_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that reads the texts of a chat with control tokens runs in other threads."""
+    seen: set[int] = set()
+    for name in ("mark", "with_aliases", "without_markers"):
+        method = getattr(ControlTokens, name)
+
+        def noted(self: ControlTokens, value: Any, method: Any = method) -> Any:
+            seen.add(threading.get_ident())
+            return method(self, value)
+
+        monkeypatch.setattr(ControlTokens, name, noted)
+    template = ChatTemplate(CHATML, {}, timeout_s=5.0)
+    await _ids(template, TOKENIZER, {"messages": [{"role": "user", "content": "a<|end|>" * 10_000}]})
+    assert seen
+    assert threading.get_ident() not in seen
+    template.close()
+
+
+@given(
+    names=st.sets(st.text("<|>ab", min_size=1, max_size=5), min_size=1, max_size=8),
+    text=st.text("<|>ab", max_size=40),
+    step=st.integers(1, 9),
+)
+def test_the_longest_control_token_is_found_at_each_place(names: set[str], text: str, step: int) -> None:
+    """Searching in steps finds what one search for the longest names finds, also where two steps meet."""
+    longest = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control_tokens, "_STEP_CHARS", step)
+        aliased = ControlTokens({name: f"({name})" for name in names}).with_aliases(text)
+    assert aliased == longest.sub(lambda found: f"({found[0]})", text)
 
 
 async def test_an_honest_chat_is_encoded_as_before() -> None:

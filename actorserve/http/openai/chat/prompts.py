@@ -48,6 +48,9 @@ class ChatPrompts:
         text = await self._render(request, context)
         if not is_marked:
             return ChatPrompt(text, self._tokenizer, text)
+        return await asyncio.to_thread(self._unmarked, text)
+
+    def _unmarked(self, text: str) -> ChatPrompt:
         return ChatPrompt(self._controls.without_markers(text), self._aliased, self._controls.with_aliases(text))
 
     def _context(self, request: ChatRequest) -> tuple[dict[str, Any], bool]:
