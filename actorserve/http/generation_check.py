@@ -47,4 +47,5 @@ class GenerationCheck:
             effects = await stream.take(asyncio.get_running_loop().time() + limit_s)
             return any(isinstance(effect, Deliver) for effect in effects)
         finally:
+            stream.close()
             self._service.release(request_id)
