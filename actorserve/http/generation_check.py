@@ -43,8 +43,9 @@ class GenerationCheck:
         stream = AnswerStream()
         self._service.submit(spec, stream)
         try:
-            # One effect tells: a token, or the end of a request that was refused.
+            # The first effect is enough: a token, or the end of a request that was refused.
             effects = await stream.take(asyncio.get_running_loop().time() + limit_s)
             return any(isinstance(effect, Deliver) for effect in effects)
         finally:
+            stream.close()
             self._service.release(request_id)

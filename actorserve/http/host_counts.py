@@ -43,13 +43,15 @@ class HostCounts:
         if not keeps:
             self._names_file.unlink(missing_ok=True)
             values.unlink(missing_ok=True)
-        self._names = _read_names(self._names_file)
-        # A line that the last process did not finish is written again.
-        self._names_file.write_text("".join(map(_line, self._names)), encoding="utf-8")
         with values.open("ab") as file:
             file.truncate(_CAPACITY * _DOUBLE_BYTES)
         with values.open("r+b") as file:
             self.values = memoryview(mmap.mmap(file.fileno(), _CAPACITY * _DOUBLE_BYTES)).cast("d")
+        self._names = _read_names(self._names_file)
+        # The last process may not have finished a line. Other processes may be reading, so the file is replaced.
+        whole = folder / f"{name}.names-new"
+        whole.write_text("".join(map(_line, self._names)), encoding="utf-8")
+        whole.replace(self._names_file)
 
     def cell(self, name: Name) -> int:
         """The index of this number in ``values``. There is room for some thousands of names."""
@@ -67,7 +69,10 @@ class HostCounts:
             return {name: self.values[index] for name, index in self._names.items()}
         sums: Counter[Name] = Counter()
         for file in sorted(self._folder.glob("*.names")):
-            values = memoryview(file.with_suffix(".values").read_bytes()).cast("d")
+            try:
+                values = memoryview(file.with_suffix(".values").read_bytes()).cast("d")
+            except FileNotFoundError:
+                continue  # a process that begins at 0 again is just removing its files
             for name, index in _read_names(file).items():
                 sums[name] += values[index]  # type: ignore[assignment]  # a Counter also holds floats
         return sums

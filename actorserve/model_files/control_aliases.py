@@ -14,7 +14,7 @@ _FIRST_PRIVATE, _NUM_PRIVATE = 0xF0000, 0xFFFE  # Unicode's plane 15, for privat
 
 
 def with_aliases(backend: Backend) -> tuple[Backend, dict[str, str]]:
-    """The copy, and its names of the control tokens by their texts. Ids are the same.
+    """The copy, and the secret names by the texts of the control tokens. Ids are the same.
 
     All else that a text could become stays equal: words, added tokens that are not control tokens, spaces.
 

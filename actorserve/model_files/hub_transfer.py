@@ -59,7 +59,7 @@ class _Partial:
 
 
 def fetch(files: Sequence[RemoteFile], blobs: Path, progress: Progress | None) -> None:
-    """Bring the files that are not in ``blobs`` yet there.
+    """Fetch the files that are not in ``blobs`` yet.
 
     A cut transfer leaves ``HASH.partial``, and the next call goes on from there.
 

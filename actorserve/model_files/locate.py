@@ -37,7 +37,9 @@ def locate(name_or_path: str, progress: Progress | None = None, load_format: Loa
 
 
 def hub_name(name_or_path: str) -> HubName | None:
-    """The name on a hub that is meant; None for ``default``, a path that exists, and anything that is no hub's name."""
+    """The name on a hub that the user means; None for ``default``, a path that exists, and anything that is no hub's
+    name.
+    """
     name = parse_hub_name(name_or_path)
     return None if name is None or Path(name_or_path).exists() else name
 

@@ -1,4 +1,4 @@
-"""What can be told of a text's tokens without making them, for tokenizers that are known well enough."""
+"""What is known of a text's tokens before they are made, for tokenizers whose steps are understood."""
 
 import json
 import re

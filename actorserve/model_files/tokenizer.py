@@ -56,7 +56,7 @@ class Tokenizer:
         return self._special_ids
 
     def with_control_aliases(self) -> "tuple[Tokenizer, dict[str, str]]":
-        """A tokenizer with the same ids, whose control tokens have secret names, and these by the tokens' texts.
+        """A tokenizer with the same ids, whose control tokens have secret names; and these names by the tokens' texts.
 
         It reads ``<|im_end|>`` as plain text. Raises: ModelError.
         """

@@ -1,4 +1,7 @@
-"""The recipe from which a core was made, as JSON in its journal's first record. Floats keep their exact value."""
+"""The recipe from which a core was made, as JSON in its journal's first record. Floats keep their exact value.
+
+The record also has the version of the messages, because the messages of another version have other fields.
+"""
 
 import json
 from dataclasses import asdict, fields
@@ -8,6 +11,7 @@ from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.messages import PROTOCOL_VERSION
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.replay import InstanceRecipe, Recipe
@@ -25,14 +29,18 @@ _KINDS: dict[str, type] = {"instance": InstanceRecipe, "coordinator": ClusterCon
 def recipe_text(recipe: Recipe) -> str:
     """The recipe as JSON; ``parse_recipe`` reads it."""
     kind = next(name for name, cls in _KINDS.items() if isinstance(recipe, cls))
-    return json.dumps({"kind": kind, **asdict(recipe)})
+    return json.dumps({"protocol_version": PROTOCOL_VERSION, "kind": kind, **asdict(recipe)})
 
 
 def parse_recipe(text: str) -> Recipe:
     """Raises: ProtocolError if the text is damaged, or of another version of the cores."""
     try:
         values = json.loads(text)
+        version = values.pop("protocol_version", None)
         kind = values.pop("kind")
+        if version != PROTOCOL_VERSION:
+            written = "an older version" if version is None else f"version {int(version)}"
+            raise ProtocolError(f"log has messages of {written}, and this program reads version {PROTOCOL_VERSION}")
         if kind == "gateway":
             return _whole(GatewayConfig, values)
         values["promote_after_s_of"] = _by_priority(values["promote_after_s_of"])

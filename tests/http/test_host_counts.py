@@ -93,3 +93,12 @@ def test_counters_and_histograms_are_summed(tmp_path: Path) -> None:
             ("wait_seconds_count", None): 8.0,
             ("wait_seconds_sum", None): 2 * (0.05 + 0.1 + 0.5 + 7.0),
         }
+
+
+def test_a_restart_does_not_disturb_the_others(tmp_path: Path) -> None:
+    """While a process begins again, and has already removed its files, the others still tell their sums."""
+    ours, other = HostCounts(tmp_path, "a"), HostCounts(tmp_path, "b", keeps=False)
+    ours.values[ours.cell(("x",))] += 2.0
+    other.values[other.cell(("x",))] += 3.0
+    (tmp_path / "b.values").unlink()
+    assert ours.totals() == {("x",): 2.0}

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from actorserve.core import messages as m
 from actorserve.errors import ProtocolError
+from actorserve.settings import HttpSettings
 from actorserve.wire.codec import LOCAL_TAGS, MAX_FRAME_BYTES, WIRE_TAGS, decode, encode
 
 _NATURAL = st.integers(0, 2**63 - 1)
@@ -341,3 +342,11 @@ def test_a_long_prompt_passes() -> None:
     prompt = tuple(chance.randrange(200_000) for _ in range(200_000))
     start = m.Start(1, m.RequestSpec("r", prompt, m.SamplingParams(seed=1, max_tokens=5)))
     assert decode(encode(start)) == start
+
+
+def test_the_longest_scores_of_a_prompt_pass() -> None:
+    """As many log-probabilities as a server can be set to give fit a frame, whatever their values."""
+    most = HttpSettings.model_json_schema()["properties"]["max_prompt_logprobs"]["maximum"]
+    scores = m.PromptLogprobs(0, (2**31,) * most, (-0.1,) * most, (2**31,) * most)
+    tokens = m.Tokens(("r",), (1,), (0,), (7,), prompt_logprobs=(scores,))
+    assert decode(encode(tokens)) == tokens

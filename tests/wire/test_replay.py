@@ -1,6 +1,7 @@
 """Replaying a journal: a new core from the same recipe has the same effects, and any difference is noticed."""
 
 import io
+import json
 import math
 import struct
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.messages import (
+    PROTOCOL_VERSION,
     Message,
     Open,
     Peer,
@@ -88,6 +90,16 @@ def test_a_damaged_recipe_is_refused(text: str) -> None:
     """A text that is not a recipe raises ProtocolError."""
     with pytest.raises(ProtocolError):
         parse_recipe(text)
+
+
+@pytest.mark.parametrize(
+    ("version", "named"), [(PROTOCOL_VERSION - 1, f"version {PROTOCOL_VERSION - 1}"), (None, "an older version")]
+)
+def test_a_log_of_another_version_is_refused(version: int | None, named: str) -> None:
+    """Messages of another version have other fields, so their log is refused before any of them is read."""
+    values = json.loads(recipe_text(INSTANCE)) | {"protocol_version": version}
+    with pytest.raises(ProtocolError, match=f"messages of {named}, and this program reads version {PROTOCOL_VERSION}"):
+        parse_recipe(json.dumps(values))
 
 
 def _inputs(recipe: Recipe) -> list[tuple[Message, Peer | None]]:

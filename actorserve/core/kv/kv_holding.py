@@ -42,7 +42,7 @@ class KVHolding:
 
     @property
     def may_reuse_kv(self) -> bool:
-        """Whether KV that exists already may stand for its first tokens: cached blocks, or copies from elsewhere."""
+        """Whether it may take KV that exists, in cached blocks or in other workers' copies, instead of computing it."""
         return True
 
     @property

@@ -13,7 +13,9 @@ class Peer(NamedTuple):
 
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""Of ``SamplingParams.grammar``, in UTF-8. Other strings in messages are short (``actorserve.wire.schema``)."""
+"""The greatest length of ``SamplingParams.grammar``, in UTF-8. Other strings in messages are short
+(``actorserve.wire.schema``).
+"""
 
 LOCAL = Peer("", 0)
 """The sender of a message that has not left its process."""

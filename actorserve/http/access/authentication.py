@@ -64,8 +64,9 @@ class Authentication:
 
 
 def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The text after ``Bearer``, or without that header the one of ``x-api-key``. None if both headers are missing,
-    or if the header is repeated or of another scheme."""
+    """The secret after ``Bearer``; without that header, the value of ``x-api-key``. None if both headers are missing,
+    or if the header is repeated or of another scheme.
+    """
     headers = list(headers)
     values = [value for name, value in headers if name == b"authorization"]
     if not values:

@@ -12,9 +12,9 @@ _EXPOSED_HEADERS = ("x-request-id", "retry-after")
 def with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     """``app`` for pages of these origins (``*``: of any); without origins, ``app`` itself.
 
-    It lies around the authentication, because a browser sends no key with the request that asks for permission. Keys
-    are headers and no cookies, so no page can use a visitor's key that it does not know. Any header is allowed, because
-    each SDK sends headers of its own.
+    It is outside of the authentication, because a browser sends no key with the request that asks for permission. Keys
+    come in headers and not in cookies, so a page can use only keys that it knows. Any header is allowed, because each
+    SDK sends headers of its own.
     """
     if not origins:
         return app

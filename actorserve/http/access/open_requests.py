@@ -4,7 +4,9 @@ from actorserve.http.host_counts import HostCounts
 
 
 class OpenRequests:
-    """Counts each key's open requests in ``counts``, which must not outlive a process: a dead gateway has none open."""
+    """Counts each key's open requests in ``counts``, which must begin at 0 in a new process: a dead gateway's requests
+    are not open.
+    """
 
     def __init__(self, counts: HostCounts) -> None:
         self._counts = counts

@@ -35,7 +35,7 @@ def error_form(failure: RequestFailedError, scope: Scope) -> JSONResponse:
 
 
 def _status(failure: RequestFailedError) -> int:
-    """This API tells an overload by a status of its own."""
+    """An overload has a status of its own in this API."""
     return _OVERLOADED if failure.status == 503 else failure.status
 
 

@@ -105,7 +105,7 @@ def _around_text(index: int, first: Delta) -> tuple[bytes, bytes]:
 
 
 def _read_arguments(text: str) -> Json:
-    """A call's arguments as an object. Of text that was cut off, as much as it says."""
+    """A call's arguments as an object. If the text was cut off, the object has what is there."""
     try:
         arguments = from_json(text, allow_partial=True)
     except ValueError:

@@ -1,1 +1,1 @@
-"""Chats without a protocol's clothes: templates, reasoning and tools."""
+"""What the chats of all protocols share: templates, reasoning and tool calls."""

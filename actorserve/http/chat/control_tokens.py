@@ -57,7 +57,7 @@ _OWN_WORDS = frozenset(
         "null",
     ]
 )
-"""Words of this server, of OpenAI's messages and of JSON schemas, which templates compare or look up."""
+"""Words of chat messages and JSON schemas. Templates compare them or look them up, so they are not marked."""
 _WORD = re.compile(r"\w*")
 
 
@@ -77,8 +77,9 @@ class ControlTokens:
         self._longest = max(map(len, texts), default=0)
 
     def mark(self, context: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A copy of ``context`` whose strings no template can join to a control token. None if none of them is part
-        of one: nothing has to be marked then."""
+        """A copy of ``context`` whose strings no template can join to a control token. None if no string could become
+        part of one, so that nothing has to be marked.
+        """
         if not any(map(self._is_dangerous, _strings(context))):
             return None
         marked: dict[str, Any] = self._marked(context)
@@ -137,7 +138,7 @@ class ControlTokens:
     def _may_follow(self, text: str) -> bool:
         """Whether the text begins with the end of a control token, or is a middle part of one.
 
-        Of single words only the whole name of a control token is one (``s`` of ``<s>``), unless it is a word that
+        A single word counts only if it is the whole name of a control token (``s`` of ``<s>``), and not a word that
         templates compare or look up, such as a role.
         """
         head = text[: self._longest]

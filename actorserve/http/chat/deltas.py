@@ -1,4 +1,4 @@
-"""The parts of a chat's output: what a parser makes of the model's text, and every API's form of answer writes."""
+"""The parts of a chat's output. Parsers make them of the model's text, and all APIs' answer formats write them."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -35,7 +35,7 @@ class Dialect:
         tool_parser: ToolParserName = "auto",
         reasoning_parser: ReasoningParserName = "auto",
     ) -> None:
-        """``auto`` is decided by the source of the chat ``template``; None: there is none."""
+        """``template`` is the chat template's source, which decides ``auto``; None if the model has no template."""
         source = template or ""
         self.call_form = _call_form(source, tool_parser)
         """None: calls are not looked for."""
@@ -82,8 +82,8 @@ class Dialect:
     def grammar(self, prompt: Sequence[int], functions: Functions, *, parallel: bool, or_answer: bool) -> str:
         """The grammar, as llguidance's Lark, that makes the model call ``functions``, after it has thought.
 
-        With ``or_answer`` the model may follow the grammar ``@answer`` in place of it; without functions it must. There
-        must be a ``call_form`` if there are functions.
+        With ``or_answer`` the model may follow the grammar ``@answer`` instead; without functions it must follow
+        ``@answer``. There must be a ``call_form`` if there are functions.
         """
         rules: list[str] = []
         wanted = ["@answer"] if or_answer else []

@@ -39,7 +39,7 @@ class Message:
 
 
 def read_message(parser: OutputParser, text: str) -> Message:
-    """What ``parser``, which is fresh, makes of the whole ``text`` of a choice."""
+    """What a fresh ``parser`` makes of the whole ``text`` of a choice."""
     message = Message()
     for start in range(0, len(text), _MAX_PIECE_CHARS):
         message.add(parser.push(text[start : start + _MAX_PIECE_CHARS]))

@@ -71,7 +71,7 @@ class Metrics:
             "vllm:e2e_request_latency_seconds", "From arrival to the end.", _LABELS, _E2E_BUCKETS_S
         )
         self._unknown_fields = host.counter(
-            "actorserve_unknown_fields", "Fields of requests that no one knows and that were ignored."
+            "actorserve_unknown_fields", "Fields of requests that this server does not know and has ignored."
         ).labels()
         for name in service.counters():
             host.counter(f"actorserve_{name}", f"{name.replace('_', ' ')}.")

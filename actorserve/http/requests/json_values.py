@@ -9,7 +9,7 @@ _MAX_VALUES = 20_000
 
 
 def bounded_object(value: object) -> dict[str, Any]:
-    """``value``, if it is a JSON object that code may walk without fear. Raises: PydanticCustomError."""
+    """``value``, if it is a JSON object within these bounds. Raises: PydanticCustomError."""
     if not isinstance(value, dict):
         raise wrong("must be an object")
     check_bounds(value)

@@ -1,4 +1,6 @@
-"""The names that errors give to fields: a protocol's own ones, not those of the chat that its request becomes."""
+"""Renames fields in errors. A client reads the names of its own protocol, not those of the chat that its request
+becomes.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

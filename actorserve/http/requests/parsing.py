@@ -37,11 +37,22 @@ class RequestParser:
         Raises: InvalidRequestError that names at most ten problems and repeats no long input.
         """
         if len(body) < _LARGE_BODY_BYTES:
-            return self._parse(kind, body)
-        return await asyncio.to_thread(self._parse, kind, body)
+            return self._counted(self._parse(kind, body))
+        return self._counted(await asyncio.to_thread(self._parse, kind, body))
 
     def validate(self, kind: type[RequestT], data: dict[str, object]) -> RequestT:
         """Validate parsed JSON. A part of ``data`` may already be a validated model. Raises: as ``parse``."""
+        return self._counted(self._validate(kind, data))
+
+    def _counted(self, parsed: tuple[RequestT, int]) -> RequestT:
+        """Count the unknown fields. On the event loop's thread, because counting is not safe in several threads."""
+        request, num_unknown_fields = parsed
+        if num_unknown_fields:
+            self._count_unknown_fields(num_unknown_fields)
+        return request
+
+    def _validate(self, kind: type[RequestT], data: dict[str, object]) -> tuple[RequestT, int]:
+        """The request, and the number of its fields that are unknown."""
         context = RequestContext(self._settings)
         try:
             request = kind.model_validate(data, context=context)
@@ -50,15 +61,13 @@ class RequestParser:
             param, _ = _place_and_text(first)
             code = "unknown_parameter" if first["type"] == "extra_forbidden" else None
             raise InvalidRequestError(describe_problems(error), param or None, code) from None
-        if context.num_unknown_fields:
-            self._count_unknown_fields(context.num_unknown_fields)
-        return request
+        return request, context.num_unknown_fields
 
-    def _parse(self, kind: type[RequestT], body: bytes) -> RequestT:
+    def _parse(self, kind: type[RequestT], body: bytes) -> tuple[RequestT, int]:
         data = parse_json(body)
         if not isinstance(data, dict):
             raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
-        return self.validate(kind, data)
+        return self._validate(kind, data)
 
 
 def parse_json(text: bytes) -> Any:

@@ -27,7 +27,7 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, max_at_once: int) -> None:
-        """``max_at_once`` prompts or lists of prompts are read or wait; further ones are refused."""
+        """``max_at_once`` calls of ``off_loop`` may run or wait at once; further calls are refused."""
         self._floor = TokenFloor(tokenizer)
         self._max_at_once = max_at_once
         self._num_reading = 0

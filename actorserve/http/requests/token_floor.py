@@ -46,7 +46,7 @@ class TokenFloor:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._most = [1] * (len(_CLASSES) + 1)  # of each count in one token
+        self._most = [1] * (len(_CLASSES) + 1)  # the greatest of each count in one token
         for token_id in range(tokenizer.vocab_size):
             self._most = list(map(max, self._most, _counts(tokenizer.token_bytes(token_id))))
 

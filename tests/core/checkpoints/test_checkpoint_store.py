@@ -341,8 +341,8 @@ def test_a_draining_holder_keeps_nothing() -> None:
 
 
 def test_a_scored_prompt_without_output_is_computed_again() -> None:
-    """Its log-probabilities come from computing it, and its gateway may have lost the first token; so no stored block
-    is used, and all are free.
+    """A worker computes the whole prompt although it holds a checkpoint, because log-probabilities come from computing;
+    the checkpoint's blocks are free again.
     """
     instance = keeps()
     request = spec("r", 18, 12, prompt_logprobs=0)

@@ -40,7 +40,7 @@ class Scored(Instance):
 
     @property
     def scores(self) -> tuple[bool, ...]:
-        """The plan's column."""
+        """The column ``scores`` of the plan in flight."""
         assert self.plan is not None
         return self.plan.scores
 

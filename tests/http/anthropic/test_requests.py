@@ -127,7 +127,7 @@ async def test_unknown_fields_can_be_refused() -> None:
 
 
 async def test_null_means_the_default() -> None:
-    """A field that is null is as good as none."""
+    """A field that is null means the same as a missing field."""
     optional = ("system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences", "temperature")
     others = ("top_p", "top_k", "stream", "metadata", "service_tier", "container", "mcp_servers", "cache_control")
     assert await prompt(**dict.fromkeys([*optional, *others])) == await prompt()

@@ -13,7 +13,7 @@ _SPACE = " "
 tokens on it, and is cut off before the call is complete."""
 
 TokenId = Callable[[str], int | None]
-"""The id of a special token by its text; None for text that is none."""
+"""The id of a special token by its text; None for text that is not a special token."""
 
 
 def calls_grammar(functions: Functions, form: CallForm, token_id: TokenId, *, parallel: bool) -> str:
