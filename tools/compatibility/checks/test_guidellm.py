@@ -7,19 +7,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NUM_REQUESTS = 6
 
 
-def test_benchmark(tmp_path: Path, url: str, key: str, model: str) -> None:
+@pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions"])
+def test_benchmark(tmp_path: Path, url: str, key: str, model: str, endpoint: str) -> None:
     """Every request of a run with concurrent streams succeeds, and the report has times of tokens."""
     report = tmp_path / "report.json"
-    command = [
-        *(str(Path(sys.executable).parent / "guidellm"), "benchmark", "run"),
-        *("--target", url, "--model", model, "--processor", os.environ["ACTORSERVE_TOKENIZER"]),
-        *("--backend-kwargs", json.dumps({"api_key": key})),
-        *("--profile", "concurrent", "--rate", "2", "--max-requests", str(NUM_REQUESTS)),
-        *("--data", "prompt_tokens=64,output_tokens=16", "--output-dir", str(tmp_path), "--outputs", report.name),
-    ]
+    backend = {"kind": "openai_http", "target": url, "model": model, "api_key": key, "request_format": endpoint}
+    options = {
+        "backend": backend,
+        "tokenizer": {"kind": "hf_auto", "model": os.environ["ACTORSERVE_TOKENIZER"]},
+        "data": {"kind": "synthetic_text", "prompt_tokens": 64, "output_tokens": 16},
+        "profile": {"kind": "concurrent", "streams": 2},
+        "constraint": {"kind": "max_requests", "count": NUM_REQUESTS},
+        "output": {"kind": "json", "path": str(report)},
+    }
+    command = [str(Path(sys.executable).parent / "guidellm"), "run", "--disable-console-interactive"]
+    for name, value in options.items():
+        command += [f"--{name}", json.dumps(value)]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True)
     (benchmark,) = json.loads(report.read_text("utf-8"))["benchmarks"]
     totals: dict[str, Any] = benchmark["metrics"]["request_totals"]
