@@ -37,6 +37,8 @@ CLIENTS: Final = {
     "llama-index": Client(FRAMEWORKS, "llama-index-llms-openai-like", ("test_llama_index.py",)),
     "openai-node": Client(NODE, "openai", ("openai.test.mjs",)),
     "ai-sdk": Client(NODE, "ai", ("ai_sdk.test.mjs",)),
+    "guidellm": Client(PythonEnvironment("guidellm"), "guidellm", ("test_guidellm.py",), is_quick=False),
+    "aiperf": Client(PythonEnvironment("aiperf"), "aiperf", ("test_aiperf.py",), is_quick=False),
     "lm-eval": Client(
         PythonEnvironment("lm-eval"), "lm_eval", ("test_lm_eval.py",), is_quick=False, serve=("--dtype", "float32")
     ),

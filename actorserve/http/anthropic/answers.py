@@ -64,7 +64,8 @@ class MessageFormat:
             return b""
         self._opened = True
         message: Json = self._head | {"content": [], "stop_reason": None, "stop_sequence": None}
-        return event("message_start", {"message": message | {"usage": self._usage_fields()}})
+        usage = self._usage_fields() | {"output_tokens": 0}  # the tokens made so far come with the next events
+        return event("message_start", {"message": message | {"usage": usage}})
 
     def _finish(self) -> bytes:
         return self._content.add(self._parser.finish()) + self._content.close()

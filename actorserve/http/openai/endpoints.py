@@ -12,13 +12,11 @@ from actorserve.http.answers.answers import Answers
 from actorserve.http.answers.usage import Usage
 from actorserve.http.openai.chat.answers import ChatFormat
 from actorserve.http.openai.chat.requests import ChatRequest
-from actorserve.http.openai.chat.tool_use import call_finish_reason
 from actorserve.http.openai.chunks import AnswerHead
 from actorserve.http.openai.completions.answers import CompletionFormat
 from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.translate import Translator
 from actorserve.http.requests.body import BodyReader
-from actorserve.http.requests.fields import StreamOptions
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.model_files.tokenizer import Tokenizer
 
@@ -52,10 +50,10 @@ class OpenAIEndpoints:
             fields = await self._parser.parse(ChatRequest, body)
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.chat(fields, answer_id, priority)
-        head, options = self._head(answer_id, fields.model), fields.stream_options or StreamOptions()
+        head = self._head(answer_id, fields.model)
 
         def make_format(usage: Usage) -> ChatFormat:
-            return ChatFormat(head, usage, options, self._tokenizer, work, call_finish_reason(fields), fields.echoed)
+            return ChatFormat(head, usage, fields, self._tokenizer, work)
 
         return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
 

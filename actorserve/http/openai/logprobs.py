@@ -1,6 +1,6 @@
-"""Log-probabilities of tokens, as chats and responses show them."""
+"""Tokens and their log-probabilities, as answers show them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.answers.choice import AnswerToken
@@ -8,21 +8,23 @@ from actorserve.http.openai.chunks import finite
 from actorserve.model_files.tokenizer import Tokenizer
 
 
-def shown_logprobs(tokens: Sequence[AnswerToken], tokenizer: Tokenizer) -> list[Json]:
+def token_namer(tokenizer: Tokenizer, *, as_token_ids: bool) -> Callable[[int], str]:
+    """What shows a token, given its id: its text, or a name with the id, because texts are not unique."""
+    return "token_id:{}".format if as_token_ids else tokenizer.token_text
+
+
+def shown_logprobs(tokens: Sequence[AnswerToken], tokenizer: Tokenizer, *, as_token_ids: bool = False) -> list[Json]:
     """One object per token, with the likeliest tokens in its place."""
-    return [_token(token, tokenizer) for token in tokens]
+    name = token_namer(tokenizer, as_token_ids=as_token_ids)
 
+    def entry(token_id: int, logprob: float) -> Json:
+        return {"token": name(token_id), "logprob": finite(logprob), "bytes": list(tokenizer.token_bytes(token_id))}
 
-def _token(token: AnswerToken, tokenizer: Tokenizer) -> Json:
-    known = token.logprobs
-    if known is None:
-        return _entry(token.token_id, float("-inf"), tokenizer) | {"top_logprobs": []}
-    best = zip(known.top_token_ids, known.top_logprobs, strict=True)
-    return _entry(token.token_id, known.logprob, tokenizer) | {
-        "top_logprobs": [_entry(token_id, logprob, tokenizer) for token_id, logprob in best]
-    }
+    def shown(token: AnswerToken) -> Json:
+        known = token.logprobs
+        if known is None:
+            return entry(token.token_id, float("-inf")) | {"top_logprobs": []}
+        best = zip(known.top_token_ids, known.top_logprobs, strict=True)
+        return entry(token.token_id, known.logprob) | {"top_logprobs": [entry(*pair) for pair in best]}
 
-
-def _entry(token_id: int, logprob: float, tokenizer: Tokenizer) -> Json:
-    text = tokenizer.token_text(token_id)
-    return {"token": text, "logprob": finite(logprob), "bytes": list(tokenizer.token_bytes(token_id))}
+    return [shown(token) for token in tokens]

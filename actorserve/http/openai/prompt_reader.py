@@ -104,7 +104,7 @@ def check_token_ids(token_ids: Sequence[int], model: ModelInfo, param: str) -> N
     """Raises: InvalidRequestError that names ``param`` if the model does not have one of the tokens."""
     unknown = next((token_id for token_id in token_ids if not 0 <= token_id < model.vocab_size), None)
     if unknown is not None:
-        message = f"{param}: {unknown} is not a token id of the model, whose vocabulary has {model.vocab_size} tokens"
+        message = f"{param}: the token id {unknown} is out of vocabulary; the model has {model.vocab_size} tokens"
         raise InvalidRequestError(message, param=param)
 
 

@@ -72,7 +72,8 @@ async def test_the_events_of_a_block_are_nested() -> None:
     answer = "<think>so</think>one" + call("weather", city="Oslo")
     async with sdk(thinks_and_calls(answer)) as client:
         stream = await client.messages.create(model=MODEL, max_tokens=999, messages=QUESTION, tools=TOOLS, stream=True)
-        kinds = [event.delta.type if event.type == "content_block_delta" else event.type async for event in stream]
+        events = [event async for event in stream]
+    kinds = [event.delta.type if event.type == "content_block_delta" else event.type for event in events]
     without_repeats = [kind for index, kind in enumerate(kinds) if index == 0 or kinds[index - 1] != kind]
     block = ("content_block_start", "content_block_stop")
     assert without_repeats == [
@@ -82,6 +83,15 @@ async def test_the_events_of_a_block_are_nested() -> None:
         *(block[0], "input_json_delta", block[1]),
         *("message_delta", "message_stop"),
     ]
+
+
+async def test_the_first_event_comes_before_the_tokens() -> None:
+    """The start of a message counts the prompt's tokens, and none of the answer's."""
+    async with sdk(thinks_and_calls("hello")) as client:
+        stream = await client.messages.create(model=MODEL, max_tokens=99, messages=QUESTION, stream=True)
+        (start,) = [event.message async for event in stream if event.type == "message_start"]
+    assert start.usage.input_tokens > 0
+    assert start.usage.output_tokens == 0
 
 
 async def test_what_the_sdk_does_in_a_loop() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actorserve.core.messages import FinishReason
 from actorserve.http.chat.dialect import Dialect
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.openai.chat.prompts import ChatPrompts
@@ -14,7 +15,7 @@ from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.requests.fields import SamplingFields
 from actorserve.http.requests.parsing import RequestParser
 from actorserve.settings import HttpSettings
-from tests.http.fakes import DEADLINE_S, TOKENIZER, VOCAB_SIZE, client_for, says
+from tests.http.fakes import DEADLINE_S, TOKENIZER, VOCAB_SIZE, ScriptedService, client_for, delivered, end, says
 from tests.http.requests.refusals import CHAT, ROUTES, refused
 
 Json = dict[str, Any]
@@ -182,6 +183,16 @@ async def test_the_assistants_last_message_is_echoed() -> None:
     assert whole["choices"][0]["message"]["content"] == "I say ok"
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == "I say ok"
     assert of_a_user["choices"][0]["message"]["content"] == " ok"
+
+
+async def test_tokens_are_named_by_their_ids() -> None:
+    """With return_tokens_as_token_ids the log-probabilities of a chat name tokens by their ids."""
+    fields = {"logprobs": True, "return_tokens_as_token_ids": True}
+    script = [delivered("x", -0.5), end(FinishReason.STOP)]
+    async with client_for(ScriptedService(lambda _: script)) as client:
+        answer = (await client.post("/v1/chat/completions", json=CHAT | fields)).json()
+    [token] = answer["choices"][0]["logprobs"]["content"]
+    assert token["token"] == f"token_id:{TOKENIZER.encode('x')[-1]}"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,12 @@ const tools = {
     execute: async ({ city }) => ({ city, weather: 'sunny' }),
   }),
 };
+// A small model that may call several tools at once calls them until it is cut off.
+const oneCall = {
+  actorserve: { parallel_tool_calls: false },
+  openai: { parallelToolCalls: false },
+  anthropic: { disableParallelToolUse: true },
+};
 const common = { maxOutputTokens: 60, maxRetries: 0, prompt: 'What is the weather like in Paris?' };
 
 for (const [kind, model] of Object.entries(models)) {
@@ -46,6 +52,7 @@ for (const [kind, model] of Object.entries(models)) {
       ...common,
       model,
       tools,
+      providerOptions: oneCall,
       stopWhen: stepCountIs(2),
       prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? 'required' : 'none' }),
     });

@@ -64,7 +64,7 @@ def test_batch(chat: ChatOpenAI) -> None:
 def test_bound_tools(chat: ChatOpenAI) -> None:
     """A forced call is run, and the conversation goes on with its result."""
     messages: list[Any] = [HumanMessage("What is the weather like in Paris?")]
-    message = chat.bind_tools([get_weather], tool_choice="any").invoke(messages)
+    message = chat.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke(messages)
     assert message.tool_calls
     messages.append(message)
     messages += [get_weather.invoke(call) for call in message.tool_calls]
@@ -90,9 +90,10 @@ def test_structured_output(chat: ChatOpenAI, method: Literal["json_schema", "fun
 def force_the_first_call(
     request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
 ) -> ModelResponse[Any]:
-    """Have the model call a tool first, which a small model does not do by itself."""
+    """Have the model call one tool first, which a small model does not do by itself."""
     is_first = not any(isinstance(message, ToolMessage) for message in request.messages)
-    return handler(request.override(tool_choice="any" if is_first else "none"))
+    settings = {"parallel_tool_calls": False}
+    return handler(request.override(tool_choice="any" if is_first else "none", model_settings=settings))
 
 
 def test_agent(chat: ChatOpenAI) -> None:

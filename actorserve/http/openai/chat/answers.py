@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from starlette.responses import Response
 
@@ -14,13 +13,13 @@ from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.deltas import Delta, OutputParser, ReasoningDelta, TextDelta, ToolCallDelta
 from actorserve.http.chat.message import Call, Message, read_message
 from actorserve.http.errors import RequestFailedError
+from actorserve.http.openai.chat.requests import ChatRequest
+from actorserve.http.openai.chat.tool_use import call_finish_reason
 from actorserve.http.openai.chunks import AnswerHead, Chunks
 from actorserve.http.openai.logprobs import shown_logprobs
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
-
-CallFinishReason = Literal["tool_calls", "stop"]
 
 
 class ChatFormat:
@@ -34,21 +33,17 @@ class ChatFormat:
         self,
         head: AnswerHead,
         usage: Usage,
-        options: StreamOptions,
+        request: ChatRequest,
         tokenizer: Tokenizer,
         work: WorkerRequests,
-        call_finish_reason: CallFinishReason = "tool_calls",
-        echoed: str = "",
     ) -> None:
-        """``call_finish_reason`` is why a choice ends that ends with a tool call. Each choice's text begins with
-        ``echoed``."""
+        options = request.stream_options or StreamOptions()
         self._chunks = Chunks(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
         self._tokenizer = tokenizer
         self._wants_logprobs = work.wants_logprobs
         self._num_prompt_logprobs = work.specs[0].sampling.prompt_logprobs
         self._new_parser = work.new_parser
-        self._call_finish_reason = call_finish_reason
-        self._echoed = echoed
+        self._request = request
         self._parsers: dict[int, OutputParser] = {}  # of the choices whose first chunk was written
         self._tokens: dict[int, list[AnswerToken]] = {}  # whose log-probabilities were not written yet
 
@@ -87,7 +82,7 @@ class ChatFormat:
         if choice.index in self._parsers:
             return b""
         self._parsers[choice.index], self._tokens[choice.index] = self._new_parser(), []
-        delta = {"role": "assistant", "content": self._echoed}
+        delta = {"role": "assistant", "content": self._request.echoed}
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
         return self._chunks.chunk(fields, num_untold=choice.num_tokens)
 
@@ -104,13 +99,13 @@ class ChatFormat:
 
     def _finish_reason(self, reason: FinishReason, has_tool_calls: bool) -> str:
         """A call that was cut off by ``max_tokens`` keeps that reason, because its arguments are not complete."""
-        return self._call_finish_reason if has_tool_calls and reason is FinishReason.STOP else reason
+        return call_finish_reason(self._request) if has_tool_calls and reason is FinishReason.STOP else reason
 
     def _whole(self, index: int, choice: WholeChoice) -> Json:
         message = read_message(self._new_parser(), "".join(choice.text))
         return {
             "index": index,
-            "message": _message_fields(replace(message, text=self._echoed + message.text)),
+            "message": _message_fields(replace(message, text=self._request.echoed + message.text)),
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": self._finish_reason(choice.finish_reason, bool(message.calls)),
         }
@@ -118,7 +113,8 @@ class ChatFormat:
     def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json | None:
         if not self._wants_logprobs:
             return None
-        return {"content": shown_logprobs(tokens, self._tokenizer), "refusal": None}
+        as_token_ids = self._request.return_tokens_as_token_ids
+        return {"content": shown_logprobs(tokens, self._tokenizer, as_token_ids=as_token_ids), "refusal": None}
 
 
 def _delta_fields(delta: Delta) -> Json:

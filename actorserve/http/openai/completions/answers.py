@@ -11,6 +11,7 @@ from actorserve.http.answers.usage import Usage
 from actorserve.http.errors import RequestFailedError
 from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
 from actorserve.http.openai.completions.requests import CompletionRequest
+from actorserve.http.openai.logprobs import token_namer
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
@@ -24,6 +25,7 @@ class CompletionFormat:
         self._chunks = Chunks(head, usage, options, chunk_type="text_completion", answer_type="text_completion")
         self._request = request
         self._tokenizer = tokenizer
+        self._name = token_namer(tokenizer, as_token_ids=request.return_tokens_as_token_ids)
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
         return self._chunks.chunk(self._choice(choice.index, piece.text, piece.tokens, None))
@@ -73,11 +75,6 @@ class CompletionFormat:
             "token_logprobs": [finite(token.logprobs.logprob) if token.logprobs else None for token in tokens],
             "top_logprobs": [self._best_tokens(token) for token in tokens],
         }
-
-    def _name(self, token_id: int) -> str:
-        if self._request.return_tokens_as_token_ids:
-            return f"token_id:{token_id}"
-        return self._tokenizer.token_text(token_id)
 
     def _best_tokens(self, token: AnswerToken) -> Json | None:
         """The best tokens at this position and the chosen one, by text. If texts are equal, the likeliest counts."""
