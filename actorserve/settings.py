@@ -66,7 +66,7 @@ class HttpSettings(_Section):
     keep_alive_s: float = Field(
         15.0, gt=0, description="a stream that was silent for this time gets a comment, so that proxies do not close it"
     )
-    template_timeout_s: float = Field(5.0, gt=0, description="longest time for rendering a chat template")
+    template_timeout_s: float = Field(5.0, gt=0, description="longest computing time for rendering a chat template")
     grammar_timeout_s: float = Field(
         1.0, gt=0, description="longest computing time for compiling a request's JSON schema, regex or grammar"
     )

@@ -1,4 +1,4 @@
-"""Renders a model's chat template as transformers would, outside the event loop and within a time limit.
+"""Renders a model's chat template as transformers would, outside the event loop and within a limit of CPU time.
 
 The template comes with the model and its arguments come from a client, so neither is trusted. Jinja2's sandbox keeps
 the template away from Python's internals, and a trace function in the rendering thread stops a rendering that takes too
@@ -22,11 +22,15 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from actorserve.errors import InvalidRequestError, ModelError
+from actorserve.http.errors import RequestFailedError
 
 _FILE_NAME = "<chat template>"
 _MAX_RENDERED_CHARS = 32 * 2**20
 _NUM_THREADS = 2
 _MAX_SHOWN_CHARS = 200
+_PATIENCE_S = 10.0
+"""How much longer than its CPU time a rendering may take, because it waits for a thread or a core."""
+_RETRY_S = 1.0
 # The exceptions of a template's own operations on unexpected arguments.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
@@ -81,7 +85,8 @@ class ChatTemplate:
         A message's content is text, or a list of text parts (joined by line breaks). ``arguments`` are further
         variables of the template, such as ``tools``; they cannot replace messages and special tokens.
 
-        Raises: InvalidRequestError if the template refuses the messages, fails on them, or takes too long.
+        Raises: InvalidRequestError if the template refuses the messages, fails on them, or takes too long;
+        RequestFailedError, 503, if the machine is too busy to render them.
         """
         context = {
             **(arguments or {}),
@@ -91,10 +96,12 @@ class ChatTemplate:
         }
         rendering = asyncio.get_running_loop().run_in_executor(self._threads, self._render, context)
         try:
-            # The thread stops itself in time. This limit also bounds the wait for a free thread.
-            return await asyncio.wait_for(rendering, 2 * self._timeout_s)
+            # The thread stops itself by its CPU time. This limit bounds the wait for a thread and for a core, which is
+            # not the request's fault.
+            return await asyncio.wait_for(rendering, self._timeout_s + _PATIENCE_S)
         except TimeoutError:
-            raise InvalidRequestError("the chat template takes too long to render these messages", "messages") from None
+            message = "the server is too busy to render the chat's messages; try again later"
+            raise RequestFailedError(503, message, code="overloaded", retry_after_s=_RETRY_S) from None
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -102,7 +109,7 @@ class ChatTemplate:
     def _render(self, context: dict[str, Any]) -> str:
         pieces: list[str] = []
         num_chars = 0
-        sys.settrace(_watch(time.monotonic() + self._timeout_s))
+        sys.settrace(_watch(time.thread_time() + self._timeout_s))
         try:
             for piece in self._template.generate(context):
                 pieces.append(piece)
@@ -122,11 +129,14 @@ class _TimeUp(BaseException):
     """Raised inside a template's code. A BaseException, so that no ``except Exception`` on the way catches it."""
 
 
-def _watch(deadline: float) -> Callable[[FrameType, str, Any], Any]:
-    """A trace function that raises _TimeUp in the template's own frames: there is no other way to stop a thread."""
+def _watch(last_cpu_s: float) -> Callable[[FrameType, str, Any], Any]:
+    """A trace function that raises _TimeUp in the template's own frames once the thread has used this CPU time.
+
+    There is no other way to stop a thread.
+    """
 
     def on_line(frame: FrameType, event: str, argument: object) -> Any:
-        if time.monotonic() > deadline:
+        if time.thread_time() > last_cpu_s:
             raise _TimeUp
         return on_line
 

@@ -1,5 +1,6 @@
 """Rendering chat templates: like transformers, in a sandbox, within a time limit."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from actorserve.errors import InvalidRequestError, ModelError
+from actorserve.http.chat import template as template_module
 from actorserve.http.chat.template import ChatTemplate
+from actorserve.http.errors import RequestFailedError
 from actorserve.model_files.describe import describe
 
 _HELLO: list[dict[str, object]] = [{"role": "user", "content": "Hello"}]
@@ -125,6 +128,17 @@ async def test_an_endless_template_is_ended_and_its_thread_freed() -> None:
             with pytest.raises(InvalidRequestError, match="too long"):
                 await template.render([{"role": "user", "content": "loop"}])
         assert await template.render(_HELLO) == "done"
+
+
+async def test_a_wait_for_a_thread_is_not_the_requests_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While other renderings hold all threads, a chat gets a 503 that invites it to come again, and no 400."""
+    monkeypatch.setattr(template_module, "_PATIENCE_S", 0.0)
+    source = "{% if messages[0].content == 'loop' %}" + _ENDLESS + "{% endif %}done"
+    with _template(source, timeout_s=0.5) as template:
+        renderings = [template.render([{"role": "user", "content": "loop"}]) for _ in range(2)]
+        *_, failure = await asyncio.gather(*renderings, template.render(_HELLO), return_exceptions=True)
+    assert isinstance(failure, RequestFailedError)
+    assert (failure.status, failure.retry_after_s) == (503, 1.0)
 
 
 async def test_an_endless_output_is_ended() -> None:
