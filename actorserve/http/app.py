@@ -65,7 +65,8 @@ def create_app(
     Clients may also call the model by its ``aliases``. The parsers find tool calls and thoughts in its text.
     ``counts`` and ``open_requests`` are shared with the other gateways of the host; by default there are none.
 
-    Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` needs one of them.
+    Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` and ``/ping`` needs one
+    of them.
     """
     models = ServedModels(service, aliases)
     dialect = Dialect(template.source if template else None, tokenizer, tool_parser, reasoning_parser)

@@ -80,14 +80,18 @@ def parsed_by(parse: Callable[..., object], written_as: Any) -> PlainValidator:
     return PlainValidator(parse, json_schema_input_type=written_as)
 
 
-def only(*accepted: object) -> PlainValidator:
-    """For a field that is not supported: its value must be ``null`` or one of ``accepted``, which change nothing."""
+def only(*accepted: object, instead: str = "") -> PlainValidator:
+    """For a field that is not supported: its value must be ``null`` or one of ``accepted``, which change nothing.
+
+    ``instead`` names the field to use in its place.
+    """
     shown = " or ".join(json.dumps(value) for value in (*accepted, None))
+    advice = f"use {instead}" if instead else f"only {shown} is accepted"
 
     def check(value: Any) -> None:
         # Python takes True for 1; a client that sends true means something else.
         if value is not None and not any(value == item and _is_bool(value) == _is_bool(item) for item in accepted):
-            raise wrong(f"not supported; only {shown} is accepted")
+            raise wrong(f"not supported; {advice}")
 
     # The description keeps Python from taking the type of only(1) for that of only(True).
     schema = WithJsonSchema({"enum": [*accepted, None], "description": f"only {shown}"})

@@ -4,9 +4,9 @@ The API's default for ``store`` is true, and SDKs omit it. This server keeps not
 here, as every answer says.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, model_validator
 
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.openai.chat.messages import ChatMessage, with_system_prompt
@@ -95,7 +95,7 @@ class HarmlessResponseFields(StrictFields):
 
 
 class ResponsesRequest(SamplingFields, HarmlessResponseFields):
-    """One call of the API. ``input`` has become messages."""
+    """One call of the API. ``input`` has become messages. A response is one answer, so ``n`` is 1."""
 
     input: Annotated[tuple[ChatMessage, ...], parsed_by(parse_input, str | list[dict[str, Any]])]
     instructions: str | None = None
@@ -109,15 +109,12 @@ class ResponsesRequest(SamplingFields, HarmlessResponseFields):
     include: Annotated[tuple[str, ...], parsed_by(_parse_included, list[str])] = ()
     metadata: Annotated[Any, parsed_by(_parse_metadata, dict[str, str])] = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] | None = None
+    n: Annotated[Literal[1], null_is(1), WithJsonSchema({"enum": [1, None]})] = 1
+    max_tokens: Annotated[None, only(instead="max_output_tokens")] = None
+    prompt_logprobs: Annotated[None, only()] = None
 
     @model_validator(mode="after")
     def _response_fields_agree(self, info: ValidationInfo) -> "ResponsesRequest":
-        if self.n != 1:
-            raise wrong("n: a response is one answer")
-        if self.max_tokens is not None:
-            raise wrong("max_tokens: use max_output_tokens")
-        if self.prompt_logprobs is not None:
-            raise wrong("prompt_logprobs: a response has no place for them; use /v1/chat/completions")
         if self.top_logprobs > limits(info).max_top_logprobs:
             raise wrong(f"top_logprobs: must be at most {limits(info).max_top_logprobs}")
         return self
