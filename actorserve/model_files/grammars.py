@@ -15,7 +15,9 @@ from actorserve.errors import ActorserveError
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer
 
-_MAX_LEXER_STATES: Final = 25_000  # of one request; a state takes 1 to 2 kB
+_MAX_LEXER_STATES: Final = 10_000  # of one request; a state takes 1 to 2 kB
+_MAX_LEXER_FUEL: Final = 50_000  # of one mask, about 4 ms
+_MAX_PARSER_ITEMS: Final = 20_000  # of one mask, about 1 ms
 _MARKER: Final = "\n"
 
 
@@ -60,7 +62,12 @@ class GrammarCompiler:
         """
         self.vocabulary = vocabulary
         self._encode = encode
-        self._limits = LLParserLimits(max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False)
+        self._limits = LLParserLimits(
+            max_lexer_states=_MAX_LEXER_STATES,
+            step_lexer_fuel=_MAX_LEXER_FUEL,
+            step_max_items=_MAX_PARSER_ITEMS,
+            verbose_errors=False,
+        )
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
 

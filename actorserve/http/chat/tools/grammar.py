@@ -40,7 +40,7 @@ def thoughts_grammar(token_id: TokenId, *, begun: bool) -> str:
     # A special token ends the text before it. Ordinary text must end itself, at the first place where it can.
     is_special = token_id(END) is not None
     inside = rf"/(.|\n)*/ {end}" if is_special else "unended"
-    rules = [f"thoughts: {'' if begun else begin} {inside} /[ \\n]*/"]
+    rules = [f"thoughts: {'' if begun else begin} {inside} /[ \\n]{{0,40}}/"]
     if not is_special:
         rules.append(rf"unended[lazy]: /(.|\n)*{re.escape(END).replace('/', chr(92) + '/')}/")
     return "\n".join(rules)

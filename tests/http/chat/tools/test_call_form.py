@@ -98,6 +98,19 @@ def test_the_model_may_think_before_forced_calls(form: CallForm, begun: bool) ->
     assert outline(parsed(lambda: Thoughts(form.new_reader(FUNCTIONS), begun=begun), text)) == (thoughts, "", CALLS)
 
 
+@FORMS
+def test_white_space_in_forced_calls_is_bounded(form: CallForm) -> None:
+    """At most 40 spaces stand behind thoughts and between the parts of arguments, so no call is spaces for ever."""
+    rules = [
+        "start: thoughts calls",
+        calls_grammar(FUNCTIONS, form, no_special_token, parallel=True),
+        thoughts_grammar(no_special_token, begun=True),
+    ]
+    for behind, inside, is_allowed in ((40, 40, True), (41, 0, False), (0, 41, False)):
+        call = form.write([("look", '{"at":' + inside * " " + '"x"}')])
+        assert accepts("\n".join(rules), f"</think>{behind * ' '}{call}") == is_allowed
+
+
 def test_markers_may_be_special_tokens() -> None:
     """Where a marker is a special token, the grammar demands that token in place of its text."""
     rules = "start: calls\n" + calls_grammar(FUNCTIONS, MISTRAL_LIST, {"[TOOL_CALLS]": 256}.get, parallel=True)
