@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, cast
 
+import h11
 import hypercorn.asyncio
 import hypercorn.asyncio.run
 import hypercorn.asyncio.tcp_server
@@ -180,11 +181,28 @@ async def _stay_with_http1(_: hypercorn.protocol.h11.H11Protocol, __: object) ->
     """
 
 
+_create_stream = hypercorn.protocol.h11.H11Protocol._create_stream
+
+
+async def _stay_with_requests(protocol: hypercorn.protocol.h11.H11Protocol, request: h11.Request) -> None:
+    """Answer a request for a web socket as if it asked for none, as HTTP allows.
+
+    The API has no web sockets. Hypercorn keeps a connection open for ever once it refused the socket's version.
+    """
+    if any(name == b"upgrade" for name, _ in request.headers):
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        request = h11.Request(
+            method=request.method, target=request.target, headers=headers, http_version=request.http_version
+        )
+    await _create_stream(protocol, request)
+
+
 def _adjust_hypercorn() -> None:
     """Patch behaviour for which hypercorn has no settings."""
     for owner, name, ours in (
         (hypercorn.asyncio.run, "TCPServer", _Connection),
         (hypercorn.protocol.h11.H11Protocol, "_check_protocol", _stay_with_http1),
+        (hypercorn.protocol.h11.H11Protocol, "_create_stream", _stay_with_requests),
         (hypercorn.protocol.h11, "HTTPStream", DirectStream),
         (hypercorn.asyncio.tcp_server, "MAX_RECV", _READ_BYTES),
     ):

@@ -23,21 +23,19 @@ KEY = "sk-schemathesis"
 KEY_SHA256 = hashlib.sha256(KEY.encode()).hexdigest()
 SCHEMATHESIS = shutil.which("st")
 ARGUMENTS = (
-    *("--phases", "examples,coverage", "--request-timeout", "120"),
-    *("--generation-database", "none", "--seed", "1"),
-    # A request of the right form may still not fit the model, such as a prompt that is too long.
-    *("--exclude-checks", "positive_data_acceptance"),
+    *("--phases", "examples,fuzzing", "--max-examples", "5", "--workers", "2", "--request-timeout", "60"),
+    *("--generation-database", "none", "--seed", "1", "--checks", "not_a_server_error"),
 )
 
 
 @pytest.mark.skipif(SCHEMATHESIS is None, reason="needs the program st of Schemathesis 4, in an environment of its own")
 def test_no_request_makes_a_server_error(tmp_path: Path, default_model_path: Path) -> None:
-    """No request gets a 500, and all answers have the described statuses and forms."""
+    """No request that fits the document, and none that almost does, gets a 500."""
     assert SCHEMATHESIS is not None
     keys = tmp_path / "keys.toml"
     keys.write_text(f'[[key]]\nname = "a"\nsha256 = "{KEY_SHA256}"\n', encoding="utf-8")
     keys.chmod(0o600)
     with running(tmp_path, CONFIG.format(keys=keys), "--model", str(default_model_path)) as server:
         command = [SCHEMATHESIS, "run", f"{server.url}/openapi.json", "-H", f"Authorization: Bearer {KEY}", *ARGUMENTS]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=900)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-4000:]

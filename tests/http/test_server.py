@@ -97,7 +97,7 @@ async def test_sdk_error_in_mid_stream() -> None:
         request = await service.request()
         request.feed([delivered("ab")])
         chunks = await asking
-        with pytest.raises(openai.APIError, match="failed"):  # noqa: PT012 - the error comes between chunks
+        with pytest.raises(openai.APIError, match="grammar"):  # noqa: PT012 - the error comes between chunks
             async for chunk in chunks:
                 text += chunk.choices[0].text
                 request.feed([end(FinishReason.ERROR)])
@@ -286,6 +286,24 @@ async def test_http2_is_answered_in_http1(request_bytes: bytes, status: bytes) -
         writer.write(request_bytes)
         line = await asyncio.wait_for(reader.readline(), DEADLINE_S)
         assert line.split()[:2] == [b"HTTP/1.1", status]
+        writer.close()
+
+
+@pytest.mark.parametrize("version", [b"13", b"99"])
+async def test_a_request_for_a_web_socket_is_answered_and_its_connection_ends(version: bytes) -> None:
+    """A request for a web socket gets its answer in HTTP, and its connection serves on or closes as any other."""
+    async with serving(app_for(ScriptedService())) as (url, _):
+        reader, writer = await asyncio.open_connection(*host_port(url))
+        request = (
+            b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nsec-websocket-version: " + version + b"\r\n"
+            b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nconnection: upgrade, %s\r\n\r\n"
+        )
+        writer.write(request % b"x")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        assert head.startswith(b"HTTP/1.1 200")
+        writer.write(request % b"close")
+        rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # to the end of the connection
+        assert b"HTTP/1.1 200" in rest
         writer.close()
 
 
