@@ -188,8 +188,7 @@ async def test_the_assistants_last_message_is_echoed() -> None:
 async def test_tokens_are_named_by_their_ids() -> None:
     """With return_tokens_as_token_ids the log-probabilities of a chat name tokens by their ids."""
     fields = {"logprobs": True, "return_tokens_as_token_ids": True}
-    script = [delivered("x", -0.5), end(FinishReason.STOP)]
-    async with client_for(ScriptedService(lambda _: script)) as client:
+    async with client_for(ScriptedService(lambda _: [delivered("x", -0.5), end(FinishReason.STOP)])) as client:
         answer = (await client.post("/v1/chat/completions", json=CHAT | fields)).json()
     [token] = answer["choices"][0]["logprobs"]["content"]
     assert token["token"] == f"token_id:{TOKENIZER.encode('x')[-1]}"
