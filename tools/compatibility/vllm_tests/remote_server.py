@@ -13,6 +13,7 @@ import pytest
 from tools.compatibility.server import running_server
 
 _TIMEOUT_S: Final = 600.0
+_MODEL_TOKENS: Final = 8192  # the default model's longest context; most tests that want more do not fill it
 
 Section = dict[str, str | int | list[str]]
 
@@ -21,8 +22,12 @@ def _set(section: str, name: str, kind: Callable[[str], str | int | list[str]] =
     return section, name, kind
 
 
+def _context_tokens(value: str) -> int:
+    return min(int(value), _MODEL_TOKENS)
+
+
 SETTINGS: Final[Mapping[str, tuple[str, str, Callable[[str], str | int | list[str]]]]] = {
-    "--max-model-len": _set("workers", "max_context_tokens", int),
+    "--max-model-len": _set("workers", "max_context_tokens", _context_tokens),
     "--max-logprobs": _set("http", "max_top_logprobs", int),
     "--served-model-name": _set("model", "name"),
 }
