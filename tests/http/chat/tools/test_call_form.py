@@ -100,13 +100,13 @@ def test_the_model_may_think_before_forced_calls(form: CallForm, begun: bool) ->
 
 @FORMS
 def test_white_space_in_forced_calls_is_bounded(form: CallForm) -> None:
-    """At most 40 spaces stand behind thoughts and between the parts of arguments, so no call is spaces for ever."""
+    """At most 40 spaces stand behind thoughts, and one inside arguments, so no forced call is spaces for ever."""
     rules = [
         "start: thoughts calls",
         calls_grammar(FUNCTIONS, form, no_special_token, parallel=True),
         thoughts_grammar(no_special_token, begun=True),
     ]
-    for behind, inside, is_allowed in ((40, 40, True), (41, 0, False), (0, 41, False)):
+    for behind, inside, is_allowed in ((40, 1, True), (41, 1, False), (40, 2, False)):
         call = form.write([("look", '{"at":' + inside * " " + '"x"}')])
         assert accepts("\n".join(rules), f"</think>{behind * ' '}{call}") == is_allowed
 
