@@ -172,7 +172,7 @@ async def test_a_failure_in_a_stream_is_the_sdks_error() -> None:
     script = one_by_one("hello and hello", FinishReason.ERROR)
     async with sdk(agent_service(lambda _: script)) as client:
         stream = await client.messages.create(model=MODEL, max_tokens=99, messages=QUESTION, stream=True)
-        with pytest.raises(anthropic.APIStatusError, match="failed while its answer"):
+        with pytest.raises(anthropic.APIStatusError, match="grammar of the answer"):
             _ = [event async for event in stream]
 
 
