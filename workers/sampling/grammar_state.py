@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Final
+from zlib import crc32
 
 import numpy as np
 from llguidance import LLMatcher
@@ -14,7 +15,6 @@ from actorserve.model_files.grammars import GrammarError
 Words = NDArray[np.uint32]
 """One bit per token: bit ``t % 32`` of word ``t // 32`` says whether token t may be chosen."""
 
-
 _POSITIONS_PER_MATCHER: Final = 64
 
 
@@ -22,8 +22,9 @@ class GrammarState:
     """A request's output tokens, and a matcher that has taken some of them.
 
     llguidance limits a matcher's lexer, which remembers every state that a mask has needed. So that a limit is met at
-    the same position wherever the answer was begun, a new matcher starts at each multiple of 64 output positions, and
-    makes the masks of the positions from there on. That bounds a request's memory, too.
+    the same position wherever the answer was begun, a new matcher starts every 64 output positions, and makes the masks
+    of the positions from there on. That bounds a request's memory, too. The request's id shifts these positions,
+    because otherwise all requests of a batch that began together would take a new matcher in one step.
 
     Where the grammar can end, the answer ends with an end-of-sequence token or with one of the request's own stop
     tokens. No stop token comes before ``min_tokens``, and no end of the sequence that the client ignores, unless the
@@ -34,6 +35,7 @@ class GrammarState:
         """``compiled``: the grammar's matcher at its start, which is copied. It may fail with a GrammarError."""
         sampling = request.sampling
         self._compiled = compiled
+        self._shift = crc32(request.request_id.encode()) % _POSITIONS_PER_MATCHER
         self._tokens = list(request.output_token_ids)
         self._matcher: LLMatcher | None = None
         self._num_taken = 0
@@ -75,7 +77,7 @@ class GrammarState:
         if position > len(self._tokens):
             raise ValueError(f"output position {position} is sampled, but only {len(self._tokens)} tokens are known")
         del self._tokens[position:]
-        first = position - position % _POSITIONS_PER_MATCHER
+        first = max(0, position - (position + self._shift) % _POSITIONS_PER_MATCHER)
         if self._matcher is None or not first <= self._num_taken <= position:
             self._matcher = self._compiled.result().deep_copy()
             self._num_taken, self._has_mask, self._has_ended = 0, False, False
