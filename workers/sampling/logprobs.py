@@ -50,8 +50,8 @@ def score_tokens(logits: Tensor, token_ids: Sequence[int], num_best: int) -> Pro
 
 
 def _read(logits: Tensor, tokens: Tensor, num_best: int) -> list[tuple[list[float], list[int]]]:
-    """Of each row of ``logits`` [R, vocab]: log-probabilities of its one of ``tokens`` [R, 1] and of the best tokens,
-    and these best tokens.
+    """For each row of ``logits`` [R, vocab]: the log-probabilities of its token in ``tokens`` [R, 1] and of the best
+    tokens, and these best tokens.
     """
     best = logits.amax(-1, keepdim=True)
     total = weigh(logits, best, torch.ones_like(best)).sum(-1, keepdim=True)
@@ -71,7 +71,7 @@ def _log_softmax(best: float, total: float, logits: Sequence[float]) -> list[flo
 
 
 def _rank_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """The rank [R] of each row's one of ``tokens`` [R, 1], counted from 1; among equals the lower id comes first."""
+    """The rank [R] of each row's token in ``tokens`` [R, 1], counted from 1; among equals the lower id comes first."""
     own = logits.gather(-1, tokens)
     earlier_ids = torch.arange(logits.shape[-1], device=logits.device) < tokens
     return ((logits > own) | ((logits == own) & earlier_ids)).sum(-1) + 1

@@ -29,7 +29,7 @@ _GREEDY_BELOW = 1e-5
 """A lower temperature is greedy, as in vLLM: logits divided by it would overflow."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Generation:
     """A validated request, with common names for the fields that chats and completions name differently.
 
@@ -82,19 +82,18 @@ class Translator:
         """
         model = self.model(request.model)
         token_ids = await self._prompts.chat(request, model)
-        top_logprobs = (request.top_logprobs or 0) if request.logprobs else -1
         max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
         generation = _Generation(
-            request,
-            model,
-            [token_ids],
-            "messages",
-            max_tokens,
-            model.max_tokens if at_most is None else at_most,
-            top_logprobs,
-            -1 if request.prompt_logprobs is None else request.prompt_logprobs,
-            request.n,
-            await chat_grammar(request, token_ids, self._dialect, self._grammars),
+            fields=request,
+            model=model,
+            prompts=[token_ids],
+            prompt_field="messages",
+            max_tokens=max_tokens,
+            default_max_tokens=model.max_tokens if at_most is None else at_most,
+            top_logprobs=(request.top_logprobs or 0) if request.logprobs else -1,
+            scored_prompt=-1 if request.prompt_logprobs is None else request.prompt_logprobs,
+            choices_per_prompt=request.n,
+            grammar=await chat_grammar(request, token_ids, self._dialect, self._grammars),
         )
         functions = callable_functions(request)
         return replace(
@@ -108,18 +107,18 @@ class Translator:
         model = self.model(request.model)
         prompts, echoes = await self._prompts.completion(request, model)
         generation = _Generation(
-            request,
-            model,
-            prompts,
-            "prompt",
+            fields=request,
+            model=model,
+            prompts=prompts,
+            prompt_field="prompt",
             # A worker makes a token even if only the prompt is wanted, because the prompt's scores come with it.
-            1 if request.max_tokens == 0 else request.max_tokens,
-            DEFAULT_COMPLETION_TOKENS,
-            request.top_logprobs,
-            request.scored_prompt,
-            request.num_generated,
-            await grammar_of(request, self._grammars),
-            echoes,
+            max_tokens=1 if request.max_tokens == 0 else request.max_tokens,
+            default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+            top_logprobs=request.top_logprobs,
+            scored_prompt=request.scored_prompt,
+            choices_per_prompt=request.num_generated,
+            grammar=await grammar_of(request, self._grammars),
+            echoes=echoes,
         )
         return self._worker_requests(generation, answer_id, priority)
 

@@ -75,7 +75,7 @@ class Model:
 
 
 def _plain(choice: Any) -> Any:
-    """A choice without what differs: random ids, the SDK's parsed fields, and the text of no text."""
+    """A choice without what differs: random ids, the SDK's parsed fields, and whether missing text is null or empty."""
     message = choice.message
     calls = [(call.type, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     reasoning = getattr(message, "reasoning_content", None)
