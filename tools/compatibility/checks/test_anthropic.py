@@ -60,7 +60,11 @@ def test_tools_in_a_loop(client: Anthropic, model: str) -> None:
     """A forced call has valid input, and the conversation goes on with the tool's result."""
     messages = ask()
     message = client.messages.create(
-        model=model, max_tokens=200, messages=messages, tools=[WEATHER], tool_choice={"type": "any"}
+        model=model,
+        max_tokens=200,
+        messages=messages,
+        tools=[WEATHER],
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )
     assert message.stop_reason == "tool_use"
     messages.append({"role": "assistant", "content": message.content})

@@ -12,6 +12,8 @@ _SPACE = " "
 """What may stand between two parts of the arguments, once. A small model that may write more white space spends its
 tokens on it, and is cut off before the call is complete."""
 
+_SAYS_MORE = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
+
 TokenId = Callable[[str], int | None]
 """The id of a special token by its text; None for text that is not a special token."""
 
@@ -57,7 +59,12 @@ def literal(text: str, markers: tuple[str, ...], token_id: TokenId) -> str:
 
 
 def _object_schema(parameters: Mapping[str, object] | None) -> Mapping[str, object]:
-    """The schema of a call's arguments, which are always an object."""
+    """The schema of a call's arguments, which are always an object.
+
+    Unless the schema says more of further arguments than that it has ``properties``, there are none: JSON Schema would
+    allow any, but the client's function does not know them, and a small model goes on inventing them.
+    """
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    return {"type": "object", **parameters}
+    closed = {} if _SAYS_MORE.intersection(parameters) else {"additionalProperties": False}
+    return {"type": "object", **closed, **parameters}

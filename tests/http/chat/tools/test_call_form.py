@@ -111,6 +111,18 @@ def test_white_space_in_forced_calls_is_bounded(form: CallForm) -> None:
         assert accepts("\n".join(rules), f"</think>{behind * ' '}{call}") == is_allowed
 
 
+@FORMS
+@pytest.mark.parametrize(("more", "is_allowed"), [({}, False), ({"additionalProperties": True}, True)])
+def test_arguments_that_no_schema_names_are_not_made_up(
+    form: CallForm, more: dict[str, bool], is_allowed: bool
+) -> None:
+    """A forced call has further arguments only if the function's schema says so, because the client knows no others."""
+    functions = {"look": {"type": "object", "properties": {"at": {"type": "string"}}} | more}
+    rules = "start: calls\n" + calls_grammar(functions, form, no_special_token, parallel=True)
+    assert accepts(rules, form.write([("look", '{"at":"x"}')]))
+    assert accepts(rules, form.write([("look", '{"at":"x","style":"y"}')])) == is_allowed
+
+
 def test_markers_may_be_special_tokens() -> None:
     """Where a marker is a special token, the grammar demands that token in place of its text."""
     rules = "start: calls\n" + calls_grammar(FUNCTIONS, MISTRAL_LIST, {"[TOOL_CALLS]": 256}.get, parallel=True)
