@@ -18,7 +18,7 @@ class Client:
     """A client, and the files whose tests use it as its documentation shows.
 
     ``package`` is the one whose version stands in the table. ``serve`` are options of the server that the checks
-    need. CI runs the checks of quick clients, whose installation takes a minute and whose checks take seconds.
+    need. Without names the checks of quick clients run: those that install in a minute and take seconds.
     """
 
     environment: Environment

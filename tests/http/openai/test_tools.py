@@ -25,8 +25,9 @@ from tests.http.fakes import (
     serving,
 )
 
+AT = {"type": "string"}
 TOOLS: list[ChatCompletionToolParam] = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"at": AT}}}}
     for name in ("look", "go")
 ]
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]

@@ -69,7 +69,7 @@ for (const [kind, model] of Object.entries(models)) {
 
   test(`${kind}: a structured answer`, async () => {
     const schema = z.object({ kind: z.enum(['fair', 'concert']), isPublic: z.boolean() });
-    const { output } = await generateText({ ...common, model, output: Output.object({ schema }) });
+    const { output } = await generateText({ ...common, maxOutputTokens: 400, model, output: Output.object({ schema }) });
     assert.ok(['fair', 'concert'].includes(output.kind));
   });
 }

@@ -61,10 +61,10 @@ def literal(text: str, markers: tuple[str, ...], token_id: TokenId) -> str:
 def _object_schema(parameters: Mapping[str, object] | None) -> Mapping[str, object]:
     """The schema of a call's arguments, which are always an object.
 
-    Unless the schema says more of further arguments than that it has ``properties``, there are none: JSON Schema would
-    allow any, but the client's function does not know them, and a small model goes on inventing them.
+    A schema that only lists ``properties`` allows no further ones here. JSON Schema would allow any, but the client's
+    function does not know them, and a small model goes on inventing them.
     """
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
-    closed = {} if _SAYS_MORE.intersection(parameters) else {"additionalProperties": False}
-    return {"type": "object", **closed, **parameters}
+    only_lists = "properties" in parameters and not _SAYS_MORE.intersection(parameters)
+    return {"type": "object", **parameters, **({"additionalProperties": False} if only_lists else {})}
