@@ -84,7 +84,7 @@ class TorchEngine:
             num_tokens,
             self.num_host_blocks * self.tokens_per_block,
         )
-        self._sampler = Sampler(config.vocab_size, self._device)
+        self._sampler = Sampler(config.vocab_size, self._device, kernels.native)
         self._grammars = Grammars(
             lambda: compiler_for(description), config.vocab_size, description.eos_token_ids, options.num_threads
         )

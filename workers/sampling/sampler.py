@@ -13,9 +13,9 @@ from torch import Tensor
 from actorserve.core.messages import RequestSpec, SamplingParams, TokenLogprobs
 from actorserve.core.rng import uniform
 from workers.sampling.grammars import Masks
-from workers.sampling.logit_edits import LogitEdits, apply_edits, apply_masks
+from workers.sampling.logit_edits import LogitEdits, apply_edits
 from workers.sampling.logprobs import read_logprobs
-from workers.sampling.token_choice import Rule, choose_greedy, choose_sampled
+from workers.sampling.token_choice import Rule, choose, choose_natively
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,16 @@ class _State:
 class Sampler:
     """Samples for the requests that were added. It keeps their earlier tokens on the host if penalties need them."""
 
-    def __init__(self, vocab_size: int, device: torch.device | str) -> None:
-        """Raises: ValueError if the vocabulary is empty, or so large that integer weights could overflow (2**20)."""
+    def __init__(self, vocab_size: int, device: torch.device | str, is_native: bool = False) -> None:
+        """``is_native``: choose tokens by our own kernel for CPUs, which must be loaded.
+
+        Raises: ValueError if the vocabulary is empty, or so large that integer weights could overflow (2**20).
+        """
         if not 0 < vocab_size <= 2**20:
             raise ValueError(f"a vocabulary of {vocab_size} tokens cannot be sampled: 1 to {2**20} can")
         self._vocab_size = vocab_size
         self._device = torch.device(device)
+        self._choose = choose_natively if is_native else choose
         self._states: dict[str, _State] = {}
 
     def add(self, request: RequestSpec) -> None:
@@ -81,10 +85,8 @@ class Sampler:
         edited = [row for row, state in enumerate(states) if state.edits.touches(positions[row])]
         if edited:
             apply_edits(logits, edited, [states[row].edits for row in edited], [positions[row] for row in edited])
-        if masks is not None and masks.rows:
-            apply_masks(logits, masks)
-
-        token_ids = self._choose(logits, [state.sampling for state in states], positions)
+        rules = [_rule(state.sampling, position) for state, position in zip(states, positions, strict=True)]
+        token_ids = self._choose(logits, rules, masks)
 
         for state, token_id in zip(states, token_ids, strict=True):
             if state.edits.penalties is not None:
@@ -97,20 +99,7 @@ class Sampler:
                 logprobs[row] = entry
         return Sampled(tuple(token_ids), tuple(logprobs))
 
-    def _choose(self, logits: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
-        greedy = [row for row, params in enumerate(sampling) if params.temperature <= 0.0]
-        sampled = [row for row, params in enumerate(sampling) if params.temperature > 0.0]
-        rules = [
-            Rule(params.temperature, params.top_p, params.top_k, params.min_p, uniform(params.seed, positions[row]))
-            for row in sampled
-            for params in (sampling[row],)
-        ]
-        parts = []
-        if greedy:
-            parts.append(choose_greedy(logits, greedy))
-        if sampled:
-            parts.append(choose_sampled(logits, sampled, rules))
-        token_ids = [0] * len(sampling)
-        for row, token_id in zip((*greedy, *sampled), torch.cat(parts).tolist(), strict=True):
-            token_ids[row] = token_id
-        return token_ids
+
+def _rule(sampling: SamplingParams, position: int) -> Rule:
+    number = uniform(sampling.seed, position)
+    return Rule(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, number)

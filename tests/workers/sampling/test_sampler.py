@@ -12,8 +12,27 @@ from torch import Tensor
 
 from actorserve.core.messages import RequestSpec, SamplingParams, TokenLogprobs
 from actorserve.core.rng import uniform
+from workers import native
 from workers.sampling.logprobs import LEAST_LOGPROB, read_logprobs, score_tokens
 from workers.sampling.sampler import Sampler
+
+
+@pytest.fixture(scope="module", autouse=True, params=["torch", "native"])
+def choice(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run every test with torch's functions, and with our own kernel for CPUs."""
+    is_native = request.param == "native"
+    if is_native and not native.load():
+        pytest.skip(native.describe())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OPTIONS, "is_native", is_native)
+        yield
+
+
+OPTIONS = {"is_native": False}
+
+
+def make_sampler(vocab_size: int, device: torch.device | str = "cpu") -> Sampler:
+    return Sampler(vocab_size, device, OPTIONS["is_native"] and torch.device(device).type == "cpu")
 
 
 def request_for(
@@ -24,7 +43,7 @@ def request_for(
 
 def sample(logits: Tensor, *requests: RequestSpec, position: int | None = None) -> tuple[int, ...]:
     """One call of a fresh sampler, each request at its next position (or at ``position``)."""
-    sampler = Sampler(logits.shape[-1], logits.device)
+    sampler = make_sampler(logits.shape[-1], logits.device)
     for request in requests:
         sampler.add(request)
     positions = [len(request.output_token_ids) if position is None else position for request in requests]
@@ -37,7 +56,7 @@ def one(logits: list[float], position: int | None = None, **fields: Any) -> int:
 
 def tokens_at(logits: list[float], count: int = 300, **fields: Any) -> set[int]:
     """The tokens that come up within the first ``count`` positions."""
-    sampler = Sampler(len(logits), "cpu")
+    sampler = make_sampler(len(logits))
     sampler.add(request_for(**fields))
     return {sampler(torch.tensor([logits]), ["r"], [position]).token_ids[0] for position in range(count)}
 
@@ -139,7 +158,7 @@ def test_top_p_is_exact_however_flat_the_logits(vocab_size: int, scale: float, t
 def test_frequencies_are_the_probabilities() -> None:
     """Over 4000 positions each token comes as often as its probability says, within five deviations."""
     logits = [1.0, 0.0, -1.0, 2.0, -8.0]
-    sampler = Sampler(5, "cpu")
+    sampler = make_sampler(5)
     sampler.add(request_for(temperature=1.3))
     counts = [0] * 5
     for position in range(4000):
@@ -189,7 +208,7 @@ def check_batches(vocab_size: int, device: str, sizes: list[int]) -> None:
     logits = logits.bfloat16().float().to(device)
 
     def run(rows: list[int]) -> list[tuple[int, TokenLogprobs | None]]:
-        sampler = Sampler(vocab_size, device)
+        sampler = make_sampler(vocab_size, device)
         for row in rows:
             sampler.add(requests[row])
         names = [requests[row].request_id for row in rows]
@@ -220,7 +239,7 @@ def test_a_token_depends_on_seed_and_position_alone() -> None:
     """The request's name and the order of asking do not matter; the seed and the position do."""
     logits = torch.zeros(1, 1000)
     assert sample(logits, request_for("a")) == sample(logits, request_for("b"))
-    sampler = Sampler(1000, "cpu")
+    sampler = make_sampler(1000)
     sampler.add(request_for())
     forth = [sampler(logits.clone(), ["r"], [p]).token_ids for p in range(20)]
     back = [sampler(logits.clone(), ["r"], [p]).token_ids for p in reversed(range(20))]
@@ -305,7 +324,7 @@ def continue_from(sampler: Sampler, start: int, end: int) -> list[int]:
 def test_failover_continues_with_the_same_tokens(cut: int) -> None:
     """A worker that gets the earlier output continues with the tokens that the first worker would have made."""
     request = request_for(prompt=(1, 2, 3), **PENALISED)
-    first, second = Sampler(50, "cpu"), Sampler(50, "cpu")
+    first, second = make_sampler(50), make_sampler(50)
     first.add(request)
     whole = continue_from(first, 0, 200)
     second.add(replace(request, output_token_ids=tuple(whole[:cut])))
@@ -314,7 +333,7 @@ def test_failover_continues_with_the_same_tokens(cut: int) -> None:
 
 def test_a_position_may_be_sampled_again() -> None:
     """Sampling a position again gives the same tokens, and with other logits the tokens of a fresh sampler."""
-    sampler = Sampler(50, "cpu")
+    sampler = make_sampler(50)
     sampler.add(request_for(prompt=(1, 2, 3), **PENALISED))
     whole = continue_from(sampler, 0, 40)
     assert continue_from(sampler, 39, 40) == whole[39:]
@@ -346,7 +365,7 @@ def test_a_row_without_finite_logits_harms_no_other() -> None:
 def test_logprobs_are_of_the_raw_logits() -> None:
     """Log-probabilities are the log-softmax of the model's logits, before temperature, bias and penalties."""
     logits = torch.randn(2, 3000, generator=torch.Generator().manual_seed(2)) * 3
-    sampler = Sampler(3000, "cpu")
+    sampler = make_sampler(3000)
     sampler.add(request_for("a", prompt=(1,), top_logprobs=20, logit_bias=((7, 100.0),), temperature=0.5, top_k=3))
     sampler.add(request_for("b"))
     done = sampler(logits.clone(), ["b", "a"], [0, 0])
@@ -366,7 +385,7 @@ def test_equal_logprobs_come_in_order_of_ids() -> None:
     logits = torch.zeros(1, 500)
     logits[0, 300:], logits[0, 0] = 1.0, -0.0
     for k in (3, 200, 203):
-        sampler = Sampler(500, "cpu")
+        sampler = make_sampler(500)
         sampler.add(request_for(top_logprobs=k, temperature=0.0))
         found = sampler(logits.clone(), ["r"], [0]).logprobs[0]
         assert found is not None
@@ -376,7 +395,7 @@ def test_equal_logprobs_come_in_order_of_ids() -> None:
 def test_logprobs_are_finite_numbers() -> None:
     """Impossible tokens and broken rows have the least log-probability, because JSON has neither infinity nor NaN."""
     for row in ([0.0, -math.inf], [math.nan, 0.0], [0.0, -2e4]):
-        sampler = Sampler(2, "cpu")
+        sampler = make_sampler(2)
         sampler.add(request_for(top_logprobs=2, logit_bias=((1, 3e4),), temperature=0.0))
         found = sampler(torch.tensor([row]), ["r"], [0]).logprobs[0]
         assert found is not None
@@ -389,7 +408,7 @@ def test_logprobs_are_finite_numbers() -> None:
 
 def test_misuse_raises() -> None:
     """Unknown requests, wrong shapes and wrong types raise, and an empty batch is fine."""
-    sampler = Sampler(4, "cpu")
+    sampler = make_sampler(4)
     sampler.add(request_for())
     assert sampler(torch.zeros(0, 4), [], []).token_ids == ()
     with pytest.raises(ValueError, match="batch, 4"):
@@ -403,7 +422,7 @@ def test_misuse_raises() -> None:
     with pytest.raises(KeyError):
         sampler(torch.zeros(1, 4), ["r"], [0])
     with pytest.raises(ValueError, match="vocabulary"):
-        Sampler(0, "cpu")
+        make_sampler(0)
 
 
 def test_a_prompts_tokens_are_scored_with_ranks() -> None:
