@@ -131,6 +131,21 @@ async def test_client_leaves_before_any_token(streamed: bool) -> None:
         await released(request)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_client_that_ends_its_side_has_left(streamed: bool) -> None:
+    """A client that closes its sending side during a generation counts as gone, so that its request is released."""
+    service = ScriptedService()
+    async with serving(app_for(service)) as (url, _):
+        reader, writer = await asyncio.open_connection(*host_port(url))
+        writer.write(raw_post("/v1/completions", STREAM | {"stream": streamed}))
+        request = await service.request()
+        assert not request.released.is_set()
+        writer.write_eof()
+        await released(request)
+        assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+        writer.close()
+
+
 async def test_slow_client_loses_nothing() -> None:
     """Tokens for a client that does not read wait in its stream; when it reads, it gets all of them."""
     service = ScriptedService()
