@@ -12,6 +12,8 @@ import openai
 import pytest
 
 from actorserve.core.messages import FinishReason, RefusalReason
+from actorserve.http import server
+from actorserve.http.answers import answer
 from actorserve.http.requests import unread_body
 from actorserve.http.server import AddressError, bind, serve
 from actorserve.settings import HttpSettings
@@ -164,6 +166,26 @@ async def test_slow_client_loses_nothing() -> None:
                 texts.append(json.loads(line[6:])["choices"][0]["text"])
         writer.close()
     assert "".join(texts) == "0123456789" * (num_tokens // 10)
+
+
+async def test_client_that_never_reads_is_cut_off_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an answer's time is over, a client that does not read loses its request and its connection."""
+    monkeypatch.setattr(answer, "_LAST_WRITE_S", 0.1)
+    monkeypatch.setattr(server, "_CLOSE_TIMEOUT_S", 0.1)
+    service = ScriptedService()
+    app = app_for(service, HttpSettings(max_answer_s=2.0))
+    async with serving(app, send_buffer_bytes=16 * 1024) as (url, _):
+        num_before = len(os.listdir("/proc/self/fd"))
+        _, writer = await asyncio.open_connection(*host_port(url), limit=2**12)
+        writer.write(raw_post("/v1/completions", STREAM))
+        request = await service.request()
+        request.feed_at_once(one_by_one("0123456789" * 1_000))
+        await released(request)
+        assert 0 < request.num_taken < 10_000
+        async with asyncio.timeout(DEADLINE_S):
+            while len(os.listdir("/proc/self/fd")) > num_before + 1:  # noqa: ASYNC110 - the server has no event for this
+                await asyncio.sleep(0.01)
+        writer.transport.abort()
 
 
 async def stalled(request: ScriptedRequest) -> None:

@@ -22,12 +22,16 @@ from actorserve.http.metrics.metrics import Metrics, RequestMeter
 from actorserve.http.service import Service
 from actorserve.http.stream import AnswerStream
 
+_LAST_WRITE_S = 1.0
+"""How long after its time limit an answer may take to send its error, before it is cut off."""
+
 
 class Answer:
     """An ASGI app for one answer. When its call ends, for whatever reason, all of its requests are released.
 
     ``choices`` belong to ``specs``, in the same order. After ``keep_alive_s`` of silence a stream gets a comment. An
-    answer that is not complete after ``max_answer_s``, or after the time that its client allows, fails.
+    answer that is not complete after ``max_answer_s``, or after the time that its client allows, fails; if its client
+    does not read, it is cut off.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Answer:
                 meter = self._metrics.begin(len(spec.prompt_token_ids))
                 self._service.submit(spec, self._stream)
                 self._meters[spec.request_id] = meter
-            await until_disconnect(receive, self._write(writer, limit_s))
+            await until_disconnect(receive, self._write(writer, limit_s), limit_s + _LAST_WRITE_S)
         finally:
             for request_id in self._meters:
                 self._release(request_id)
@@ -119,12 +123,15 @@ def _add(writer: AnswerWriter, choice: Choice, effect: Deliver | End) -> None:
         writer.add(choice, piece)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[object, object, None]) -> None:
-    """Do ``work``, but cancel it when the client leaves. The request's body must have been read."""
+async def until_disconnect(receive: Receive, work: Coroutine[object, object, None], limit_s: float) -> None:
+    """Do ``work``, but cancel it when the client leaves, or after ``limit_s``, because a write waits for a client that
+    does not read. The request's body must have been read.
+    """
     async with asyncio.TaskGroup() as group:
         working = group.create_task(work)
         leaving = group.create_task(_disconnected(receive))
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        timeout = limit_s if math.isfinite(limit_s) else None
+        await asyncio.wait([working, leaving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         working.cancel()
         leaving.cancel()
 
