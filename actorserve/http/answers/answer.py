@@ -6,6 +6,7 @@ choice, and from there into the bytes of an event.
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
@@ -80,11 +81,17 @@ class Answer:
         ends_at = loop.time() + limit_s
         num_open = len(self._choices)
         silent_until = loop.time() + self._keep_alive_s
+        waiting: list[Deliver | End] = []  # on choices that wait for their prompt
         while num_open > 0:
-            for effect in await self._stream.take(min(silent_until, ends_at)):
+            effects = deque(await self._stream.take(min(silent_until, ends_at)))
+            while effects:
+                effect = effects.popleft()
                 choice = self._choices[effect.request_id]
                 if choice.end is not None:
                     continue  # the effect came after a stop string
+                if choice.awaits_prompt:
+                    waiting.append(effect)
+                    continue
                 if isinstance(effect, Deliver):
                     self._meters[effect.request_id].delivered(len(effect.token_ids), effect.num_cached_tokens)
                 if isinstance(effect, Deliver) and effect.prompt_logprobs is not None:
@@ -92,6 +99,9 @@ class Answer:
                     await off_loop_if_large(partial(_add, writer, choice, effect), num_logprobs)
                 else:
                     _add(writer, choice, effect)
+                if waiting:
+                    effects.extendleft(reversed(waiting))
+                    waiting.clear()
                 if choice.end is not None:
                     self._meters[effect.request_id].ended(choice.end.reason)
                     self._release(effect.request_id)  # after a stop string the request would generate further tokens

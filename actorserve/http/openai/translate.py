@@ -133,7 +133,8 @@ class Translator:
         for prompt in generation.prompts:
             max_tokens = _max_tokens(generation, len(prompt))
             for choice in range(generation.choices_per_prompt):
-                sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens)
+                scored_prompt = generation.scored_prompt if choice == 0 else -1  # the scores are the same for all
+                sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens, scored_prompt)
                 request_id = f"{answer_id}-{len(specs)}"
                 specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
         num_prompt_tokens = sum(map(len, generation.prompts))
@@ -151,7 +152,7 @@ class Translator:
                 param=param,
             )
 
-    def _sampling(self, generation: _Generation, seed: int, max_tokens: int) -> SamplingParams:
+    def _sampling(self, generation: _Generation, seed: int, max_tokens: int, scored_prompt: int) -> SamplingParams:
         fields = generation.fields
         eos = () if fields.ignore_eos else self._eos_token_ids
         return SamplingParams(
@@ -168,7 +169,7 @@ class Translator:
             logit_bias=fields.logit_bias,
             stop_token_ids=tuple(sorted({*fields.stop_token_ids, *eos})),
             top_logprobs=generation.top_logprobs,
-            prompt_logprobs=generation.scored_prompt,
+            prompt_logprobs=scored_prompt,
             grammar=generation.grammar,
         )
 

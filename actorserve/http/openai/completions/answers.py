@@ -49,8 +49,14 @@ class CompletionFormat:
         return self._chunks.refusal(failure)
 
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
-        best = [choice for prompt in _by_prompt(choices, self._request.num_generated) for choice in self._best(prompt)]
-        return self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(best)])
+        shown: list[Json] = []
+        for of_prompt in _by_prompt(choices, self._request.num_generated):
+            known, num_best = of_prompt[0].prompt_logprobs, self._request.prompt_logprobs
+            scores = {"prompt_logprobs": prompt_logprobs_field(known, num_best, self._tokenizer)}
+            shown += [
+                self._whole(index, choice) | scores for index, choice in enumerate(self._best(of_prompt), len(shown))
+            ]
+        return self._chunks.whole(shown)
 
     def _best(self, choices: Sequence[WholeChoice]) -> Sequence[WholeChoice]:
         """The ``n`` choices of the highest log-probability per token, the best first, if there are more than ``n``."""
@@ -59,9 +65,7 @@ class CompletionFormat:
         return sorted(choices, key=lambda choice: -choice.mean_logprob)[: self._request.n]
 
     def _whole(self, index: int, choice: WholeChoice) -> Json:
-        scores = prompt_logprobs_field(choice.prompt_logprobs, self._request.prompt_logprobs, self._tokenizer)
-        fields = self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
-        return fields | {"prompt_logprobs": scores}
+        return self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
 
     def _choice(self, index: int, text: str, tokens: Sequence[AnswerToken], reason: FinishReason | None) -> Json:
         logprobs = self._logprobs(tokens) if self._request.logprobs is not None else None
