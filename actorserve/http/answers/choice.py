@@ -14,6 +14,7 @@ from actorserve.core.messages import FinishReason, PromptLogprobs, RequestSpec, 
 from actorserve.http.answers.detokenizer import Detokenizer
 from actorserve.http.answers.echo import Echo
 from actorserve.http.answers.stop_strings import StopStrings
+from actorserve.http.chat.deltas import OutputParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,8 @@ class Choice:
     """Turns the effects on one request into text. Knows no I/O: effects in, pieces out.
 
     ``num_tokens`` counts the tokens made so far, held back or not, and ``num_cached_tokens`` the prompt's tokens that
-    were in a prefix cache. ``end`` is set when the choice has ended: by its request, or by a stop string. The caller
-    must then release the request, and drop its further effects.
+    were in a prefix cache. ``end`` is set when the choice has ended: by its request, by a stop string, or by its
+    parser. The caller must then release the request, and drop its further effects.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class Choice:
         index: int = 0,
         echo: Echo | None = None,
         first: "Choice | None" = None,
+        parser: OutputParser | None = None,
     ) -> None:
         """With ``echo`` the choice's text begins with the prompt, in which no stop string is searched for.
 
         ``first`` is the first choice of the same prompt, whose request scores the prompt for all of them; None: this.
+        The choice ends when its ``parser`` says that the answer is complete.
         """
         self.index = index
         self.num_tokens = 0
@@ -73,6 +76,7 @@ class Choice:
         self._spec = spec
         self._echo = echo
         self._first = first or self
+        self._parser = parser
         self._prompt_logprobs: PromptLogprobs | None = None
         self._has_begun = False
         self._sum_logprobs = 0.0
@@ -125,6 +129,10 @@ class Choice:
             if stopped:
                 self.end = End(effect.request_id, FinishReason.STOP)
                 break
+        if self._parser is not None and self.end is None:
+            self._parser.push(text)
+            if self._parser.is_complete:
+                self.end = End(effect.request_id, FinishReason.STOP)
         return self._piece(text)
 
     def _begin(self, echo: Echo) -> str:

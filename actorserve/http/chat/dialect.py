@@ -67,9 +67,8 @@ class Dialect:
         """
         parser: OutputParser = PlainText()
         if self.call_form is not None and functions:
-            parser = self.call_form.new_reader(functions)
-            if not parallel:
-                parser = FirstCall(parser)
+            reader = self.call_form.new_reader(functions)
+            parser = reader if parallel else FirstCall(reader)
         return Thoughts(parser, begun=self._begins_in_thoughts(prompt)) if self.thinks else parser
 
     def marker_ids(self, *, with_tools: bool) -> frozenset[int]:

@@ -17,7 +17,7 @@ from actorserve.http.chat.dialect import Dialect
 from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat.grammar import chat_grammar
 from actorserve.http.openai.chat.requests import ChatRequest
-from actorserve.http.openai.chat.tool_use import callable_functions, several_calls
+from actorserve.http.openai.chat.tool_use import callable_functions, must_call, several_calls
 from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.prompt_reader import PromptReader, check_token_ids, too_long
 from actorserve.http.openai.response_format import grammar_of
@@ -99,6 +99,7 @@ class Translator:
         return replace(
             self._worker_requests(generation, answer_id, priority),
             new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
+            may_be_complete=bool(functions) and not (several_calls(request) or must_call(request)),
             marker_ids=self._dialect.marker_ids(with_tools=bool(functions)),
         )
 

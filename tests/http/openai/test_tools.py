@@ -1,5 +1,6 @@
 """Tool calls and reasoning, as OpenAI's SDK reads them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -127,6 +128,35 @@ async def test_a_single_call() -> None:
     """With ``parallel_tool_calls: false`` the answer has one call at most."""
     (choice,) = await Model(f"{LOOK}{GO}").both(tools=TOOLS, parallel_tool_calls=False)
     assert calls_of(choice) == [("look", '{"at": "x"}')]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_complete_call_ends_the_generation(stream: bool) -> None:
+    """With ``parallel_tool_calls: false`` nothing more is generated behind the first call, and it counts no tokens."""
+    model = Model("")
+    model.service.script = None
+    fields: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False}
+    if stream:
+        fields["stream_options"] = {"include_usage": True}
+    async with model.client() as client:
+        chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream, **fields)
+        asking = asyncio.create_task(_last(chat))
+        request = await model.service.request()
+        called = LOOK.removesuffix("\n</tool_call>")
+        request.feed(one_by_one(called)[:-1])  # the model has not ended its answer
+        finish_reason, usage = await asyncio.wait_for(asking, DEADLINE_S)
+    assert finish_reason == "tool_calls"
+    assert usage.completion_tokens == len(TOKENIZER.encode(called))
+    assert request.released.is_set()
+
+
+async def _last(answer: Any) -> tuple[str | None, Any]:
+    """The finish reason and the usage of an answer, streamed or not."""
+    answer = await answer
+    if not hasattr(answer, "__aiter__"):
+        return answer.choices[0].finish_reason, answer.usage
+    *_, last, usage = [chunk async for chunk in answer]
+    return last.choices[0].finish_reason, usage.usage
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}])

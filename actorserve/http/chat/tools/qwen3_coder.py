@@ -62,6 +62,7 @@ class Qwen3CoderCalls(CallReader):
                 return True
             separator = ", "
         self._give_call("}", "")
+        self.has_whole_call = True
         return True
 
     def _name(self) -> Reading[str]:
