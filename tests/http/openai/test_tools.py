@@ -166,6 +166,20 @@ async def test_no_calls_wanted(fields: dict[str, Any]) -> None:
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (LOOK, None, "stop")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "thoughts"), [("<think>Hm. So</think>Yes.", "<think>Hm. So"), ("<think>Hm", "<think>Hm"), ("Yes.", "")]
+)
+async def test_the_tokens_of_thoughts_are_counted(stream: bool, text: str, thoughts: str) -> None:
+    """The usage tells how many of the output's tokens were thoughts, as OpenAI's API does."""
+    fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    async with Model(text, template=THINKING).client() as client:
+        _, usage = await _last(
+            client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream, n=2, **fields)
+        )
+    assert usage.completion_tokens_details.reasoning_tokens == 2 * len(TOKENIZER.encode(thoughts))
+
+
 async def test_reasoning() -> None:
     """Thoughts have fields of their own, whole and streamed, and calls in them do not count."""
     model = Model(f"<think>\nHm. {LOOK}\n</think>\n\nYes.", template=THINKING)
