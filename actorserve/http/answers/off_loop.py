@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def off_loop_if_large(work: Callable[[], T], num_parts: int) -> T:
-    """Call ``work``, which handles ``num_parts`` log-probabilities and pieces of text: in a thread if these are many."""
+    """Call ``work``, which handles this many log-probabilities and pieces of text: in a thread if they are many."""
     if num_parts < _MANY_PARTS:
         return work()
     return await asyncio.to_thread(work)
