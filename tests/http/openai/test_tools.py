@@ -247,6 +247,30 @@ async def test_a_required_call() -> None:
     assert not accepts(matcher, '{"yes": 1}')
 
 
+async def test_calls_of_strict_functions() -> None:
+    """With ``tool_choice: "auto"`` any text is allowed, but calls of strict functions must follow their schemas."""
+    strict, loose = (
+        {"type": "function", "function": {**tool["function"], "strict": is_strict}}
+        for tool, is_strict in zip(TOOLS, (True, False), strict=True)
+    )
+    matcher = await grammar_of(tools=[strict, loose])
+    assert accepts(matcher, f"I look.\n{LOOK}\n{GO}\nDone.")
+    assert accepts(matcher, GO.replace("{}", '{"way": 1}'))
+    assert not accepts(matcher, f"I look.\n{LOOK.replace('at', 'way')}")
+    assert not accepts(matcher, LOOK.replace("look", "fly"))
+    assert await grammar_of(tools=[loose]) is None
+    assert await grammar_of(tools=[strict], tool_choice="none") is None
+    thinking = await grammar_of(THINKING, tools=[strict])
+    assert accepts(thinking, f"<think>Hm</think>\n{LOOK}")
+    assert not accepts(thinking, f"<think>Hm</think>\n{LOOK.replace('at', 'way')}")
+
+
+async def test_calls_without_a_marker_are_not_constrained() -> None:
+    """A model whose calls may begin without a marker answers requests with strict functions as any others."""
+    strict: dict[str, Any] = {"type": "function", "function": {"name": "look", "strict": True}}
+    assert await grammar_of(f"{TEMPLATE}{{# <|python_tag|> #}}", tools=[strict]) is None
+
+
 async def test_a_named_call() -> None:
     """A named function is called once, and the answer ends with "stop", as in OpenAI's API."""
     choice = {"type": "function", "function": {"name": "look"}}

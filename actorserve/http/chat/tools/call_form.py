@@ -27,6 +27,8 @@ class CallForm:
     separator: str = "\n"
     opening: str = ""
     closing: str = ""
+    trigger: str = ""
+    """What every call, or list of calls, in a text begins with; empty if the parser also finds calls without it."""
 
     def write(self, calls: Iterable[tuple[str, str]]) -> str:
         """The calls, given as names and arguments, as a model writes them."""

@@ -141,4 +141,5 @@ QWEN3_CODER = replace(
     HERMES,
     markers=(BEGIN, END, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER),
     new_reader=Qwen3CoderCalls,
+    trigger="",
 )
