@@ -32,8 +32,7 @@ from actorserve.http.openai.responses.endpoints import ResponsesEndpoints
 from actorserve.http.openai.tokenizing import TokenizerEndpoints
 from actorserve.http.openai.translate import Translator
 from actorserve.http.openapi.endpoints import OpenAPIEndpoints
-from actorserve.http.requests.body import BodyReader
-from actorserve.http.requests.parsing import RequestParser
+from actorserve.http.requests.reader import RequestReader
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
 from actorserve.http.status import StatusEndpoints, installed_version
@@ -76,13 +75,12 @@ def create_app(
     translator = Translator(models, prompts, dialect, grammars, description.eos_token_ids, settings.max_prompt_logprobs)
     metrics = Metrics(service, clock, counts or HostCounts())
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s, settings.max_answer_s)
-    bodies = BodyReader(settings.max_body_bytes)
-    parser = RequestParser(settings, metrics.count_unknown_fields)
-    openai = OpenAIEndpoints(tokenizer, translator, answers, bodies, parser)
-    responses = ResponsesEndpoints(tokenizer, translator, answers, bodies, parser)
-    anthropic = AnthropicEndpoints(prompts, translator, answers, bodies, parser)
+    requests = RequestReader(settings, metrics.count_unknown_fields)
+    openai = OpenAIEndpoints(tokenizer, translator, answers, requests)
+    responses = ResponsesEndpoints(tokenizer, translator, answers, requests)
+    anthropic = AnthropicEndpoints(prompts, translator, answers, requests)
     status = StatusEndpoints(service, metrics)
-    tokenizing = TokenizerEndpoints(tokenizer, models, prompts, bodies, parser)
+    tokenizing = TokenizerEndpoints(tokenizer, models, prompts, requests)
     groups = (openai, responses, anthropic, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
     routes = [route for group in groups for route in group.routes()]
     allows_unknown = settings.unknown_fields == "ignore"

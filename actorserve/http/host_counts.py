@@ -5,12 +5,10 @@ counting costs one store. ``NAME.names`` has one line of JSON per number, append
 one process of a name runs at a time. Its successor continues its numbers, so what a dead process counted is not lost.
 """
 
-import fcntl
 import json
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -76,16 +74,6 @@ class HostCounts:
             for name, index in _read_names(file).items():
                 sums[name] += values[index]  # type: ignore[assignment]  # a Counter also holds floats
         return sums
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """No other process is in such a block now. The kernel ends the block of a process that dies."""
-        if self._folder is None:
-            yield
-            return
-        with (self._folder / "lock").open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
 
 def _line(name: Name) -> str:

@@ -38,6 +38,8 @@ _ERROR_GRACE_S = 1.0
 _CUT_AFTER_S = 1.0
 """How long after that the connections may take to send their buffers, before they are cancelled."""
 _CUT_AGAIN_S = 0.1
+_CLOSE_TIMEOUT_S = 10.0
+"""How long a client may take to read the rest of its last answer, before the connection is aborted."""
 _CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # hypercorn's names
 _log = logging.getLogger("actorserve.http")
 
@@ -142,7 +144,8 @@ class _Connection(TCPServer):
     """A connection that ends when its client has gone.
 
     Hypercorn's own keeps its descriptor for the keep-alive time, or forever: behind a request that came before the
-    answer to the last one has ended, it reads nothing, and so does not see that the client is gone.
+    answer to the last one has ended, it reads nothing, and so does not see that the client is gone. And when it closes,
+    it waits for a client that does not read.
     """
 
     _client_is_gone = False
@@ -171,6 +174,13 @@ class _Connection(TCPServer):
             await self.write(event.data)
         elif not (self._client_is_gone and isinstance(event, Updated)):
             await super().protocol_send(event)
+
+    async def _close(self) -> None:
+        aborting = self.loop.call_later(_CLOSE_TIMEOUT_S, self.writer.transport.abort)
+        try:
+            await super()._close()
+        finally:
+            aborting.cancel()
 
 
 async def _stay_with_http1(_: hypercorn.protocol.h11.H11Protocol, __: object) -> None:

@@ -178,14 +178,14 @@ class ScriptedService:
         self.num_instances = 1
         self.requests: list[ScriptedRequest] = []
         self._submitted = asyncio.Event()
-        self._script = script
+        self.script = script
 
     def submit(self, request: RequestSpec, stream: AnswerStream) -> None:
         scripted = ScriptedRequest(request, stream)
         self.requests.append(scripted)
         self._submitted.set()
-        if self._script is not None:
-            scripted.feed(self._script(request))
+        if self.script is not None:
+            scripted.feed(self.script(request))
 
     def release(self, request_id: str) -> None:
         for request in self.requests:

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -66,6 +68,33 @@ def test_a_dead_gateways_requests_are_given_back(tmp_path: Path) -> None:
     assert not two.begin("team", 1)
     OpenRequests(HostCounts(tmp_path, "gateway-0", keeps=False))
     assert two.begin("team", 1)
+
+
+def test_a_stopped_gateway_stops_no_other(tmp_path: Path) -> None:
+    """Requests begin at a gateway, whatever another one was doing when it was stopped."""
+
+    def begin_for_ever() -> None:
+        requests = OpenRequests(HostCounts(tmp_path, "gateway-0", keeps=False))
+        while True:
+            requests.begin("team", 1000)
+            requests.end("team")
+
+    other = multiprocessing.get_context("fork").Process(target=begin_for_ever)
+    other.start()
+    assert other.pid is not None
+    try:
+        requests = OpenRequests(HostCounts(tmp_path, "gateway-1", keeps=False))
+        for _ in range(20):
+            time.sleep(0.01)
+            os.kill(other.pid, signal.SIGSTOP)
+            beginning = threading.Thread(target=requests.begin, args=("team", 1000), daemon=True)
+            beginning.start()
+            beginning.join(2)
+            assert not beginning.is_alive()
+            os.kill(other.pid, signal.SIGCONT)
+    finally:
+        other.kill()
+        other.join()
 
 
 def test_counters_and_histograms_are_summed(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import openai
 import pytest
 
 from actorserve.core.messages import FinishReason, RefusalReason
+from actorserve.http import server
+from actorserve.http.answers import answer
 from actorserve.http.requests import unread_body
 from actorserve.http.server import AddressError, bind, serve
 from actorserve.settings import HttpSettings
@@ -131,6 +133,21 @@ async def test_client_leaves_before_any_token(streamed: bool) -> None:
         await released(request)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_client_that_ends_its_side_has_left(streamed: bool) -> None:
+    """A client that closes its sending side during a generation counts as gone, so that its request is released."""
+    service = ScriptedService()
+    async with serving(app_for(service)) as (url, _):
+        reader, writer = await asyncio.open_connection(*host_port(url))
+        writer.write(raw_post("/v1/completions", STREAM | {"stream": streamed}))
+        request = await service.request()
+        assert not request.released.is_set()
+        writer.write_eof()
+        await released(request)
+        assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+        writer.close()
+
+
 async def test_slow_client_loses_nothing() -> None:
     """Tokens for a client that does not read wait in its stream; when it reads, it gets all of them."""
     service = ScriptedService()
@@ -149,6 +166,26 @@ async def test_slow_client_loses_nothing() -> None:
                 texts.append(json.loads(line[6:])["choices"][0]["text"])
         writer.close()
     assert "".join(texts) == "0123456789" * (num_tokens // 10)
+
+
+async def test_client_that_never_reads_is_cut_off_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an answer's time is over, a client that does not read loses its request and its connection."""
+    monkeypatch.setattr(answer, "_LAST_WRITE_S", 0.1)
+    monkeypatch.setattr(server, "_CLOSE_TIMEOUT_S", 0.1)
+    service = ScriptedService()
+    app = app_for(service, HttpSettings(max_answer_s=2.0))
+    async with serving(app, send_buffer_bytes=16 * 1024) as (url, _):
+        num_before = len(os.listdir("/proc/self/fd"))
+        _, writer = await asyncio.open_connection(*host_port(url), limit=2**12)
+        writer.write(raw_post("/v1/completions", STREAM))
+        request = await service.request()
+        request.feed_at_once(one_by_one("0123456789" * 1_000))
+        await released(request)
+        assert 0 < request.num_taken < 10_000
+        async with asyncio.timeout(DEADLINE_S):
+            while len(os.listdir("/proc/self/fd")) > num_before + 1:  # noqa: ASYNC110 - the server has no event for this
+                await asyncio.sleep(0.01)
+        writer.transport.abort()
 
 
 async def stalled(request: ScriptedRequest) -> None:

@@ -22,13 +22,12 @@ END: Final = "<!-- end -->\n"
 
 def field_table(operations: Sequence[Operation]) -> str:
     """A row per API and kind of field, in Markdown."""
-    with_bodies = [operation for operation in operations if operation.request is not None]
+    with_bodies = [operation for operation in operations if operation.requests]
     routes = [Route(each.path, lambda _: None, methods=[each.method]) for each in with_bodies]
     schemas = make_document(routes, with_bodies, "", allows_unknown_fields=True)["components"]["schemas"]
     rows = ["| API | | fields |", "|---|---|---|"]
     for operation in with_bodies:
-        assert operation.request is not None
-        fields: dict[str, dict[str, Any]] = schemas[operation.request.__name__]["properties"]
+        fields: dict[str, dict[str, Any]] = schemas[operation.requests[0].__name__]["properties"]
         ignored = [name for name, field in fields.items() if field.get("description") == "ignored"]
         limited = {name: field["enum"] for name, field in fields.items() if "enum" in field}
         taken = [name for name in fields if name not in limited and name not in ignored]

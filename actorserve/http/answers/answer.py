@@ -6,6 +6,7 @@ choice, and from there into the bytes of an event.
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
@@ -22,12 +23,16 @@ from actorserve.http.metrics.metrics import Metrics, RequestMeter
 from actorserve.http.service import Service
 from actorserve.http.stream import AnswerStream
 
+_LAST_WRITE_S = 1.0
+"""How long after its time limit an answer may take to send its error, before it is cut off."""
+
 
 class Answer:
     """An ASGI app for one answer. When its call ends, for whatever reason, all of its requests are released.
 
     ``choices`` belong to ``specs``, in the same order. After ``keep_alive_s`` of silence a stream gets a comment. An
-    answer that is not complete after ``max_answer_s``, or after the time that its client allows, fails.
+    answer that is not complete after ``max_answer_s``, or after the time that its client allows, fails; if its client
+    does not read, it is cut off.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class Answer:
                 meter = self._metrics.begin(len(spec.prompt_token_ids))
                 self._service.submit(spec, self._stream)
                 self._meters[spec.request_id] = meter
-            await until_disconnect(receive, self._write(writer, limit_s))
+            await until_disconnect(receive, self._write(writer, limit_s), limit_s + _LAST_WRITE_S)
         finally:
             for request_id in self._meters:
                 self._release(request_id)
@@ -76,11 +81,17 @@ class Answer:
         ends_at = loop.time() + limit_s
         num_open = len(self._choices)
         silent_until = loop.time() + self._keep_alive_s
+        waiting: list[Deliver | End] = []  # on choices that wait for their prompt
         while num_open > 0:
-            for effect in await self._stream.take(min(silent_until, ends_at)):
+            effects = deque(await self._stream.take(min(silent_until, ends_at)))
+            while effects:
+                effect = effects.popleft()
                 choice = self._choices[effect.request_id]
                 if choice.end is not None:
                     continue  # the effect came after a stop string
+                if choice.awaits_prompt:
+                    waiting.append(effect)
+                    continue
                 if isinstance(effect, Deliver):
                     self._meters[effect.request_id].delivered(len(effect.token_ids), effect.num_cached_tokens)
                 if isinstance(effect, Deliver) and effect.prompt_logprobs is not None:
@@ -88,6 +99,9 @@ class Answer:
                     await off_loop_if_large(partial(_add, writer, choice, effect), num_logprobs)
                 else:
                     _add(writer, choice, effect)
+                if waiting:
+                    effects.extendleft(reversed(waiting))
+                    waiting.clear()
                 if choice.end is not None:
                     self._meters[effect.request_id].ended(choice.end.reason)
                     self._release(effect.request_id)  # after a stop string the request would generate further tokens
@@ -119,12 +133,15 @@ def _add(writer: AnswerWriter, choice: Choice, effect: Deliver | End) -> None:
         writer.add(choice, piece)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[object, object, None]) -> None:
-    """Do ``work``, but cancel it when the client leaves. The request's body must have been read."""
+async def until_disconnect(receive: Receive, work: Coroutine[object, object, None], limit_s: float) -> None:
+    """Do ``work``, but cancel it when the client leaves, or after ``limit_s``, because a write waits for a client that
+    does not read. The request's body must have been read.
+    """
     async with asyncio.TaskGroup() as group:
         working = group.create_task(work)
         leaving = group.create_task(_disconnected(receive))
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        timeout = limit_s if math.isfinite(limit_s) else None
+        await asyncio.wait([working, leaving], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         working.cancel()
         leaving.cancel()
 

@@ -42,10 +42,12 @@ class Answers:
 
         ``stop`` are the strings that end a choice.
         """
-        choices = [
-            Choice(spec, self._detokenizer(spec, work), stop, index, work.echo(index))
-            for index, spec in enumerate(work.specs)
-        ]
+        choices: list[Choice] = []
+        for index, spec in enumerate(work.specs):
+            of_prompt = index % work.choices_per_prompt
+            first = choices[-of_prompt] if of_prompt else None
+            parser = work.new_parser() if work.may_be_complete else None
+            choices.append(Choice(spec, self._detokenizer(spec, work), stop, index, work.echo(index), first, parser))
         answer_format = make_format(Usage(choices, work.num_prompt_tokens, work.choices_per_prompt))
 
         def make_writer(sender: ResponseSender) -> AnswerWriter:

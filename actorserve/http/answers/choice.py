@@ -14,6 +14,7 @@ from actorserve.core.messages import FinishReason, PromptLogprobs, RequestSpec, 
 from actorserve.http.answers.detokenizer import Detokenizer
 from actorserve.http.answers.echo import Echo
 from actorserve.http.answers.stop_strings import StopStrings
+from actorserve.http.chat.deltas import OutputParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,8 @@ class Choice:
     """Turns the effects on one request into text. Knows no I/O: effects in, pieces out.
 
     ``num_tokens`` counts the tokens made so far, held back or not, and ``num_cached_tokens`` the prompt's tokens that
-    were in a prefix cache. ``prompt_logprobs`` come with the first effect, if the request wants them. ``end`` is set
-    when the choice has ended: by its request, or by a stop string. The caller must then release the request, and drop
-    its further effects.
+    were in a prefix cache. ``end`` is set when the choice has ended: by its request, by a stop string, or by its
+    parser. The caller must then release the request, and drop its further effects.
     """
 
     def __init__(
@@ -56,10 +56,15 @@ class Choice:
         stop: Sequence[str],
         index: int = 0,
         echo: Echo | None = None,
+        first: "Choice | None" = None,
+        parser: OutputParser | None = None,
     ) -> None:
-        """With ``echo`` the choice's text begins with the prompt, in which no stop string is searched for."""
+        """With ``echo`` the choice's text begins with the prompt, in which no stop string is searched for.
+
+        ``first`` is the first choice of the same prompt, whose request scores the prompt for all of them; None: this.
+        The choice ends when its ``parser`` says that the answer is complete.
+        """
         self.index = index
-        self.prompt_logprobs: PromptLogprobs | None = None
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.end: End | None = None
@@ -70,11 +75,25 @@ class Choice:
         self._stop_strings = StopStrings(stop) if stop else None
         self._spec = spec
         self._echo = echo
+        self._first = first or self
+        self._parser = parser
+        self._prompt_logprobs: PromptLogprobs | None = None
+        self._has_begun = False
         self._sum_logprobs = 0.0
         self._num_decoded_chars = 0
         self._num_sent_chars = 0
         self._held: list[AnswerToken] = []  # tokens whose text was not sent yet
         self._stop_token: tuple[int, TokenLogprobs | None] | None = None  # part of the text only if others follow
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """Of the prompt's tokens. None if none are wanted, or the prompt's first choice has not begun."""
+        return self._first._prompt_logprobs
+
+    @property
+    def awaits_prompt(self) -> bool:
+        """Whether the choice repeats a prompt whose log-probabilities are not known yet. It takes no effects then."""
+        return self._echo is not None and self._wants_logprobs and not (self._first is self or self._first._has_begun)
 
     @property
     def mean_logprob(self) -> float:
@@ -92,7 +111,8 @@ class Choice:
             return self._finish(effect)
         self.num_cached_tokens += effect.num_cached_tokens
         if effect.prompt_logprobs is not None:
-            self.prompt_logprobs = effect.prompt_logprobs
+            self._prompt_logprobs = effect.prompt_logprobs
+        self._has_begun = True
         text = ""
         if self._echo is not None:
             echo, self._echo = self._echo, None
@@ -109,6 +129,10 @@ class Choice:
             if stopped:
                 self.end = End(effect.request_id, FinishReason.STOP)
                 break
+        if self._parser is not None and self.end is None:
+            self._parser.push(text)
+            if self._parser.is_complete:
+                self.end = End(effect.request_id, FinishReason.STOP)
         return self._piece(text)
 
     def _begin(self, echo: Echo) -> str:

@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-MANY_LOGPROBS: Final = 1024
-"""To read and write so many log-probabilities takes some 10 ms."""
+_MANY_PARTS: Final = 1024
+"""To read and write so many log-probabilities, or pieces of text, takes some 10 ms."""
 
 T = TypeVar("T")
 
 
-async def off_loop_if_large(work: Callable[[], T], num_logprobs: int) -> T:
-    """Call ``work``, which handles ``num_logprobs`` log-probabilities: in a thread if these are many."""
-    if num_logprobs < MANY_LOGPROBS:
+async def off_loop_if_large(work: Callable[[], T], num_parts: int) -> T:
+    """Call ``work``, which handles this many log-probabilities and pieces of text: in a thread if they are many."""
+    if num_parts < _MANY_PARTS:
         return work()
     return await asyncio.to_thread(work)

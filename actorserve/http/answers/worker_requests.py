@@ -17,6 +17,8 @@ class WorkerRequests:
     choices_per_prompt: int
     new_parser: Callable[[], OutputParser] = PlainText
     """Makes the parser of one choice's text."""
+    may_be_complete: bool = False
+    """Whether the parsers may find an answer complete before the model ends it."""
     marker_ids: frozenset[int] = frozenset()
     """The special tokens that the parsers read. All others are no part of the text."""
     echoes: tuple[Echo, ...] = ()

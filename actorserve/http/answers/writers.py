@@ -135,8 +135,8 @@ class WholeWriter:
         """Nothing to do: an answer that is not streamed cannot contain comments."""
 
     async def end(self) -> None:
-        num_logprobs = sum(choice.num_logprobs for choice in self._choices)
-        await self._sender.send_whole(await off_loop_if_large(self._response, num_logprobs))
+        num_parts = sum(choice.num_logprobs + len(choice.pieces) for choice in self._choices)
+        await self._sender.send_whole(await off_loop_if_large(self._response, num_parts))
 
     async def fail(self, failure: RequestFailedError) -> None:
         await self._sender.send_whole(self._format.refusal(failure))

@@ -16,9 +16,8 @@ from actorserve.http.anthropic.requests import CHAT_FIELDS, CountTokensRequest, 
 from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.prompt_reader import PromptReader
 from actorserve.http.openai.translate import Translator
-from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.naming import naming
-from actorserve.http.requests.parsing import RequestParser
+from actorserve.http.requests.reader import RequestReader
 
 MESSAGES_PATH = "/v1/messages"
 
@@ -31,14 +30,12 @@ class AnthropicEndpoints:
         prompts: PromptReader,
         translator: Translator,
         answers: Answers,
-        bodies: BodyReader,
-        parser: RequestParser,
+        requests: RequestReader,
     ) -> None:
         self._prompts = prompts
         self._translator = translator
         self._answers = answers
-        self._bodies = bodies
-        self._parser = parser
+        self._requests = requests
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -48,11 +45,10 @@ class AnthropicEndpoints:
 
     async def _message(self, request: Request) -> Answer:
         answer_id = f"msg_{uuid.uuid4().hex}"
-        async with self._bodies.read(request) as body:
-            fields = await self._parser.parse(MessagesRequest, body)
+        async with self._requests.read(request, MessagesRequest) as fields:
             priority = granted_priority(request.scope, fields.priority)
             with naming(CHAT_FIELDS):
-                chat = self._parser.validate(ChatRequest, fields.to_chat())
+                chat = self._requests.validate(ChatRequest, fields.to_chat())
                 work = await self._translator.chat(chat, answer_id, priority, at_most=fields.max_tokens)
         model = self._translator.model(fields.model).name
 
@@ -64,9 +60,8 @@ class AnthropicEndpoints:
         return self._answers.answer(work, make_format, chat.stop, stream=fields.stream)
 
     async def _count_tokens(self, request: Request) -> Response:
-        async with self._bodies.read(request) as body:
-            fields = await self._parser.parse(CountTokensRequest, body)
+        async with self._requests.read(request, CountTokensRequest) as fields:
             with naming(CHAT_FIELDS):
-                chat = self._parser.validate(ChatRequest, fields.to_chat())
+                chat = self._requests.validate(ChatRequest, fields.to_chat())
                 token_ids = await self._prompts.chat(chat, self._translator.model(fields.model))
         return JSONResponse({"input_tokens": len(token_ids)})

@@ -142,8 +142,9 @@ class ControlTokens:
         templates compare or look up, such as a role.
         """
         head = text[: self._longest]
-        if _WORD.fullmatch(head.strip()):
-            return head.strip() in self._names
+        word = head.rstrip()
+        if _WORD.fullmatch(word):
+            return word in self._names
         ends = (head[: place.end()] for place in self._last_char.finditer(head))
         return any(end in self._suffixes for end in ends) or (len(text) < self._longest and text in self._texts)
 

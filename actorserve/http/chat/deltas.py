@@ -44,6 +44,11 @@ class OutputParser(Protocol):
         """Whether a tool call has begun."""
         ...
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further text can change the answer."""
+        ...
+
     def push(self, text: str) -> list[Delta]:
         """The deltas that have become certain with more text; often none."""
         ...
@@ -57,6 +62,7 @@ class PlainText:
     """The ``OutputParser`` of a model that neither thinks nor calls tools: all text is the answer."""
 
     has_tool_calls = False
+    is_complete = False
 
     def push(self, text: str) -> list[Delta]:
         return [TextDelta(text)] if text else []

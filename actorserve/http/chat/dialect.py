@@ -10,7 +10,7 @@ from actorserve.http.chat.deltas import OutputParser, PlainText
 from actorserve.http.chat.reasoning import Thoughts
 from actorserve.http.chat.tools.call_form import CallForm, Functions
 from actorserve.http.chat.tools.first_call import FirstCall
-from actorserve.http.chat.tools.grammar import calls_grammar, thoughts_grammar
+from actorserve.http.chat.tools.grammar import calls_grammar, text_grammar, thoughts_grammar
 from actorserve.http.chat.tools.hermes import HERMES
 from actorserve.http.chat.tools.llama3 import LLAMA3
 from actorserve.http.chat.tools.mistral import MISTRAL_LIST, MISTRAL_NAMED
@@ -67,9 +67,8 @@ class Dialect:
         """
         parser: OutputParser = PlainText()
         if self.call_form is not None and functions:
-            parser = self.call_form.new_reader(functions)
-            if not parallel:
-                parser = FirstCall(parser)
+            reader = self.call_form.new_reader(functions)
+            parser = reader if parallel else FirstCall(reader)
         return Thoughts(parser, begun=self._begins_in_thoughts(prompt)) if self.thinks else parser
 
     def marker_ids(self, *, with_tools: bool) -> frozenset[int]:
@@ -91,7 +90,20 @@ class Dialect:
             assert self.call_form is not None
             rules.append(calls_grammar(functions, self.call_form, self._special_id, parallel=parallel))
             wanted.append("calls")
-        start = f"({' | '.join(wanted)})"
+        return self._behind_thoughts(prompt, f"({' | '.join(wanted)})", rules)
+
+    def text_grammar(self, prompt: Sequence[int], functions: Functions) -> str | None:
+        """The grammar of any answer in which the calls are of ``functions``, and follow their schemas.
+
+        None if the model's form of calls has no trigger, so that no grammar can tell where one begins.
+        """
+        if self.call_form is None or not self.call_form.trigger:
+            return None
+        rules = text_grammar(functions, self.call_form, self._special_id)
+        return self._behind_thoughts(prompt, "text", [rules])
+
+    def _behind_thoughts(self, prompt: Sequence[int], start: str, rules: list[str]) -> str:
+        """The grammar that begins with ``start``, or with thoughts before it if the model thinks."""
         if self.thinks:
             begun = self._begins_in_thoughts(prompt)
             rules.append(thoughts_grammar(self._special_id, begun=begun))

@@ -3,10 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from actorserve.http.chat.deltas import Delta, OutputParser, ReasoningDelta, TextDelta
-
-_MAX_PIECE_CHARS = 4096
-"""A parser copies what it has not read yet at each marker, so a long text full of markers is read in pieces."""
+from actorserve.http.chat.deltas import Delta, ReasoningDelta, TextDelta
 
 
 @dataclass(slots=True)
@@ -36,12 +33,3 @@ class Message:
                 self.calls.append(Call(delta.id, delta.name, delta.arguments))
             else:
                 self.calls[delta.index].arguments += delta.arguments
-
-
-def read_message(parser: OutputParser, text: str) -> Message:
-    """What a fresh ``parser`` makes of the whole ``text`` of a choice."""
-    message = Message()
-    for start in range(0, len(text), _MAX_PIECE_CHARS):
-        message.add(parser.push(text[start : start + _MAX_PIECE_CHARS]))
-    message.add(parser.finish())
-    return message

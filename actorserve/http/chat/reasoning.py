@@ -23,6 +23,10 @@ class Thoughts(TextReader):
     def has_tool_calls(self) -> bool:
         return self._answer.has_tool_calls
 
+    @property
+    def is_complete(self) -> bool:
+        return self._answer.is_complete
+
     def _read(self) -> Reading[None]:
         if self._begun or (yield from self._begins()):
             yield from self._peek()

@@ -28,8 +28,8 @@ class AnswerHead:
         return {"id": self.answer_id, "object": answer_type, "created": self.created_s, "model": self.model}
 
 
-class Chunks:
-    """Writes choices, given as JSON objects, in the chunks of one answer's stream, or whole."""
+class ChunkFormat:
+    """The part of an ``AnswerFormat`` that both endpoints share. Their own classes write the choices."""
 
     def __init__(
         self, head: AnswerHead, usage: Usage, options: StreamOptions, *, chunk_type: str, answer_type: str
@@ -41,19 +41,12 @@ class Chunks:
         self._answer_type = answer_type
         self._events = sse.ChunkEvents(head.fields(chunk_type))
 
-    def chunk(self, choice: Json, num_untold: int = 0) -> bytes:
-        """``num_untold`` of the tokens made so far do not belong to this chunk, but to the next one."""
-        if not self._options.include_usage:
-            return self._events.event(choice)
-        usage = usage_fields(self._usage, num_untold) if self._options.continuous_usage_stats else None
-        return self._events.event_with_usage(usage, choice)
-
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE
 
     def end(self) -> bytes:
         if self._options.include_usage:
-            return self._events.event_with_usage(usage_fields(self._usage)) + sse.DONE
+            return self._events.event_with_usage(self._usage_fields()) + sse.DONE
         return sse.DONE
 
     def fail(self, failure: RequestFailedError) -> bytes:
@@ -62,20 +55,27 @@ class Chunks:
     def refusal(self, failure: RequestFailedError) -> Response:
         return failure.response()
 
-    def whole(self, choices: Sequence[Json]) -> Json:
-        return self._head.fields(self._answer_type) | {"choices": choices, "usage": usage_fields(self._usage)}
+    def _chunk(self, choice: Json, num_untold: int = 0) -> bytes:
+        """A chunk with one choice. ``num_untold`` of the tokens made so far belong to the next chunk."""
+        if not self._options.include_usage:
+            return self._events.event(choice)
+        usage = self._usage_fields(num_untold) if self._options.continuous_usage_stats else None
+        return self._events.event_with_usage(usage, choice)
 
+    def _answer(self, choices: Sequence[Json]) -> Json:
+        """The whole answer."""
+        return self._head.fields(self._answer_type) | {"choices": choices, "usage": self._usage_fields()}
 
-def usage_fields(usage: Usage, num_untold: int = 0) -> Json:
-    """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones,
-    of which ``num_untold`` are left out."""
-    num_output_tokens = usage.num_output_tokens - num_untold
-    return {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": num_output_tokens,
-        "total_tokens": usage.num_prompt_tokens + num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-    }
+    def _usage_fields(self, num_untold: int = 0) -> Json:
+        """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones,
+        of which ``num_untold`` are left out."""
+        num_output_tokens = self._usage.num_output_tokens - num_untold
+        return {
+            "prompt_tokens": self._usage.num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": self._usage.num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._usage.num_cached_tokens},
+        }
 
 
 def finite(logprob: float) -> float:

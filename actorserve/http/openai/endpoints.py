@@ -16,8 +16,7 @@ from actorserve.http.openai.chunks import AnswerHead
 from actorserve.http.openai.completions.answers import CompletionFormat
 from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.translate import Translator
-from actorserve.http.requests.body import BodyReader
-from actorserve.http.requests.parsing import RequestParser
+from actorserve.http.requests.reader import RequestReader
 from actorserve.model_files.tokenizer import Tokenizer
 
 
@@ -29,14 +28,12 @@ class OpenAIEndpoints:
         tokenizer: Tokenizer,
         translator: Translator,
         answers: Answers,
-        bodies: BodyReader,
-        parser: RequestParser,
+        requests: RequestReader,
     ) -> None:
         self._tokenizer = tokenizer
         self._translator = translator
         self._answers = answers
-        self._bodies = bodies
-        self._parser = parser
+        self._requests = requests
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -46,8 +43,7 @@ class OpenAIEndpoints:
 
     async def _chat(self, request: Request) -> Answer:
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-        async with self._bodies.read(request) as body:
-            fields = await self._parser.parse(ChatRequest, body)
+        async with self._requests.read(request, ChatRequest) as fields:
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.chat(fields, answer_id, priority)
         head = self._head(answer_id, fields.model)
@@ -59,8 +55,7 @@ class OpenAIEndpoints:
 
     async def _completion(self, request: Request) -> Answer:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
-        async with self._bodies.read(request) as body:
-            fields = await self._parser.parse(CompletionRequest, body)
+        async with self._requests.read(request, CompletionRequest) as fields:
             priority = granted_priority(request.scope, fields.priority)
             work = await self._translator.completion(fields, answer_id, priority)
         head = self._head(answer_id, fields.model)

@@ -1,7 +1,6 @@
 """``/tokenize`` and ``/detokenize``, as vLLM has them."""
 
-import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -11,9 +10,8 @@ from starlette.routing import BaseRoute, Route
 from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.prompt_reader import PromptReader
-from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.fields import TokenId, is_token_ids
-from actorserve.http.requests.parsing import RequestParser, parse_json
+from actorserve.http.requests.reader import RequestReader
 from actorserve.http.requests.strict import StrictFields, null_is, parsed_by, wrong
 from actorserve.model_files.tokenizer import Tokenizer
 
@@ -54,14 +52,12 @@ class TokenizerEndpoints:
         tokenizer: Tokenizer,
         models: ServedModels,
         prompts: PromptReader,
-        bodies: BodyReader,
-        parser: RequestParser,
+        requests: RequestReader,
     ) -> None:
         self._tokenizer = tokenizer
         self._models = models
         self._prompts = prompts
-        self._bodies = bodies
-        self._parser = parser
+        self._requests = requests
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -70,29 +66,25 @@ class TokenizerEndpoints:
         ]
 
     async def _tokenize(self, request: Request) -> Response:
-        async with self._bodies.read(request) as body:
-            if await asyncio.to_thread(_is_chat, body):
-                chat = await self._parser.parse(TokenizeChat, body)
-                wants_names = chat.return_token_strs
-                model = self._models.find(chat.model)
-                token_ids = await self._prompts.chat(chat, model)
+        async with self._requests.read_one_of(request, _kind_of) as fields:
+            model = self._models.find(fields.model)
+            if isinstance(fields, TokenizeChat):
+                token_ids = await self._prompts.chat(fields, model)
             else:
-                text = await self._parser.parse(TokenizeText, body)
-                wants_names = text.return_token_strs
-                model = self._models.find(text.model)
-                token_ids = await self._prompts.text(text.prompt, model, add_special_tokens=text.add_special_tokens)
+                special = fields.add_special_tokens
+                token_ids = await self._prompts.text(fields.prompt, model, add_special_tokens=special)
+        wants_names = fields.return_token_strs
         names = [self._tokenizer.token_name(token_id) for token_id in token_ids] if wants_names else None
         return JSONResponse(
             {"count": len(token_ids), "max_model_len": model.max_tokens, "tokens": token_ids, "token_strs": names}
         )
 
     async def _detokenize(self, request: Request) -> Response:
-        async with self._bodies.read(request) as body:
-            fields = await self._parser.parse(Detokenize, body)
-        model = self._models.find(fields.model)
-        return JSONResponse({"prompt": await self._prompts.decode(fields.tokens, model)})
+        async with self._requests.read(request, Detokenize) as fields:
+            model = self._models.find(fields.model)
+            text = await self._prompts.decode(fields.tokens, model)
+        return JSONResponse({"prompt": text})
 
 
-def _is_chat(body: bytes) -> bool:
-    data = parse_json(body)
-    return isinstance(data, dict) and data.get("messages") is not None
+def _kind_of(body: dict[str, Any]) -> type[TokenizeChat | TokenizeText]:
+    return TokenizeText if body.get("messages") is None else TokenizeChat

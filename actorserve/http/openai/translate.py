@@ -17,7 +17,7 @@ from actorserve.http.chat.dialect import Dialect
 from actorserve.http.models import ServedModels
 from actorserve.http.openai.chat.grammar import chat_grammar
 from actorserve.http.openai.chat.requests import ChatRequest
-from actorserve.http.openai.chat.tool_use import callable_functions, several_calls
+from actorserve.http.openai.chat.tool_use import callable_functions, must_call, several_calls
 from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.prompt_reader import PromptReader, check_token_ids, too_long
 from actorserve.http.openai.response_format import grammar_of
@@ -99,6 +99,7 @@ class Translator:
         return replace(
             self._worker_requests(generation, answer_id, priority),
             new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
+            may_be_complete=bool(functions) and not (several_calls(request) or must_call(request)),
             marker_ids=self._dialect.marker_ids(with_tools=bool(functions)),
         )
 
@@ -133,7 +134,8 @@ class Translator:
         for prompt in generation.prompts:
             max_tokens = _max_tokens(generation, len(prompt))
             for choice in range(generation.choices_per_prompt):
-                sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens)
+                scored_prompt = generation.scored_prompt if choice == 0 else -1  # the scores are the same for all
+                sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens, scored_prompt)
                 request_id = f"{answer_id}-{len(specs)}"
                 specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
         num_prompt_tokens = sum(map(len, generation.prompts))
@@ -151,7 +153,7 @@ class Translator:
                 param=param,
             )
 
-    def _sampling(self, generation: _Generation, seed: int, max_tokens: int) -> SamplingParams:
+    def _sampling(self, generation: _Generation, seed: int, max_tokens: int, scored_prompt: int) -> SamplingParams:
         fields = generation.fields
         eos = () if fields.ignore_eos else self._eos_token_ids
         return SamplingParams(
@@ -168,7 +170,7 @@ class Translator:
             logit_bias=fields.logit_bias,
             stop_token_ids=tuple(sorted({*fields.stop_token_ids, *eos})),
             top_logprobs=generation.top_logprobs,
-            prompt_logprobs=generation.scored_prompt,
+            prompt_logprobs=scored_prompt,
             grammar=generation.grammar,
         )
 

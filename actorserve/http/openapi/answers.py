@@ -34,6 +34,12 @@ class PromptTokensDetails(AnswerPart):
     cached_tokens: int
 
 
+class CompletionTokensDetails(AnswerPart):
+    """``reasoning_tokens`` were thoughts."""
+
+    reasoning_tokens: int
+
+
 class Usage(AnswerPart):
     """Numbers of tokens. A prompt counts once for all of its choices."""
 
@@ -41,6 +47,7 @@ class Usage(AnswerPart):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class TokenLogprob(AnswerPart):

@@ -38,7 +38,7 @@ def make_document(
     A route without an operation is listed, with what holds for every route.
     """
     known = {(operation.method, operation.path): operation for operation in operations}
-    requests = [each.request for each in operations if each.request is not None]
+    requests = [model for each in operations for model in each.requests]
     answers = [model for each in operations for model in (*each.answers.values(), each.event, each.error)]
     others = [model for model in answers if model is not None]
     names, schemas = _schemas(requests, [Error, *others], allows_unknown_fields=allows_unknown_fields)
@@ -124,12 +124,13 @@ def _operation(operation: Operation, names: Names) -> Json:
             }
             for name in parameters
         ]
-    if operation.request is not None:
+    if operation.requests:
+        schemas = [names[model] for model in operation.requests]
         written["requestBody"] = {
             "required": True,
             "content": {
                 "application/json": {
-                    "schema": names[operation.request],
+                    "schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas},
                     "examples": {title: {"value": example.body} for title, example in operation.examples.items()},
                 }
             },

@@ -22,9 +22,9 @@ class Example:
 class Operation:
     """One method of one route. ``path`` is the route's.
 
-    ``request`` is the model of the body. ``answers`` are the models of bodies by status; None: plain text. ``event`` is
-    the model of the data of a stream's events. ``errors`` are the statuses of errors beside those of every route, and
-    ``error`` is the model of their bodies.
+    ``requests`` are the models that the body may have; none: there is no body. ``answers`` are the models of bodies by
+    status; None: plain text. ``event`` is the model of the data of a stream's events. ``errors`` are the statuses of
+    errors beside those of every route, and ``error`` is the model of their bodies.
     ``examples`` have names.
     """
 
@@ -32,7 +32,7 @@ class Operation:
     path: str
     summary: str
     answers: Mapping[int, type[BaseModel] | None]
-    request: type[BaseModel] | None = None
+    requests: tuple[type[BaseModel], ...] = ()
     event: type[BaseModel] | None = None
     errors: tuple[int, ...] = ()
     error: type[BaseModel] = Error

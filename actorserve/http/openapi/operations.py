@@ -4,7 +4,7 @@ from actorserve.http.anthropic.requests import CountTokensRequest, MessagesReque
 from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.responses.requests import ResponsesRequest
-from actorserve.http.openai.tokenizing import Detokenize, TokenizeText
+from actorserve.http.openai.tokenizing import Detokenize, TokenizeChat, TokenizeText
 from actorserve.http.openapi import answers, message_answers, response_answers
 from actorserve.http.openapi.operation import Example, Operation
 
@@ -30,7 +30,7 @@ OPERATIONS = (
         "/v1/chat/completions",
         "Continue a chat, whole or as a stream of events",
         {200: answers.ChatCompletion},
-        request=ChatRequest,
+        requests=(ChatRequest,),
         event=answers.ChatCompletionChunk,
         errors=_GENERATING,
         examples={
@@ -52,7 +52,7 @@ OPERATIONS = (
         "/v1/completions",
         "Continue texts or lists of token ids, whole or as a stream of events",
         {200: answers.Completion},
-        request=CompletionRequest,
+        requests=(CompletionRequest,),
         event=answers.Completion,
         errors=_GENERATING,
         examples={
@@ -74,7 +74,7 @@ OPERATIONS = (
         "/v1/responses",
         "Answer the items of an input, whole or as a stream of typed events; nothing is stored",
         {200: response_answers.Response},
-        request=ResponsesRequest,
+        requests=(ResponsesRequest,),
         event=response_answers.ResponseEvent,
         errors=_GENERATING,
         examples={
@@ -122,7 +122,7 @@ OPERATIONS = (
         "/v1/messages",
         "Answer messages as Anthropic's API does, whole or as a stream of events",
         {200: message_answers.Message},
-        request=MessagesRequest,
+        requests=(MessagesRequest,),
         event=message_answers.MessageEvent,
         errors=_MESSAGES_FAIL_WITH,
         error=message_answers.MessageError,
@@ -139,7 +139,7 @@ OPERATIONS = (
         "/v1/messages/count_tokens",
         "Count the tokens of the prompt that messages become",
         {200: message_answers.TokenCount},
-        request=CountTokensRequest,
+        requests=(CountTokensRequest,),
         errors=_MESSAGES_FAIL_WITH,
         error=message_answers.MessageError,
         examples={"plain": Example(_MESSAGES), "no messages": Example({"model": ""}, status=400)},
@@ -188,10 +188,11 @@ OPERATIONS = (
         "/tokenize",
         "Show the tokens of a text, or of a chat, whose fields are those of /v1/chat/completions",
         {200: answers.Tokens},
-        request=TokenizeText,
+        requests=(TokenizeText, TokenizeChat),
         errors=_READING,
         examples={
             "plain": Example({"prompt": "Once upon a time", "return_token_strs": True}),
+            "chat": Example({"messages": _QUESTION["messages"], "add_generation_prompt": False}),
             "no text": Example({"prompt": None}, status=400),
         },
     ),
@@ -200,7 +201,7 @@ OPERATIONS = (
         "/detokenize",
         "Show the text of token ids",
         {200: answers.Text},
-        request=Detokenize,
+        requests=(Detokenize,),
         errors=_READING,
         examples={
             "plain": Example({"tokens": [1, 2, 3]}),

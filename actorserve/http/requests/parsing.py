@@ -31,14 +31,14 @@ class RequestParser:
         self._settings = settings
         self._count_unknown_fields = count_unknown_fields
 
-    async def parse(self, kind: type[RequestT], body: bytes) -> RequestT:
-        """Validate a body of JSON text.
+    async def parse(self, kind_of: Callable[[dict[str, Any]], type[RequestT]], body: bytes) -> RequestT:
+        """Validate a body of JSON text. ``kind_of`` tells from the parsed JSON what kind of request it is.
 
         Raises: InvalidRequestError that names at most ten problems and repeats no long input.
         """
         if len(body) < _LARGE_BODY_BYTES:
-            return self._counted(self._parse(kind, body))
-        return self._counted(await asyncio.to_thread(self._parse, kind, body))
+            return self._counted(self._parse(kind_of, body))
+        return self._counted(await asyncio.to_thread(self._parse, kind_of, body))
 
     def validate(self, kind: type[RequestT], data: dict[str, object]) -> RequestT:
         """Validate parsed JSON. A part of ``data`` may already be a validated model. Raises: as ``parse``."""
@@ -63,11 +63,11 @@ class RequestParser:
             raise InvalidRequestError(describe_problems(error), param or None, code) from None
         return request, context.num_unknown_fields
 
-    def _parse(self, kind: type[RequestT], body: bytes) -> tuple[RequestT, int]:
+    def _parse(self, kind_of: Callable[[dict[str, Any]], type[RequestT]], body: bytes) -> tuple[RequestT, int]:
         data = parse_json(body)
         if not isinstance(data, dict):
             raise InvalidRequestError("the body must be a JSON object", code="invalid_json")
-        return self._validate(kind, data)
+        return self._validate(kind_of(data), data)
 
 
 def parse_json(text: bytes) -> Any:

@@ -69,6 +69,7 @@ async def test_chat() -> None:
         "completion_tokens": 9,
         "total_tokens": num_prompt_tokens + 9,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from actorserve.http.chat.deltas import OutputParser
-from actorserve.http.chat.message import Message, read_message
+from actorserve.http.chat.message import Message
 
 NewParser = Callable[[], OutputParser]
 
@@ -35,7 +35,7 @@ def assert_any_split(new_parser: NewParser, text: str, cuts: Sequence[int]) -> N
     """The text, cut at ``cuts``, gives what the whole text gives."""
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     pieces = [text[start:end] for start, end in pairwise(places)]
-    whole = outline(read_message(new_parser(), text))
+    whole = outline(parsed(new_parser, text))
     assert outline(parsed(new_parser, *pieces)) == whole
     assert outline(parsed(new_parser, *text)) == whole
 

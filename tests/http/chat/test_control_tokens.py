@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers
 
 from actorserve.http.chat import control_tokens
@@ -142,6 +142,7 @@ def _neutral(body: Json) -> Json:
 @pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 @settings(max_examples=60, deadline=None)
 @given(body=_bodies())
+@example(body=_neutral({"messages": [{}]}) | {"messages": [{"role": "user", "content": " end", "name": "a"}]})
 async def test_control_tokens_are_the_templates(template: ChatTemplate, tokenizer: Tokenizer, body: Json) -> None:
     """Whatever control tokens a client spells, the prompt has only the template's, and says the client's text."""
     ids = await _ids(template, tokenizer, body)

@@ -1,6 +1,8 @@
 """Completions as their clients read them: echoed and scored prompts, the best of several, and what is refused."""
 
+import asyncio
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -69,7 +71,11 @@ async def streamed(service: ScriptedService, **fields: Any) -> list[Json]:
     async with client_for(service) as client:
         response = await client.post("/v1/completions", json=fields | {"stream": True})
     assert response.status_code == 200, response.text
-    data = [event.removeprefix("data: ") for event in response.text.split("\n\n")[:-2]]
+    return _chunks(response.text)
+
+
+def _chunks(text: str) -> list[Json]:
+    data = [event.removeprefix("data: ") for event in text.split("\n\n")[:-2]]
     return [json.loads(item)["choices"][0] for item in data]
 
 
@@ -137,6 +143,37 @@ async def test_a_scored_continuation_as_lm_eval_asks_for_it() -> None:
         assert answer["logprobs"]["token_logprobs"][1:-1] == [-float(n) for n in range(1, len(prompt))]
         assert answer["logprobs"]["tokens"][-1] == "<|end|>"
         assert answer["text"] == TOKENIZER.decode(prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_choices_of_a_prompt_share_its_scores(stream: bool) -> None:
+    """Only the first choice's request scores a prompt, and all choices echo its scores, whichever begins first."""
+    service = ScriptedService()
+    fields: Json = {"prompt": ["abc", "de"], "echo": True, "logprobs": 1, "n": 2, "stream": stream}
+    async with client_for(service) as client:
+        asking = asyncio.create_task(client.post("/v1/completions", json=fields))
+        answers = scripted()
+        for index in (3, 1, 2, 0):
+            request = await service.request(index)
+            assert answers.script is not None
+            request.feed(answers.script(request.spec))
+            await asyncio.sleep(0.01)
+        response = await asking
+    assert [spec.sampling.prompt_logprobs for spec in service.specs] == [1, -1, 1, -1]
+    texts: dict[int, str] = defaultdict(str)
+    logprobs: dict[int, list[float | None]] = defaultdict(list)
+    for choice in _chunks(response.text) if stream else response.json()["choices"]:
+        texts[choice["index"]] += choice["text"]
+        logprobs[choice["index"]] += (choice["logprobs"] or {"token_logprobs": []})["token_logprobs"]
+    assert [texts[index] for index in range(4)] == ["abcho", "abcho", "deho", "deho"]
+    first, second = [None, -1.0, -2.0, -0.5, -0.5], [None, -1.0, -0.5, -0.5]
+    assert [logprobs[index] for index in range(4)] == [first, first, second, second]
+
+
+async def test_choices_of_a_prompt_share_its_prompt_logprobs() -> None:
+    """Every choice of a prompt shows the scores that the first one's request brought, also the best of several."""
+    answers = await choices(scripted(), prompt=["abc", "de"], prompt_logprobs=1, n=2, best_of=3)
+    assert [len(answer["prompt_logprobs"]) for answer in answers] == [3, 3, 2, 2]
 
 
 async def test_an_echo_shows_special_tokens_and_joins_characters() -> None:
@@ -307,9 +344,9 @@ async def test_a_late_stream_ends_with_an_error_event() -> None:
     assert service.requests[0].released.is_set()
 
 
-@pytest.mark.parametrize("value", ["", "0", "-1", "nan", "inf", "soon", "1" * 33])
+@pytest.mark.parametrize("value", ["", ".", "0", "-1", "+1", "1_0", "1e1", "nan", "inf", "soon", "1" * 33])
 async def test_a_wrong_timeout_is_refused(value: str) -> None:
-    """The header must be a positive number; otherwise nothing is submitted."""
+    """The header must be a positive number in decimal digits; otherwise nothing is submitted."""
     service = ScriptedService()
     status, answer = await post(service, prompt="x", headers={"x-request-timeout": value})
     assert (status, answer["error"]["param"]) == (400, "x-request-timeout")

@@ -1,5 +1,6 @@
 """Tool calls and reasoning, as OpenAI's SDK reads them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -129,11 +130,54 @@ async def test_a_single_call() -> None:
     assert calls_of(choice) == [("look", '{"at": "x"}')]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_complete_call_ends_the_generation(stream: bool) -> None:
+    """With ``parallel_tool_calls: false`` nothing more is generated behind the first call, and it counts no tokens."""
+    model = Model("")
+    model.service.script = None
+    fields: dict[str, Any] = {"tools": TOOLS, "parallel_tool_calls": False}
+    if stream:
+        fields["stream_options"] = {"include_usage": True}
+    async with model.client() as client:
+        chat = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream, **fields)
+        asking = asyncio.create_task(_last(chat))
+        request = await model.service.request()
+        called = LOOK.removesuffix("\n</tool_call>")
+        request.feed(one_by_one(called)[:-1])  # the model has not ended its answer
+        finish_reason, usage = await asyncio.wait_for(asking, DEADLINE_S)
+    assert finish_reason == "tool_calls"
+    assert usage.completion_tokens == len(TOKENIZER.encode(called))
+    assert request.released.is_set()
+
+
+async def _last(answer: Any) -> tuple[str | None, Any]:
+    """The finish reason and the usage of an answer, streamed or not."""
+    answer = await answer
+    if not hasattr(answer, "__aiter__"):
+        return answer.choices[0].finish_reason, answer.usage
+    *_, last, usage = [chunk async for chunk in answer]
+    return last.choices[0].finish_reason, usage.usage
+
+
 @pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}])
 async def test_no_calls_wanted(fields: dict[str, Any]) -> None:
     """Without tools, and with ``tool_choice: "none"``, what looks like a call is text."""
     (choice,) = await Model(LOOK).both(**fields)
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (LOOK, None, "stop")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("text", "thoughts"), [("<think>Hm. So</think>Yes.", "<think>Hm. So"), ("<think>Hm", "<think>Hm"), ("Yes.", "")]
+)
+async def test_the_tokens_of_thoughts_are_counted(stream: bool, text: str, thoughts: str) -> None:
+    """The usage tells how many of the output's tokens were thoughts, as OpenAI's API does."""
+    fields: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    async with Model(text, template=THINKING).client() as client:
+        _, usage = await _last(
+            client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=stream, n=2, **fields)
+        )
+    assert usage.completion_tokens_details.reasoning_tokens == 2 * len(TOKENIZER.encode(thoughts))
 
 
 async def test_reasoning() -> None:
@@ -201,6 +245,30 @@ async def test_a_required_call() -> None:
     assert accepts(matcher, f"{GO}\n{LOOK}")
     assert not accepts(matcher, "No.")
     assert not accepts(matcher, '{"yes": 1}')
+
+
+async def test_calls_of_strict_functions() -> None:
+    """With ``tool_choice: "auto"`` any text is allowed, but calls of strict functions must follow their schemas."""
+    strict, loose = (
+        {"type": "function", "function": {**tool["function"], "strict": is_strict}}
+        for tool, is_strict in zip(TOOLS, (True, False), strict=True)
+    )
+    matcher = await grammar_of(tools=[strict, loose])
+    assert accepts(matcher, f"I look.\n{LOOK}\n{GO}\nDone.")
+    assert accepts(matcher, GO.replace("{}", '{"way": 1}'))
+    assert not accepts(matcher, f"I look.\n{LOOK.replace('at', 'way')}")
+    assert not accepts(matcher, LOOK.replace("look", "fly"))
+    assert await grammar_of(tools=[loose]) is None
+    assert await grammar_of(tools=[strict], tool_choice="none") is None
+    thinking = await grammar_of(THINKING, tools=[strict])
+    assert accepts(thinking, f"<think>Hm</think>\n{LOOK}")
+    assert not accepts(thinking, f"<think>Hm</think>\n{LOOK.replace('at', 'way')}")
+
+
+async def test_calls_without_a_marker_are_not_constrained() -> None:
+    """A model whose calls may begin without a marker answers requests with strict functions as any others."""
+    strict: dict[str, Any] = {"type": "function", "function": {"name": "look", "strict": True}}
+    assert await grammar_of(f"{TEMPLATE}{{# <|python_tag|> #}}", tools=[strict]) is None
 
 
 async def test_a_named_call() -> None:

@@ -68,6 +68,18 @@ def test_a_far_too_long_prompt_is_refused_untokenized(default_tokenizer: Tokeniz
     assert TokenFloor(default_tokenizer).reaches(text, 8193)
 
 
+def test_the_vocabulary_is_read_for_long_texts_only(
+    default_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway starts, and reads short texts, without going through the whole vocabulary."""
+
+    def unexpected(_: Tokenizer, token_id: int) -> bytes:
+        raise AssertionError(f"token {token_id} was read")
+
+    monkeypatch.setattr(Tokenizer, "token_bytes", unexpected)
+    assert not TokenFloor(default_tokenizer).reaches("hello", 8192)
+
+
 @pytest.mark.parametrize("part", ["x", "the quick brown fox ", " "])
 def test_the_floor_of_a_long_text_is_that_of_its_steps(default_tokenizer: Tokenizer, part: str) -> None:
     """No byte and no word is missed or counted twice where two steps of the counting meet."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from actorserve.http.chat.deltas import OutputParser
+from actorserve.http.chat.tools.call_reader import CallReader
 
 Functions = Mapping[str, Mapping[str, object] | None]
 """The JSON schema of the arguments of each function, by its name; None: no arguments."""
@@ -19,7 +19,7 @@ class CallForm:
 
     markers: tuple[str, ...]
     """What a model's vocabulary may have as special tokens."""
-    new_reader: Callable[[Functions], OutputParser]
+    new_reader: Callable[[Functions], CallReader]
     """Makes a parser of this form for a request with these functions."""
     before_name: str
     before_arguments: str
@@ -27,6 +27,8 @@ class CallForm:
     separator: str = "\n"
     opening: str = ""
     closing: str = ""
+    trigger: str = ""
+    """What every call, or list of calls, in a text begins with; empty if the parser also finds calls without it."""
 
     def write(self, calls: Iterable[tuple[str, str]]) -> str:
         """The calls, given as names and arguments, as a model writes them."""

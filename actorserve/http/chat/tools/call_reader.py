@@ -17,7 +17,11 @@ class CallReader(TextReader):
     answer comes back in a later request. Text that only looks like a call is given as text.
     """
 
+    is_complete = False  # another call or text may follow
+
     def __init__(self) -> None:
+        self.has_whole_call = False
+        """Whether a call has ended."""
         self._num_calls = 0
         super().__init__()
 
@@ -49,6 +53,7 @@ class CallReader(TextReader):
                 begun = True
             if call.ended or not (yield from self._more()):
                 break
+        self.has_whole_call = self.has_whole_call or (begun and call.ended)
         self._unread = call.text + self._unread
         return begun
 
@@ -59,7 +64,10 @@ class CallReader(TextReader):
             end = value.push(self._unread)
             self._give_call(self._unread[:end], name, call_id)
             self._unread, name = self._unread[end:], ""
-            if value.complete or value.broken or not (yield from self._more()):
+            if value.complete or value.broken:
+                self.has_whole_call = True
+                return
+            if not (yield from self._more()):
                 return
 
     def _give_call(self, arguments: str, name: str, call_id: str = "") -> None:

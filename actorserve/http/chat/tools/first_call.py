@@ -2,19 +2,24 @@
 
 from collections.abc import Iterable
 
-from actorserve.http.chat.deltas import Delta, OutputParser, ToolCallDelta
+from actorserve.http.chat.deltas import Delta, ToolCallDelta
+from actorserve.http.chat.tools.call_reader import CallReader
 
 
 class FirstCall:
     """An ``OutputParser`` that drops everything behind another parser's first call."""
 
-    def __init__(self, parser: OutputParser) -> None:
+    def __init__(self, parser: CallReader) -> None:
         self._parser = parser
         self._has_call = False
 
     @property
     def has_tool_calls(self) -> bool:
         return self._has_call
+
+    @property
+    def is_complete(self) -> bool:
+        return self._parser.has_whole_call
 
     def push(self, text: str) -> list[Delta]:
         return self._until_second_call(self._parser.push(text))

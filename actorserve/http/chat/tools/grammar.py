@@ -1,4 +1,4 @@
-"""The grammar of tool calls that a request demands, in llguidance's dialect of Lark."""
+"""Grammars of tool calls, in llguidance's dialect of Lark."""
 
 import json
 import re
@@ -25,15 +25,41 @@ def calls_grammar(functions: Functions, form: CallForm, token_id: TokenId, *, pa
         return literal(value, form.markers, token_id)
 
     more = f"({text(form.separator)} call)*" if parallel else ""
-    rules = [
-        f"calls: {text(form.opening)} call {more} {text(form.closing)}",
-        f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}",
-    ]
+    rules = [f"calls: {text(form.opening)} call {more} {text(form.closing)}"]
+    return "\n".join([*rules, *_call_rules(functions, form, token_id, form.before_name)])
+
+
+def text_grammar(functions: Functions, form: CallForm, token_id: TokenId) -> str:
+    """Rules for ``text``: any text, with any number of calls of these functions in it. The form has a trigger."""
+    # The trigger stands before a list of calls, or before each call.
+    before_name = form.before_name if form.opening else form.before_name.removeprefix(form.trigger)
+    calls = "call"
+    if form.opening:
+        opening, separator, closing = (
+            literal(part, form.markers, token_id)
+            for part in (form.opening.removeprefix(form.trigger), form.separator, form.closing)
+        )
+        calls = f"{opening} call ({separator} call)* {closing}"
+    trigger = re.escape(form.trigger).replace("/", r"\/")
+    if token_id(form.trigger) is None:
+        # A lazy lexeme ends at its first trigger, so that no further text can hold one.
+        before_calls, rules = "until_calls", [rf"until_calls[lazy]: /(.|\n)*{trigger}/", r"ANY_TEXT: /(.|\n)*/"]
+    else:
+        before_calls = f"ANY_TEXT {literal(form.trigger, form.markers, token_id)}"
+        rules = [rf"ANY_TEXT: /(.|\n)*/ & ~/(.|\n)*{trigger}(.|\n)*/"]
+    rules.insert(0, f"text: ({before_calls} {calls})* ANY_TEXT")
+    return "\n".join([*rules, *_call_rules(functions, form, token_id, before_name)])
+
+
+def _call_rules(functions: Functions, form: CallForm, token_id: TokenId, before_name: str) -> list[str]:
+    """Rules for ``call``: one call of these functions."""
+    rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(functions)))}"]
+    end = literal(form.after_arguments, form.markers, token_id)
     for index, (name, parameters) in enumerate(functions.items()):
-        begin, end = text(f"{form.before_name}{name}{form.before_arguments}"), text(form.after_arguments)
+        begin = literal(f"{before_name}{name}{form.before_arguments}", form.markers, token_id)
         rules.append(f"call_{index}: {begin} arguments_{index} {end}")
         rules.append(f"arguments_{index}: %json {json.dumps(json_schema(_object_schema(parameters), _SPACE))}")
-    return "\n".join(rules)
+    return rules
 
 
 def thoughts_grammar(token_id: TokenId, *, begun: bool) -> str:

@@ -28,4 +28,5 @@ HERMES = CallForm(
     before_name=f'{BEGIN}\n{{"name": "',
     before_arguments='", "arguments": ',
     after_arguments=f"}}\n{END}",
+    trigger=BEGIN,
 )

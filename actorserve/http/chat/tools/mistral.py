@@ -63,6 +63,7 @@ MISTRAL_LIST = CallForm(
     separator=", ",
     opening=f"{BEGIN}[",
     closing="]",
+    trigger=BEGIN,
 )
 """The form until the tokenizer's version 7."""
 
@@ -73,5 +74,6 @@ MISTRAL_NAMED = CallForm(
     before_arguments=ARGUMENTS,
     after_arguments="",
     separator="",
+    trigger=BEGIN,
 )
 """The form since the tokenizer's version 11."""

@@ -62,6 +62,7 @@ class Qwen3CoderCalls(CallReader):
                 return True
             separator = ", "
         self._give_call("}", "")
+        self.has_whole_call = True
         return True
 
     def _name(self) -> Reading[str]:
@@ -140,4 +141,5 @@ QWEN3_CODER = replace(
     HERMES,
     markers=(BEGIN, END, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER),
     new_reader=Qwen3CoderCalls,
+    trigger="",
 )

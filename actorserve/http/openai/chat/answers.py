@@ -3,26 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from starlette.responses import Response
-
 from actorserve.core.messages import FinishReason
 from actorserve.http.answers.answer_format import Json, WholeChoice
 from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 from actorserve.http.answers.usage import Usage
 from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.deltas import Delta, OutputParser, ReasoningDelta, TextDelta, ToolCallDelta
-from actorserve.http.chat.message import Call, Message, read_message
-from actorserve.http.errors import RequestFailedError
+from actorserve.http.chat.message import Call, Message
 from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.chat.tool_use import call_finish_reason
-from actorserve.http.openai.chunks import AnswerHead, Chunks
+from actorserve.http.openai.chunks import AnswerHead, ChunkFormat
 from actorserve.http.openai.logprobs import shown_logprobs
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
 
 
-class ChatFormat:
+class ChatFormat(ChunkFormat):
     """The ``AnswerFormat`` of chats. A choice's first chunk has the role, and its last chunk the finish reason.
 
     A chunk has one delta of text, reasoning or a tool call. A piece's log-probabilities go out with the first chunk
@@ -38,43 +35,32 @@ class ChatFormat:
         work: WorkerRequests,
     ) -> None:
         options = request.stream_options or StreamOptions()
-        self._chunks = Chunks(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
+        super().__init__(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
         self._tokenizer = tokenizer
         self._wants_logprobs = work.wants_logprobs
         self._num_prompt_logprobs = work.specs[0].sampling.prompt_logprobs
         self._new_parser = work.new_parser
         self._request = request
         self._parsers: dict[int, OutputParser] = {}  # of the choices whose first chunk was written
+        self._num_reasoning_tokens: dict[int, int] = {}
         self._tokens: dict[int, list[AnswerToken]] = {}  # whose log-probabilities were not written yet
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
         opening = self._opening(choice)
         self._tokens[choice.index] += piece.tokens
-        return opening + self._deltas(choice.index, self._parsers[choice.index].push(piece.text))
+        return opening + self._deltas(choice, self._parsers[choice.index].push(piece.text))
 
     def finish(self, choice: Choice) -> bytes:
         assert choice.end is not None
         opening = self._opening(choice)
         parser = self._parsers[choice.index]
-        deltas = self._deltas(choice.index, parser.finish())
+        deltas = self._deltas(choice, parser.finish())
         reason = self._finish_reason(choice.end.reason, parser.has_tool_calls)
-        return opening + deltas + self._chunk(choice.index, {}, reason)
-
-    def keep_alive(self) -> bytes:
-        return self._chunks.keep_alive()
-
-    def end(self) -> bytes:
-        return self._chunks.end()
-
-    def fail(self, failure: RequestFailedError) -> bytes:
-        return self._chunks.fail(failure)
-
-    def refusal(self, failure: RequestFailedError) -> Response:
-        return self._chunks.refusal(failure)
+        return opening + deltas + self._delta(choice.index, {}, reason)
 
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
         scores = prompt_logprobs_field(choices[0].prompt_logprobs, self._num_prompt_logprobs, self._tokenizer)
-        answer = self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(choices)])
+        answer = self._answer([self._whole(index, choice) for index, choice in enumerate(choices)])
         return answer | {"prompt_logprobs": scores}
 
     def _opening(self, choice: Choice) -> bytes:
@@ -84,25 +70,40 @@ class ChatFormat:
         self._parsers[choice.index], self._tokens[choice.index] = self._new_parser(), []
         delta = {"role": "assistant", "content": self._request.echoed}
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._chunks.chunk(fields, num_untold=choice.num_tokens)
+        return self._chunk(fields, num_untold=choice.num_tokens)
 
-    def _deltas(self, index: int, deltas: Sequence[Delta]) -> bytes:
-        return b"".join(self._chunk(index, _delta_fields(delta)) for delta in deltas)
+    def _deltas(self, choice: Choice, deltas: Sequence[Delta]) -> bytes:
+        self._count_thoughts(choice.index, deltas, choice.num_tokens)
+        return b"".join(self._delta(choice.index, _delta_fields(delta)) for delta in deltas)
 
-    def _chunk(self, index: int, delta: Json, finish_reason: str | None = None) -> bytes:
+    def _delta(self, index: int, delta: Json, finish_reason: str | None = None) -> bytes:
         tokens = self._tokens[index]
         logprobs = self._logprobs(tokens) if tokens else None
         tokens.clear()
-        return self._chunks.chunk(
-            {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        )
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
+
+    def _count_thoughts(self, index: int, deltas: Sequence[Delta], num_tokens: int) -> None:
+        """The choice of this index had ``num_tokens`` tokens when the parser gave ``deltas``. Thoughts come first."""
+        if deltas and isinstance(deltas[0], ReasoningDelta):
+            self._num_reasoning_tokens[index] = num_tokens
+
+    def _usage_fields(self, num_untold: int = 0) -> Json:
+        details = {"reasoning_tokens": sum(self._num_reasoning_tokens.values())}
+        return super()._usage_fields(num_untold) | {"completion_tokens_details": details}
 
     def _finish_reason(self, reason: FinishReason, has_tool_calls: bool) -> str:
         """A call that was cut off by ``max_tokens`` keeps that reason, because its arguments are not complete."""
         return call_finish_reason(self._request) if has_tool_calls and reason is FinishReason.STOP else reason
 
     def _whole(self, index: int, choice: WholeChoice) -> Json:
-        message = read_message(self._new_parser(), "".join(choice.text))
+        parser, message = self._new_parser(), Message()
+        for piece, num_tokens in zip(choice.pieces, choice.num_tokens, strict=True):
+            deltas = parser.push(piece.text)
+            self._count_thoughts(index, deltas, num_tokens)
+            message.add(deltas)
+        deltas = parser.finish()
+        self._count_thoughts(index, deltas, self._usage.choices[index].num_tokens)
+        message.add(deltas)
         return {
             "index": index,
             "message": _message_fields(replace(message, text=self._request.echoed + message.text)),

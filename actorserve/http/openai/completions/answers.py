@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from starlette.responses import Response
-
 from actorserve.core.messages import FinishReason
 from actorserve.http.answers.answer_format import Json, WholeChoice
 from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 from actorserve.http.answers.usage import Usage
-from actorserve.http.errors import RequestFailedError
-from actorserve.http.openai.chunks import AnswerHead, Chunks, finite
+from actorserve.http.openai.chunks import AnswerHead, ChunkFormat, finite
 from actorserve.http.openai.completions.requests import CompletionRequest
 from actorserve.http.openai.logprobs import token_namer
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
@@ -17,40 +14,32 @@ from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
 
 
-class CompletionFormat:
+class CompletionFormat(ChunkFormat):
     """The ``AnswerFormat`` of completions. Chunks and whole answers have one type, and a stream begins with text."""
 
     def __init__(self, head: AnswerHead, usage: Usage, request: CompletionRequest, tokenizer: Tokenizer) -> None:
         options = request.stream_options or StreamOptions()
-        self._chunks = Chunks(head, usage, options, chunk_type="text_completion", answer_type="text_completion")
+        super().__init__(head, usage, options, chunk_type="text_completion", answer_type="text_completion")
         self._request = request
         self._tokenizer = tokenizer
         self._name = token_namer(tokenizer, as_token_ids=request.return_tokens_as_token_ids)
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
-        return self._chunks.chunk(self._choice(choice.index, piece.text, piece.tokens, None))
+        return self._chunk(self._choice(choice.index, piece.text, piece.tokens, None))
 
     def finish(self, choice: Choice) -> bytes:
         assert choice.end is not None
-        return self._chunks.chunk(
-            {"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.end.reason}
-        )
-
-    def keep_alive(self) -> bytes:
-        return self._chunks.keep_alive()
-
-    def end(self) -> bytes:
-        return self._chunks.end()
-
-    def fail(self, failure: RequestFailedError) -> bytes:
-        return self._chunks.fail(failure)
-
-    def refusal(self, failure: RequestFailedError) -> Response:
-        return self._chunks.refusal(failure)
+        return self._chunk({"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.end.reason})
 
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
-        best = [choice for prompt in _by_prompt(choices, self._request.num_generated) for choice in self._best(prompt)]
-        return self._chunks.whole([self._whole(index, choice) for index, choice in enumerate(best)])
+        shown: list[Json] = []
+        for of_prompt in _by_prompt(choices, self._request.num_generated):
+            known, num_best = of_prompt[0].prompt_logprobs, self._request.prompt_logprobs
+            scores = {"prompt_logprobs": prompt_logprobs_field(known, num_best, self._tokenizer)}
+            shown += [
+                self._whole(index, choice) | scores for index, choice in enumerate(self._best(of_prompt), len(shown))
+            ]
+        return self._answer(shown)
 
     def _best(self, choices: Sequence[WholeChoice]) -> Sequence[WholeChoice]:
         """The ``n`` choices of the highest log-probability per token, the best first, if there are more than ``n``."""
@@ -59,9 +48,7 @@ class CompletionFormat:
         return sorted(choices, key=lambda choice: -choice.mean_logprob)[: self._request.n]
 
     def _whole(self, index: int, choice: WholeChoice) -> Json:
-        scores = prompt_logprobs_field(choice.prompt_logprobs, self._request.prompt_logprobs, self._tokenizer)
-        fields = self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
-        return fields | {"prompt_logprobs": scores}
+        return self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
 
     def _choice(self, index: int, text: str, tokens: Sequence[AnswerToken], reason: FinishReason | None) -> Json:
         logprobs = self._logprobs(tokens) if self._request.logprobs is not None else None

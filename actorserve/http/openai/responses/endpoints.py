@@ -21,23 +21,19 @@ from actorserve.http.openai.responses.answers import ResponseFormat
 from actorserve.http.openai.responses.head import response_head
 from actorserve.http.openai.responses.requests import CHAT_FIELDS, ResponsesRequest
 from actorserve.http.openai.translate import Translator
-from actorserve.http.requests.body import BodyReader
 from actorserve.http.requests.naming import naming
-from actorserve.http.requests.parsing import RequestParser
+from actorserve.http.requests.reader import RequestReader
 from actorserve.model_files.tokenizer import Tokenizer
 
 
 class ResponsesEndpoints:
     """The handlers of these routes."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, translator: Translator, answers: Answers, bodies: BodyReader, parser: RequestParser
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, translator: Translator, answers: Answers, requests: RequestReader) -> None:
         self._tokenizer = tokenizer
         self._translator = translator
         self._answers = answers
-        self._bodies = bodies
-        self._parser = parser
+        self._requests = requests
 
     def routes(self) -> list[BaseRoute]:
         one = "/v1/responses/{response_id}"
@@ -50,11 +46,10 @@ class ResponsesEndpoints:
 
     async def _create(self, request: Request) -> Answer:
         response_id = f"resp_{uuid.uuid4().hex}"
-        async with self._bodies.read(request) as body:
-            fields = await self._parser.parse(ResponsesRequest, body)
+        async with self._requests.read(request, ResponsesRequest) as fields:
             priority = granted_priority(request.scope, fields.priority)
             with naming(CHAT_FIELDS):
-                chat = self._parser.validate(ChatRequest, fields.to_chat())
+                chat = self._requests.validate(ChatRequest, fields.to_chat())
                 work = await self._translator.chat(chat, response_id, priority, at_most=fields.max_output_tokens)
         head = response_head(fields, response_id, self._translator.model(fields.model).name, int(time.time()))
 

@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from actorserve.http.chat.reasoning import Thoughts
 from actorserve.http.chat.tools.call_form import CallForm, Functions
-from actorserve.http.chat.tools.grammar import calls_grammar, thoughts_grammar
+from actorserve.http.chat.tools.grammar import calls_grammar, text_grammar, thoughts_grammar
 from actorserve.http.chat.tools.hermes import HERMES
 from actorserve.http.chat.tools.llama3 import LLAMA3
 from actorserve.http.chat.tools.mistral import MISTRAL_LIST, MISTRAL_NAMED
@@ -129,3 +129,25 @@ def test_markers_may_be_special_tokens() -> None:
     text = MISTRAL_LIST.write(CALLS)
     assert accepts(rules, text.removeprefix("[TOOL_CALLS]"), special=(256,))
     assert not accepts(rules, text)
+
+
+@pytest.mark.parametrize("form", [HERMES, MISTRAL_LIST, MISTRAL_NAMED])
+def test_calls_in_a_text_follow_their_schemas(form: CallForm) -> None:
+    """The grammar accepts any text without calls, and in a text only calls of these functions and arguments."""
+    rules = "start: text\n" + text_grammar(FUNCTIONS, form, no_special_token)
+    assert accepts(rules, "")
+    assert accepts(rules, "No {calls} <tool_cal [TOOL_CALL\n/here")
+    assert accepts(rules, form.write(CALLS))
+    assert accepts(rules, f"I look.\n{form.write(CALLS)}\nAgain: {form.write(CALLS[1:])} Done.")
+    for wrong in (("look", "{}"), ("go", '{"at": "x"}'), ("fly", "{}")):
+        assert not accepts(rules, f"I look. {form.write([wrong])}")
+        assert not accepts(rules, form.write([*CALLS, wrong]))
+
+
+def test_calls_in_a_text_may_begin_with_a_special_token() -> None:
+    """Where the trigger is a special token, that token begins the calls, and no text spells it."""
+    rules = "start: text\n" + text_grammar(FUNCTIONS, MISTRAL_LIST, {"[TOOL_CALLS]": 256}.get)
+    assert accepts(rules, "No calls.")
+    assert accepts(rules, MISTRAL_LIST.write(CALLS).removeprefix("[TOOL_CALLS]"), special=(256,))
+    assert not accepts(rules, MISTRAL_LIST.write([("fly", "{}")]).removeprefix("[TOOL_CALLS]"), special=(256,))
+    assert not accepts(rules, MISTRAL_LIST.write([("fly", "{}")]))
