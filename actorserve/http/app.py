@@ -24,6 +24,7 @@ from actorserve.http.chat.dialect import Dialect, ReasoningParserName, ToolParse
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.generation_check import GenerationCheck
 from actorserve.http.host_counts import HostCounts
+from actorserve.http.metrics.answer_counts import AnswerCounts
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.models import ModelEndpoints, ServedModels
 from actorserve.http.openai.endpoints import OpenAIEndpoints
@@ -99,7 +100,7 @@ def create_app(
     # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
     guarded = app if api_keys is None else Authentication(app, api_keys, open_requests or OpenRequests(HostCounts()))
     with_forms = errors.ErrorForms(with_cors(guarded, settings.cors_origins), {MESSAGES_PATH: error_form})
-    return DiscardUnreadBody(RequestId(with_forms))
+    return DiscardUnreadBody(RequestId(AnswerCounts(with_forms, metrics.count_answer)))
 
 
 class _NoResponse(Response):

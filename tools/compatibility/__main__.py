@@ -18,7 +18,8 @@ from rich.table import Table
 from actorserve.errors import ActorserveError
 from tools.compatibility.clients import CHECKS, CLIENTS, Client
 from tools.compatibility.default_model import weights, write_tokenizer
-from tools.compatibility.errors import MissingProgramError
+from tools.compatibility.environments import Environment
+from tools.compatibility.errors import CompatibilityError, MissingProgramError
 from tools.compatibility.reports import Check, read_report
 from tools.compatibility.server import RunningServer, running_server
 from tools.compatibility.vllm_tests.run import run_vllm_tests
@@ -41,23 +42,42 @@ class Result:
 
 
 def check_clients(names: Sequence[str], is_verbose: bool) -> list[Result]:
-    """Check clients, one after the other. Those that need the same server share one. Raises: CompatibilityError."""
-    options = list(dict.fromkeys(CLIENTS[name].serve for name in names))
-    results = []
-    for serve in options:
+    """Install clients and check them, one after the other. Those that need the same server share one.
+
+    Raises: CompatibilityError, also if none of them can be installed.
+    """
+    outcomes = {
+        environment: install(environment) for environment in {CLIENTS[name].environment: None for name in names}
+    }
+    missing = {name: check for name in names if (check := outcomes[CLIENTS[name].environment])}
+    failures = [check.failure for check in missing.values() if check.failure]
+    if failures and len(missing) == len(names):
+        raise CompatibilityError(f"no client can be installed: {failures[0]}")
+    results = [Result(name, "-", [check], 0.0) for name, check in missing.items()]
+    installed = [name for name in names if name not in missing]
+    for serve in dict.fromkeys(CLIENTS[name].serve for name in installed):
         with running_server(serve, key=KEY, settings=SETTINGS) as server:
-            for name in names:
-                if CLIENTS[name].serve == serve:
-                    results.append(check_client(name, CLIENTS[name], server, is_verbose))
+            results += [
+                check_client(name, CLIENTS[name], server, is_verbose)
+                for name in installed
+                if CLIENTS[name].serve == serve
+            ]
     return results
 
 
-def check_client(name: str, client: Client, server: RunningServer, is_verbose: bool) -> Result:
-    """Install a client and run its checks. Raises: CompatibilityError."""
+def install(environment: Environment) -> Check | None:
+    """Install an environment. Returns what stands in place of its clients' checks if that was not possible."""
     try:
-        client.environment.install()
+        environment.install()
     except MissingProgramError as error:
-        return Result(name, "-", [Check("all", skipped=str(error))], 0.0)
+        return Check("all", skipped=str(error))
+    except CompatibilityError as error:
+        return Check("installation", failure=str(error))
+    return None
+
+
+def check_client(name: str, client: Client, server: RunningServer, is_verbose: bool) -> Result:
+    """Run the checks of a client that is installed. Raises: CompatibilityError."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="clients-") as temporary:
         folder = Path(temporary)

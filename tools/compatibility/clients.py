@@ -11,6 +11,7 @@ CHECKS: Final = Path(__file__).parent / "checks"
 SDK: Final = PythonEnvironment("sdk")
 FRAMEWORKS: Final = PythonEnvironment("frameworks")
 NODE: Final = NodeEnvironment("node")
+CODING_AGENTS: Final = NodeEnvironment("coding-agents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Client:
     """A client, and the files whose tests use it as its documentation shows.
 
     ``package`` is the one whose version stands in the table. ``serve`` are options of the server that the checks
-    need. Without names the checks of quick clients run: those that install in a minute and take seconds.
+    need. CI runs the checks of quick clients, whose installation takes a minute and whose checks take seconds.
     """
 
     environment: Environment
@@ -37,6 +38,9 @@ CLIENTS: Final = {
     "llama-index": Client(FRAMEWORKS, "llama-index-llms-openai-like", ("test_llama_index.py",), is_quick=False),
     "openai-node": Client(NODE, "openai", ("openai.test.mjs",)),
     "ai-sdk": Client(NODE, "ai", ("ai_sdk.test.mjs",)),
+    "codex": Client(CODING_AGENTS, "@openai/codex", ("codex.test.mjs",), is_quick=False),
+    "claude-code": Client(CODING_AGENTS, "@anthropic-ai/claude-code", ("claude_code.test.mjs",), is_quick=False),
+    "aider": Client(PythonEnvironment("aider"), "aider-chat", ("test_aider.py",), is_quick=False),
     "guidellm": Client(PythonEnvironment("guidellm"), "guidellm", ("test_guidellm.py",), is_quick=False),
     "aiperf": Client(PythonEnvironment("aiperf"), "aiperf", ("test_aiperf.py",), is_quick=False),
     "lm-eval": Client(

@@ -114,19 +114,21 @@ class NodeEnvironment:
         return _run(["node", "--print", f"require({str(file)!r}).version"]).strip()
 
     def command(self, checks: Sequence[Path], report: Path) -> list[str]:
-        # Node looks for packages beside a file and above it, so the checks are copied beside the packages.
-        copies = [shutil.copy(file, self.folder) for file in checks]
+        # Node looks for packages beside a file and above it, so the checks are copied beside the packages, and what
+        # they share.
+        for file in checks[0].parent.glob("*.mjs"):
+            shutil.copy(file, self.folder)
         reporter = ["--test-reporter=junit", f"--test-reporter-destination={report}"]
-        return ["node", "--test", *reporter, *(str(copy) for copy in copies)]
+        return ["node", "--test", *reporter, *(str(self.folder / file.name) for file in checks)]
 
 
 @contextmanager
 def _unless_installed(folder: Path, pins: Sequence[Path], program: str) -> Iterator[bool]:
-    """Whether the ``with`` block has to install; ``folder`` is empty then. Two installations take turns."""
+    """Whether the ``with`` block has to install; ``folder`` is empty then. Two installations of it take turns."""
     wanted = hashlib.sha256("\0".join([program, *(pin.read_text("utf-8") for pin in pins)]).encode()).hexdigest()
     stamp = folder / _STAMP
     INSTALLED.mkdir(exist_ok=True)
-    lock = os.open(INSTALLED, os.O_RDONLY | os.O_DIRECTORY)
+    lock = os.open(pins[0], os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         is_needed = not stamp.exists() or stamp.read_text("utf-8") != wanted

@@ -73,6 +73,11 @@ class Metrics:
         self._unknown_fields = host.counter(
             "actorserve_unknown_fields", "Fields of requests that this server does not know and has ignored."
         ).labels()
+        self._answers = host.counter(
+            "http_requests",
+            "Requests that were answered, also those that were refused.",
+            ("handler", "method", "status"),
+        )
         for name in service.counters():
             host.counter(f"actorserve_{name}", f"{name.replace('_', ' ')}.")
         self._service_cells = {name: counts.cell((f"actorserve_{name}",)) for name in service.counters()}
@@ -90,6 +95,10 @@ class Metrics:
     def count_unknown_fields(self, num_fields: int) -> None:
         """A request had fields that were ignored."""
         self._unknown_fields.inc(num_fields)
+
+    def count_answer(self, route: str, method: str, status: str) -> None:
+        """An answer has begun; the values are those of ``AnswerCounts``."""
+        self._answers.labels(route, method, status).inc()
 
     def render(self) -> bytes:
         """The page, in Prometheus's text format."""

@@ -30,17 +30,19 @@ const oneCall = {
   openai: { parallelToolCalls: false },
   anthropic: { disableParallelToolUse: true },
 };
-const common = { maxOutputTokens: 60, maxRetries: 0, prompt: 'What is the weather like in Paris?' };
+const common = { maxOutputTokens: 100, temperature: 0, maxRetries: 0, prompt: 'What is the weather like in Paris?' };
+
+const short = { maxOutputTokens: 20 };
 
 for (const [kind, model] of Object.entries(models)) {
   test(`${kind}: text and usage`, async () => {
-    const { text, usage } = await generateText({ ...common, model, system: 'Answer briefly.' });
+    const { text, usage } = await generateText({ ...common, ...short, model, system: 'Answer briefly.' });
     assert.ok(text);
     assert.ok(usage.outputTokens > 0);
   });
 
   test(`${kind}: streamed text and usage`, async () => {
-    const result = streamText({ ...common, model, onError: () => {} });
+    const result = streamText({ ...common, ...short, model, onError: () => {} });
     let text = '';
     for await (const part of result.textStream) text += part;
     assert.ok(text);
@@ -62,14 +64,14 @@ for (const [kind, model] of Object.entries(models)) {
   });
 
   test(`${kind}: a streamed call`, async () => {
-    const result = streamText({ ...common, model, tools, toolChoice: { type: 'tool', toolName: 'weather' }, onError: () => {} });
+    const result = streamText({ ...common, model, tools, providerOptions: oneCall, toolChoice: { type: 'tool', toolName: 'weather' }, onError: () => {} });
     const calls = await result.toolCalls;
     assert.ok(['Paris', 'Bogotá'].includes(calls[0].input.city));
   });
 
   test(`${kind}: a structured answer`, async () => {
     const schema = z.object({ kind: z.enum(['fair', 'concert']), isPublic: z.boolean() });
-    const { output } = await generateText({ ...common, maxOutputTokens: 400, model, output: Output.object({ schema }) });
+    const { output } = await generateText({ ...common, maxOutputTokens: 600, model, output: Output.object({ schema }) });
     assert.ok(['fair', 'concert'].includes(output.kind));
   });
 }

@@ -19,6 +19,7 @@ def test_profile(tmp_path: Path, url: str, key: str, model: str, endpoint: str) 
         *("--url", url, "--api-key", key, "--model", model, "--tokenizer", os.environ["ACTORSERVE_TOKENIZER"]),
         *("--endpoint-type", endpoint, "--streaming", "--concurrency", "2", "--request-count", str(NUM_REQUESTS)),
         *("--synthetic-input-tokens-mean", "64", "--output-tokens-mean", "16", "--artifact-dir", str(tmp_path)),
+        *("--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0"),
     ]
     subprocess.run(command, cwd=tmp_path, check=True)
     report = json.loads(next(tmp_path.rglob("*profile_export*aiperf.json")).read_text("utf-8"))

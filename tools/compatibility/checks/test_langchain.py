@@ -32,10 +32,16 @@ def chat(request: pytest.FixtureRequest, url: str, key: str, model: str) -> Chat
         model=model,
         base_url=f"{url}/v1",
         api_key=key,
-        max_tokens=100,
+        max_tokens=20,
+        temperature=0,
         max_retries=0,
         use_responses_api=request.param == "responses",
     )
+
+
+def with_room(chat: ChatOpenAI, max_tokens: int) -> ChatOpenAI:
+    """The model with room to end a call, or a structured answer with all the white space that its grammar allows."""
+    return chat.model_copy(update={"max_tokens": max_tokens})
 
 
 def test_invoke(chat: ChatOpenAI) -> None:
@@ -64,7 +70,8 @@ def test_batch(chat: ChatOpenAI) -> None:
 def test_bound_tools(chat: ChatOpenAI) -> None:
     """A forced call is run, and the conversation goes on with its result."""
     messages: list[Any] = [HumanMessage("What is the weather like in Paris?")]
-    message = chat.bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False).invoke(messages)
+    forced = with_room(chat, 200).bind_tools([get_weather], tool_choice="any", parallel_tool_calls=False)
+    message = forced.invoke(messages)
     assert message.tool_calls
     messages.append(message)
     messages += [get_weather.invoke(call) for call in message.tool_calls]
@@ -73,8 +80,9 @@ def test_bound_tools(chat: ChatOpenAI) -> None:
 
 def test_streamed_tools(chat: ChatOpenAI) -> None:
     """The chunks of a streamed call add up to a call with valid arguments."""
+    forced = with_room(chat, 200).bind_tools([get_weather], tool_choice="get_weather", parallel_tool_calls=False)
     whole: Any = None
-    for chunk in chat.bind_tools([get_weather], tool_choice="get_weather").stream("Is it warm in Paris?"):
+    for chunk in forced.stream("Is it warm in Paris?"):
         whole = chunk if whole is None else whole + chunk
     assert [call["args"]["city"] in ("Paris", "Bogotá") for call in whole.tool_calls] == [True]
 
@@ -82,7 +90,8 @@ def test_streamed_tools(chat: ChatOpenAI) -> None:
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_structured_output(chat: ChatOpenAI, method: Literal["json_schema", "function_calling"]) -> None:
     """Both ways to a structured answer give an instance of the class."""
-    answer = chat.with_structured_output(Event, method=method).invoke("Alice and Bob go to a science fair.")
+    typed = with_room(chat, 600).with_structured_output(Event, method=method)
+    answer = typed.invoke("Alice and Bob go to a science fair.")
     assert isinstance(answer, Event)
 
 
@@ -98,7 +107,9 @@ def force_the_first_call(
 
 def test_agent(chat: ChatOpenAI) -> None:
     """An agent calls its tool, and answers with the tool's result before it."""
-    agent = create_agent(chat, tools=[get_weather], system_prompt="Be brief.", middleware=[force_the_first_call])
+    agent = create_agent(
+        with_room(chat, 100), tools=[get_weather], system_prompt="Be brief.", middleware=[force_the_first_call]
+    )
     question: Any = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
     messages = agent.invoke(question)["messages"]
     assert isinstance(messages[1], AIMessage)
@@ -111,7 +122,7 @@ def test_agent(chat: ChatOpenAI) -> None:
 
 def test_streamed_agent(chat: ChatOpenAI) -> None:
     """An agent's steps can be streamed."""
-    agent = create_agent(chat, tools=[get_weather], middleware=[force_the_first_call])
+    agent = create_agent(with_room(chat, 100), tools=[get_weather], middleware=[force_the_first_call])
     question: Any = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
     steps = [name for update in agent.stream(question, stream_mode="updates") for name in update]
     assert steps == ["model", "tools", "model"]
@@ -119,4 +130,5 @@ def test_streamed_agent(chat: ChatOpenAI) -> None:
 
 def test_completion(url: str, key: str, model: str) -> None:
     """LangChain's class for completions works, too."""
-    assert OpenAI(model=model, base_url=f"{url}/v1", api_key=key, max_tokens=8).invoke("Once upon a time")
+    llm = OpenAI(model=model, base_url=f"{url}/v1", api_key=key, max_tokens=8, temperature=0)
+    assert llm.invoke("Once upon a time")

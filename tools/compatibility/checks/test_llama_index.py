@@ -29,7 +29,8 @@ def llm(url: str, key: str, model: str) -> OpenAILike:
         api_base=f"{url}/v1",
         api_key=key,
         context_window=2048,
-        max_tokens=60,
+        max_tokens=200,
+        temperature=0,
         is_chat_model=True,
         is_function_calling_model=True,
         should_use_structured_outputs=True,
@@ -57,7 +58,7 @@ def test_an_answer_is_sent_back(llm: OpenAILike) -> None:
 
 def test_completion(url: str, key: str, model: str) -> None:
     """A prompt is continued, whole and streamed."""
-    llm = OpenAILike(model=model, api_base=f"{url}/v1", api_key=key, context_window=2048, max_tokens=8)
+    llm = OpenAILike(model=model, api_base=f"{url}/v1", api_key=key, context_window=2048, max_tokens=8, temperature=0)
     assert llm.complete("Once upon a time").text
     assert "".join(part.delta or "" for part in llm.stream_complete("Once upon a time"))
 
