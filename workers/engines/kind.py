@@ -20,7 +20,8 @@ _CPU_FACTS = (
     "Features",
     "cache size",
 )
-_KERNEL_VARIABLES = ("ATEN_", "CUBLAS", "CUDNN_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32", "OMP_", "ONEDNN_", "TORCH_")
+_ARRAY_VARIABLES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "NPY_", "OMP_", "ONEDNN_", "TORCH_")
+_CUDA_VARIABLES = ("CUBLAS", "CUDNN_", "NVIDIA_TF32")
 
 
 def kind_digest(facts: Mapping[str, object]) -> str:
@@ -33,9 +34,11 @@ def platform_facts(device: torch.device) -> dict[str, object]:
     """The properties of this machine and this build of torch that may decide bits."""
     facts: dict[str, object] = {
         "torch": torch.__version__,
-        "numpy": np.__version__,  # computes the rotary angles
+        "numpy": np.__version__,  # computes the rotary angles, and chooses tokens on a CPU
         "machine": platform.machine(),
-        "environment": sorted(item for item in os.environ.items() if item[0].startswith(_KERNEL_VARIABLES)),
+        "environment": sorted(
+            item for item in os.environ.items() if item[0].startswith(_ARRAY_VARIABLES + _CUDA_VARIABLES)
+        ),
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

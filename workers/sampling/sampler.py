@@ -15,7 +15,8 @@ from actorserve.core.rng import uniform
 from workers.sampling.grammars import Masks
 from workers.sampling.logit_edits import LogitEdits, apply_edits, apply_masks
 from workers.sampling.logprobs import read_logprobs
-from workers.sampling.token_choice import Rule, choose_greedy, choose_sampled
+from workers.sampling.row_choice import choose_by_row
+from workers.sampling.token_choice import Rule, choose_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,7 @@ class Sampler:
         edited = [row for row, state in enumerate(states) if state.edits.touches(positions[row])]
         if edited:
             apply_edits(logits, edited, [states[row].edits for row in edited], [positions[row] for row in edited])
-        if masks is not None and masks.rows:
-            apply_masks(logits, masks)
-
-        token_ids = self._choose(logits, [state.sampling for state in states], positions)
+        token_ids = _choose(logits, [state.sampling for state in states], positions, masks)
 
         for state, token_id in zip(states, token_ids, strict=True):
             if state.edits.penalties is not None:
@@ -97,20 +95,16 @@ class Sampler:
                 logprobs[row] = entry
         return Sampled(tuple(token_ids), tuple(logprobs))
 
-    def _choose(self, logits: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
-        greedy = [row for row, params in enumerate(sampling) if params.temperature <= 0.0]
-        sampled = [row for row, params in enumerate(sampling) if params.temperature > 0.0]
-        rules = [
-            Rule(params.temperature, params.top_p, params.top_k, params.min_p, uniform(params.seed, positions[row]))
-            for row in sampled
-            for params in (sampling[row],)
-        ]
-        parts = []
-        if greedy:
-            parts.append(choose_greedy(logits, greedy))
-        if sampled:
-            parts.append(choose_sampled(logits, sampled, rules))
-        token_ids = [0] * len(sampling)
-        for row, token_id in zip((*greedy, *sampled), torch.cat(parts).tolist(), strict=True):
-            token_ids[row] = token_id
-        return token_ids
+
+def _choose(
+    logits: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int], masks: Masks | None
+) -> list[int]:
+    rules = [
+        Rule(params.temperature, params.top_p, params.top_k, params.min_p, uniform(params.seed, position))
+        for params, position in zip(sampling, positions, strict=True)
+    ]
+    if logits.device.type == "cpu":
+        return choose_by_row(logits, rules, masks)
+    if masks is not None and masks.rows:
+        apply_masks(logits, masks)
+    return choose_together(logits, rules)

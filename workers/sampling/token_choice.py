@@ -5,7 +5,8 @@ probabilities are integers: ``floor(exp((x - max) / temperature) * 2**42)``. The
 same for any number of candidates, rows or threads. The exponential is elementwise. On a CPU its vector kernels may
 treat the last elements of a thread's share differently, so there rows run one at a time, always in the same layout.
 
-Thresholds on logits decide which tokens are kept, so tokens of equal logits are kept or dropped together.
+Thresholds decide which tokens are kept, so tokens of equal logits are kept or dropped together. The functions here take
+many rows at once, for a GPU; ``workers.sampling.row_choice`` chooses by the same rules on a CPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ _FIRST_CANDIDATES = 128  # nearly always enough for a language model's top_p; ot
 
 
 class Rule(NamedTuple):
-    """How to sample one row: fields of ``SamplingParams``, with ``temperature`` > 0, and the uniform number."""
+    """How to choose one row's token: fields of ``SamplingParams``, and the uniform number."""
 
     temperature: float
     top_p: float
@@ -49,30 +50,45 @@ def passes(logits: Tensor, rows: Sequence[int]) -> Iterator[tuple[Sequence[int],
         yield positions, logits.index_select(0, index)
 
 
-def weigh(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
-    """Integer weights [R, vocab] int64 of ``logits`` [R, vocab], given the rows' maxima and temperatures [R, 1]."""
+def weigh(logits: Tensor, best: Tensor | float, temperature: Tensor | float) -> Tensor:
+    """Integer weights int64 of ``logits`` [R, vocab] or [vocab], given the rows' maxima and temperatures [R, 1]."""
     scaled = logits.double().sub_(best).div_(temperature)
     return scaled.exp_().mul_(2.0**WEIGHT_BITS).to(torch.int64)
 
 
-def choose_greedy(logits: Tensor, rows: Sequence[int]) -> Tensor:
+def choose_together(logits: Tensor, rules: Sequence[Rule]) -> list[int]:
+    """The token of each row of ``logits`` [B, vocab] float32, by its rule. Blocks until the tokens are on the host.
+
+    Per row, as vLLM orders it: temperature, min_p (tokens below ``min_p`` times the best one's probability go), top_k
+    (tokens below the k-th best go), top_p (of what is left, renormalised: the best tokens that first reach ``top_p``,
+    at least one, with all equals of the last). The token is then the first, in order of ids, at which the cumulative
+    weight exceeds ``uniform`` times the total. At temperature 0 it is the best token, the lowest id among equals.
+
+    A row with NaN, or without a finite maximum, gets what a greedy choice gives, because an error would crash one
+    worker after another as the request is restarted.
+    """
+    greedy = [row for row, rule in enumerate(rules) if rule.temperature <= 0.0]
+    sampled = [row for row, rule in enumerate(rules) if rule.temperature > 0.0]
+    parts = []
+    if greedy:
+        parts.append(_choose_greedy(logits, greedy))
+    if sampled:
+        parts.append(_choose_sampled(logits, sampled, [rules[row] for row in sampled]))
+    token_ids = [0] * len(rules)
+    for row, token_id in zip((*greedy, *sampled), torch.cat(parts).tolist(), strict=True):
+        token_ids[row] = token_id
+    return token_ids
+
+
+def _choose_greedy(logits: Tensor, rows: Sequence[int]) -> Tensor:
     """The best token of each row, the lowest id among equals: [len(rows)] int64."""
     if len(rows) < logits.shape[0]:
         logits = logits.index_select(0, torch.tensor(rows, device=logits.device))
     return logits.argmax(-1)
 
 
-def choose_sampled(logits: Tensor, rows: Sequence[int], rules: Sequence[Rule]) -> Tensor:
-    """Sample ``rows`` of ``logits`` [B, vocab] float32, each by its rule: [len(rows)] int64.
-
-    Per row, as vLLM orders it: temperature, min_p (tokens below ``min_p`` times the best one's probability go), top_k
-    (tokens below the k-th best go), top_p (of what is left, renormalised: the best tokens that first reach ``top_p``,
-    at least one, with all equals of the last). The token is then the first, in order of ids, at which the cumulative
-    weight exceeds ``uniform`` times the total.
-
-    A row with NaN, or without a finite maximum, gets what ``choose_greedy`` gives, because an error would crash one
-    worker after another as the request is restarted.
-    """
+def _choose_sampled(logits: Tensor, rows: Sequence[int], rules: Sequence[Rule]) -> Tensor:
+    """Sample ``rows`` of ``logits`` [B, vocab] float32, each by its rule: [len(rows)] int64."""
     chosen = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     plain = [i for i, rule in enumerate(rules) if not rule.cuts_tail]
     tailed = [i for i, rule in enumerate(rules) if rule.cuts_tail]
