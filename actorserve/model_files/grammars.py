@@ -19,6 +19,8 @@ _MAX_LEXER_STATES: Final = 10_000  # of one request; a state takes 1 to 2 kB
 _MAX_LEXER_FUEL: Final = 50_000  # of one mask, about 4 ms
 _MAX_PARSER_ITEMS: Final = 20_000  # of one mask, about 1 ms
 _MARKER: Final = "\n"
+_NUM_FORCED_TOKENS: Final = 4
+"""How many of the longest tokens fit into the part of a forced text that is tokenized."""
 
 
 class GrammarError(ActorserveError):
@@ -111,7 +113,13 @@ class _TokenSource:
         self._max_bytes = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens with exactly the text's bytes. Bytes that no token has are left out."""
+        """Tokens with exactly the bytes of the text's beginning. Bytes that no token has are left out.
+
+        llguidance asks for the whole text that the grammar forces from here on, once for each mask. It uses only the
+        first token, and drops the last ones, up to the length of the longest token, because the text behind them may
+        change them. So a longer text would cost time, in each mask, and change nothing.
+        """
+        text = text[: _NUM_FORCED_TOKENS * self._max_bytes]
         data = text.encode()
         if self._encode is not None:
             # A tokenizer may add a space at the start of a text, so the text is encoded behind a line break.

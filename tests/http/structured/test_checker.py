@@ -126,6 +126,13 @@ async def test_a_hostile_grammar_is_refused_by_name(grammars: Grammars, attack: 
     assert await grammars.from_choices(["a"], "p")
 
 
+async def test_a_long_text_is_no_attack(grammars: Grammars) -> None:
+    """A grammar that allows nothing but a very long text is served, because only its beginning is tokenized."""
+    text = "yes, but " * 20_000
+    assert accepts(await grammars.from_choices([text], "p"), text)
+    assert await grammars.from_lark(f"start: {json.dumps(text)}", "p")
+
+
 async def test_the_event_loop_goes_on_while_grammars_are_checked(grammars: Grammars) -> None:
     """While costly grammars are checked, no turn of the event loop takes long."""
     await grammars.from_choices(["warm"], "p")
