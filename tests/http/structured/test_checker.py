@@ -102,6 +102,12 @@ HOSTILE: dict[str, tuple[Ask, str]] = {
         "too large",
     ),
     "thousands of properties": (lambda g: g.from_schema({"properties": PROPERTIES}, "p"), ""),
+    "alternatives that are too many behind the beginning": (
+        lambda g: g.from_lark(
+            f"start: /[a-z]{{9}}/ many\nmany: {' | '.join(json.dumps(f'{number}.') for number in range(5000))}", "p"
+        ),
+        "items",
+    ),
     "a costly number": (lambda g: g.from_schema({"type": "integer", "multipleOf": 1_000_003}, "p"), "too much time"),
     "a keyword that is not supported": (lambda g: g.from_schema({"type": "array", "uniqueItems": True}, "p"), "unique"),
     "branches of oneOf that overlap": (
