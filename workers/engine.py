@@ -1,10 +1,11 @@
 """The engine protocol: what computes tokens, as the worker process sees it.
 
 An engine is synchronous. One thread calls ``add``, ``drop`` and ``step``; another calls ``copy_out`` and ``copy_in``,
-concurrently with the steps. Further threads read and write blocks of ``kv`` for other workers. Each thread's calls come
-in the order in which the instance's core issued them. A request is added before its first step and dropped after its
-last, and no step touches a block while it is copied. The engine holds the KV pool and a pool on the host that KV is
-swapped out to. The core decides which request owns which block, and names the blocks in every plan and copy.
+and another ``prepare``, concurrently with the steps. Further threads read and write blocks of ``kv`` for other workers.
+Each thread's calls come in the order in which the instance's core issued them. A request is added before its first step
+and dropped after its last, and no step touches a block while it is copied. The engine holds the KV pool and a pool on
+the host that KV is swapped out to. The core decides which request owns which block, and names the blocks in every plan
+and copy.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Protocol
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from workers.kv.pools import KVPools
+from workers.sampling.grammars import PreparedGrammar
 
 
 class Engine(Protocol):
@@ -57,8 +59,18 @@ class Engine(Protocol):
         """
         ...
 
-    def add(self, request: RequestSpec) -> None:
-        """Create the request's sampling state, before its first step."""
+    def prepare(self, request: RequestSpec) -> PreparedGrammar | None:
+        """Begin to compile the request's grammar, in another thread, and return at once. None if it has none.
+
+        A grammar that cannot be compiled makes the request fail in its first step that samples (``StepDone.failed``).
+        """
+        ...
+
+    def add(self, request: RequestSpec, grammar: PreparedGrammar | None = None) -> None:
+        """Create the request's sampling state, before its first step. ``grammar`` is what ``prepare`` gave for it.
+
+        Raises: ValueError if the request has a grammar that was not prepared.
+        """
         ...
 
     def drop(self, request_id: str) -> None:
@@ -66,7 +78,8 @@ class Engine(Protocol):
         ...
 
     def step(self, plan: StepPlan) -> StepDone:
-        """Run one iteration and sample. Blocks until the tokens are on the host.
+        """Run one iteration and sample. Blocks until the tokens are on the host, and until the grammars of the requests
+        that are sampled are prepared.
 
         Raises: whatever the device raises; then the worker process ends, and other workers continue its requests.
         """

@@ -18,7 +18,7 @@ class EngineShell(Protocol):
     """The engine's interface to the actor, on the event loop (``workers.worker_engine``)."""
 
     async def run(self, tell: Callable[[Message], None]) -> None:
-        """Compute until cancelled. ``tell`` gets each StepDone, CopyDone, CopyFailed and MemoryLimit.
+        """Compute until cancelled. ``tell`` gets each StepDone, GrammarReady, CopyDone, CopyFailed and MemoryLimit.
 
         Raises: whatever the engine raises.
         """

@@ -26,7 +26,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class AddToEngine:
-    """Tell the engine a request's tokens and sampling before its first step."""
+    """Tell the engine a request's tokens and sampling before its first step.
+
+    A request with a grammar is answered by a GrammarReady, and no step names the request before.
+    """
 
     request: RequestSpec
 

@@ -4,6 +4,7 @@ The gateway compiles a grammar to check it (``http.structured``), and a worker c
 (``workers.sampling.grammars``). Both use the same limits, so a grammar that the gateway accepts compiles in a worker.
 """
 
+import random
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +19,10 @@ from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer
 _MAX_LEXER_STATES: Final = 10_000  # of one request; a state takes 1 to 2 kB
 _MAX_LEXER_FUEL: Final = 50_000  # of one mask, about 4 ms
 _MAX_PARSER_ITEMS: Final = 20_000  # of one mask, about 1 ms
+_NUM_TRIED_TOKENS: Final = 48
 _MARKER: Final = "\n"
+_NUM_FORCED_TOKENS: Final = 4
+"""How many of the longest tokens fit into the part of a forced text that is tokenized."""
 
 
 class GrammarError(ActorserveError):
@@ -94,6 +98,26 @@ class GrammarCompiler:
             raise GrammarError(matcher.get_error())
         return matcher
 
+    def try_out(self, matcher: LLMatcher) -> None:
+        """Write the beginning of an answer that the grammar allows, because many limits are met only there.
+
+        The tokens are chosen by chance, with the same seed each time.
+
+        Raises: GrammarError if a limit is met, or no token may come.
+        """
+        chance = random.Random(0)
+        for _ in range(_NUM_TRIED_TOKENS):
+            mask = bytearray(next_mask(matcher))
+            for token_id in self.vocabulary.eos_ids:
+                mask[token_id >> 3] &= ~(1 << (token_id & 7))
+            start = chance.randrange(len(mask))
+            rest = mask[start:].lstrip(b"\0") or mask.lstrip(b"\0")
+            if not rest:
+                return  # only the end of the answer may come
+            token_id = 8 * (len(mask) - len(rest)) + chance.choice([bit for bit in range(8) if rest[0] >> bit & 1])
+            if not matcher.consume_token(token_id):
+                raise GrammarError(matcher.get_error())
+
 
 class _TokenSource:
     """The attributes that llguidance reads of a tokenizer (``llguidance.TokenizerWrapper``)."""
@@ -111,7 +135,13 @@ class _TokenSource:
         self._max_bytes = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """Tokens with exactly the text's bytes. Bytes that no token has are left out."""
+        """Tokens with exactly the bytes of the text's beginning. Bytes that no token has are left out.
+
+        llguidance asks for the whole text that the grammar forces from here on, once for each mask. It uses only the
+        first token, and drops the last ones, up to the length of the longest token, because the text behind them may
+        change them. So a longer text would cost time, in each mask, and change nothing.
+        """
+        text = text[: _NUM_FORCED_TOKENS * self._max_bytes]
         data = text.encode()
         if self._encode is not None:
             # A tokenizer may add a space at the start of a text, so the text is encoded behind a line break.
@@ -146,11 +176,12 @@ class _TokenSource:
         return token_ids
 
 
-def first_mask(matcher: LLMatcher) -> None:
-    """Compute which tokens may come first, because a grammar can fail only then.
+def next_mask(matcher: LLMatcher) -> bytes:
+    """Which tokens may come next: bit ``t % 8`` of byte ``t // 8`` says it of token t.
 
     Raises: GrammarError if there is none, or the mask is beyond the limits.
     """
-    matcher.compute_bitmask()
+    mask = matcher.compute_bitmask()
     if matcher.is_error():
         raise GrammarError(matcher.get_error())
+    return mask

@@ -64,6 +64,7 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     136: m.CopyDone,
     137: m.CopyFailed,
     138: m.StartFailed,
+    139: m.GrammarReady,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)

@@ -88,13 +88,17 @@ class ClusterMachine(RuleBasedStateMachine):
             grammar = data.draw(st.sampled_from(["", "", "", "", *GRAMMARS]))
             self.world.open(f"r{self.num_opened}", prompt, max_tokens, gateway, salt, prompt_logprobs, grammar)
 
-    @rule(rounds=st.integers(1, 6), fetches=st.sampled_from([True, True, False]))
-    def progress(self, rounds: int, fetches: bool = True) -> None:
-        """Run without faults for a while, so that faults meet requests in each stage; copies between workers may take
-        longer.
+    @rule(
+        rounds=st.integers(1, 6),
+        fetches=st.sampled_from([True, True, False]),
+        compiles=st.sampled_from([True, True, False]),
+    )
+    def progress(self, rounds: int, fetches: bool = True, compiles: bool = True) -> None:
+        """Run without faults for a while, so that faults meet requests in each stage; copies between workers, and the
+        compiling of grammars, may take longer.
         """
         for _ in range(rounds):
-            self.world.progress(fetches=fetches)
+            self.world.progress(fetches=fetches, compiles=compiles)
 
     @rule(rounds=st.integers(1, 3), seconds=st.sampled_from([0.1, 0.5, 1.0, 3.0]))
     def progress_and_tick(self, rounds: int, seconds: float) -> None:
@@ -124,13 +128,14 @@ class ClusterMachine(RuleBasedStateMachine):
                 case _:
                     self.world.drop(link)
 
-    @precondition(lambda self: self.world.stepping or self.world.copying or self.world.fetching)
+    @precondition(lambda self: self.world.stepping or self.world.copying or self.world.fetching or self.world.compiling)
     @rule(data=st.data(), count=st.integers(1, 8))
     def finish_steps_or_copies(self, data: st.DataObject, count: int) -> None:
         world = self.world
         for _ in range(count):
             busy = [(name, "step") for name in world.stepping] + [(name, "copy") for name in world.copying]
             busy += [(name, how) for name in world.fetching for how in ("fetch", "fetch", "fail")]
+            busy += [(name, "grammar") for name in world.compiling]
             if not busy:
                 return
             name, what = data.draw(st.sampled_from(sorted(busy)))
@@ -139,6 +144,9 @@ class ClusterMachine(RuleBasedStateMachine):
                     world.finish_step(name)
                 case "copy":
                     world.finish_copy(name)
+                case "grammar":
+                    num_compiling = len(world.processes[name].compiling)
+                    world.finish_compiling(name, data.draw(st.integers(0, num_compiling - 1)))
                 case _:
                     world.finish_fetch(name, failed=what == "fail")
 

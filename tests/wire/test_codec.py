@@ -118,6 +118,7 @@ LOCAL_MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.MemoryLimit, _NATURAL),
     st.builds(m.CopyDone, _NATURAL, _FINITE),
     st.builds(m.CopyFailed, _NATURAL),
+    st.builds(m.GrammarReady, _TEXT),
     st.builds(m.Open, _REQUESTS),
     st.builds(m.Close, _TEXT),
 )

@@ -1,25 +1,28 @@
 """An instance's core and a real engine, which run one iteration at a time."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 from math import inf
 from typing import Any
 
-from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, Fetch, RunStep, Send, SwapIn, SwapOut
+from actorserve.core.effects import AddToEngine, DropFromEngine, Fetch, RunStep, Send, SwapIn, SwapOut
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     CopyDone,
     Finished,
     FinishReason,
+    GrammarReady,
     HandOver,
     Message,
     Peer,
     PromptLogprobs,
     RequestSpec,
     Start,
+    StepPlan,
     TokenLogprobs,
     Tokens,
 )
@@ -29,6 +32,7 @@ from tests.core.harness.driver import PROFILE
 from tests.workers.workloads import CopyPace
 from workers.engine import Engine
 from workers.kv_transfer.transfer import KVTransfer
+from workers.sampling.grammars import PreparedGrammar
 
 GATEWAY = Peer("gateway-0", 1)
 Answer = list[tuple[int, TokenLogprobs | None, PromptLogprobs | None]]
@@ -63,7 +67,8 @@ class Instance:
         self.fetches: list[Copy] = []
         self._engine = engine
         self._transfer = transfer
-        self._commands: deque[Effect] = deque()
+        self._commands: deque[StepPlan | Callable[[], None]] = deque()
+        self._compiling: deque[tuple[str, PreparedGrammar]] = deque()
         self._copies: deque[Copy] = deque()  # in order of issue, which is also the order of completion
         self._paces = cycle(paces)
         self._now = 0.0
@@ -86,8 +91,15 @@ class Instance:
                     self.ended.add(request_id)
                 case Send(to=to, message=sent) if to != GATEWAY or isinstance(sent, HandOver):
                     self.outbox.append((to, sent))
-                case AddToEngine() | DropFromEngine() | RunStep():
-                    self._commands.append(effect)
+                case AddToEngine(request=request):
+                    grammar = self._engine.prepare(request)
+                    self._commands.append(partial(self._engine.add, request, grammar))
+                    if grammar is not None:
+                        self._compiling.append((request.request_id, grammar))
+                case DropFromEngine(request_id=request_id):
+                    self._commands.append(partial(self._engine.drop, request_id))
+                case RunStep(plan=plan):
+                    self._commands.append(plan)
                 case SwapOut() | SwapIn():
                     self._copies.append(Copy(effect, next(self._paces)))
                 case Fetch():
@@ -95,7 +107,7 @@ class Instance:
 
     def step(self, duration_s: float) -> None:
         """Run the engine's commands up to the end of one iteration, which takes ``duration_s``, and the copies that are
-        due. If only copies are in flight, finish the next one.
+        due. If only copies are in flight, finish the next one. Afterwards at most one grammar is ready.
         """
         for copy in self._copies:
             if not copy.pace.early and not copy.is_made:
@@ -105,13 +117,11 @@ class Instance:
         is_idle = True
         while self._commands and is_idle:
             match self._commands.popleft():
-                case AddToEngine(request=request):
-                    self._engine.add(request)
-                case DropFromEngine(request_id=request_id):
-                    self._engine.drop(request_id)
-                case RunStep(plan=plan):
+                case StepPlan() as plan:
                     done = replace(self._engine.step(plan), duration_s=duration_s)
                     is_idle = False
+                case command:
+                    command()
         for copy in self._copies:
             copy.num_steps += 1
         while self._copies and (is_idle or self._copies[0].num_steps > self._copies[0].pace.num_steps):
@@ -119,9 +129,13 @@ class Instance:
             self._make(copy)
             self.tell(CopyDone(copy.effect.copy_id, duration_s=1e-4))
             if is_idle:
-                return
+                break
         if not is_idle:
             self.tell(done)
+        if self._compiling:
+            request_id, grammar = self._compiling.popleft()
+            grammar.exception(timeout=60)
+            self.tell(GrammarReady(request_id))
 
     def fetch(self) -> int:
         """Make the copies from the other instance that are due, and report the finished ones to the core.

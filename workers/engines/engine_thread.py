@@ -10,17 +10,29 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, Fetch, RunStep, SwapIn, SwapOut
-from actorserve.core.messages import CopyDone, CopyFailed, StepDone
+from actorserve.core.messages import CopyDone, CopyFailed, GrammarReady, RequestSpec, StepDone
 from workers.engine import Engine
 from workers.kv_transfer.errors import TransferError
+from workers.sampling.grammars import PreparedGrammar
 
-_Queue = queue.SimpleQueue[Effect | None]
-Done = StepDone | CopyDone | CopyFailed
+Done = StepDone | GrammarReady | CopyDone | CopyFailed
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Add:
+    """A request that the engine gets, and its grammar, which is being prepared meanwhile."""
+
+    request: RequestSpec
+    grammar: PreparedGrammar | None
+
+
+_Queue = queue.SimpleQueue[Effect | _Add | None]
 
 
 class Fetcher(Protocol):
@@ -34,6 +46,7 @@ class EngineThread:
 
     Requests and steps keep the order in which the core issued them, and so do copies. Copies run concurrently with
     steps; the core alone makes sure that no step touches blocks that a copy uses. Fetches run concurrently with both.
+    A request's grammar is prepared as soon as the request comes, even if a step is in flight.
     Urgent fetches have a thread of their own, so that they never wait for a fetch that a bandwidth budget holds back.
 
     An exception of the engine ends its thread and becomes the result of ``failure``: then the process ends, and other
@@ -53,7 +66,9 @@ class EngineThread:
         self.failure: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, on_done: Callable[[Done], None]) -> None:
-        """Start the threads. They call ``on_done`` on the loop with each StepDone, CopyDone and CopyFailed."""
+        """Start the threads. They call ``on_done`` on the loop with each StepDone, GrammarReady, CopyDone and
+        CopyFailed.
+        """
         self._on_done = on_done
         for name, effects in (
             ("engine", self._steps),
@@ -74,6 +89,12 @@ class EngineThread:
                 self._copies.put(effect)
             case Fetch(is_urgent=is_urgent):
                 (self._urgent_fetches if is_urgent else self._fetches).put(effect)
+            case AddToEngine(request=request):
+                grammar = self._engine.prepare(request)
+                self._steps.put(_Add(request, grammar))
+                if grammar is not None:
+                    ready = GrammarReady(request.request_id)
+                    grammar.add_done_callback(lambda _: self._tell(self._on_done, ready))
             case _:
                 self._steps.put(effect)
 
@@ -96,7 +117,7 @@ class EngineThread:
         except Exception as error:  # noqa: BLE001 - the thread's edge: every failure of the engine ends the process
             self._tell(self._fail, error)
 
-    def _do(self, effect: Effect) -> None:
+    def _do(self, effect: Effect | _Add) -> None:
         match effect:
             case RunStep(plan=plan):
                 self._tell(self._on_done, self._engine.step(plan))
@@ -110,8 +131,8 @@ class EngineThread:
                 self._tell(self._on_done, CopyDone(copy_id, time.perf_counter() - began))
             case Fetch() if self._fetcher is not None:
                 self._tell(self._on_done, _fetch(self._fetcher, effect))
-            case AddToEngine(request=request):
-                self._engine.add(request)
+            case _Add(request, grammar):
+                self._engine.add(request, grammar)
             case DropFromEngine(request_id=request_id):
                 self._engine.drop(request_id)
             case _:

@@ -17,6 +17,7 @@ from actorserve.model_files.grammars import GrammarCompiler
 from workers.engines.fake_choice import FakeChoice, compiler_of_bytes
 from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
+from workers.sampling.grammars import PreparedGrammar
 
 FAKE_MODEL = ModelInfo("fake", vocab_size=1000, max_tokens=4096)
 BYTES_PER_TOKEN = 8  # of KV
@@ -114,9 +115,12 @@ class FakeEngine:
     def num_written_host_blocks(self) -> int:
         return len(self._written_host_blocks)
 
-    def add(self, request: RequestSpec) -> None:
+    def prepare(self, request: RequestSpec) -> PreparedGrammar | None:
+        return self._choice.grammars.prepare(request)
+
+    def add(self, request: RequestSpec, grammar: PreparedGrammar | None = None) -> None:
         self._requests[request.request_id] = request
-        self._choice.grammars.add(request)
+        self._choice.grammars.add(request, grammar)
 
     def drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

@@ -26,7 +26,7 @@ from workers.models.build import load_model
 from workers.models.decoder import Decoder
 from workers.models.probing import probe_tiles
 from workers.models.rope import angles_follow_context, max_positions
-from workers.sampling.grammars import Grammars
+from workers.sampling.grammars import Grammars, PreparedGrammar
 from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
 from workers.weights.decoder_weights import Progress
@@ -135,10 +135,13 @@ class TorchEngine:
     def kv(self) -> KVPools:
         return self._pools.kv
 
-    def add(self, request: RequestSpec) -> None:
+    def prepare(self, request: RequestSpec) -> PreparedGrammar | None:
+        return self._grammars.prepare(request)
+
+    def add(self, request: RequestSpec, grammar: PreparedGrammar | None = None) -> None:
         self._num_prompt_tokens[request.request_id] = len(request.prompt_token_ids)
         self._sampler.add(request)
-        self._grammars.add(request)
+        self._grammars.add(request, grammar)
         self._scorer.add(request)
 
     def drop(self, request_id: str) -> None:

@@ -1,7 +1,6 @@
 """How far one request's output has come in its grammar, and which tokens may follow."""
 
 from collections.abc import Iterable
-from concurrent.futures import Future
 from typing import Final
 from zlib import crc32
 
@@ -31,8 +30,8 @@ class GrammarState:
     grammar allows nothing else.
     """
 
-    def __init__(self, request: RequestSpec, compiled: "Future[LLMatcher]", eos_ids: Iterable[int]) -> None:
-        """``compiled``: the grammar's matcher at its start, which is copied. It may fail with a GrammarError."""
+    def __init__(self, request: RequestSpec, compiled: LLMatcher, eos_ids: Iterable[int]) -> None:
+        """``compiled``: the grammar's matcher at its start, which is copied."""
         sampling = request.sampling
         self._compiled = compiled
         self._shift = crc32(request.request_id.encode()) % _POSITIONS_PER_MATCHER
@@ -53,8 +52,8 @@ class GrammarState:
     def fill(self, position: int, words: Words) -> None:
         """Write which tokens may be chosen at this output position, at least one. Tokens from there on are forgotten.
 
-        Raises: GrammarError if the grammar is invalid or has met a limit; ValueError if a token before the position is
-        unknown.
+        Raises: GrammarError if the grammar allows no token or has met a limit; ValueError if a token before the
+        position is unknown.
         """
         matcher = self._at(position, words)
         if self._has_ended:
@@ -79,7 +78,7 @@ class GrammarState:
         del self._tokens[position:]
         first = max(0, position - (position + self._shift) % _POSITIONS_PER_MATCHER)
         if self._matcher is None or not first <= self._num_taken <= position:
-            self._matcher = self._compiled.result().deep_copy()
+            self._matcher = self._compiled.deep_copy()
             self._num_taken, self._has_mask, self._has_ended = 0, False, False
         for token_id in self._tokens[self._num_taken :]:
             if not (self._has_mask or self._has_ended or self._num_taken < first):

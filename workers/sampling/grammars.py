@@ -4,20 +4,31 @@ A request's grammar state is rebuilt from its output tokens, so a worker can beg
 at a position depends on the grammar and the tokens before it alone, not on the batch, the worker or the time.
 """
 
+import logging
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from actorserve.core.messages import RequestSpec
-from actorserve.model_files.grammars import GrammarCompiler, GrammarError
+from actorserve.model_files.grammars import GrammarCompiler, GrammarError, next_mask
 from workers.sampling.grammar_state import GrammarState, Words
 
-_MAX_COMPILED = 32
+_MAX_COMPILED: Final = 32
+_NICENESS: Final = 5  # of the threads that prepare grammars, because other requests wait for the threads of the model
+_MAX_SHOWN_CHARS: Final = 200
+
+_log = logging.getLogger(__name__)
+
+PreparedGrammar = Future[GrammarState]
+"""The state of a request's grammar, which is ready for the request's next token once the future is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +36,8 @@ class Masks:
     """The masks of the rows of a batch that have a grammar.
 
     ``allowed``: [len(rows), ceil(vocab_size / 8)] uint8; bit ``t % 8`` of byte ``t // 8`` says whether token t may be
-    chosen, and each row of ``rows`` has at least one such token. ``failed`` are rows whose grammar met a limit, so they
-    get no token.
+    chosen, and each row of ``rows`` has at least one such token. ``failed`` are rows whose grammar is wrong or met a
+    limit, so they get no token.
     """
 
     rows: tuple[int, ...]
@@ -61,8 +72,14 @@ class PendingMasks:
 class Grammars:
     """One object for a worker: its compiled grammars, and the grammar state of each request that has a grammar.
 
-    One thread calls the methods. A grammar is compiled in another thread from the time when its request is added. Masks
-    are made in ``num_threads`` further threads, while the model computes the logits.
+    One thread calls ``prepare``, and another one the other methods. Grammars are compiled in a thread of their own. A
+    further thread brings each request's grammar to the end of the output that the request has already, so that a
+    request whose grammar is compiled does not wait for the compiling of others. Masks are made in ``num_threads``
+    further threads, while the model computes the logits.
+
+    A request's masks cost a bounded amount of work, because ``GrammarCompiler`` sets limits; a request that meets one
+    fails. These limits count work and not seconds, because a limit on seconds could be met at one worker and not at
+    another.
     """
 
     def __init__(
@@ -74,17 +91,31 @@ class Grammars:
         self._eos_ids = tuple(token_id for token_id in eos_ids if token_id < vocab_size)
         self._num_threads = num_threads
         self._compiler: GrammarCompiler | None = None
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="grammar-compiler")
+        self._compiling = ThreadPoolExecutor(1, "grammar-compiler", partial(os.nice, _NICENESS))
+        self._preparing = ThreadPoolExecutor(1, "grammar-states", partial(os.nice, _NICENESS))
         self._masking = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar-masks")
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._states: dict[str, GrammarState] = {}
+        self._states: dict[str, PreparedGrammar] = {}
 
-    def add(self, request: RequestSpec) -> None:
-        """Add a request, new or with earlier output; it replaces a request with the same id."""
+    def prepare(self, request: RequestSpec) -> PreparedGrammar | None:
+        """Begin to compile the grammar of a request, new or with earlier output. None if the request has none."""
+        if not request.sampling.grammar:
+            return None
+        prepared = PreparedGrammar()
+        begin = partial(self._begin_state, request, prepared)
+        self._matcher(request.sampling.grammar).add_done_callback(lambda found: self._preparing.submit(begin, found))
+        return prepared
+
+    def add(self, request: RequestSpec, prepared: PreparedGrammar | None) -> None:
+        """Add a request with what ``prepare`` gave for it; it replaces a request with the same id.
+
+        Raises: ValueError if the request has a grammar that was not prepared.
+        """
         self.drop(request.request_id)
-        if request.sampling.grammar:
-            compiled = self._matcher(request.sampling.grammar)
-            self._states[request.request_id] = GrammarState(request, compiled, self._eos_ids)
+        if prepared is not None:
+            self._states[request.request_id] = prepared
+        elif request.sampling.grammar:
+            raise ValueError(f"the grammar of {request.request_id} was not prepared")
 
     def drop(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
@@ -93,12 +124,16 @@ class Grammars:
     def begin(self, request_ids: Sequence[str], positions: Sequence[int]) -> PendingMasks:
         """Begin to make the masks of these rows, of which some may have no grammar, at their output positions.
 
-        No other call may come before the result. Tokens from a request's position on are forgotten.
+        The result waits until the grammars of these rows are prepared. No other call but ``prepare`` may come before
+        the result. Tokens from a request's position on are forgotten.
         """
         rows = [row for row, request_id in enumerate(request_ids) if request_id in self._states]
         words = np.zeros((len(rows), -(-self._vocab_size // 32)), np.uint32)
         pending = PendingMasks(rows, words, -(-self._vocab_size // 8))
-        jobs = [(index, self._states[request_ids[row]], positions[row], words[index]) for index, row in enumerate(rows)]
+        jobs = [
+            _Job(index, request_ids[row], self._states[request_ids[row]], positions[row], words[index])
+            for index, row in enumerate(rows)
+        ]
         for first in range(min(self._num_threads, len(jobs))):
             pending.add(self._masking.submit(_fill, jobs[first :: self._num_threads]))
         return pending
@@ -107,9 +142,9 @@ class Grammars:
         """These requests, of which some may have no grammar, got these tokens."""
         if self._states:
             for request_id, token_id in zip(request_ids, token_ids, strict=True):
-                state = self._states.get(request_id)
-                if state is not None:
-                    state.append(token_id)
+                prepared = self._states.get(request_id)
+                if prepared is not None and prepared.exception() is None:
+                    prepared.result().append(token_id)
 
     def _matcher(self, grammar: str) -> "Future[LLMatcher]":
         known = self._compiled.get(grammar)
@@ -123,15 +158,51 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         if self._compiler is None:
             self._compiler = self._load()
-        return self._compiler.compile(grammar)
+        matcher = self._compiler.compile(grammar)
+        next_mask(matcher)  # the first one is the costliest one, and copies of the matcher remember what it took
+        return matcher
 
+    def _begin_state(self, request: RequestSpec, prepared: PreparedGrammar, compiled: "Future[LLMatcher]") -> None:
+        """Make the state of a request whose grammar is compiled, at the end of the request's output.
 
-def _fill(jobs: Sequence[tuple[int, GrammarState, int, Words]]) -> list[int]:
-    """Make these masks. Returns the indexes of those that could not be made."""
-    failed = []
-    for index, state, position, words in jobs:
+        That takes up to 64 masks, which would delay a batch. A request without output has no matcher of its own yet,
+        because it may wait for long, and a matcher takes memory.
+        """
         try:
-            state.fill(position, words)
-        except GrammarError:
-            failed.append(index)
+            state = GrammarState(request, compiled.result(), self._eos_ids)
+            if request.output_token_ids:
+                state.fill(len(request.output_token_ids), np.zeros(-(-self._vocab_size // 32), np.uint32))
+        except BaseException as error:  # noqa: BLE001 - llguidance may raise anything; its panics are no Exception
+            prepared.set_exception(error)
+        else:
+            prepared.set_result(state)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One mask to be made, for the row ``index`` of the masks."""
+
+    index: int
+    request_id: str
+    prepared: PreparedGrammar
+    position: int
+    words: Words
+
+
+def _fill(jobs: Sequence[_Job]) -> list[int]:
+    """Make these masks. Returns the indexes of those that could not be made, and logs why.
+
+    Whatever a grammar raises fails its request alone. Otherwise it would end this worker, and then each worker that
+    continues the request.
+    """
+    failed = []
+    for job in jobs:
+        try:
+            job.prepared.result().fill(job.position, job.words)
+        except GrammarError as error:
+            _log.warning("request %s fails: its grammar: %.*r", job.request_id, _MAX_SHOWN_CHARS, str(error))
+            failed.append(job.index)
+        except BaseException:  # noqa: BLE001 - llguidance may raise anything; its panics are no Exception
+            _log.exception("request %s fails, because the state of its grammar is broken", job.request_id)
+            failed.append(job.index)
     return failed

@@ -9,6 +9,7 @@ from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.steps import Steps
 from actorserve.core.instance.token_output import send_tokens
 from actorserve.core.messages import (
+    GrammarReady,
     Message,
     Peer,
     RefusalReason,
@@ -35,6 +36,8 @@ class RequestLife:
         reporter: LoadReporter,
     ) -> None:
         self.outbox = Outbox(parts.config.retry_s, parts.effects)
+        self.compiling: set[Request] = set()
+        """Requests that no iteration names yet, because their grammars are not compiled. Never iterated."""
         self.is_draining = False
         self._parts = parts
         self._requests = parts.requests
@@ -46,7 +49,12 @@ class RequestLife:
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
-        return {Start: self._on_start, Release: self._on_release, Resend: self._on_resend}
+        return {
+            Start: self._on_start,
+            GrammarReady: self._on_grammar_ready,
+            Release: self._on_release,
+            Resend: self._on_resend,
+        }
 
     def end(self, request: Request, now: float) -> None:
         """The request has finished, or is given back. Its gateway hears of it until it releases the request."""
@@ -103,7 +111,16 @@ class RequestLife:
         else:
             parts.policy.add(request, now, parts.memory.prefixes.num_cached_tokens(request), start.attained)
             parts.batcher.on_arrival(request, now)
+        if request.sampling.grammar:
+            self.compiling.add(request)
         self._effects.append(AddToEngine(start.request))
+
+    def _on_grammar_ready(self, message: GrammarReady, sender: Peer, now: float) -> bool:
+        request = self._requests.get(message.request_id)
+        if request is None or request not in self.compiling:
+            return False  # gone meanwhile
+        self.compiling.discard(request)
+        return True
 
     def _on_release(self, message: Release, gateway: Peer, now: float) -> None:
         request = self._find(message.request_id)
@@ -133,6 +150,7 @@ class RequestLife:
     def _forget(self, request: Request) -> None:
         """Its blocks are free as soon as no copy and no iteration in flight touches them."""
         del self._requests[request.request_id]
+        self.compiling.discard(request)
         for participant in self._participants:
             participant.on_gone(request)
         self._parts.policy.remove(request)
@@ -145,11 +163,14 @@ class RequestLife:
         assert not requests.keys() & outbox.keys(), "a request is here, and has ended"
         assert not any(request.is_started for request in outbox.values()), "a request that ended holds blocks"
         assert all(request.finish_reason is None for request in requests.values()), "a finished request is still here"
+        present = {id(request) for request in requests.values()}
+        assert all(id(request) in present for request in self.compiling), "a request compiles, but is not here"
+        assert not any(request in self.compiling for request in self._steps.running), "a request runs, but compiles"
         for request in requests.values():
             if request.prompt_scores is not None and request.wants_prompt_scores:
                 num_due = min(request.num_computed, request.num_prompt - 1)
                 assert request.prompt_scores.num_tokens >= num_due, f"{request.request_id} lacks its prompt's scores"
         ordered: Collection[Request] = self._parts.policy.requests
         assert len(ordered) == len(requests), f"the policy orders {len(ordered)} requests of {len(requests)}"
-        is_same = {id(request) for request in ordered} == {id(request) for request in requests.values()}
+        is_same = {id(request) for request in ordered} == present
         assert is_same, "the policy orders other requests"

@@ -125,6 +125,11 @@ class InstanceState:
         """Requests that ended here, until their gateways release them."""
         return self._life.outbox
 
+    @property
+    def compiling(self) -> set[Request]:
+        """Requests that wait for their grammars to be compiled."""
+        return self._life.compiling
+
     # --- the shell's calls -------------------------------------------------------------------------------------------
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
@@ -165,7 +170,7 @@ class InstanceState:
         if not self.requests:
             self.batcher.rest(now)
             return
-        batch, refused = self.batcher.plan(now, self.migration_source.paused)
+        batch, refused = self.batcher.plan(now, self.migration_source.paused | self.compiling)
         for request in refused:
             request.attained = self.policy.attained(request, now)
             self._life.end(request, now)

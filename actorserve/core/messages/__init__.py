@@ -18,6 +18,7 @@ from actorserve.core.messages.checkpoints import (
 from actorserve.core.messages.engine import (
     CopyDone as CopyDone,
     CopyFailed as CopyFailed,
+    GrammarReady as GrammarReady,
     MemoryLimit as MemoryLimit,
     StepDone as StepDone,
     StepPlan as StepPlan,
@@ -91,7 +92,7 @@ from actorserve.core.messages.values import (
     WorkerInfo as WorkerInfo,
 )
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
 """Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of a worker's participants gets
@@ -130,6 +131,7 @@ Message = (
     | CheckpointConfirmed
     | Checkpointed
     | StepDone
+    | GrammarReady
     | CopyDone
     | CopyFailed
     | MemoryLimit

@@ -45,6 +45,15 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarReady:
+    """Local: the grammar of a request that was added to the engine is compiled, or cannot be compiled. From now on,
+    steps that sample for the request do not wait for its grammar.
+    """
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class CopyDone:
     """Local: the engine finished the copy ``copy_id``, between device and host or from another worker."""
 

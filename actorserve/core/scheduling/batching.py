@@ -69,16 +69,17 @@ class Batcher:
         """A request got a token, and was served for ``service_s``."""
         self._swapper.on_token(request, service_s)
 
-    def plan(self, now: float, paused: Collection[Request] = ()) -> tuple[Batch, list[Request]]:
+    def plan(self, now: float, held: Collection[Request] = ()) -> tuple[Batch, list[Request]]:
         """The next iteration, and the requests that must look for another instance.
 
         The iteration has no rows if nothing can run before a copy is done or a request comes. The KV of the returned
-        requests does not fit into the memory that is usable now. Paused requests are not planned, and keep their KV.
+        requests does not fit into the memory that is usable now. Requests that are ``held`` are not planned, and keep
+        their KV.
         """
         self._count_blocked(now)
         order = self._policy.order(now)
-        if paused:
-            order = [request for request in order if request not in paused]
+        if held:
+            order = [request for request in order if request not in held]
         refused: list[Request] = []
         while True:
             if too_large := self._too_large_now(order):

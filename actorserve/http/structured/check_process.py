@@ -23,7 +23,7 @@ import msgpack
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from actorserve.core.messages import MAX_GRAMMAR_BYTES
-from actorserve.model_files.grammars import GrammarCompiler, GrammarError, Vocabulary, first_mask
+from actorserve.model_files.grammars import GrammarCompiler, GrammarError, Vocabulary
 
 _MAX_MORE_BYTES = 512 * 2**20
 _STACK_BYTES = 2**20  # less than the threads of a worker have, which compile the grammar again
@@ -48,12 +48,12 @@ class Answer:
 
 
 def check(compiler: GrammarCompiler, request: Request) -> Answer:
-    """Compile the grammar and compute its first mask, as a worker will."""
+    """Compile the grammar and begin an answer, as a worker will."""
     try:
         grammar = request.text
         if request.kind == "ebnf":
             grammar = json.dumps({"grammars": [{"lark_grammar": any_to_lark(request.text)}]}, ensure_ascii=False)
-        first_mask(compiler.compile(grammar))
+        compiler.try_out(compiler.compile(grammar))
     except (GrammarError, GbnfToLarkError) as error:
         return Answer(problem=str(error))
     except RecursionError:

@@ -296,12 +296,12 @@ class World:
     def finish_step(self, name: str) -> None:
         """The engine of a worker completes the iteration in flight."""
         process = self.processes[name]
-        assert process.engine is not None
-        command = process.commands.popleft()
-        assert isinstance(command, RunStep)
-        done = process.engine.step(command.plan)
-        self._run_commands(process)
-        self._handle(process, done)
+        self._handle(process, process.step())
+
+    def finish_compiling(self, name: str, index: int = 0) -> None:
+        """One of the grammars that a worker compiles is ready."""
+        process = self.processes[name]
+        self._handle(process, process.compile(index))
 
     def finish_copy(self, name: str) -> None:
         """The engine of a worker completes its oldest swap."""
@@ -351,9 +351,9 @@ class World:
                 deadline = process.core.next_deadline()
                 assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
 
-    def progress(self, *, fetches: bool = True) -> None:
-        """All messages in flight arrive, and all engines complete iterations, swaps and, with ``fetches``, copies from
-        other workers."""
+    def progress(self, *, fetches: bool = True, compiles: bool = True) -> None:
+        """All messages in flight arrive, and all engines complete iterations, swaps, and with ``fetches`` copies from
+        other workers, and with ``compiles`` a grammar."""
         for link in list(self.links):
             for _ in range(len(self.links.get(link, ()))):
                 self.deliver(link)
@@ -361,6 +361,8 @@ class World:
             self.finish_step(name)
         for name in self.copying:
             self.finish_copy(name)
+        for name in self.compiling if compiles else ():
+            self.finish_compiling(name)
         for name in self.fetching if fetches else ():
             self.finish_fetch(name)
         self._replace_drained()
@@ -372,6 +374,10 @@ class World:
     @property
     def copying(self) -> list[str]:
         return [name for name, process in self.processes.items() if process.copies]
+
+    @property
+    def compiling(self) -> list[str]:
+        return [name for name, process in self.processes.items() if process.compiling]
 
     @property
     def fetching(self) -> list[str]:
@@ -396,6 +402,7 @@ class World:
             or process.commands
             or process.copies
             or process.fetches
+            or process.compiling
             or process.core.migration_destination
             or process.core.checkpoint_store
             for process in self.processes.values()
@@ -422,9 +429,7 @@ class World:
                 if target is not None and target.peer == to:
                     self.links.setdefault((process.peer, to), []).append(message)
             case AddToEngine() | DropFromEngine() | RunStep():
-                assert not (isinstance(effect, RunStep) and process.commands), "two steps in flight"
-                process.commands.append(effect)
-                self._run_commands(process)
+                process.command(effect)
             case Drained():
                 assert not process.drained, "drained twice"
                 process.drained = True
@@ -445,16 +450,6 @@ class World:
             case End(request_id=request_id):
                 assert self.clients[request_id].end is None, "ended twice"
                 self.clients[request_id].end = effect
-
-    def _run_commands(self, process: Process) -> None:
-        """Let the engine take its commands up to the next step."""
-        assert process.engine is not None
-        while process.commands and not isinstance(process.commands[0], RunStep):
-            match process.commands.popleft():
-                case AddToEngine(request=request):
-                    process.engine.add(request)
-                case DropFromEngine(request_id=request_id):
-                    process.engine.drop(request_id)
 
     def check_at_rest(self) -> None:
         """Once everything has settled, no process holds anything for any request."""

@@ -14,7 +14,8 @@ def check_blocks(
 
     ``InstanceState.validate`` holds that blocks are conserved, and have the owners that they should have.
     """
-    is_waiting = not core.requests or core.migration_source.paused or core.migration_destination or fetches
+    held = core.migration_source.paused | core.compiling
+    is_waiting = not core.requests or held or core.migration_destination or fetches
     assert commands or copies or is_waiting, "no work is in flight any more"
     plans = [command.plan for command in commands if isinstance(command, RunStep)]
     for copy in copies:

@@ -7,17 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from actorserve.core.cluster.state import ClusterState
-from actorserve.core.effects import Effect, End, Fetch, SwapIn, SwapOut
+from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, End, Fetch, RunStep, SwapIn, SwapOut
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     FinishReason,
+    GrammarReady,
     Message,
     Peer,
     PeerUp,
     PromptLogprobs,
     RequestSpec,
     Role,
+    StepDone,
     StepPlan,
 )
 from actorserve.core.migration.config import MigrationMode
@@ -27,10 +29,12 @@ from actorserve.core.timing.step_times import StepTimes
 from actorserve.model_files.grammars import GrammarCompiler
 from workers.engines.fake_choice import compiler_of_bytes
 from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_scores, expected_tokens
+from workers.sampling.grammars import PreparedGrammar
 
 VOCAB_SIZE = 50
 TOKENS_PER_BLOCK = 4
 STOP_TOKEN = 7
+EngineCommand = AddToEngine | DropFromEngine | RunStep
 GRAMMARS = tuple(
     json.dumps({"grammars": [{"lark_grammar": lark}]})
     for lark in ('start: ("!" | "##" /[%-+]/)*', "start: /[!-1]{3,9}/", 'start: "!!" "z"', "start: (")
@@ -66,7 +70,7 @@ def expected_answer(spec: RequestSpec, num_blocks: int) -> tuple[list[int], bool
 def _undisturbed(spec: RequestSpec, num_blocks: int, num_tokens: int) -> tuple[list[int], bool]:
     """As ``expected_answer``, from an engine that serves nothing else."""
     engine = make_engine(num_blocks)
-    engine.add(spec)
+    engine.add(spec, engine.prepare(spec))
     tokens: list[int] = []
     start, fed = 0, spec.prompt_token_ids
     while len(tokens) < num_tokens and STOP_TOKEN not in tokens:
@@ -88,10 +92,58 @@ class Process:
     met: dict[Peer, PeerUp] = field(default_factory=dict)
     log: list[tuple[float, Peer | None, Message, list[Effect]]] = field(default_factory=list)
     engine: FakeEngine | None = None
-    commands: deque[Effect] = field(default_factory=deque)  # for the engine; a step waits until the test finishes it
+    commands: deque[EngineCommand] = field(default_factory=deque)  # a step waits until the test finishes it
+    _grammars: deque[PreparedGrammar | None] = field(default_factory=deque)  # of each command
     copies: deque[SwapOut | SwapIn] = field(default_factory=deque)  # wait like steps
     fetches: deque[Fetch] = field(default_factory=deque)  # wait like steps
+    compiling: list[tuple[str, PreparedGrammar]] = field(default_factory=list)  # by request id; they wait like steps
+    ready: set[str] = field(default_factory=set)  # requests whose GrammarReady was told
     drained: bool = False
+
+    def command(self, effect: EngineCommand) -> None:
+        """Queue a command of the engine, and let the engine take its commands up to the next step."""
+        assert self.engine is not None
+        grammar = None
+        match effect:
+            case AddToEngine(request=request):
+                grammar = self.engine.prepare(request)
+                if grammar is not None:
+                    self.compiling.append((request.request_id, grammar))
+            case RunStep(plan=plan):
+                assert not self.commands, "two steps in flight"
+                waiting = {request_id for request_id, _ in self.compiling} - self.ready
+                assert not waiting.intersection(plan.request_ids), "a step names a request whose grammar is not ready"
+        self.commands.append(effect)
+        self._grammars.append(grammar)
+        self.run_commands()
+
+    def run_commands(self) -> None:
+        """Let the engine take its commands up to the next step."""
+        assert self.engine is not None
+        while self.commands and not isinstance(self.commands[0], RunStep):
+            grammar = self._grammars.popleft()
+            match self.commands.popleft():
+                case AddToEngine(request=request):
+                    self.engine.add(request, grammar)
+                case DropFromEngine(request_id=request_id):
+                    self.engine.drop(request_id)
+
+    def step(self) -> StepDone:
+        """The step in flight ends."""
+        assert self.engine is not None
+        self._grammars.popleft()
+        command = self.commands.popleft()
+        assert isinstance(command, RunStep)
+        done = self.engine.step(command.plan)
+        self.run_commands()
+        return done
+
+    def compile(self, index: int) -> GrammarReady:
+        """One of the grammars that are being compiled is ready."""
+        request_id, grammar = self.compiling.pop(index)
+        grammar.exception(timeout=60)
+        self.ready.add(request_id)
+        return GrammarReady(request_id)
 
 
 @dataclass(frozen=True)

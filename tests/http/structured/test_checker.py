@@ -102,6 +102,12 @@ HOSTILE: dict[str, tuple[Ask, str]] = {
         "too large",
     ),
     "thousands of properties": (lambda g: g.from_schema({"properties": PROPERTIES}, "p"), ""),
+    "alternatives that are too many behind the beginning": (
+        lambda g: g.from_lark(
+            f"start: /[a-z]{{9}}/ many\nmany: {' | '.join(json.dumps(f'{number}.') for number in range(5000))}", "p"
+        ),
+        "items",
+    ),
     "a costly number": (lambda g: g.from_schema({"type": "integer", "multipleOf": 1_000_003}, "p"), "too much time"),
     "a keyword that is not supported": (lambda g: g.from_schema({"type": "array", "uniqueItems": True}, "p"), "unique"),
     "branches of oneOf that overlap": (
@@ -124,6 +130,13 @@ async def test_a_hostile_grammar_is_refused_by_name(grammars: Grammars, attack: 
     assert reason in str(refused.value)
     assert len(str(refused.value)) < 300
     assert await grammars.from_choices(["a"], "p")
+
+
+async def test_a_long_text_is_no_attack(grammars: Grammars) -> None:
+    """A grammar that allows nothing but a very long text is served, because only its beginning is tokenized."""
+    text = "yes, but " * 20_000
+    assert accepts(await grammars.from_choices([text], "p"), text)
+    assert await grammars.from_lark(f"start: {json.dumps(text)}", "p")
 
 
 async def test_the_event_loop_goes_on_while_grammars_are_checked(grammars: Grammars) -> None:

@@ -1,15 +1,19 @@
 """The engine's threads: order, results on the loop, and failures."""
 
 import asyncio
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
+from llguidance import LLMatcher
 
 from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, Fetch, RunStep, SwapIn, SwapOut
 from actorserve.core.messages import (
     CopyDone,
     CopyFailed,
+    GrammarReady,
     KVAccess,
     KVTicket,
     Peer,
@@ -20,7 +24,9 @@ from actorserve.core.messages import (
     TransferId,
     TransferKind,
 )
+from actorserve.model_files.grammars import GrammarCompiler
 from workers.engines.engine_thread import Done, EngineThread
+from workers.engines.fake_choice import compiler_of_bytes
 from workers.engines.fake_engine import FakeEngine, expected_tokens
 from workers.kv_transfer.errors import TransferError
 
@@ -31,8 +37,8 @@ STEP = RunStep(StepPlan(1, ("r",), (0,), ((1, 2, 3),), ((0,),), (True,)))
 class GatedEngine(FakeEngine):
     """A fake engine whose steps and copies out wait until the test opens a gate."""
 
-    def __init__(self) -> None:
-        super().__init__(num_host_blocks=4)
+    def __init__(self, make_compiler: Callable[[], GrammarCompiler] | None = None) -> None:
+        super().__init__(num_host_blocks=4, make_compiler=make_compiler)
         self.gate = threading.Event()
         self.copy_gate = threading.Event()
         self.thread = threading.current_thread()
@@ -89,6 +95,48 @@ async def test_copies_run_concurrently_with_steps_and_in_order() -> None:
     assert isinstance(done, StepDone)
     carried_on = RequestSpec("r", SPEC.prompt_token_ids, SPEC.sampling, output_token_ids=(4,))
     assert done.token_ids == tuple(expected_tokens(carried_on, 1000, 1))
+    thread.stop()
+
+
+class SlowCompiler(GrammarCompiler):
+    """Waits until the test opens a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(compiler_of_bytes(1000).vocabulary)
+        self.gate = threading.Event()
+
+    def compile(self, grammar: str) -> LLMatcher:
+        assert self.gate.wait(20)
+        return super().compile(grammar)
+
+
+async def test_a_grammar_is_compiled_beside_the_steps() -> None:
+    """While a grammar is being compiled, another request decodes; a grammar gets ready while a step is in flight."""
+    compiler = SlowCompiler()
+    engine = GatedEngine(make_compiler=lambda: compiler)
+    engine.gate.set()
+    thread = EngineThread(engine)
+    results: asyncio.Queue[Done] = asyncio.Queue()
+    thread.start(results.put_nowait)
+    grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
+    slow = replace(SPEC, request_id="slow", sampling=replace(SPEC.sampling, grammar=grammar))
+    for effect in (AddToEngine(slow), AddToEngine(SPEC), STEP):
+        thread.perform(effect)
+    done = await asyncio.wait_for(results.get(), 10)
+    assert isinstance(done, StepDone)
+    for number in range(2, 6):
+        thread.perform(RunStep(StepPlan(number, ("r",), (1 + number,), ((4,),), ((0,),), (True,))))
+        assert isinstance(await asyncio.wait_for(results.get(), 10), StepDone)
+    engine.gate.clear()
+    thread.perform(RunStep(StepPlan(6, ("r",), (7,), ((4,),), ((0,),), (True,))))
+    compiler.gate.set()
+    assert await asyncio.wait_for(results.get(), 10) == GrammarReady("slow")
+    engine.gate.set()
+    assert isinstance(await asyncio.wait_for(results.get(), 10), StepDone)
+    thread.perform(RunStep(StepPlan(7, ("slow",), (0,), ((1, 2, 3),), ((1,),), (True,))))
+    done = await asyncio.wait_for(results.get(), 10)
+    assert isinstance(done, StepDone)
+    assert (done.request_ids, done.token_ids[0] % 256) == (("slow",), ord("a"))
     thread.stop()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from llguidance import LLMatcher
 
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import SettingsError
@@ -19,6 +18,7 @@ from workers.engines.torch_engine import TorchEngine
 from workers.kernels import choose as kernels
 from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
+from workers.sampling import grammars
 
 KV_BYTES = 4 * 2**20
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -316,13 +316,15 @@ def test_masks_are_made_while_the_model_runs(make_model: Any, monkeypatch: pytes
     """A step begins its masks before the model, and needs them only when the model is done."""
     model_is_done = threading.Event()
 
-    class WaitsForTheModel(GrammarCompiler):
-        def compile(self, grammar: str) -> LLMatcher:
-            assert model_is_done.wait(60)
-            return super().compile(grammar)
+    make_masks = grammars._fill
 
+    def wait_for_the_model(jobs: Any) -> list[int]:
+        assert model_is_done.wait(60)
+        return make_masks(jobs)
+
+    monkeypatch.setattr(grammars, "_fill", wait_for_the_model)
     tokens = [bytes([token_id]) for token_id in range(210)] + [b"<end>"]
-    compiler = WaitsForTheModel(Vocabulary(tokens, (210,), (210,)))
+    compiler = GrammarCompiler(Vocabulary(tokens, (210,), (210,)))
     monkeypatch.setattr("workers.engines.torch_engine.compiler_for", lambda _: compiler)
     engine = TorchEngine(make_model().description, EngineOptions(dtype="float32", kv_cache_bytes=KV_BYTES))
     forward = engine._model.forward
@@ -334,7 +336,8 @@ def test_masks_are_made_while_the_model_runs(make_model: Any, monkeypatch: pytes
 
     monkeypatch.setattr(engine._model, "forward", forward_and_tell)
     grammar = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
-    engine.add(RequestSpec("a", (1, 2), SamplingParams(seed=0, max_tokens=9, grammar=grammar)))
-    engine.add(RequestSpec("bad", (1, 2), SamplingParams(seed=0, max_tokens=9, grammar="no grammar")))
+    for name, text in (("a", grammar), ("bad", "no grammar")):
+        request = RequestSpec(name, (1, 2), SamplingParams(seed=0, max_tokens=9, grammar=text))
+        engine.add(request, engine.prepare(request))
     done = engine.step(StepPlan(0, ("bad", "a"), (0, 0), ((1, 2), (1, 2)), ((0,), (1,)), (True, True)))
     assert (done.request_ids, done.token_ids, done.failed) == (("a",), (ord("a"),), ("bad",))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from workers.engines.fake_engine import FakeEngine
 from workers.kv.pools import check_copy
+from workers.sampling.grammars import PreparedGrammar
 
 
 class CostEngine:
@@ -25,7 +26,10 @@ class CostEngine:
         self.disturbs = False
         self.written: set[int] = set()  # blocks
 
-    def add(self, request: RequestSpec) -> None:
+    def prepare(self, request: RequestSpec) -> None:
+        """No request of a profile has a grammar."""
+
+    def add(self, request: RequestSpec, grammar: PreparedGrammar | None = None) -> None:
         self.requests.add(request.request_id)
 
     def drop(self, request_id: str) -> None:

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from llguidance import LLMatcher
 
 from actorserve.core.messages import RequestSpec, SamplingParams
 from actorserve.model_files.grammars import GrammarCompiler, Vocabulary
+from workers.sampling import grammar_state
+from workers.sampling.grammar_state import Words
 from workers.sampling.grammars import Grammars, Masks
 from workers.sampling.sampler import Sampler
 
@@ -41,6 +44,10 @@ def make() -> Grammars:
     return Grammars(compiler, VOCAB_SIZE, (*EOS_IDS, 10**6), num_threads=2)
 
 
+def add(grammars: Grammars, request: RequestSpec) -> None:
+    grammars.add(request, grammars.prepare(request))
+
+
 def lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
@@ -57,7 +64,7 @@ def allowed(masks: Masks, index: int = 0) -> set[int]:
 def mask(grammar: str, output: Sequence[int] = (), **sampling: object) -> set[int]:
     """The allowed tokens behind ``output``, made by a worker that begins there."""
     grammars = make()
-    grammars.add(spec("a", grammar, output, **sampling))
+    add(grammars, spec("a", grammar, output, **sampling))
     return allowed(grammars.begin(["a"], [len(output)]).result())
 
 
@@ -70,7 +77,7 @@ def tokens_of(text: str) -> list[int]:
 def test_masks_are_the_same_after_a_move_and_a_rewind(name: str, seed: int) -> None:
     """At every position a worker that begins there, or that goes back there, has the mask of the undisturbed worker."""
     grammars, chance = make(), random.Random(seed)
-    grammars.add(spec("a", GRAMMARS[name]))
+    add(grammars, spec("a", GRAMMARS[name]))
     output: list[int] = []
     masks: list[set[int]] = []
     while len(output) < 60 and not (output and output[-1] in EOS_IDS):
@@ -82,7 +89,7 @@ def test_masks_are_the_same_after_a_move_and_a_rewind(name: str, seed: int) -> N
         assert mask(GRAMMARS[name], output[:position]) == expected
     for position in chance.sample(range(len(masks)), min(20, len(masks))):
         again = make()
-        again.add(spec("a", GRAMMARS[name], output))
+        add(again, spec("a", GRAMMARS[name], output))
         again.begin(["a"], [len(output)]).result()
         assert allowed(again.begin(["a"], [position]).result()) == masks[position]
 
@@ -92,8 +99,8 @@ def test_a_limit_is_met_at_the_same_position_after_a_move(monkeypatch: pytest.Mo
     monkeypatch.setattr("actorserve.model_files.grammars._MAX_LEXER_STATES", 150)
     grammar, chance = lark("start: /([a-e]{1,40}[0-9]{1,30}){20,60}x/"), random.Random(1)
     grammars, output = make(), list[int]()
-    grammars.add(spec("a", grammar))
-    grammars.add(spec("b", lark('start: "b"+')))
+    add(grammars, spec("a", grammar))
+    add(grammars, spec("b", lark('start: "b"+')))
     while (found := grammars.begin(["a", "b"], [len(output)] * 2).result()).failed == () and len(output) < 200:
         output.append(chance.choice(sorted(allowed(found))))
         grammars.append(["a", "b"], [output[-1], ord("b")])
@@ -102,7 +109,7 @@ def test_a_limit_is_met_at_the_same_position_after_a_move(monkeypatch: pytest.Mo
     assert len(output) > 1
     for position in range(len(output) + 1):
         again = make()
-        again.add(spec("a", grammar, output[:position]))
+        add(again, spec("a", grammar, output[:position]))
         assert bool(again.begin(["a"], [position]).result().failed) == (position == len(output)), position
 
 
@@ -111,8 +118,8 @@ def test_masks_are_the_same_in_any_batch() -> None:
     grammars = make()
     outputs = {"schema": tokens_of('{"n'), "regex": tokens_of("abab"), "tree": tokens_of("((")}
     for name, output in outputs.items():
-        grammars.add(spec(name, GRAMMARS[name], output))
-    grammars.add(spec("free", ""))
+        add(grammars, spec(name, GRAMMARS[name], output))
+    add(grammars, spec("free", ""))
     order = ["tree", "free", "schema", "regex"]
     found = grammars.begin(order, [len(outputs.get(name, ())) for name in order]).result()
     assert found.rows == (0, 2, 3)
@@ -148,8 +155,8 @@ def test_every_row_keeps_a_token() -> None:
     sampler = Sampler(VOCAB_SIZE, "cpu")
     request = spec("a", lark('start: "a"'), tokens_of("a"), temperature=0.0, **early)
     grammars = make()
-    for part in (sampler, grammars):
-        part.add(request)
+    sampler.add(request)
+    add(grammars, request)
     masks = grammars.begin(["a"], [1]).result()
     assert sampler(torch.zeros(1, VOCAB_SIZE), ["a"], [1], masks).token_ids == (END,)
 
@@ -166,8 +173,8 @@ def test_a_broken_grammar_fails_alone(name: str) -> None:
     """A request whose grammar cannot go on fails, again and again, and its neighbours get their masks."""
     grammar, output = BROKEN[name]
     grammars = make()
-    grammars.add(spec("bad", grammar, output))
-    grammars.add(spec("good", lark('start: "a"')))
+    add(grammars, spec("bad", grammar, output))
+    add(grammars, spec("good", lark('start: "a"')))
     for _ in range(2):
         found = grammars.begin(["bad", "good"], [len(output), 0]).result()
         assert (found.rows, found.failed) == ((1,), (0,))
@@ -176,37 +183,117 @@ def test_a_broken_grammar_fails_alone(name: str) -> None:
     assert grammars.begin(["bad"], [0]).result().failed == ()
 
 
-def test_unknown_history_is_an_error() -> None:
-    """A position behind tokens that the worker does not know is a bug, and raises."""
+def test_unknown_history_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """A position behind tokens that the worker does not know is a bug, which fails the request and is logged."""
     grammars = make()
-    grammars.add(spec("a", lark('start: "ab"')))
-    with pytest.raises(ValueError, match="only 0 tokens are known"):
-        grammars.begin(["a"], [1]).result()
+    add(grammars, spec("a", lark('start: "ab"')))
+    assert grammars.begin(["a"], [1]).result().failed == (0,)
+    assert "only 0 tokens are known" in caplog.text
+
+
+class PanicException(BaseException):
+    """As pyo3's, which is no Exception."""
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("oh"), MemoryError(), PanicException("oh")], ids=lambda e: type(e).__name__
+)
+def test_whatever_the_compiler_raises_fails_one_request(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """If the compiler raises an unknown error for a request, then that request fails alone, and a line is logged."""
+
+    class Raises(GrammarCompiler):
+        def compile(self, grammar: str) -> LLMatcher:
+            if grammar == "bad":
+                raise error
+            return super().compile(grammar)
+
+    grammars = Grammars(lambda: Raises(Vocabulary(TOKENS, EOS_IDS, EOS_IDS)), VOCAB_SIZE, EOS_IDS)
+    add(grammars, spec("bad", "bad"))
+    add(grammars, spec("good", lark('start: "a"')))
+    found = grammars.begin(["bad", "good"], [0, 0]).result()
+    assert (found.rows, found.failed) == ((1,), (0,))
+    assert "request bad fails" in caplog.text
+    grammars.append(["bad", "good"], [0, ord("a")])
+    assert grammars.begin(["good"], [1]).result().failed == ()
+
+
+def test_a_grammar_that_was_not_prepared_is_a_bug() -> None:
+    """A request with a grammar cannot be added without its grammar, because its output would follow none."""
+    with pytest.raises(ValueError, match="not prepared"):
+        make().add(spec("a", lark('start: "a"')), None)
+
+
+class Slow(GrammarCompiler):
+    """A compiler that waits until the test lets it go, if a grammar has the word ``slow``."""
+
+    def __init__(self) -> None:
+        super().__init__(Vocabulary(TOKENS, EOS_IDS, EOS_IDS))
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+
+    def compile(self, grammar: str) -> LLMatcher:
+        assert "slow" not in grammar or self.go.wait(20)
+        self.compiled.append(grammar)
+        return super().compile(grammar)
+
+
+def test_a_known_grammar_does_not_wait_for_another_one() -> None:
+    """While a grammar is being compiled, a request with a grammar that is compiled already is prepared."""
+    slow = Slow()
+    grammars = Grammars(lambda: slow, VOCAB_SIZE, EOS_IDS)
+    known = lark('start: "a"+')
+    add(grammars, spec("a", known))
+    assert allowed(grammars.begin(["a"], [0]).result()) == {ord("a")}
+    waits = grammars.prepare(spec("b", lark('start: "slow"')))
+    assert waits is not None
+    ready = grammars.prepare(spec("c", known, tokens_of("aa")))
+    assert ready is not None
+    ready.result(timeout=20)
+    assert not waits.done()
+    slow.go.set()
+    waits.result(timeout=20)
+
+
+def test_a_request_that_moves_is_prepared_up_to_its_next_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that comes with output costs its first step here one mask, as any other step."""
+    num_masks = 0
+    compute = grammar_state._compute
+
+    def count(matcher: LLMatcher, words: Words) -> None:
+        nonlocal num_masks
+        num_masks += 1
+        compute(matcher, words)
+
+    monkeypatch.setattr(grammar_state, "_compute", count)
+    grammars, grammar = make(), lark('start: "a"+')
+    moved = spec("a", grammar, tokens_of("a" * 100))
+    prepared = grammars.prepare(moved)
+    assert prepared is not None
+    prepared.result(timeout=20)
+    assert num_masks > 1
+    num_masks = 0
+    grammars.add(moved, prepared)
+    assert allowed(grammars.begin(["a"], [100]).result()) == {ord("a"), END, EOT}
+    assert num_masks == 1
 
 
 def test_an_equal_grammar_is_compiled_once_and_beside_the_caller() -> None:
     """Adding and beginning do not wait for the compiler, and requests with an equal grammar share its result."""
-    go, compiled = threading.Event(), []
-
-    class Slow(GrammarCompiler):
-        def compile(self, grammar: str):  # type: ignore[no-untyped-def]
-            assert go.wait(20)
-            compiled.append(grammar)
-            return super().compile(grammar)
-
-    grammars = Grammars(lambda: Slow(Vocabulary(TOKENS, EOS_IDS, EOS_IDS)), VOCAB_SIZE, EOS_IDS)
+    slow = Slow()
+    compiled = slow.compiled
+    grammars = Grammars(lambda: slow, VOCAB_SIZE, EOS_IDS)
     for name in ("a", "b"):
-        grammars.add(spec(name, lark('start: "a"')))
+        add(grammars, spec(name, lark('start: "slow"')))
     pending = grammars.begin(["a", "b"], [0, 0])
     assert compiled == []
-    go.set()
+    slow.go.set()
     assert len(pending.result().rows) == 2
     assert len(compiled) == 1
     for number in range(40):
-        grammars.add(spec("c", lark(f'start: "{number}"')))
-    grammars.add(spec("a", lark('start: "a"')))
+        add(grammars, spec("c", lark(f'start: "{number}"')))
+    add(grammars, spec("a", lark('start: "slow"')))
     grammars.begin(["a"], [0]).result()
-    assert compiled.count(lark('start: "a"')) == 2
+    assert compiled.count(lark('start: "slow"')) == 2
 
 
 def test_masks_choose_and_log_probabilities_stay_those_of_the_model() -> None:
@@ -217,7 +304,7 @@ def test_masks_choose_and_log_probabilities_stay_those_of_the_model() -> None:
     requests = [spec("a", GRAMMARS["schema"], **usual), spec("b", "", **usual), spec("c", GRAMMARS["regex"], **usual)]
     grammars, sampler = make(), Sampler(VOCAB_SIZE, "cpu")
     for request in requests:
-        grammars.add(request)
+        add(grammars, request)
         sampler.add(request)
     masks = grammars.begin(["a", "b", "c"], [0, 0, 0]).result()
     found = sampler(logits.clone(), ["a", "b", "c"], [0, 0, 0], masks)
@@ -244,5 +331,22 @@ def test_forced_text_is_written_in_the_models_own_tokens() -> None:
         VOCAB_SIZE,
         EOS_IDS,
     )
-    own.add(spec("a", grammar))
+    add(own, spec("a", grammar))
     assert allowed(own.begin(["a"], [0]).result()) == {ord("a")}
+
+
+def test_a_long_forced_text_costs_no_more_than_a_short_one() -> None:
+    """Of a text that the grammar forces, only the beginning is tokenized for each mask, with the same first token."""
+    lengths: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        lengths.append(len(text))
+        return tokens_of(text)
+
+    grammars = Grammars(lambda: GrammarCompiler(Vocabulary(TOKENS, EOS_IDS, EOS_IDS), encode), VOCAB_SIZE, EOS_IDS)
+    text = "name" * 20_000
+    add(grammars, spec("a", lark(f'start: "{text}"')))
+    for position in range(70):
+        assert allowed(grammars.begin(["a"], [position]).result()) == {ord(text[position])}
+        grammars.append(["a"], [ord(text[position])])
+    assert 0 < max(lengths) < 100

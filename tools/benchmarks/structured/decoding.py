@@ -33,7 +33,7 @@ class DecodingBatch:
         if first > engine.num_blocks:
             raise ValueError(f"{first} blocks are needed, and the pool has {engine.num_blocks}")
         for request in self.requests:
-            engine.add(request.spec)
+            engine.add(request.spec, engine.prepare(request.spec))
             self._step([request], [request.spec.prompt_token_ids], [0])
 
     @property
