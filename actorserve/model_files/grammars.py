@@ -18,7 +18,8 @@ from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer
 
 _MAX_LEXER_STATES: Final = 10_000  # of one request; a state takes 1 to 2 kB
 _MAX_LEXER_FUEL: Final = 50_000  # of one mask, about 4 ms
-_MAX_PARSER_ITEMS: Final = 20_000  # of one mask, about 1 ms
+_MAX_PARSER_ITEMS: Final = 8_000  # of one mask, about 40 ms in the worst grammar of the greatest size
+_MAX_GRAMMAR_SIZE: Final = 6_000  # symbols of rules, about 700 properties; the time of an item grows with it
 _NUM_TRIED_TOKENS: Final = 48
 _MARKER: Final = "\n"
 _NUM_FORCED_TOKENS: Final = 4
@@ -70,6 +71,7 @@ class GrammarCompiler:
             max_lexer_states=_MAX_LEXER_STATES,
             step_lexer_fuel=_MAX_LEXER_FUEL,
             step_max_items=_MAX_PARSER_ITEMS,
+            max_grammar_size=_MAX_GRAMMAR_SIZE,
             verbose_errors=False,
         )
         self._tokenizer: LLTokenizer | None = None

@@ -108,6 +108,10 @@ HOSTILE: dict[str, tuple[Ask, str]] = {
         ),
         "items",
     ),
+    "optional parts that are too many": (
+        lambda g: g.from_lark("start: /[a-z]{400}/ many\nmany: " + "/[a-z]+/? " * 8000, "p"),
+        "too big",
+    ),
     "a costly number": (lambda g: g.from_schema({"type": "integer", "multipleOf": 1_000_003}, "p"), "too much time"),
     "a keyword that is not supported": (lambda g: g.from_schema({"type": "array", "uniqueItems": True}, "p"), "unique"),
     "branches of oneOf that overlap": (
