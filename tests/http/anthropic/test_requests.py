@@ -12,6 +12,7 @@ from tests.http.fakes import MODEL, ScriptedService
 QUESTION: dict[str, Any] = {"role": "user", "content": "hi"}
 BODY: dict[str, Any] = {"model": MODEL, "max_tokens": 9, "messages": [QUESTION]}
 LASTING = {"type": "ephemeral"}
+DATED = CITY | {"$schema": "https://json-schema.org/draft/2020-12/schema", "additionalProperties": False}
 
 # What Claude Code sends, in our own words: parts to cache, many fields of betas, and system messages between turns.
 CLAUDE_CODE: dict[str, Any] = {
@@ -57,7 +58,7 @@ CLAUDE_CODE: dict[str, Any] = {
         {"role": "system", "content": "be careful"},
     ],
     "tools": [
-        {"name": f"Tool{number}", "description": "does it", "input_schema": CITY, "eager_input_streaming": True}
+        {"name": f"Tool{number}", "description": "does it", "input_schema": DATED, "eager_input_streaming": True}
         for number in range(30)
     ],
     "metadata": {"user_id": '{"device_id": "d", "session_id": "s"}'},

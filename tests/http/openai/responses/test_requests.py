@@ -15,10 +15,10 @@ CODEX: dict[str, Any] = {
     "instructions": "You are a coding agent.",
     "input": [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Ask before you write."}]},
-        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list files"}]},
+        {"type": "message", "id": "m", "role": "user", "content": [{"type": "input_text", "text": "list files"}]},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "ls"}]},
-        {"type": "function_call", "name": "exec_command", "arguments": '{"cmd":"ls"}', "call_id": "call_1"},
-        {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+        {"type": "function_call", "id": "f", "name": "exec_command", "arguments": '{"cmd":"ls"}', "call_id": "call_1"},
+        {"type": "function_call_output", "id": "o", "call_id": "call_1", "output": "a.py"},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "One file."}]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "go on"}]},
     ],
