@@ -80,6 +80,7 @@ class PythonEnvironment:
             "asyncio_mode=auto",
             "-o",
             "asyncio_default_test_loop_scope=session",
+            "--capture=no",  # what a check prints is shown with --verbose
             f"--junitxml={report}",
         ]
         folder = checks[0].parent
