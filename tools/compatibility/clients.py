@@ -43,6 +43,9 @@ CLIENTS: Final = {
     "aider": Client(PythonEnvironment("aider"), "aider-chat", ("test_aider.py",), is_quick=False),
     "guidellm": Client(PythonEnvironment("guidellm"), "guidellm", ("test_guidellm.py",), is_quick=False),
     "aiperf": Client(PythonEnvironment("aiperf"), "aiperf", ("test_aiperf.py",), is_quick=False),
+    "schemathesis": Client(
+        PythonEnvironment("schemathesis"), "schemathesis", ("test_schemathesis.py",), is_quick=False
+    ),
     "lm-eval": Client(
         PythonEnvironment("lm-eval"), "lm_eval", ("test_lm_eval.py",), is_quick=False, serve=("--dtype", "float32")
     ),
