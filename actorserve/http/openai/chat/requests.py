@@ -84,6 +84,8 @@ class ChatRequest(StructuredFields, HarmlessChatFields):
     continue_final_message: Annotated[bool, null_is(False)] = False
     echo: Annotated[bool, null_is(False)] = False
     return_tokens_as_token_ids: Annotated[bool, null_is(False)] = False
+    return_token_ids: Annotated[bool, null_is(False)] = False
+    include_reasoning: Annotated[bool, null_is(True)] = True
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
