@@ -54,7 +54,10 @@ class HttpSettings(_Section):
     max_stop_chars: int = Field(256, ge=1, description="maximum length of a stop string, in characters")
     max_top_logprobs: int = Field(20, ge=0, description="largest `top_logprobs` of a request")
     max_prompt_logprobs: int = Field(
-        131072, ge=0, le=2**19, description="maximum number of log-probabilities of prompts' tokens in one answer"
+        131072,
+        ge=0,
+        le=2**19,
+        description="maximum number of log-probabilities, or of ids, of prompts' tokens in one answer",
     )
     max_answer_s: float = Field(
         math.inf, gt=0, description="longest time of an answer, after which it fails with 408; inf: no limit"

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from actorserve import __version__
 from actorserve.errors import InvalidRequestError
 from actorserve.http import errors
 from actorserve.http.access.api_keys import ApiKeys
@@ -36,7 +37,7 @@ from actorserve.http.openapi.endpoints import OpenAPIEndpoints
 from actorserve.http.requests.reader import RequestReader
 from actorserve.http.requests.unread_body import DiscardUnreadBody
 from actorserve.http.service import Service
-from actorserve.http.status import StatusEndpoints, installed_version
+from actorserve.http.status import StatusEndpoints
 from actorserve.http.structured.checker import GrammarChecker
 from actorserve.http.structured.grammars import Grammars
 from actorserve.model_files.description import ModelDescription
@@ -85,7 +86,7 @@ def create_app(
     groups = (openai, responses, anthropic, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
     routes = [route for group in groups for route in group.routes()]
     allows_unknown = settings.unknown_fields == "ignore"
-    openapi = OpenAPIEndpoints(routes, installed_version(), allows_unknown_fields=allows_unknown)
+    openapi = OpenAPIEndpoints(routes, __version__, allows_unknown_fields=allows_unknown)
     app = Starlette(
         routes=[*routes, *openapi.routes()],
         exception_handlers={

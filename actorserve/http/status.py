@@ -1,12 +1,11 @@
 """The routes that tell of the server itself: health, metrics and version."""
 
-from importlib.metadata import PackageNotFoundError, version
-
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from actorserve import __version__
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.service import Service
 
@@ -35,11 +34,4 @@ class StatusEndpoints:
         return Response(self._metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     async def _version(self, _: Request) -> Response:
-        return JSONResponse({"version": installed_version()})
-
-
-def installed_version() -> str:
-    try:
-        return version("actorserve")
-    except PackageNotFoundError:  # we run from a source tree that is not installed
-        return "unknown"
+        return JSONResponse({"version": __version__})

@@ -8,6 +8,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from actorserve import __version__
 from actorserve.core.messages import FinishReason, LoadReport, RequestSpec
 from actorserve.http.app import create_app
 from actorserve.http.stream import AnswerStream
@@ -55,7 +56,7 @@ async def test_health() -> None:
         assert (await client.get("/health")).status_code == 200
         service.num_instances = 0
         assert (await client.get("/health")).status_code == 503
-        assert (await client.get("/version")).json()["version"]
+        assert (await client.get("/version")).json() == {"version": __version__}
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/nothing", "/v1/completions"])

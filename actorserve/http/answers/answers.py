@@ -36,18 +36,25 @@ class Answers:
         self._max_answer_s = max_answer_s
 
     def answer(
-        self, work: WorkerRequests, make_format: Callable[[Usage], AnswerFormat], stop: Sequence[str], *, stream: bool
+        self,
+        work: WorkerRequests,
+        make_format: Callable[[Usage], AnswerFormat],
+        stop: Sequence[str],
+        *,
+        stream: bool,
+        wants_token_ids: bool = False,
     ) -> Answer:
         """The ASGI app that submits ``work`` and answers in the form that ``make_format`` makes for its usage.
 
-        ``stop`` are the strings that end a choice.
+        ``stop`` are the strings that end a choice. ``wants_token_ids``: the form tells the ids of the tokens.
         """
         choices: list[Choice] = []
         for index, spec in enumerate(work.specs):
             of_prompt = index % work.choices_per_prompt
             first = choices[-of_prompt] if of_prompt else None
             parser = work.new_parser() if work.may_be_complete else None
-            choices.append(Choice(spec, self._detokenizer(spec, work), stop, index, work.echo(index), first, parser))
+            detokenizer, echo = self._detokenizer(spec, work), work.echo(index)
+            choices.append(Choice(spec, detokenizer, stop, index, echo, first, parser, wants_token_ids=wants_token_ids))
         answer_format = make_format(Usage(choices, work.num_prompt_tokens, work.choices_per_prompt))
 
         def make_writer(sender: ResponseSender) -> AnswerWriter:

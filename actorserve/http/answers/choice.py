@@ -21,16 +21,18 @@ from actorserve.http.chat.deltas import OutputParser
 class AnswerToken:
     """A token of the answer. ``offset`` is where its text begins in the choice's text, in characters.
 
-    A prompt's first token has no ``logprobs``.
+    ``logprobs`` are None if the client wants none, and for a prompt's first token. ``is_echo``: it is one of the
+    prompt's tokens, which the answer repeats.
     """
 
     token_id: int
     offset: int
     logprobs: TokenLogprobs | None
+    is_echo: bool = False
 
 
 class Piece(NamedTuple):
-    """The next text of a choice. ``tokens`` begin in it; they are empty if the client wants no log-probabilities."""
+    """The next text of a choice. ``tokens`` begin in it; they are empty if the client wants only the text."""
 
     text: str
     tokens: tuple[AnswerToken, ...] = ()
@@ -58,11 +60,14 @@ class Choice:
         echo: Echo | None = None,
         first: "Choice | None" = None,
         parser: OutputParser | None = None,
+        *,
+        wants_token_ids: bool = False,
     ) -> None:
         """With ``echo`` the choice's text begins with the prompt, in which no stop string is searched for.
 
         ``first`` is the first choice of the same prompt, whose request scores the prompt for all of them; None: this.
-        The choice ends when its ``parser`` says that the answer is complete.
+        The choice ends when its ``parser`` says that the answer is complete. Its pieces have their tokens if the client
+        wants their ids or their log-probabilities.
         """
         self.index = index
         self.num_tokens = 0
@@ -71,6 +76,7 @@ class Choice:
         self._stop_token_ids = frozenset(spec.sampling.stop_token_ids)
         self._min_tokens = spec.sampling.min_tokens
         self._wants_logprobs = spec.sampling.top_logprobs >= 0
+        self._wants_tokens = wants_token_ids or self._wants_logprobs
         self._detokenizer = detokenizer
         self._stop_strings = StopStrings(stop) if stop else None
         self._spec = spec
@@ -142,7 +148,7 @@ class Choice:
             entries = self._prompt_entries()
             for index, (token_id, offset) in enumerate(zip(self._spec.prompt_token_ids, echo.offsets, strict=True)):
                 known = entries[index - 1] if 0 < index <= len(entries) else None
-                self._held.append(AnswerToken(token_id, offset, known))
+                self._held.append(AnswerToken(token_id, offset, known, is_echo=True))
         return echo.text
 
     def _prompt_entries(self) -> list[TokenLogprobs]:
@@ -180,7 +186,7 @@ class Choice:
         return self._take(token_id, logprobs)
 
     def _take(self, token_id: int, logprobs: TokenLogprobs | None) -> tuple[str, bool]:
-        if self._wants_logprobs:
+        if self._wants_tokens:
             self._held.append(AnswerToken(token_id, self._num_decoded_chars, logprobs))
         decoded = self._detokenizer.push(token_id)
         self._num_decoded_chars += len(decoded)
@@ -202,7 +208,7 @@ class Choice:
             self._num_decoded_chars += len(decoded)
             tail, stopped = self._search(decoded)
             text += tail
-        if self._stop_token is not None and self._wants_logprobs:
+        if self._stop_token is not None and self._wants_tokens:
             # The token that ended the request has no text, but counts as one of its tokens.
             self._held.append(AnswerToken(self._stop_token[0], self._num_decoded_chars, self._stop_token[1]))
         if not stopped and self._stop_strings is not None:

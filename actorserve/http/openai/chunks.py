@@ -39,7 +39,8 @@ class ChunkFormat:
         self._usage = usage
         self._options = options
         self._answer_type = answer_type
-        self._events = sse.ChunkEvents(head.fields(chunk_type))
+        self._chunk_fields = head.fields(chunk_type)
+        self._events = sse.ChunkEvents(self._chunk_fields)
 
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE
@@ -55,12 +56,15 @@ class ChunkFormat:
     def refusal(self, failure: RequestFailedError) -> Response:
         return failure.response()
 
-    def _chunk(self, choice: Json, num_untold: int = 0) -> bytes:
-        """A chunk with one choice. ``num_untold`` of the tokens made so far belong to the next chunk."""
+    def _chunk(self, choice: Json, num_untold: int = 0, further: Json | None = None) -> bytes:
+        """A chunk with one choice, and with ``further`` fields beside it. ``num_untold`` of the tokens made so far
+        belong to the next chunk.
+        """
+        events = self._events if further is None else sse.ChunkEvents(self._chunk_fields | further)
         if not self._options.include_usage:
-            return self._events.event(choice)
+            return events.event(choice)
         usage = self._usage_fields(num_untold) if self._options.continuous_usage_stats else None
-        return self._events.event_with_usage(usage, choice)
+        return events.event_with_usage(usage, choice)
 
     def _answer(self, choices: Sequence[Json]) -> Json:
         """The whole answer."""

@@ -2,14 +2,17 @@
 
 import time
 import uuid
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from actorserve.http.access.authentication import granted_priority
 from actorserve.http.answers.answer import Answer
+from actorserve.http.answers.answer_format import AnswerFormat
 from actorserve.http.answers.answers import Answers
 from actorserve.http.answers.usage import Usage
+from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.openai.chat.answers import ChatFormat
 from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.chunks import AnswerHead
@@ -51,7 +54,7 @@ class OpenAIEndpoints:
         def make_format(usage: Usage) -> ChatFormat:
             return ChatFormat(head, usage, fields, self._tokenizer, work)
 
-        return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
+        return self._answer(work, make_format, fields)
 
     async def _completion(self, request: Request) -> Answer:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
@@ -61,9 +64,19 @@ class OpenAIEndpoints:
         head = self._head(answer_id, fields.model)
 
         def make_format(usage: Usage) -> CompletionFormat:
-            return CompletionFormat(head, usage, fields, self._tokenizer)
+            return CompletionFormat(head, usage, fields, self._tokenizer, work)
 
-        return self._answers.answer(work, make_format, fields.stop, stream=fields.stream)
+        return self._answer(work, make_format, fields)
+
+    def _answer(
+        self,
+        work: WorkerRequests,
+        make_format: Callable[[Usage], AnswerFormat],
+        fields: ChatRequest | CompletionRequest,
+    ) -> Answer:
+        return self._answers.answer(
+            work, make_format, fields.stop, stream=fields.stream, wants_token_ids=fields.return_token_ids
+        )
 
     def _head(self, answer_id: str, model: str | None) -> AnswerHead:
         return AnswerHead(answer_id, int(time.time()), self._translator.model(model).name)

@@ -13,6 +13,11 @@ def token_namer(tokenizer: Tokenizer, *, as_token_ids: bool) -> Callable[[int], 
     return "token_id:{}".format if as_token_ids else tokenizer.token_text
 
 
+def output_ids(tokens: Sequence[AnswerToken]) -> list[int]:
+    """The ids of the tokens that the model made, without those of a repeated prompt."""
+    return [token.token_id for token in tokens if not token.is_echo]
+
+
 def shown_logprobs(tokens: Sequence[AnswerToken], tokenizer: Tokenizer, *, as_token_ids: bool = False) -> list[Json]:
     """One object per token, with the likeliest tokens in its place."""
     name = token_namer(tokenizer, as_token_ids=as_token_ids)

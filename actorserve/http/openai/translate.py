@@ -47,6 +47,7 @@ class _Generation:
     choices_per_prompt: int
     grammar: str
     echoes: tuple[Echo, ...] = ()
+    repeats_prompt_ids: bool = False  # once per choice
 
 
 class Translator:
@@ -120,6 +121,7 @@ class Translator:
             choices_per_prompt=request.num_generated,
             grammar=await grammar_of(request, self._grammars),
             echoes=echoes,
+            repeats_prompt_ids=request.return_token_ids,
         )
         return self._worker_requests(generation, answer_id, priority)
 
@@ -142,7 +144,7 @@ class Translator:
         return WorkerRequests(tuple(specs), num_prompt_tokens, generation.choices_per_prompt, echoes=generation.echoes)
 
     def _check_scores(self, generation: _Generation) -> None:
-        """Raises: InvalidRequestError if the answer would hold too many log-probabilities of the prompts' tokens."""
+        """Raises: InvalidRequestError if the answer would hold too many numbers about the prompts' tokens."""
         num_tokens = sum(map(len, generation.prompts)) * generation.choices_per_prompt
         num_wanted, most = num_tokens * (1 + generation.scored_prompt), self._max_prompt_logprobs
         if num_wanted > most:
@@ -151,6 +153,12 @@ class Translator:
                 f"{param}: the answer would hold {num_wanted} log-probabilities of the prompts' tokens, and at most "
                 f"{most} are allowed; send fewer or shorter prompts",
                 param=param,
+            )
+        if generation.repeats_prompt_ids and num_tokens > most:
+            raise InvalidRequestError(
+                f"return_token_ids: the answer would hold {num_tokens} ids of the prompts' tokens, and at most {most} "
+                "are allowed; send fewer or shorter prompts",
+                param="return_token_ids",
             )
 
     def _sampling(self, generation: _Generation, seed: int, max_tokens: int, scored_prompt: int) -> SamplingParams:

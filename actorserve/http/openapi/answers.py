@@ -116,6 +116,7 @@ class ChatChoice(AnswerPart):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
+    token_ids: list[int] | None
 
 
 class ChatCompletion(AnswerPart):
@@ -128,6 +129,7 @@ class ChatCompletion(AnswerPart):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptTokens | None
+    prompt_token_ids: list[int] | None
 
 
 class FunctionDelta(AnswerPart):
@@ -159,10 +161,14 @@ class ChunkChoice(AnswerPart):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
+    token_ids: list[int] | None = None
 
 
 class ChatCompletionChunk(AnswerPart):
-    """The data of an event of ``/v1/chat/completions`` with ``stream``; ``[DONE]`` is the last data."""
+    """The data of an event of ``/v1/chat/completions`` with ``stream``; ``[DONE]`` is the last data.
+
+    Only the first chunk has ``prompt_token_ids``, if they were asked for.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -170,6 +176,7 @@ class ChatCompletionChunk(AnswerPart):
     model: str
     choices: list[ChunkChoice]
     usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionLogprobs(AnswerPart):
@@ -187,6 +194,8 @@ class CompletionChoice(AnswerPart):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     prompt_logprobs: PromptTokens | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class Completion(AnswerPart):

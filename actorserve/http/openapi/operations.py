@@ -38,6 +38,7 @@ OPERATIONS = (
             "stream": Example(_QUESTION | {"stream": True, "stream_options": {"include_usage": True}}),
             "choices": Example(_QUESTION | {"n": 2, "seed": 7, "temperature": 0.8, "top_p": 0.9, "stop": ["\n\n"]}),
             "log-probabilities": Example(_QUESTION | {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1}),
+            "token ids": Example(_QUESTION | {"return_token_ids": True, "stream": True}),
             "tools": Example(_QUESTION | {"tools": [{"type": "function", "function": _WEATHER}]}),
             "a JSON schema": Example(
                 _QUESTION
@@ -61,7 +62,7 @@ OPERATIONS = (
                 _PROMPT | {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
             ),
             "several prompts": Example({"prompt": ["One", "Two"], "max_tokens": 4, "temperature": 0}),
-            "token ids": Example({"prompt": [1, 2, 3], "max_tokens": 4, "logprobs": 1}),
+            "token ids": Example({"prompt": [1, 2, 3], "max_tokens": 4, "return_token_ids": True}),
             "score a prompt": Example({"prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 1, "echo": True}),
             "a regular expression": Example(_PROMPT | {"structured_outputs": {"regex": "[0-9]{4}"}}),
             "the best": Example(_PROMPT | {"best_of": 3, "prompt_logprobs": 0}),

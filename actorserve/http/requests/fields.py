@@ -97,6 +97,7 @@ class HarmlessFields(StrictFields):
     prompt_cache_retention: Ignored = None
     request_id: Ignored = None
     spaces_between_special_tokens: Ignored = None
+    session_id: Ignored = None
     store: Annotated[None, only(False)] = None
     moderation: Annotated[None, only()] = None
     use_beam_search: Annotated[None, only(False)] = None
@@ -105,9 +106,11 @@ class HarmlessFields(StrictFields):
     include_stop_str_in_output: Annotated[None, only(False)] = None
     truncate_prompt_tokens: Annotated[None, only()] = None
     allowed_token_ids: Annotated[None, only([])] = None
+    logprob_token_ids: Annotated[None, only([])] = None
+    thinking_token_budget: Annotated[None, only()] = None
+    repetition_detection: Annotated[None, only()] = None
     bad_words: Annotated[None, only([])] = None
     logits_processors: Annotated[None, only([])] = None
-    return_token_ids: Annotated[None, only(False)] = None
     kv_transfer_params: Annotated[None, only()] = None
     vllm_xargs: Annotated[None, only()] = None
 

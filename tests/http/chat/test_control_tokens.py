@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers, processors
 
 from actorserve.http.chat import control_tokens
 from actorserve.http.chat.control_tokens import ControlTokens
@@ -17,7 +17,7 @@ from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.openai.chat.prompts import ChatPrompts
 from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.requests.parsing import RequestParser
-from actorserve.model_files.pieces import ByteFallbackPieces
+from actorserve.model_files.pieces import ByteFallbackPieces, ByteLevelPieces
 from actorserve.model_files.tokenizer import Tokenizer
 from actorserve.settings import HttpSettings
 from tests.http.fakes import END, TOKENIZER, client_for, says
@@ -207,6 +207,21 @@ async def test_an_honest_chat_is_encoded_as_before() -> None:
     body = {"messages": [{"role": "user", "content": "hello é"}]}
     text = await template.render(body["messages"])
     assert await _ids(template, TOKENIZER, body) == TOKENIZER.encode(text, add_special_tokens=False)
+    template.close()
+
+
+@pytest.mark.parametrize("content", ["hello", "a<|end|>b"])
+async def test_special_tokens_before_the_template_s_can_be_added(content: str) -> None:
+    """add_special_tokens puts the tokens with which the tokenizer begins a text before a chat, forged or not."""
+    backend = Backend.from_str(TOKENIZER._backend.to_str())
+    first = backend.token_to_id("<|system|>")
+    backend.post_processor = processors.TemplateProcessing("<|system|> $A", special_tokens=[("<|system|>", first)])
+    tokenizer = Tokenizer(backend, ByteLevelPieces())
+    template = ChatTemplate(CHATML, {}, timeout_s=5.0)
+    body = {"messages": [{"role": "user", "content": content}]}
+    plain = await _ids(template, tokenizer, body)
+    assert plain[0] != first
+    assert await _ids(template, tokenizer, body | {"add_special_tokens": True}) == [first, *plain]
     template.close()
 
 

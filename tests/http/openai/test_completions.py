@@ -278,6 +278,12 @@ async def test_tokens_can_be_named_by_their_ids() -> None:
     assert "token_id:0" in answer["logprobs"]["top_logprobs"][0]
 
 
+async def test_the_chosen_token_stands_before_the_best_ones() -> None:
+    """Clients of vLLM take the first entry of top_logprobs for the chosen token."""
+    [answer] = await choices(scripted(), prompt="x", logprobs=2)
+    assert [next(iter(best)) for best in answer["logprobs"]["top_logprobs"]] == ["h", "o"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

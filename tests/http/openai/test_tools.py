@@ -194,6 +194,18 @@ async def test_thoughts_that_the_prompt_begins() -> None:
     assert (choice.message.reasoning_content, choice.message.content) == ("Hm.", "Yes.")
 
 
+@pytest.mark.parametrize("begun", [THINKING, f"{THINKING}<think>\n"])
+async def test_thoughts_can_be_left_out(begun: str) -> None:
+    """With include_reasoning: false an answer has neither of the fields of thoughts, and its text is the same."""
+    model = Model("Hm.</think>Yes." if begun != THINKING else "<think>Hm.</think>Yes.", template=begun)
+    fields: dict[str, Any] = {"extra_body": {"include_reasoning": False}}
+    (choice,) = await model.both(**fields)
+    assert choice.message.content == "Yes."
+    assert not (choice.message.model_extra or {}).keys() & {"reasoning", "reasoning_content"}
+    chunks = await model.chunks(**fields)
+    assert not any((chunk.delta.model_extra or {}).get("reasoning") for chunk in chunks)
+
+
 async def test_a_conversation_with_tools() -> None:
     """The SDK's message goes back as it came, with a tool's result, and the prompt shows both as text."""
     model = Model(f"I look.\n{LOOK}")

@@ -19,10 +19,20 @@ _TABLE: Final = tomllib.loads((Path(__file__).parent / "skipped.toml").read_text
 
 
 class NoDownloads:
-    """In place of the hub, from which fixtures fetch LoRA adapters."""
+    """In place of the hub, from which fixtures fetch models and LoRA adapters."""
 
-    def snapshot_download(self, **_: object) -> str:
+    def snapshot_download(self, *_: object, **__: object) -> str:
         return "adapter"
+
+
+class Platform:
+    """What tests ask of the hardware, which is that of the server."""
+
+    def is_rocm(self) -> bool:
+        return False
+
+    def device_count(self) -> int:
+        return 0
 
 
 class ModelConfig:
@@ -40,13 +50,21 @@ def get_tokenizer(*_: object, **__: object) -> Any:
     return PreTrainedTokenizerFast.from_pretrained(os.environ["ACTORSERVE_TOKENIZER"])
 
 
+class AnyTokenizer:
+    """In place of ``AutoTokenizer``, which would download another model's."""
+
+    from_pretrained = staticmethod(get_tokenizer)
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, Any, Any]:
     """Put the stand-ins in place before the first of vLLM's files is imported."""
     sys.path.insert(0, str(early_config.rootpath))  # vLLM's folder "tests" is meant, and not ours
+    _give("transformers", AutoTokenizer=AnyTokenizer)
     AbsentModules("vllm", "torch", "tests.utils", "tests.conftest").install()
     _give("vllm.config", ModelConfig=ModelConfig)
     _give("vllm.exceptions", VLLMValidationError=ValueError)  # pytest.raises asks for a class
+    _give("vllm.platforms", current_platform=Platform())
     _give("vllm.tokenizers", get_tokenizer=get_tokenizer)
     _give("vllm.transformers_utils.repo_utils", hf_api=NoDownloads)
     _give("vllm.version", __version__=os.environ["ACTORSERVE_VERSION"])
@@ -54,6 +72,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         "tests.utils",
         RemoteOpenAIServer=RemoteOpenAIServer,
         ROCM_EXTRA_ARGS=[],
+        VLLM_PATH=early_config.rootpath,
         multi_gpu_only=pytest.mark.skip("needs several GPUs"),
         requires_fp8=pytest.mark.skip("needs FP8 on a GPU"),
     )
@@ -68,7 +87,7 @@ def _give(module: str, **values: object) -> None:
 
 def reason_to_skip(item: pytest.Item) -> str:
     """Why a test does not fit, from the table; "" if it does."""
-    name = item.nodeid.partition("tests/entrypoints/")[2] or item.nodeid
+    name = item.nodeid.partition("tests/")[2] or item.nodeid
     for pattern, reason in _TABLE["tests"].items():
         if fnmatch(name.replace("[", "("), pattern.replace("[", "(")):
             return str(reason)

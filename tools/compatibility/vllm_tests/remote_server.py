@@ -13,7 +13,8 @@ import pytest
 from tools.compatibility.server import running_server
 
 _TIMEOUT_S: Final = 600.0
-_MODEL_TOKENS: Final = 8192  # the default model's longest context; most tests that want more do not fill it
+_CONTEXT_TOKENS: Final = 2048  # of most servers, so that a small model's endless answer ends soon
+_LONG_CONTEXT_TOKENS: Final = 8192  # the default model's longest
 
 Section = dict[str, str | int | list[str]]
 
@@ -22,27 +23,41 @@ def _set(section: str, name: str, kind: Callable[[str], str | int | list[str]] =
     return section, name, kind
 
 
-def _context_tokens(value: str) -> int:
-    return min(int(value), _MODEL_TOKENS)
+def _tool_parser(value: str) -> str:
+    if value not in _TOOL_PARSERS:
+        pytest.skip(f"the form in which another family of models calls tools: {value}")
+    return _TOOL_PARSERS[value]
 
+
+_TOOL_PARSERS: Final = {"hermes": "hermes", "llama3_json": "llama3", "mistral": "mistral"}
 
 SETTINGS: Final[Mapping[str, tuple[str, str, Callable[[str], str | int | list[str]]]]] = {
-    "--max-model-len": _set("workers", "max_context_tokens", _context_tokens),
+    "--chat-template": _set("model", "chat_template"),
+    "--max-model-len": _set("workers", "max_context_tokens", int),
     "--max-logprobs": _set("http", "max_top_logprobs", int),
-    "--served-model-name": _set("model", "name"),
+    "--served-model-name": _set("model", "aliases", lambda name: [name]),
+    # The only server with this option is asked for hundreds of answers, whose text does not matter.
+    "--runner": _set("workers", "engine", lambda _: "fake"),
+    "--tool-call-parser": _set("model", "tool_parser", _tool_parser),
 }
 """vLLM's options that are settings of ours."""
 
 IGNORED: Final = {
     "--attention-backend": 1,
+    "--config-format": 1,
     "--dtype": 1,
     "--enable-auto-tool-choice": 0,
     "--enable-chunked-prefill": 0,
     "--enable-lora": 0,
+    "--enable-per-request-metrics": 0,
     "--enable-prefix-caching": 0,
     "--enable-prompt-tokens-details": 0,
     "--enforce-eager": 0,
+    "--enable-tokenizer-info-endpoint": 0,
     "--gpu-memory-utilization": 1,
+    "--ignore-patterns": 1,
+    "--limit-mm-per-prompt": 1,
+    "--load-format": 1,
     "--lora-modules": 1,
     "--max-cpu-loras": 1,
     "--max-lora-rank": 1,
@@ -50,14 +65,20 @@ IGNORED: Final = {
     "--max-num-seqs": 1,
     "--no-async-scheduling": 0,
     "--no-enable-prefix-caching": 0,
+    "--reasoning-config": 1,
     "--reasoning-parser": 1,
     "--seed": 1,
     "--structured-outputs-config.backend": 1,
     "--tokenizer": 1,
-    "--tool-call-parser": 1,
+    "--tokenizer-mode": 1,
     "--trust-remote-code": 0,
 }
-"""vLLM's options that change no answer of our server, or that it chooses itself, and the number of their values."""
+"""vLLM's options that change no answer of our server, or only answers to tests that are skipped by name, or that our
+server chooses itself; and the number of their values.
+"""
+
+LONG_CONTEXT: Final = {"--enable-chunked-prefill", "--enable-tokenizer-info-endpoint"}
+"""Options of servers whose tests need a long context."""
 
 
 class RemoteOpenAIServer:
@@ -100,8 +121,13 @@ class RemoteOpenAIServer:
 
 
 def settings_of(model: str, options: Sequence[str]) -> dict[str, Section]:
-    """Our settings for vLLM's options. A test whose server has an option without a counterpart is skipped."""
-    settings: dict[str, Section] = {"model": {"name": model}}
+    """Our settings for vLLM's options. A test whose server has an option without a counterpart is skipped.
+
+    The model's name is an alias, because the name itself is that of the measured times of iterations, which would be
+    measured for every name.
+    """
+    most = _LONG_CONTEXT_TOKENS if LONG_CONTEXT.intersection(options) else _CONTEXT_TOKENS
+    settings: dict[str, Section] = {"model": {"aliases": [model]}, "workers": {"max_context_tokens": most}}
     rest = list(options)
     while rest:
         name, is_joined, value = str(rest.pop(0)).replace("_", "-").partition("=")
@@ -113,4 +139,5 @@ def settings_of(model: str, options: Sequence[str]) -> dict[str, Section]:
                 del rest[: IGNORED[name]]
         else:
             pytest.skip(f"needs vLLM's option {name}")
+    settings["workers"]["max_context_tokens"] = min(most, int(str(settings["workers"]["max_context_tokens"])))
     return settings

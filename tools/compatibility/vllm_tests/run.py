@@ -17,9 +17,10 @@ from tools.compatibility.errors import CompatibilityError
 from tools.compatibility.reports import Check, read_report
 
 ENVIRONMENT: Final = PythonEnvironment("vllm-tests")
-FOLDER: Final = Path("tests", "entrypoints")
+TESTS: Final = Path("tests")
+FOLDERS: Final = (Path("entrypoints"), Path("tool_use"))
 TABLE: Final = Path(__file__).parent / "skipped.toml"
-TEST_TIMEOUT_S: Final = 120
+TEST_TIMEOUT_S: Final = 300
 SERVER: Final = "RemoteOpenAIServer"
 
 
@@ -28,9 +29,11 @@ def run_vllm_tests(checkout: Path, expression: str, is_verbose: bool) -> list[Ch
 
     Raises: CompatibilityError.
     """
-    files = tests_of_a_server(checkout / FOLDER)
+    files = tests_of_a_server(checkout / TESTS)
     if not files:
-        raise CompatibilityError(f"{checkout} has no {FOLDER} with tests of a server; give a checkout of vLLM")
+        raise CompatibilityError(
+            f"{checkout} has no {TESTS / FOLDERS[0]} with tests of a server; give a checkout of vLLM"
+        )
     skipped = skipped_files(files)
     ENVIRONMENT.install()
     with tempfile.TemporaryDirectory(prefix="clients-") as temporary:
@@ -55,8 +58,8 @@ def run_vllm_tests(checkout: Path, expression: str, is_verbose: bool) -> list[Ch
             f"--timeout={TEST_TIMEOUT_S}",
         ]
         chosen = ["-k", expression] if expression else []
-        where = ["-c", os.devnull, "--rootdir", str(checkout), "--confcutdir", str(checkout / FOLDER)]
-        fitting = [str(checkout / FOLDER / file) for file in files if file not in skipped]
+        where = ["-c", os.devnull, "--rootdir", str(checkout), "--confcutdir", str(checkout / TESTS / FOLDERS[0])]
+        fitting = [str(checkout / TESTS / file) for file in files if file not in skipped]
         output = None if is_verbose else subprocess.DEVNULL
         command = [str(ENVIRONMENT.python), "-P", "-m", "pytest", *options, *where, f"--junitxml={report}"]
         subprocess.run(
@@ -72,10 +75,12 @@ def run_vllm_tests(checkout: Path, expression: str, is_verbose: bool) -> list[Ch
 
 def tests_of_a_server(folder: Path) -> list[str]:
     """The files of tests that start a server, or whose folder's fixtures do. The others test vLLM's own classes."""
-    fixtures = {file.parent for file in folder.rglob("conftest.py") if SERVER in file.read_text("utf-8")}
+    files = [file for name in FOLDERS for file in (folder / name).rglob("*.py")]
+    fixtures = {file.parent for file in files if file.name == "conftest.py" and SERVER in file.read_text("utf-8")}
     return sorted(
         file.relative_to(folder).as_posix()
-        for file in folder.rglob("test_*.py")
+        for file in files
+        if file.name.startswith("test_")
         if file.parent in fixtures or SERVER in file.read_text("utf-8")
     )
 

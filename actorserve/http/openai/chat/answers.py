@@ -13,7 +13,7 @@ from actorserve.http.chat.message import Call, Message
 from actorserve.http.openai.chat.requests import ChatRequest
 from actorserve.http.openai.chat.tool_use import call_finish_reason
 from actorserve.http.openai.chunks import AnswerHead, ChunkFormat
-from actorserve.http.openai.logprobs import shown_logprobs
+from actorserve.http.openai.logprobs import output_ids, shown_logprobs
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
@@ -22,8 +22,8 @@ from actorserve.model_files.tokenizer import Tokenizer
 class ChatFormat(ChunkFormat):
     """The ``AnswerFormat`` of chats. A choice's first chunk has the role, and its last chunk the finish reason.
 
-    A chunk has one delta of text, reasoning or a tool call. A piece's log-probabilities go out with the first chunk
-    that follows it.
+    A chunk has one delta of text, reasoning or a tool call. A piece's log-probabilities and token ids go out with the
+    first chunk that follows it. Where the client wants token ids, the stream's first chunk has those of the prompt.
     """
 
     def __init__(
@@ -39,11 +39,12 @@ class ChatFormat(ChunkFormat):
         self._tokenizer = tokenizer
         self._wants_logprobs = work.wants_logprobs
         self._num_prompt_logprobs = work.specs[0].sampling.prompt_logprobs
+        self._prompt_token_ids = work.specs[0].prompt_token_ids if request.return_token_ids else None
         self._new_parser = work.new_parser
         self._request = request
         self._parsers: dict[int, OutputParser] = {}  # of the choices whose first chunk was written
         self._num_reasoning_tokens: dict[int, int] = {}
-        self._tokens: dict[int, list[AnswerToken]] = {}  # whose log-probabilities were not written yet
+        self._tokens: dict[int, list[AnswerToken]] = {}  # that were not written yet
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
         opening = self._opening(choice)
@@ -61,26 +62,34 @@ class ChatFormat(ChunkFormat):
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
         scores = prompt_logprobs_field(choices[0].prompt_logprobs, self._num_prompt_logprobs, self._tokenizer)
         answer = self._answer([self._whole(index, choice) for index, choice in enumerate(choices)])
-        return answer | {"prompt_logprobs": scores}
+        return answer | {"prompt_logprobs": scores, "prompt_token_ids": self._prompt_token_ids}
 
     def _opening(self, choice: Choice) -> bytes:
         """A choice's first chunk comes before its tokens, so their log-probabilities and their number come later."""
         if choice.index in self._parsers:
             return b""
+        further = {"prompt_token_ids": self._prompt_token_ids} if self._prompt_token_ids and not self._parsers else None
         self._parsers[choice.index], self._tokens[choice.index] = self._new_parser(), []
         delta = {"role": "assistant", "content": self._request.echoed}
         fields = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._chunk(fields, num_untold=choice.num_tokens)
+        return self._chunk(fields, choice.num_tokens, further)
 
     def _deltas(self, choice: Choice, deltas: Sequence[Delta]) -> bytes:
         self._count_thoughts(choice.index, deltas, choice.num_tokens)
-        return b"".join(self._delta(choice.index, _delta_fields(delta)) for delta in deltas)
+        wanted = (delta for delta in deltas if self._is_wanted(delta))
+        return b"".join(self._delta(choice.index, _delta_fields(delta)) for delta in wanted)
+
+    def _is_wanted(self, delta: Delta) -> bool:
+        return self._request.include_reasoning or not isinstance(delta, ReasoningDelta)
 
     def _delta(self, index: int, delta: Json, finish_reason: str | None = None) -> bytes:
         tokens = self._tokens[index]
         logprobs = self._logprobs(tokens) if tokens else None
+        fields = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        if self._request.return_token_ids:
+            fields["token_ids"] = output_ids(tokens)
         tokens.clear()
-        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
+        return self._chunk(fields)
 
     def _count_thoughts(self, index: int, deltas: Sequence[Delta], num_tokens: int) -> None:
         """The choice of this index had ``num_tokens`` tokens when the parser gave ``deltas``. Thoughts come first."""
@@ -104,11 +113,17 @@ class ChatFormat(ChunkFormat):
         deltas = parser.finish()
         self._count_thoughts(index, deltas, self._usage.choices[index].num_tokens)
         message.add(deltas)
+        shown = replace(
+            message,
+            text=self._request.echoed + message.text,
+            reasoning=message.reasoning if self._request.include_reasoning else "",
+        )
         return {
             "index": index,
-            "message": _message_fields(replace(message, text=self._request.echoed + message.text)),
+            "message": _message_fields(shown),
             "logprobs": self._logprobs(choice.tokens),
             "finish_reason": self._finish_reason(choice.finish_reason, bool(message.calls)),
+            "token_ids": output_ids(choice.tokens) if self._request.return_token_ids else None,
         }
 
     def _logprobs(self, tokens: Sequence[AnswerToken]) -> Json | None:

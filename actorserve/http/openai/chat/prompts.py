@@ -19,15 +19,17 @@ _END = "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A prompt's text, and how to encode it."""
+    """A prompt's text, and how to encode it. Its tokens begin with ``_first_ids``."""
 
     text: str
     _tokenizer: Tokenizer
     _encoded_text: str
+    _first_ids: list[int]
 
     def encode_in_parts(self) -> Iterator[list[int]]:
         """The prompt's token ids, in several lists if it is long. It blocks."""
-        return self._tokenizer.encode_in_parts(self._encoded_text, add_special_tokens=False)
+        yield self._first_ids
+        yield from self._tokenizer.encode_in_parts(self._encoded_text, add_special_tokens=False)
 
 
 class ChatPrompts:
@@ -39,6 +41,7 @@ class ChatPrompts:
         self._dialect = dialect
         self._aliased, aliases = tokenizer.with_control_aliases()
         self._controls = ControlTokens(aliases)
+        self._special_ids = tokenizer.encode("")  # with which the tokenizer begins every text
 
     async def render(self, request: ChatRequest) -> ChatPrompt:
         """Raises: InvalidRequestError if the template refuses the chat, or takes too long."""
@@ -46,12 +49,14 @@ class ChatPrompts:
             raise InvalidRequestError("documents: the model's chat template does not use documents", "documents")
         context, is_marked = await asyncio.to_thread(self._context, request)
         text = await self._render(request, context)
+        first_ids = self._special_ids if request.add_special_tokens else []
         if not is_marked:
-            return ChatPrompt(text, self._tokenizer, text)
-        return await asyncio.to_thread(self._unmarked, text)
+            return ChatPrompt(text, self._tokenizer, text, first_ids)
+        return await asyncio.to_thread(self._unmarked, text, first_ids)
 
-    def _unmarked(self, text: str) -> ChatPrompt:
-        return ChatPrompt(self._controls.without_markers(text), self._aliased, self._controls.with_aliases(text))
+    def _unmarked(self, text: str, first_ids: list[int]) -> ChatPrompt:
+        plain, aliased = self._controls.without_markers(text), self._controls.with_aliases(text)
+        return ChatPrompt(plain, self._aliased, aliased, first_ids)
 
     def _context(self, request: ChatRequest) -> tuple[dict[str, Any], bool]:
         """The variables of the template that come from the client, and whether there are markers in them."""

@@ -61,7 +61,6 @@ class HarmlessChatFields(StrictFields):
     function_call: Annotated[None, only("none", "auto")] = None
     best_of: Annotated[None, only(1)] = None
     suffix: Annotated[None, only()] = None
-    add_special_tokens: Annotated[None, only(False)] = None
     chat_template: Annotated[None, only()] = None  # a client's template could loop, and read the server's memory
     chat_template_content_format: Annotated[None, only("auto", "string")] = None
     mm_processor_kwargs: Annotated[None, only({})] = None
@@ -82,8 +81,11 @@ class ChatRequest(StructuredFields, HarmlessChatFields):
     verbosity: Annotated[str, Field(max_length=32)] | None = None
     add_generation_prompt: Annotated[bool, null_is(True)] = True
     continue_final_message: Annotated[bool, null_is(False)] = False
+    add_special_tokens: Annotated[bool, null_is(False)] = False  # before those that the template writes
     echo: Annotated[bool, null_is(False)] = False
     return_tokens_as_token_ids: Annotated[bool, null_is(False)] = False
+    return_token_ids: Annotated[bool, null_is(False)] = False
+    include_reasoning: Annotated[bool, null_is(True)] = True
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

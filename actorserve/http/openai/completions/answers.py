@@ -6,30 +6,40 @@ from actorserve.core.messages import FinishReason
 from actorserve.http.answers.answer_format import Json, WholeChoice
 from actorserve.http.answers.choice import AnswerToken, Choice, Piece
 from actorserve.http.answers.usage import Usage
+from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.openai.chunks import AnswerHead, ChunkFormat, finite
 from actorserve.http.openai.completions.requests import CompletionRequest
-from actorserve.http.openai.logprobs import token_namer
+from actorserve.http.openai.logprobs import output_ids, token_namer
 from actorserve.http.openai.prompt_logprobs import prompt_logprobs_field
 from actorserve.http.requests.fields import StreamOptions
 from actorserve.model_files.tokenizer import Tokenizer
 
 
 class CompletionFormat(ChunkFormat):
-    """The ``AnswerFormat`` of completions. Chunks and whole answers have one type, and a stream begins with text."""
+    """The ``AnswerFormat`` of completions. Chunks and whole answers have one type, and a stream begins with text.
 
-    def __init__(self, head: AnswerHead, usage: Usage, request: CompletionRequest, tokenizer: Tokenizer) -> None:
+    Where the client wants the ids of tokens, the first chunk of a choice has those of its prompt.
+    """
+
+    def __init__(
+        self, head: AnswerHead, usage: Usage, request: CompletionRequest, tokenizer: Tokenizer, work: WorkerRequests
+    ) -> None:
         options = request.stream_options or StreamOptions()
         super().__init__(head, usage, options, chunk_type="text_completion", answer_type="text_completion")
         self._request = request
         self._tokenizer = tokenizer
         self._name = token_namer(tokenizer, as_token_ids=request.return_tokens_as_token_ids)
+        self._work = work
+        self._begun: set[int] = set()  # choices of a stream whose prompt's ids were written
 
     def piece(self, choice: Choice, piece: Piece) -> bytes:
-        return self._chunk(self._choice(choice.index, piece.text, piece.tokens, None))
+        fields = self._choice(choice.index, piece.text, piece.tokens, None)
+        return self._chunk(fields | self._new_ids(choice.index, piece.tokens))
 
     def finish(self, choice: Choice) -> bytes:
         assert choice.end is not None
-        return self._chunk({"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.end.reason})
+        fields = {"index": choice.index, "text": "", "logprobs": None, "finish_reason": choice.end.reason}
+        return self._chunk(fields | self._new_ids(choice.index, ()))
 
     def whole(self, choices: Sequence[WholeChoice]) -> Json:
         shown: list[Json] = []
@@ -41,6 +51,21 @@ class CompletionFormat(ChunkFormat):
             ]
         return self._answer(shown)
 
+    def _new_ids(self, index: int, tokens: Sequence[AnswerToken]) -> Json:
+        """The fields of ids in a chunk of the choice with this index."""
+        if not self._request.return_token_ids:
+            return {}
+        ids: Json = {"token_ids": output_ids(tokens)}
+        if index not in self._begun:
+            self._begun.add(index)
+            ids["prompt_token_ids"] = self._prompt(index)
+        return ids
+
+    def _prompt(self, index: int) -> Sequence[int]:
+        """The token ids of the prompt of the choice with this index."""
+        prompt = index // self._request.n
+        return self._work.specs[prompt * self._work.choices_per_prompt].prompt_token_ids
+
     def _best(self, choices: Sequence[WholeChoice]) -> Sequence[WholeChoice]:
         """The ``n`` choices of the highest log-probability per token, the best first, if there are more than ``n``."""
         if len(choices) == self._request.n:
@@ -48,7 +73,12 @@ class CompletionFormat(ChunkFormat):
         return sorted(choices, key=lambda choice: -choice.mean_logprob)[: self._request.n]
 
     def _whole(self, index: int, choice: WholeChoice) -> Json:
-        return self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
+        fields = self._choice(index, "".join(choice.text), choice.tokens, choice.finish_reason)
+        wants_ids = self._request.return_token_ids
+        return fields | {
+            "token_ids": output_ids(choice.tokens) if wants_ids else None,
+            "prompt_token_ids": self._prompt(index) if wants_ids else None,
+        }
 
     def _choice(self, index: int, text: str, tokens: Sequence[AnswerToken], reason: FinishReason | None) -> Json:
         logprobs = self._logprobs(tokens) if self._request.logprobs is not None else None
@@ -64,12 +94,15 @@ class CompletionFormat(ChunkFormat):
         }
 
     def _best_tokens(self, token: AnswerToken) -> Json | None:
-        """The best tokens at this position and the chosen one, by text. If texts are equal, the likeliest counts."""
+        """The chosen token, then the best ones at its position, by text. If texts are equal, the likeliest counts.
+
+        Clients of vLLM take the first entry for the chosen token.
+        """
         known = token.logprobs
         if known is None:
             return None
         best: dict[str, float] = {}
-        pairs = [*zip(known.top_token_ids, known.top_logprobs, strict=True), (token.token_id, known.logprob)]
+        pairs = [(token.token_id, known.logprob), *zip(known.top_token_ids, known.top_logprobs, strict=True)]
         for token_id, logprob in pairs:
             text = self._name(token_id)
             best[text] = max(finite(logprob), best.get(text, float("-inf")))

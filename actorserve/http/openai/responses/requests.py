@@ -112,6 +112,7 @@ class ResponsesRequest(SamplingFields, HarmlessResponseFields):
     n: Annotated[Literal[1], null_is(1), WithJsonSchema({"enum": [1, None]})] = 1
     max_tokens: Annotated[None, only(instead="max_output_tokens")] = None
     prompt_logprobs: Annotated[None, only()] = None
+    return_token_ids: Annotated[None, only(False)] = None
 
     @model_validator(mode="after")
     def _response_fields_agree(self, info: ValidationInfo) -> "ResponsesRequest":
