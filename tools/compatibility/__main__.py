@@ -25,7 +25,7 @@ from tools.compatibility.server import RunningServer, running_server
 from tools.compatibility.vllm_tests.run import run_vllm_tests
 
 KEY: Final = "key-of-the-clients"
-SETTINGS: Final = {"workers": {"max_context_tokens": 2048}}  # so that a small model's endless answer ends soon
+WORKERS: Final[dict[str, str | int]] = {"max_context_tokens": 2048}  # so that a small model's endless answer ends soon
 EXIT_FAILED: Final = 1
 EXIT_UNUSABLE: Final = 2  # nothing was checked
 EXIT_INTERRUPTED: Final = 130
@@ -55,12 +55,12 @@ def check_clients(names: Sequence[str], is_verbose: bool) -> list[Result]:
         raise CompatibilityError(f"no client can be installed: {failures[0]}")
     results = [Result(name, "-", [check], 0.0) for name, check in missing.items()]
     installed = [name for name in names if name not in missing]
-    for serve in dict.fromkeys(CLIENTS[name].serve for name in installed):
-        with running_server(serve, key=KEY, settings=SETTINGS) as server:
+    for workers in dict.fromkeys(CLIENTS[name].workers for name in installed):
+        with running_server(key=KEY, settings={"workers": WORKERS | dict(workers)}) as server:
             results += [
                 check_client(name, CLIENTS[name], server, is_verbose)
                 for name in installed
-                if CLIENTS[name].serve == serve
+                if CLIENTS[name].workers == workers
             ]
     return results
 
