@@ -39,6 +39,9 @@ def _no_progress(_: float) -> None:
     pass
 
 
+_MASK_THREADS = 4  # beside a GPU; on a CPU the model needs the cores
+
+
 class TorchEngine:
     """Implements ``workers.engine.Engine``."""
 
@@ -86,7 +89,10 @@ class TorchEngine:
         )
         self._sampler = Sampler(config.vocab_size, self._device, kernels.native)
         self._grammars = Grammars(
-            lambda: compiler_for(description), config.vocab_size, description.eos_token_ids, options.num_threads
+            lambda: compiler_for(description),
+            config.vocab_size,
+            description.eos_token_ids,
+            num_threads=1 if self._device.type == "cpu" else _MASK_THREADS,
         )
         self._scorer = PromptScorer()
         self._num_prompt_tokens: dict[str, int] = {}

@@ -1,6 +1,5 @@
 // Causal attention directly on the paged KV pool (workers/attention/native.py), for CPUs.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "attention_unit.h"
+#include "threads.h"
 
 namespace actorserve::attention {
 namespace {
@@ -73,8 +73,8 @@ Plan plan_of(std::vector<Unit> units, const Call<T>& call, int64_t num_kv_heads)
     apart += num_kv_heads * num_partitions * Partial::size(unit.num_queries * call.heads_per_group, call.padded_dim());
     plan.num_kv_numbers += 2 * num_kv_heads * (unit.end() - unit.begin(call.window)) * call.head_dim;
   }
-  const int64_t num_threads = at::get_num_threads(), num_items = static_cast<int64_t>(units.size()) * num_kv_heads;
-  const bool few = num_threads > 1 && num_items < 4 * num_threads;
+  const int64_t threads = num_threads(), num_items = static_cast<int64_t>(units.size()) * num_kv_heads;
+  const bool few = threads > 1 && num_items < 4 * threads;
   const bool split = few && apart <= kMaxPartialNumbers && plan.num_kv_numbers > kSerialNumbers;
   for (size_t unit = 0; unit < units.size(); ++unit) {
     for (int64_t kv_head = 0; kv_head < num_kv_heads; ++kv_head) {
@@ -101,7 +101,7 @@ void for_items(const Plan& plan, const Function& function) {
     return;
   }
   std::atomic<int64_t> taken = 0;
-  at::parallel_for(0, std::min<int64_t>(count, at::get_num_threads()), 1, [&](int64_t, int64_t) {
+  parallel_for(std::min<int64_t>(count, num_threads()), 1, [&](int64_t, int64_t) {
     for (int64_t i = taken++; i < count; i = taken++) function(plan.items[static_cast<size_t>(count - 1 - i)]);
   });
 }

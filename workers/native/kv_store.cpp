@@ -1,6 +1,5 @@
 // Stores a step's keys and values in their slots of the KV pool (workers/kv/cache.py).
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <c10/util/BFloat16.h>
 #include <torch/library.h>
@@ -9,6 +8,8 @@
 #include <cstring>
 #include <type_traits>
 #include <vector>
+
+#include "threads.h"
 
 namespace actorserve {
 namespace {
@@ -36,7 +37,7 @@ template <typename Function>
 void for_rows(const Tensor& rows, const Function& function) {
   const int64_t num_heads = rows.size(1);
   const int64_t grain = std::max<int64_t>(1, kSerialNumbers / std::max<int64_t>(1, num_heads * rows.size(2)));
-  at::parallel_for(0, rows.size(0), grain, [&](int64_t begin, int64_t end) {
+  parallel_for(rows.size(0), grain, [&](int64_t begin, int64_t end) {
     for (int64_t head = 0; head < num_heads; ++head) {
       for (int64_t token = begin; token < end; ++token) function(token, head);
     }

@@ -1,5 +1,4 @@
 // Linear layers of 8-bit inputs and 8- or 4-bit weights: rotate, quantize, multiply in int32, scale; in one call.
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -10,9 +9,11 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "panels.h"
 #include "quantize.h"
+#include "threads.h"
 
 #if defined(__AVX512VNNI__)
 #include "gemm_avx512.h"
@@ -90,6 +91,13 @@ struct Weights {
   }
 };
 
+// A row of this thread's own memory, which is kept between calls.
+float* scratch_row(int64_t size) {
+  thread_local std::vector<float> memory;
+  if (static_cast<int64_t>(memory.size()) < size) memory.resize(static_cast<size_t>(size));
+  return memory.data();
+}
+
 template <class Kernel, int... kRows>
 constexpr auto kernels(std::integer_sequence<int, kRows...>) {
   return std::array{&Kernel::template run<kRows + 1>...};
@@ -102,15 +110,15 @@ void multiply(const float* x, int64_t num_rows, int64_t in_features, int64_t blo
   static constexpr auto kRun = kernels<Kernel>(std::make_integer_sequence<int, Kernel::kMaxRows>());
   const int64_t padded = round_up(in_features, kRowMultiple), stride = round_up(padded, kSliceInputs);
   const Tensor inputs = at::empty({num_rows * stride * static_cast<int64_t>(sizeof(Input))}, at::kByte);
-  const Tensor scales = at::empty({num_rows + at::get_num_threads() * padded}, at::kFloat);
+  const Tensor scales = at::empty({num_rows}, at::kFloat);
   auto* quantized = reinterpret_cast<Input*>(inputs.mutable_data_ptr<uint8_t>());
   auto* row_scales = scales.mutable_data_ptr<float>();
   epilogue.row_scales = row_scales;
   const int64_t num_tiles = (num_rows + Kernel::kMaxRows - 1) / Kernel::kMaxRows;
   const auto first_row = [&](int64_t tile) { return num_rows * tile / num_tiles; };
 
-  at::parallel_for(0, num_rows, std::max<int64_t>(1, kMinFloats / padded), [&](int64_t begin, int64_t end) {
-    float* scratch = row_scales + num_rows + at::get_thread_num() * padded;
+  parallel_for(num_rows, std::max<int64_t>(1, kMinFloats / padded), [&](int64_t begin, int64_t end) {
+    float* scratch = scratch_row(padded);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t tile = ((row + 1) * num_tiles - 1) / num_rows, first = first_row(tile);
       Input* to = quantized + first * stride + (row - first) * kSliceInputs;
@@ -122,7 +130,7 @@ void multiply(const float* x, int64_t num_rows, int64_t in_features, int64_t blo
   // Weights are read from memory once: a panel stays in the core's own cache for all rows.
   const int64_t num_panels = (epilogue.out_features + kPanelColumns - 1) / kPanelColumns;
   const int64_t products = std::max<int64_t>(1, num_rows * padded * kPanelColumns);
-  at::parallel_for(0, num_panels, std::max<int64_t>(1, kMinProducts / products), [&](int64_t begin, int64_t end) {
+  parallel_for(num_panels, std::max<int64_t>(1, kMinProducts / products), [&](int64_t begin, int64_t end) {
     alignas(64) int32_t sums[Kernel::kMaxRows * kPanelColumns];
     for (int64_t panel = begin; panel < end; ++panel) {
       for (int64_t tile = 0; tile < num_tiles; ++tile) {
@@ -197,11 +205,10 @@ Tensor rotate_rows(const Tensor& x, int64_t block) {
   check(x, at::kFloat, {num_rows, in_features}, "x");
   check_block(block, in_features);
   Tensor y = at::empty({num_rows, in_features}, at::kFloat);
-  const Tensor scratch = at::empty({at::get_num_threads() * padded}, at::kFloat);
   const float* from = x.const_data_ptr<float>();
-  float *to = y.mutable_data_ptr<float>(), *rows = scratch.mutable_data_ptr<float>();
-  at::parallel_for(0, num_rows, std::max<int64_t>(1, kMinFloats / padded), [&](int64_t begin, int64_t end) {
-    float* row = rows + at::get_thread_num() * padded;
+  float* to = y.mutable_data_ptr<float>();
+  parallel_for(num_rows, std::max<int64_t>(1, kMinFloats / padded), [&](int64_t begin, int64_t end) {
+    float* row = scratch_row(padded);
     for (int64_t at = begin; at < end; ++at) {
       rotate_row(from + at * in_features, in_features, block, row);
       std::copy_n(row, in_features, to + at * in_features);

@@ -1,7 +1,6 @@
 // Token-wise functions (workers/kernels/row_ops.py has their contracts). Each row is computed separately, in whole
 // vectors and in one order of summing, so its bits depend neither on the number of rows nor on that of threads.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -10,6 +9,7 @@
 #include <cmath>
 
 #include "simd.h"
+#include "threads.h"
 
 namespace actorserve {
 namespace {
@@ -22,7 +22,7 @@ constexpr int64_t kSerialElements = 16384;  // fewer take less time than a secon
 template <typename Function>
 void for_rows(int64_t num_rows, int64_t row_elements, const Function& function) {
   const int64_t grain = std::max<int64_t>(1, kSerialElements / std::max<int64_t>(1, row_elements));
-  at::parallel_for(0, num_rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(num_rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) function(row);
   });
 }

@@ -1,7 +1,6 @@
 // Chooses each row's next token (workers/sampling/token_choice.py has the rules). A row is computed by one thread, in
 // one order, so its token depends neither on the other rows nor on the number of threads.
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "simd.h"
+#include "threads.h"
 
 namespace actorserve {
 namespace {
@@ -257,7 +257,7 @@ Tensor choose(const Tensor& logits, const Tensor& rules, const Tensor& masks, co
   const float* numbers = logits.const_data_ptr<float>();
   const double* fields = rules.const_data_ptr<double>();
   const uint8_t* bits = allowed.const_data_ptr<uint8_t>();
-  at::parallel_for(0, num_rows, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(num_rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const uint8_t* own = mask_of[row] < 0 ? nullptr : bits + mask_of[row] * mask_bytes;
       tokens[row] = choose_row(numbers + row * size, size, own, Rule(fields + row * kRuleFields));

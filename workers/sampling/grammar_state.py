@@ -45,6 +45,11 @@ class GrammarState:
         self._ignored_ids = self._eos_ids - self._stop_ids
         self._min_tokens = sampling.min_tokens
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the request has."""
+        return len(self._tokens)
+
     def append(self, token_id: int) -> None:
         """The request got one more token."""
         self._tokens.append(token_id)

@@ -45,28 +45,58 @@ class Masks:
     failed: tuple[int, ...]
 
 
+@dataclass(slots=True)
+class _Mask:
+    """One mask that another thread makes: for one request at one output position."""
+
+    request_id: str
+    prepared: PreparedGrammar
+    position: int
+    words: Words
+    after: Future[None] | None = None  # what uses the same state, and must be done before
+    error: BaseException | None = None
+    part: Future[None] | None = None
+
+    def make(self) -> None:
+        """Whatever a grammar raises fails its request alone. Otherwise it would end this worker, and then each worker
+        that continues the request.
+        """
+        try:
+            if self.after is not None:
+                self.after.result()
+            self.prepared.result().fill(self.position, self.words)
+        except BaseException as error:  # noqa: BLE001 - llguidance may raise anything; its panics are no Exception
+            self.error = error
+
+    def wait(self) -> bool:
+        """Whether the mask could be made. Logs why not."""
+        assert self.part is not None
+        self.part.result()
+        if isinstance(self.error, GrammarError):
+            _log.warning("request %s fails: its grammar: %.*r", self.request_id, _MAX_SHOWN_CHARS, str(self.error))
+        elif self.error is not None:
+            _log.error("request %s fails: the state of its grammar is broken", self.request_id, exc_info=self.error)
+        return self.error is None
+
+
 class PendingMasks:
     """Masks that other threads are making."""
 
-    def __init__(self, rows: Sequence[int], words: Words, num_bytes: int) -> None:
+    def __init__(self, rows: Sequence[int], masks: Sequence[_Mask], num_bytes: int) -> None:
         self._rows = rows
-        self._words = words
+        self._masks = masks
         self._num_bytes = num_bytes
-        self._parts: list[Future[list[int]]] = []
-
-    def add(self, part: Future[list[int]]) -> None:
-        self._parts.append(part)
 
     def result(self) -> Masks:
         """Wait for the masks."""
-        failed = {index for part in self._parts for index in part.result()}
-        good = [index for index in range(len(self._rows)) if index not in failed]
-        allowed = self._words.view(np.uint8)[:, : self._num_bytes]
-        return Masks(
-            tuple(self._rows[index] for index in good),
-            allowed[good],
-            tuple(self._rows[index] for index in sorted(failed)),
-        )
+        good, failed = {}, []
+        for row, mask in zip(self._rows, self._masks, strict=True):
+            if mask.wait():
+                good[row] = mask.words.view(np.uint8)[: self._num_bytes]
+            else:
+                failed.append(row)
+        allowed = np.stack(tuple(good.values())) if good else np.empty((0, self._num_bytes), np.uint8)
+        return Masks(tuple(good), allowed, tuple(failed))
 
 
 class Grammars:
@@ -96,6 +126,7 @@ class Grammars:
         self._masking = ThreadPoolExecutor(num_threads, thread_name_prefix="grammar-masks")
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._states: dict[str, PreparedGrammar] = {}
+        self._ahead: dict[str, _Mask] = {}  # of the positions that come next
 
     def prepare(self, request: RequestSpec) -> PreparedGrammar | None:
         """Begin to compile the grammar of a request, new or with earlier output. None if the request has none."""
@@ -120,6 +151,7 @@ class Grammars:
     def drop(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
         self._states.pop(request_id, None)
+        self._ahead.pop(request_id, None)
 
     def begin(self, request_ids: Sequence[str], positions: Sequence[int]) -> PendingMasks:
         """Begin to make the masks of these rows, of which some may have no grammar, at their output positions.
@@ -128,23 +160,40 @@ class Grammars:
         the result. Tokens from a request's position on are forgotten.
         """
         rows = [row for row, request_id in enumerate(request_ids) if request_id in self._states]
-        words = np.zeros((len(rows), -(-self._vocab_size // 32)), np.uint32)
-        pending = PendingMasks(rows, words, -(-self._vocab_size // 8))
-        jobs = [
-            _Job(index, request_ids[row], self._states[request_ids[row]], positions[row], words[index])
-            for index, row in enumerate(rows)
-        ]
-        for first in range(min(self._num_threads, len(jobs))):
-            pending.add(self._masking.submit(_fill, jobs[first :: self._num_threads]))
-        return pending
+        masks, new = [], []
+        for row in rows:
+            ahead = self._ahead.pop(request_ids[row], None)
+            if ahead is not None and ahead.position == positions[row]:
+                masks.append(ahead)
+                continue
+            masks.append(self._mask(request_ids[row], positions[row], after=ahead))
+            new.append(masks[-1])
+        self._make(new)
+        return PendingMasks(rows, masks, -(-self._vocab_size // 8))
 
     def append(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> None:
-        """These requests, of which some may have no grammar, got these tokens."""
-        if self._states:
-            for request_id, token_id in zip(request_ids, token_ids, strict=True):
-                prepared = self._states.get(request_id)
-                if prepared is not None and prepared.exception() is None:
-                    prepared.result().append(token_id)
+        """These requests, of which some may have no grammar, got these tokens. ``begin`` was called for them before.
+
+        It begins to make their next masks, because the cores have little else to do until the next step begins.
+        """
+        for request_id, token_id in zip(request_ids, token_ids, strict=True) if self._states else ():
+            prepared = self._states.get(request_id)
+            if prepared is not None and prepared.exception() is None:
+                state = prepared.result()
+                state.append(token_id)
+                self._ahead[request_id] = self._mask(request_id, state.num_tokens)
+        self._make([self._ahead[request_id] for request_id in request_ids if request_id in self._ahead])
+
+    def _mask(self, request_id: str, position: int, after: _Mask | None = None) -> _Mask:
+        words = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        return _Mask(request_id, self._states[request_id], position, words, None if after is None else after.part)
+
+    def _make(self, masks: Sequence[_Mask]) -> None:
+        for first in range(min(self._num_threads, len(masks))):
+            share = masks[first :: self._num_threads]
+            part = self._masking.submit(_make_all, share)
+            for mask in share:
+                mask.part = part
 
     def _matcher(self, grammar: str) -> "Future[LLMatcher]":
         known = self._compiled.get(grammar)
@@ -178,31 +227,6 @@ class Grammars:
             prepared.set_result(state)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One mask to be made, for the row ``index`` of the masks."""
-
-    index: int
-    request_id: str
-    prepared: PreparedGrammar
-    position: int
-    words: Words
-
-
-def _fill(jobs: Sequence[_Job]) -> list[int]:
-    """Make these masks. Returns the indexes of those that could not be made, and logs why.
-
-    Whatever a grammar raises fails its request alone. Otherwise it would end this worker, and then each worker that
-    continues the request.
-    """
-    failed = []
-    for job in jobs:
-        try:
-            job.prepared.result().fill(job.position, job.words)
-        except GrammarError as error:
-            _log.warning("request %s fails: its grammar: %.*r", job.request_id, _MAX_SHOWN_CHARS, str(error))
-            failed.append(job.index)
-        except BaseException:  # noqa: BLE001 - llguidance may raise anything; its panics are no Exception
-            _log.exception("request %s fails, because the state of its grammar is broken", job.request_id)
-            failed.append(job.index)
-    return failed
+def _make_all(masks: Sequence[_Mask]) -> None:
+    for mask in masks:
+        mask.make()

@@ -316,13 +316,13 @@ def test_masks_are_made_while_the_model_runs(make_model: Any, monkeypatch: pytes
     """A step begins its masks before the model, and needs them only when the model is done."""
     model_is_done = threading.Event()
 
-    make_masks = grammars._fill
+    make_masks = grammars._make_all
 
-    def wait_for_the_model(jobs: Any) -> list[int]:
+    def wait_for_the_model(masks: Any) -> None:
         assert model_is_done.wait(60)
-        return make_masks(jobs)
+        make_masks(masks)
 
-    monkeypatch.setattr(grammars, "_fill", wait_for_the_model)
+    monkeypatch.setattr(grammars, "_make_all", wait_for_the_model)
     tokens = [bytes([token_id]) for token_id in range(210)] + [b"<end>"]
     compiler = GrammarCompiler(Vocabulary(tokens, (210,), (210,)))
     monkeypatch.setattr("workers.engines.torch_engine.compiler_for", lambda _: compiler)
