@@ -11,6 +11,7 @@ from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, Ste
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.grammars import compiler_for
+from workers import native
 from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
 from workers.engine_options import EngineOptions
@@ -60,6 +61,8 @@ class TorchEngine:
         torch.set_float32_matmul_precision("highest")  # no TF32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         kernels = choose_kernels(numerics(options.dtype, self._device), self._device)
+        if kernels.native:
+            native.use_own_threads(kernels.numerics.weight_bits is not None)
 
         config = description.config
         num_positions = _num_positions(description, options)

@@ -46,6 +46,15 @@ def load() -> bool:
     return _load() == ""
 
 
+def use_own_threads(wanted: bool) -> None:
+    """Whether the loops of all kernels of this process are shared by threads of their own, or by OpenMP's.
+
+    With threads of their own (``threads.h``) a busy core delays a step little. They suit a model whose layers are all
+    ours: beside torch's layers they would compete with OpenMP's threads.
+    """
+    torch.ops.actorserve.use_own_threads(wanted)
+
+
 def describe() -> str:
     """The result of `load`, in one line for a person."""
     reason = _load()

@@ -4,6 +4,7 @@
 #include <immintrin.h>
 #include <pthread.h>
 #include <signal.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -98,6 +99,7 @@ class Crew {
   int64_t num_hired_ = 0;
 };
 
+std::atomic<bool> is_crew_wanted = false;
 std::mutex crew_is_busy;
 thread_local bool is_in_loop = false;
 
@@ -106,12 +108,15 @@ Crew& crew() {
   return *crew;
 }
 
+void use_own_threads(bool wanted) { is_crew_wanted = wanted; }
+
 }  // namespace
 
 int64_t num_threads() { return at::get_num_threads(); }
 
 void parallel_for(int64_t size, int64_t grain, const RangeFunction& function) {
   if (size <= 0) return;
+  if (!is_crew_wanted.load(std::memory_order_relaxed)) return at::parallel_for(0, size, grain, function);
   const int64_t threads = num_threads();
   const int64_t num_pieces = std::min((size + grain - 1) / grain, threads);
   std::unique_lock<std::mutex> lock(crew_is_busy, std::defer_lock);
@@ -120,5 +125,7 @@ void parallel_for(int64_t size, int64_t grain, const RangeFunction& function) {
   crew().run(size, num_pieces, threads - 1, function);
   is_in_loop = false;
 }
+
+TORCH_LIBRARY_FRAGMENT(actorserve, m) { m.def("use_own_threads(bool wanted) -> ()", &use_own_threads); }
 
 }  // namespace actorserve

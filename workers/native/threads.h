@@ -4,6 +4,9 @@
 // So another program that takes a core for some milliseconds stops all threads, several hundred times a step. Here a
 // thread takes one piece after the other, and the calling thread waits for taken pieces only: a thread without a core
 // delays nobody.
+//
+// Torch's own kernels use OpenMP, whose threads keep their cores for a while after a loop. So these threads are for
+// models whose layers are all ours, and `use_own_threads` says so. Otherwise the loops are OpenMP's.
 #pragma once
 
 #include <cstdint>
