@@ -40,7 +40,8 @@ _ANSWER_TOKENS = 4
 _CONTEXT_TOKENS = 8192
 _LONG_PROMPT, _LONG_REPEATS = "the quick brown fox jumps ", 23_000
 _SPARE_FILES = 200
-_SETTLE_S = 0.5
+_SETTLE_S = 3.0
+_FILL_S, _FILL_STEP_S = 10.0, 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--refused", type=count, default=4, help="clients of 600 kB prompts (%(default)s)")
     parser.add_argument("--neighbours", type=count, default=4, help="clients that are measured (%(default)s)")
     parser.add_argument("--rounds", type=count, default=3, help="rounds (%(default)s)")
-    parser.add_argument("--seconds", type=positive, default=5.0, help="length of each measurement (%(default)s)")
+    parser.add_argument("--seconds", type=positive, default=10.0, help="length of each measurement (%(default)s)")
     add_model(parser)
     add_json(parser)
 
@@ -112,9 +113,13 @@ def measure(server: Server, model: Model, arguments: argparse.Namespace, console
         with console.status(name):
             alone = latencies(server, model, arguments.neighbours, arguments.seconds)
             with crowd_of(server, kind, num, body):
+                if kind is Kind.NOT_READING:  # fill what lies between the gateway and these clients
+                    server.pace(_FILL_STEP_S)
+                    time.sleep(_FILL_S)
+                    server.pace(_STEP_S)
                 time.sleep(_SETTLE_S)
                 taken = latencies(server, model, arguments.neighbours, arguments.seconds)
-            time.sleep(_SETTLE_S)  # until the gateway has noticed that the crowd has gone
+            time.sleep(_SETTLE_S)  # until the gateway has noticed that the crowd has gone, which may be 10,000 clients
         points.append(
             Point(name, percentile(alone, 50), percentile(alone, 99), percentile(taken, 50), percentile(taken, 99))
         )
