@@ -5,9 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pynvml
 import pytest
 
-from workers.devices import Device, visible
+from workers.devices import Device, DriverError, driver_devices, visible
 
 ROOT = Path(__file__).resolve().parents[2]
 A = Device("GPU-aaaa-1", "H200", 10)
@@ -39,6 +40,32 @@ def test_a_slice_is_chosen_by_its_name() -> None:
     """A MIG slice that the variable names is used unchanged if there is a driver."""
     assert [device.selector for device in visible([A], "MIG-1234")] == ["MIG-1234"]
     assert visible([], "MIG-1234") == []
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, function: str, code: int) -> None:
+    """Let a function of NVML fail, on a machine where the library is."""
+
+    def fail(*_: object) -> None:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, function, fail)
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Without a driver there are no GPUs, which is no error."""
+    fail_with(monkeypatch, "nvmlInit", code)
+    assert driver_devices() == []
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetCount"])
+def test_a_driver_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+    """A driver that is there and fails is told of, because otherwise a machine with GPUs would serve on its CPU."""
+    fail_with(monkeypatch, function, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+    with pytest.raises(DriverError, match="RM has detected an NVML/RM version mismatch"):
+        driver_devices()
 
 
 def test_the_list_needs_no_torch() -> None:

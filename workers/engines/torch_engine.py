@@ -59,7 +59,10 @@ class TorchEngine:
         self._num_threads = options.num_threads
         self._use_threads()
         torch.set_float32_matmul_precision("highest")  # no TF32
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        # Neither sums of reduced precision nor split-K, whose order of summing depends on the number of rows.
+        exact = (False, False)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = exact
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = exact
         kernels = choose_kernels(numerics(options.dtype, self._device), self._device)
         if kernels.native:
             native.use_own_threads(kernels.numerics.weight_bits is not None)
