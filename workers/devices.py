@@ -65,6 +65,21 @@ def driver_devices() -> list[Device]:
         pynvml.nvmlShutdown()
 
 
+def driver_cuda_version() -> tuple[int, int] | None:
+    """The newest version of CUDA that the driver runs, (major, minor); None if there is no driver that tells."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        number = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 1000 * major + 10 * minor
+        return number // 1000, number % 1000 // 10
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def visible(devices: list[Device], cuda_visible_devices: str | None) -> list[Device]:
     """The devices that CUDA would show. Like CUDA, stop at the first entry that names no device.
 
