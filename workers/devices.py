@@ -12,6 +12,14 @@ from dataclasses import asdict, dataclass
 
 import pynvml
 
+from actorserve.errors import ActorserveError
+
+_NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_NOT_FOUND)
+
+
+class DriverError(ActorserveError):
+    """The NVIDIA driver is there, but cannot tell its GPUs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -30,11 +38,15 @@ def driver_devices() -> list[Device]:
     """Every GPU that the driver knows, in its order; none if there is no driver.
 
     Selectors are UUIDs: the driver's order and CUDA's own order may differ.
+
+    Raises: DriverError if there is a driver that fails, because a machine with GPUs would otherwise serve on its CPU.
     """
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
+    except pynvml.NVMLError as error:
+        if error.value in _NO_DRIVER:
+            return []
+        raise DriverError(f"the NVIDIA driver answers: {error}") from None
     try:
         devices = []
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -47,8 +59,23 @@ def driver_devices() -> list[Device]:
                 )
             )
         return devices
+    except pynvml.NVMLError as error:
+        raise DriverError(f"the NVIDIA driver answers: {error}") from None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """The newest version of CUDA that the driver runs, (major, minor); None if there is no driver that tells."""
+    try:
+        pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []  # no GPU can be used, because the driver does not answer
+        return None
+    try:
+        number = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 1000 * major + 10 * minor
+        return number // 1000, number % 1000 // 10
+    except pynvml.NVMLError:
+        return None
     finally:
         pynvml.nvmlShutdown()
 
@@ -75,9 +102,12 @@ def visible(devices: list[Device], cuda_visible_devices: str | None) -> list[Dev
 
 
 def usable_devices(environment: Mapping[str, str] = os.environ) -> list[Device]:
-    """The GPUs that workers started with this environment may use."""
+    """The GPUs that workers started with this environment may use. Raises: DriverError."""
     return visible(driver_devices(), environment.get("CUDA_VISIBLE_DEVICES"))
 
 
 if __name__ == "__main__":
-    json.dump([asdict(device) for device in usable_devices()], sys.stdout)
+    try:
+        json.dump([asdict(device) for device in usable_devices()], sys.stdout)
+    except DriverError as problem:
+        sys.exit(str(problem))

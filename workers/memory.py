@@ -20,7 +20,7 @@ from actorserve.errors import SettingsError
 from actorserve.host import ROOT, available_memory_bytes, resident_memory
 from actorserve.model_files.description import DecoderConfig, ModelDescription
 from workers import native
-from workers.devices import usable_devices
+from workers.devices import DriverError, usable_devices
 from workers.engine_options import EngineOptions
 from workers.kernels.choose import Kernels
 from workers.kernels.linear import PackedLinear
@@ -69,10 +69,10 @@ def free_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return available_memory_bytes()
     torch.cuda.empty_cache()  # give back what torch's allocator kept after loading
-    devices = usable_devices()
     try:
+        devices = usable_devices()
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    except (DriverError, pynvml.NVMLError):
         return torch.cuda.mem_get_info(device)[0]
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(devices[device.index or 0].selector)

@@ -42,6 +42,7 @@ class Spelling:
             and all(_is_split(backend, left, right) for left, right in _PROBES)
             and not any(" " in token.content for token in added)
         )
+        self._marks_spaces = not isinstance(pieces, ByteLevelPieces)  # SentencePiece writes a space as U+2581
         self._dropped = missing
         self._normalizer = backend.normalizer if normalizers and not any(map(_adds_spaces_only, normalizers)) else None
 
@@ -53,7 +54,9 @@ class Spelling:
         """
         if self._normalizer is not None and not text.isascii():
             text = self._normalizer.normalize_str(text.encode("utf-8", "replace").decode("utf-8"))
-        return text.replace(_SPACE, " ").encode("utf-8", "replace").translate(None, self._dropped)
+        if self._marks_spaces:
+            text = text.replace(_SPACE, " ")
+        return text.encode("utf-8", "replace").translate(None, self._dropped)
 
     def parts(self, text: str, num_chars: int) -> Iterator[str]:
         """The text in parts of at least ``num_chars``, whose tokens are the text's; the whole if it cannot be cut."""

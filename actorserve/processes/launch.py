@@ -93,7 +93,8 @@ def find_gpus() -> tuple[str, ...]:
         raise LaunchError(f"the GPU driver did not answer in {_DEVICES_TIMEOUT_S:.0f} s; try --device cpu") from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines()
-        raise LaunchError(f"cannot list the GPUs: {lines[-1] if lines else 'no reason given'}") from None
+        reason = lines[-1] if lines else "no reason given"
+        raise LaunchError(f"cannot list the GPUs: {reason}; --device cpu serves without them") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LaunchError(f"cannot list the GPUs: {error}") from None
 

@@ -1,7 +1,7 @@
 """What is told of a text's tokens without making them is true of the tokens."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, normalizers, pre_tokenizers
 
 from actorserve.model_files.describe import describe
@@ -25,6 +25,7 @@ def spelled_by_tokens(tokenizer: Tokenizer, text: str) -> bytes:
 
 @MANY
 @given(text=TEXTS)
+@example(text="\u2581")
 def test_tokens_spell_their_text(default_tokenizer: Tokenizer, text: str) -> None:
     """The bytes of a text's tokens are known before the tokens are, except for bytes that have no token."""
     spelled = default_tokenizer.spelled(text)

@@ -8,6 +8,7 @@ bits too, if prefill rounded in the same places.
 
 import importlib
 import os
+import subprocess
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from actorserve.errors import SettingsError
+from actorserve.model_files.description import DecoderConfig
 
 MAX_HEAD_DIM = 256
 _NO_WINDOW = 2**30  # longer than any context, and far below int32's limit
@@ -46,6 +48,17 @@ class PagedBatch(Protocol):
     def tokens_per_block(self) -> int: ...
 
 
+class _OneToken:
+    """A batch of one token of one request (``PagedBatch``)."""
+
+    tokens_per_block = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.query_starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        self.context_lens = torch.tensor([1], dtype=torch.int32, device=device)
+        self.block_tables = torch.tensor([[0]], dtype=torch.int32, device=device)
+
+
 class TritonPagedAttention:
     """The backend; see ``workers.attention`` for the protocol.
 
@@ -67,6 +80,22 @@ class TritonPagedAttention:
         tiles = ",".join(f"{str(dtype)[6:]}:{rows}x{keys}" for dtype, (rows, keys, _) in _TILES.items())
         self.name = f"triton-paged triton={version('triton')} {tiles}"
         self._interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+
+    def try_out(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """Compile the kernel for a model's shapes and run it for one token, before the model is loaded.
+
+        Raises: SettingsError that says what is missing.
+        """
+        query = torch.zeros((1, config.num_heads, config.head_dim), dtype=dtype, device=device)
+        keys = torch.zeros((config.num_kv_heads, 1, config.head_dim), dtype=dtype, device=device)
+        try:
+            self(query, keys, keys, _OneToken(device)).sum().item()  # waits for the kernel
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            raise SettingsError(
+                f"Triton cannot build its kernels here, for which it needs gcc and Python's headers "
+                f"(apt install gcc python3-dev): {said[-1]}"
+            ) from error
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, batch: PagedBatch, window: int | None = None

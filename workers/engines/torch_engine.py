@@ -14,6 +14,7 @@ from actorserve.model_files.grammars import compiler_for
 from workers import native
 from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
+from workers.cuda_version import why_no_cuda
 from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.pools import KVForm, make_pools
@@ -59,7 +60,10 @@ class TorchEngine:
         self._num_threads = options.num_threads
         self._use_threads()
         torch.set_float32_matmul_precision("highest")  # no TF32
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        # Neither sums of reduced precision nor split-K, whose order of summing depends on the number of rows.
+        exact = (False, False)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = exact
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = exact
         kernels = choose_kernels(numerics(options.dtype, self._device), self._device)
         if kernels.native:
             native.use_own_threads(kernels.numerics.weight_bits is not None)
@@ -69,10 +73,11 @@ class TorchEngine:
         memory = MemoryPlan(self._device, _memory_needs(description, kernels, options, num_positions), options)
         memory.check()
         with torch.inference_mode():
+            # Before the weights are read, which takes long, because a GPU's kernel may lack what builds it.
+            self._attention = choose_attention(config, self._device, kernels.numerics.kv, kernels.native)
             with open_store(description, kernels.numerics, self._device) as store:
                 self._model = load_model(description, num_positions, kernels, store, lambda done: progress(0.8 * done))
                 weights_digest = store.digest
-            self._attention = choose_attention(config, self._device, kernels.native)
             self.layer_tiles: RowTiles | AnyRows
             self.head_tiles: RowTiles | AnyRows
             self.layer_tiles, self.head_tiles = _tiles(self._model, kernels)
@@ -249,7 +254,7 @@ class TorchEngine:
 
 def _device(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise SettingsError(f"device {name} was asked for, but torch finds no CUDA device")
+        raise SettingsError(f"device {name} was asked for, but torch finds no CUDA device: {why_no_cuda()}")
     return torch.device(name)
 
 

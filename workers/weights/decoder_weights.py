@@ -108,8 +108,8 @@ class Weights:
         tensor = self._open_source().read(spec)
         if not tensor.is_floating_point():
             raise ModelError(f"{self.path}: tensor {spec.stored_name} holds {tensor.dtype}, not floats")
-        # A finite sum proves that all terms are finite, in a third of the time of checking each term.
-        if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+        least, greatest = tensor.aminmax()  # NaN if a number is NaN; the quickest of torch's passes over a tensor
+        if not (least.isfinite() and greatest.isfinite()):
             raise ModelError(f"{self.path}: tensor {spec.stored_name} holds NaN or infinity")
         if spec.head_rows:
             heads = tensor.view(-1, len(spec.head_rows), *tensor.shape[1:])

@@ -9,13 +9,15 @@ compares the bits of the real products.
 import os
 import subprocess
 import sys
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from actorserve.model_files.description import DecoderConfig
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.attention.triton_paged import TritonPagedAttention
@@ -72,6 +74,14 @@ def test_interpreted_equals_dense(num_kv_heads: int, group_heads: int, head_dim:
     out = attend(TritonPagedAttention(head_dim**-0.5), requests, chunks, tokens_per_block, seed=1)
     wanted = torch.cat([dense(r)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
     torch.testing.assert_close(out.double(), wanted, rtol=0, atol=5e-6)
+
+
+@interpreted
+@pytest.mark.parametrize("head_dim", [16, 80, 256])
+def test_interpreted_kernel_is_tried_out(head_dim: int) -> None:
+    """One token of any shape that the kernel takes can be tried out."""
+    shapes = SimpleNamespace(num_heads=6, num_kv_heads=2, head_dim=head_dim)
+    TritonPagedAttention(1.0).try_out(cast("DecoderConfig", shapes), torch.float32, torch.device("cpu"))
 
 
 @interpreted

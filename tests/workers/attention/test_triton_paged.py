@@ -2,7 +2,10 @@
 
 import importlib
 import random
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -10,11 +13,13 @@ from torch import Tensor
 
 from actorserve.core.messages import StepPlan
 from actorserve.errors import SettingsError
+from actorserve.model_files.description import DecoderConfig
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
 from tests.workers.triton import HAS_TRITON, INTERPRETED
 from workers.attention.triton_paged import TritonPagedAttention
 from workers.batch import make_batch
 
+SHAPES = cast("DecoderConfig", SimpleNamespace(num_heads=6, num_kv_heads=2, head_dim=64))
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed")
 
 
@@ -30,6 +35,21 @@ def test_without_triton_the_backend_says_what_is_missing() -> None:
     """Without triton the module can be imported, and making the backend raises an error that names the package."""
     with pytest.raises(SettingsError, match="triton"):
         TritonPagedAttention(1.0)
+
+
+@needs_triton
+def test_what_a_kernel_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the kernel cannot be built, one line names the packages, before weights are loaded."""
+
+    class Kernel:
+        def __getitem__(self, grid: object) -> object:
+            raise subprocess.CalledProcessError(1, ["gcc", "main.c"])
+
+    attention = TritonPagedAttention(1.0)
+    monkeypatch.setattr(attention, "_kernel", Kernel())
+    monkeypatch.setattr(attention, "_interpreted", True)
+    with pytest.raises(SettingsError, match=r"apt install gcc python3-dev.*gcc"):
+        attention.try_out(SHAPES, torch.float32, torch.device("cpu"))
 
 
 @needs_triton
