@@ -176,13 +176,15 @@ class Grammars:
 
         It begins to make their next masks, because the cores have little else to do until the next step begins.
         """
+        next_masks = {}
         for request_id, token_id in zip(request_ids, token_ids, strict=True) if self._states else ():
             prepared = self._states.get(request_id)
             if prepared is not None and prepared.exception() is None:
                 state = prepared.result()
                 state.append(token_id)
-                self._ahead[request_id] = self._mask(request_id, state.num_tokens)
-        self._make([self._ahead[request_id] for request_id in request_ids if request_id in self._ahead])
+                next_masks[request_id] = self._mask(request_id, state.num_tokens)
+        self._make(tuple(next_masks.values()))
+        self._ahead |= next_masks
 
     def _mask(self, request_id: str, position: int, after: _Mask | None = None) -> _Mask:
         words = np.zeros(-(-self._vocab_size // 32), np.uint32)

@@ -52,8 +52,8 @@ def passes(logits: Tensor, rows: Sequence[int]) -> Iterator[tuple[Sequence[int],
         yield positions, logits.index_select(0, index)
 
 
-def weigh(logits: Tensor, best: Tensor | float, temperature: Tensor | float) -> Tensor:
-    """Integer weights int64 of ``logits`` [R, vocab] or [vocab], given the rows' maxima and temperatures [R, 1]."""
+def weigh(logits: Tensor, best: Tensor, temperature: Tensor) -> Tensor:
+    """Integer weights [R, vocab] int64 of ``logits`` [R, vocab], given the rows' maxima and temperatures [R, 1]."""
     scaled = logits.double().sub_(best).div_(temperature)
     return scaled.exp_().mul_(2.0**WEIGHT_BITS).to(torch.int64)
 
