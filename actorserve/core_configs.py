@@ -119,6 +119,7 @@ def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"")
         load_report_s=cluster.load_report_s,
         retry_s=cluster.retry_s,
         tpot_target_s=workers.tpot_target_s,
+        run_ahead=workers.run_ahead,
         headroom_bytes={
             priority: num_tokens * sizes.bytes_per_block // sizes.tokens_per_block
             for priority, num_tokens in workers.headroom_tokens_by_priority.items()

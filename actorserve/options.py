@@ -71,6 +71,10 @@ class SchedulingOptions(Options):
         allow_inf_nan=True,
         description="longest time of an iteration with decodes, which bounds the prefill chunks in it; inf: no bound",
     )
+    run_ahead: bool = Field(
+        default_of(InstanceConfig, "run_ahead"),
+        description="whether a worker plans an iteration while the one before it runs",
+    )
     prefix_cache: bool = Field(
         default_of(InstanceConfig, "prefix_cache"),
         description="whether prompts that begin with the same tokens share the KV of those tokens",

@@ -95,6 +95,7 @@ TOLD = [
     told(InstanceConfig, "cluster", "load_report_s", 0.5),
     told(InstanceConfig, "cluster", "retry_s", 3.5),
     told(InstanceConfig, "workers", "tpot_target_s", inf),
+    told(InstanceConfig, "workers", "run_ahead", False),
     told(InstanceConfig, "workers", "headroom_bytes", {"-1": 8}, {-1: 800}, "headroom_tokens_by_priority"),
     told(InstanceConfig, "workers", "prefix_cache", True),
     told(InstanceConfig, "workers", "prefix_cache", False, False),

@@ -1,19 +1,42 @@
 """The engine protocol: what computes tokens, as the worker process sees it.
 
-An engine is synchronous. One thread calls ``add``, ``drop`` and ``step``; another calls ``copy_out`` and ``copy_in``,
-and another ``prepare``, concurrently with the steps. Further threads read and write blocks of ``kv`` for other workers.
-Each thread's calls come in the order in which the instance's core issued them. A request is added before its first step
-and dropped after its last, and no step touches a block while it is copied. The engine holds the KV pool and a pool on
+One thread calls ``add``, ``drop`` and ``begin``, and another one asks the steps that were begun for their results, in
+order. Another calls ``copy_out`` and ``copy_in``, and another ``prepare``, concurrently with the steps. Further threads
+read and write blocks of ``kv`` for other workers. Each thread's calls come in the order in which the instance's core
+issued them. A request is added before its first step and dropped after its last was begun, and no step touches a block
+while it is copied. The engine holds the KV pool and a pool on
 the host that KV is swapped out to. The core decides which request owns which block, and names the blocks in every plan
 and copy.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from workers.kv.pools import KVPools
 from workers.sampling.grammars import PreparedGrammar
+
+
+class PendingStep(Protocol):
+    """An iteration that the engine has begun."""
+
+    def result(self) -> StepDone:
+        """Wait until its tokens are on the host. The results of an engine's steps are asked for in their order.
+
+        Raises: whatever the device raises; then the worker process ends, and other workers continue its requests.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStep:
+    """Implements ``PendingStep`` for an engine that computes while the step is begun."""
+
+    done: StepDone
+
+    def result(self) -> StepDone:
+        return self.done
 
 
 class Engine(Protocol):
@@ -77,11 +100,11 @@ class Engine(Protocol):
         """Forget the request. Unknown ids are ignored."""
         ...
 
-    def step(self, plan: StepPlan) -> StepDone:
-        """Run one iteration and sample. Blocks until the tokens are on the host, and until the grammars of the requests
-        that are sampled are prepared.
+    def begin(self, plan: StepPlan) -> PendingStep:
+        """Run one iteration and sample. A device that computes by itself goes on after the return, and the next step
+        may be begun meanwhile. Its ``NOT_YET`` tokens are those that this step samples.
 
-        Raises: whatever the device raises; then the worker process ends, and other workers continue its requests.
+        Blocks until the grammars of the requests that are sampled are prepared. Raises: as ``PendingStep.result``.
         """
         ...
 

@@ -75,5 +75,9 @@ class Running(Protocol):
 
     @property
     def running(self) -> Collection[Request]:
-        """The requests in the iteration in flight."""
+        """The requests in the iterations in flight, each once."""
+        ...
+
+    def is_running(self, request: Request) -> bool:
+        """Whether an iteration in flight names the request."""
         ...

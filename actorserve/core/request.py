@@ -54,8 +54,8 @@ class Request(KVHolding):
 
     @property
     def wants_prompt_scores(self) -> bool:
-        """Whether log-probabilities of its prompt's tokens are still to be found."""
-        return self.prompt_scores is not None and self.num_output == 0
+        """Whether log-probabilities of its prompt's tokens are still to be found, after the iterations in flight."""
+        return self.prompt_scores is not None and self.num_tokens == self.num_prompt
 
     @property
     def may_reuse_kv(self) -> bool:
@@ -65,6 +65,11 @@ class Request(KVHolding):
     def spec_now(self) -> RequestSpec:
         """The specification with all tokens so far, from which another instance can start the request."""
         return replace(self.spec, output_token_ids=tuple(self.token_ids[self.num_prompt :]))
+
+    def will_be_full(self, max_context_tokens: int) -> bool:
+        """Whether the iterations in flight make its last token, because no more are wanted or fit."""
+        num_output = self.num_tokens - self.num_prompt
+        return num_output >= self.sampling.max_tokens or self.num_tokens >= max_context_tokens
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Take one sampled token."""

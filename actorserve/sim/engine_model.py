@@ -4,6 +4,7 @@ import random
 from collections import deque
 
 from actorserve.core.effects import SwapIn, SwapOut
+from actorserve.core.instance.steps import plan_after_s
 from actorserve.core.messages import RequestSpec, StepDone, StepPlan
 from actorserve.core.timing.profile import Profile
 
@@ -12,13 +13,25 @@ TOKEN_ID = 0
 
 
 class Flight:
-    """The step in flight, and the quiet steps that will follow it (``core.instance.quiet_steps``)."""
+    """A step in flight, and the quiet steps that will follow it (``core.instance.quiet_steps``)."""
 
     __slots__ = ("ends", "plan")
 
     def __init__(self, plan: StepPlan, ends: list[tuple[float, float]]) -> None:
         self.plan = plan
         self.ends = ends  # each step's end and duration; the first step is in flight
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether quiet steps follow the step in flight."""
+        return len(self.ends) > 1
+
+    @property
+    def next_event_s(self) -> float:
+        """When the core must be told: the end of the last quiet step, because the core plans what follows the step
+        after it; or the end of that step.
+        """
+        return self.ends[max(0, len(self.ends) - 2)][0]
 
     def num_ended(self, now: float) -> int:
         """How many steps have ended, not counting the last step."""
@@ -34,8 +47,12 @@ class EngineModel:
 
     Copies run in parallel to steps. Swaps out, swaps in, and copies between instances each have a link, on which one
     copy follows another. A step that begins while copies run takes longer, by ``copy_slowdown`` times the overlap.
-    ``noise`` is the standard deviation of a step's duration, as a share of it. A pause of ``overhead_s`` precedes each
-    step.
+    ``noise`` is the standard deviation of a step's duration, as a share of it. A step begins ``overhead_s`` after it
+    was planned, and not before the step before it has ended.
+
+    With ``run_ahead`` the core plans quiet steps ahead of need (``core.instance.steps``). When it does so is computed
+    here from the profile, and in the core from durations measured before, so with noise a step in some hundreds begins
+    a little earlier here.
     """
 
     def __init__(
@@ -47,12 +64,14 @@ class EngineModel:
         overhead_s: float,
         copy_slowdown: float,
         noise: float,
+        run_ahead: bool,
     ) -> None:
         self._profile = profile
         self._bytes_per_block = bytes_per_block
         self._overhead_s = overhead_s
         self._copy_slowdown = copy_slowdown
         self._noise = noise
+        self._run_ahead = run_ahead
         self._rng = rng
         self._noises: deque[float] = deque()  # one for each future step, kept if its duration is predicted again
         self._num_prompt: dict[str, int] = {}
@@ -72,8 +91,10 @@ class EngineModel:
     def drop(self, request_id: str) -> None:
         self._num_prompt.pop(request_id, None)
 
-    def begin(self, plan: StepPlan, num_quiet: int, now: float) -> Flight:
-        """Begin ``plan``; ``num_quiet`` steps of the same requests will follow it."""
+    def begin(self, plan: StepPlan, num_quiet: int, planned_s: float, free_s: float) -> Flight:
+        """Begin ``plan``, which was planned at ``planned_s``; ``num_quiet`` steps of the same requests will follow it.
+        ``free_s``: when the step in flight ends, or any earlier time.
+        """
         chunks: list[tuple[int, int]] = []
         num_decodes = num_context_tokens = 0
         for fed, start in zip(plan.token_ids, plan.starts, strict=True):
@@ -84,17 +105,20 @@ class EngineModel:
                 chunks.append((len(fed), start))
         ends = []
         for place in range(num_quiet + 1):
-            begins_s = now + self._overhead_s
-            duration_s = self._with_copies(self._profile.step_s(chunks, num_decodes, num_context_tokens), begins_s)
+            began_s = max(free_s, planned_s)  # for the core, which does not know of the overhead
+            begins_s = max(free_s, planned_s + self._overhead_s)
+            expected_s = self._profile.step_s(chunks, num_decodes, num_context_tokens)
+            duration_s = self._with_copies(expected_s, begins_s)
             if self._noise:
                 duration_s *= self._noise_of(place)
-            now = begins_s + duration_s
-            ends.append((now, duration_s))
+            free_s = begins_s + duration_s
+            planned_s = min(free_s, began_s + plan_after_s(expected_s)) if self._run_ahead else free_s
+            ends.append((free_s, duration_s))
             num_context_tokens += num_decodes
         return Flight(plan, ends)
 
     def done(self, flight: Flight) -> StepDone:
-        """The answer to a flight's last step, once that step has ended."""
+        """The answer to a flight's step, once that step has ended and no quiet step follows it."""
         ((_, duration_s),) = flight.ends
         plan = flight.plan
         request_ids: list[str] = []

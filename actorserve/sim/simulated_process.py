@@ -23,7 +23,7 @@ class Process:
     role: Role
     core: Core
     engine: EngineModel | None = None
-    flight: Flight | None = None
+    flights: list[Flight] = field(default_factory=list)  # in the order of their steps; at most two
     born_s: float = 0.0
     met: dict[Peer, PeerUp] = field(default_factory=dict)
     tick_at_s: float | None = None
@@ -31,6 +31,19 @@ class Process:
     kv_used_sum: float = 0.0
     num_reports: int = 0
     num_preemptions: int = 0
+
+    @property
+    def newest_flight(self) -> Flight | None:
+        return self.flights[-1] if self.flights else None
+
+    @property
+    def quiet_flight(self) -> Flight | None:
+        """The newest flight, if quiet steps will follow its step."""
+        return self.flights[-1] if self.flights and self.flights[-1].is_quiet else None
+
+    def next_deadline(self) -> float | None:
+        """When the core wants a Tick. It plans no quiet step, because the simulator takes many of them at once."""
+        return self.worker_core.next_deadline_when_quiet() if self.quiet_flight else self.core.next_deadline()
 
     @property
     def worker_engine(self) -> EngineModel:

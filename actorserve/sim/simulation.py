@@ -158,7 +158,7 @@ class Simulation:
         if process.tick_at_s != at_s or not self._is_alive(process):
             return  # an earlier tick replaced this one, or the process died
         process.tick_at_s = None
-        deadline = process.core.next_deadline()
+        deadline = process.next_deadline()
         if deadline is not None and deadline <= at_s:
             self._handle(process, Tick())
         else:
@@ -174,9 +174,7 @@ class Simulation:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
-        flight = process.flight
-        if flight is not None:
-            self._advance(process, flight, flight.num_ended(self.now))
+        self._catch_up(process)
         effects = process.core.handle(message, self.now, sender)
         if process.engine is not None:
             self._look_for_preemptions(process)
@@ -184,7 +182,8 @@ class Simulation:
             self._perform(process, effect)
         if not self._is_alive(process):
             return  # it has drained
-        if flight is not None and len(flight.ends) > 1:
+        flight = process.quiet_flight
+        if flight is not None:
             num_quiet = self._num_quiet_steps(process)
             if num_quiet + 1 < len(flight.ends):
                 del flight.ends[num_quiet + 1 :]
@@ -198,7 +197,7 @@ class Simulation:
             case Deliver(request_id=request_id):
                 self._clients.on_token(request_id)
             case RunStep(plan=plan):
-                self._run_step(process, plan)
+                self._run_step(process, plan, self.now)
             case End(request_id=request_id, reason=reason):
                 self._lose_time(request_id)
                 self._clients.on_end(request_id, reason)
@@ -219,7 +218,7 @@ class Simulation:
                 process.worker_engine.drop(request_id)
 
     def _expect_tick(self, process: Process) -> None:
-        deadline = process.core.next_deadline()
+        deadline = process.next_deadline()
         if deadline is not None and (process.tick_at_s is None or deadline < process.tick_at_s):
             process.tick_at_s = at_s = max(deadline, self.now)
             self._at(at_s, self._tick, process, at_s)
@@ -261,6 +260,7 @@ class Simulation:
                 overhead_s=cluster.step_overhead_s,
                 copy_slowdown=cluster.copy_slowdown,
                 noise=cluster.noise,
+                run_ahead=cluster.run_ahead,
             ),
             born_s=self.now,
         )
@@ -290,8 +290,7 @@ class Simulation:
         dead = self.processes.get(name)
         if dead is None:
             return  # it has drained
-        if dead.flight is not None:
-            self._advance(dead, dead.flight, dead.flight.num_ended(self.now))
+        self._advance_to_now(dead)
         self._end(dead, self.config.cluster.death_after_s)
         if dead.engine is not None:
             for request_id in dead.worker_core.requests:
@@ -387,7 +386,7 @@ class Simulation:
         workers = [process for process in self.processes.values() if process.engine is not None]
         instances = [process.worker_core for process in workers]
         # No request waits on an instance while its steps are quiet.
-        are_quiet = [process.flight is not None and len(process.flight.ends) > 1 for process in workers]
+        are_quiet = [process.quiet_flight is not None for process in workers]
         demands = [
             unmet_demand(instance) for instance, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet
         ]
@@ -401,8 +400,7 @@ class Simulation:
         ]
         if any(demands) or in_line:
             for process in workers:
-                if process.flight is not None:
-                    self._advance(process, process.flight, process.flight.num_ended(self.now))
+                self._advance_to_now(process)
             self._fragmentation.append(fragmentation(instances, [*filter(None, demands)], in_line))
         else:
             self._fragmentation.append(0.0)
@@ -411,34 +409,63 @@ class Simulation:
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
-    def _run_step(self, process: Process, plan: StepPlan) -> None:
-        """Begin a step. It and the quiet steps after it, in which nothing is decided, are one event."""
-        process.flight = process.worker_engine.begin(plan, self._num_quiet_steps(process), self.now)
-        self._expect_end(process, process.flight)
-        for request_id, lost_s in self._interruptions.on_step(plan, *process.flight.ends[0]):
+    def _run_step(self, process: Process, plan: StepPlan, planned_s: float) -> None:
+        """Begin a step. The quiet steps after it, in which nothing is decided, are one event."""
+        before = process.newest_flight
+        free_s = 0.0 if before is None else before.ends[0][0]
+        flight = process.worker_engine.begin(plan, self._num_quiet_steps(process), planned_s, free_s)
+        process.flights.append(flight)
+        self._expect_end(process, flight)
+        for request_id, lost_s in self._interruptions.on_step(plan, *flight.ends[0]):
             self.outcomes.preempted_s[int(request_id)] += lost_s
 
     def _num_quiet_steps(self, process: Process) -> int:
         return process.worker_core.quiet_steps.count()
 
     def _expect_end(self, process: Process, flight: Flight) -> None:
-        at_s = flight.ends[-1][0]
-        self._at(at_s, self._steps_done, process, flight, at_s)
+        self._at(flight.next_event_s, self._steps_ended, process, flight, flight.next_event_s)
+
+    def _steps_ended(self, process: Process, flight: Flight, at_s: float) -> None:
+        if flight not in process.flights or flight.next_event_s != at_s or not self._is_alive(process):
+            return  # a message came in between
+        if flight.is_quiet:
+            self._advance(process, flight, len(flight.ends) - 1)
+            self._expect_end(process, flight)
+            self._expect_tick(process)
+        else:
+            process.flights.remove(flight)
+            self._handle(process, process.worker_engine.done(flight))
+
+    def _catch_up(self, process: Process) -> None:
+        """Bring a core whose steps are quiet to now: some have ended, and the next one may have been planned."""
+        flight = process.quiet_flight
+        if flight is None:
+            return
+        self._advance_to_now(process)
+        planned_s = process.worker_core.steps.next_plan_s
+        if flight.is_quiet and planned_s is not None and planned_s < self.now:
+            self._stop_prediction(process, flight)
+            for effect in process.core.handle(Tick(), planned_s):
+                if isinstance(effect, RunStep):
+                    self._run_step(process, effect.plan, planned_s)
 
     def _forget_prediction(self, process: Process) -> None:
         """The predicted durations no longer hold, from the next step on."""
-        flight = process.flight
-        if flight is not None and len(flight.ends) > 1:
-            self._advance(process, flight, flight.num_ended(self.now))
-            del flight.ends[1:]
-            self._expect_end(process, flight)
+        flight = process.quiet_flight
+        if flight is not None:
+            self._advance_to_now(process)
+            self._stop_prediction(process, flight)
+            self._expect_tick(process)
 
-    def _steps_done(self, process: Process, flight: Flight, at_s: float) -> None:
-        if process.flight is not flight or flight.ends[-1][0] != at_s or not self._is_alive(process):
-            return  # a message came in between
-        self._advance(process, flight, len(flight.ends) - 1)
-        process.flight = None
-        self._handle(process, process.worker_engine.done(flight))
+    def _stop_prediction(self, process: Process, flight: Flight) -> None:
+        """From the step in flight on, each step is an event of its own."""
+        del flight.ends[1:]
+        self._expect_end(process, flight)
+
+    def _advance_to_now(self, process: Process) -> None:
+        flight = process.quiet_flight
+        if flight is not None:
+            self._advance(process, flight, flight.num_ended(self.now))
 
     def _advance(self, process: Process, flight: Flight, num_steps: int) -> None:
         """Tell the core about quiet steps that have ended."""

@@ -90,15 +90,16 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(
         rounds=st.integers(1, 6),
+        ahead=st.booleans(),
         fetches=st.sampled_from([True, True, False]),
         compiles=st.sampled_from([True, True, False]),
     )
-    def progress(self, rounds: int, fetches: bool = True, compiles: bool = True) -> None:
+    def progress(self, rounds: int, ahead: bool = True, fetches: bool = True, compiles: bool = True) -> None:
         """Run without faults for a while, so that faults meet requests in each stage; copies between workers, and the
         compiling of grammars, may take longer.
         """
         for _ in range(rounds):
-            self.world.progress(fetches=fetches, compiles=compiles)
+            self.world.progress(ahead=ahead, fetches=fetches, compiles=compiles)
 
     @rule(rounds=st.integers(1, 3), seconds=st.sampled_from([0.1, 0.5, 1.0, 3.0]))
     def progress_and_tick(self, rounds: int, seconds: float) -> None:
@@ -133,7 +134,8 @@ class ClusterMachine(RuleBasedStateMachine):
     def finish_steps_or_copies(self, data: st.DataObject, count: int) -> None:
         world = self.world
         for _ in range(count):
-            busy = [(name, "step") for name in world.stepping] + [(name, "copy") for name in world.copying]
+            busy = [(name, how) for name in world.stepping for how in ("step", "plan ahead")]
+            busy += [(name, "copy") for name in world.copying]
             busy += [(name, how) for name in world.fetching for how in ("fetch", "fetch", "fail")]
             busy += [(name, "grammar") for name in world.compiling]
             if not busy:
@@ -142,6 +144,8 @@ class ClusterMachine(RuleBasedStateMachine):
             match what:
                 case "step":
                     world.finish_step(name)
+                case "plan ahead":
+                    world.plan_ahead(name)
                 case "copy":
                     world.finish_copy(name)
                 case "grammar":
@@ -155,7 +159,7 @@ class ClusterMachine(RuleBasedStateMachine):
         """Order a migration, and let it progress for a while."""
         if all(name in self.world.processes for name in workers):
             self.world.migrate(workers[0], workers[1], num_bytes)
-            self.progress(data.draw(st.integers(0, 6)), data.draw(st.sampled_from([True, True, False])))
+            self.progress(data.draw(st.integers(0, 6)), fetches=data.draw(st.sampled_from([True, True, False])))
 
     @rule(workers=st.permutations(WORKERS), how=st.sampled_from(["part", "part", "no more", "guard", "guard"]))
     def disturb_migration(self, workers: list[str], how: str) -> None:

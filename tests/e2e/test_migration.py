@@ -276,7 +276,7 @@ def is_with_kv(message: Message) -> bool:
 def check_empty(core: InstanceState) -> None:
     memory = core.memory
     assert not core.requests
-    assert not core.steps.removed
+    assert not memory.waits_for_steps
     assert not core.migration_source
     assert not core.migration_source.paused
     assert not core.migration_destination

@@ -63,9 +63,15 @@ def test_a_prefill_shares_its_iteration_with_decodes() -> None:
 
 def test_overhead_lies_between_iterations() -> None:
     """The overhead delays each iteration, and does not count as the engine's busy time."""
-    plain, slow = run(), run({"cluster": {"step_overhead_s": 0.125}})
+    plain, slow = (run({"cluster": {"run_ahead": False, "step_overhead_s": pause_s}}) for pause_s in (0.0, 0.125))
     assert times(slow.outcomes)[0][1] == pytest.approx(times(plain.outcomes)[0][1] + 4 * 0.125)
     assert slow.counts.busy_s == plain.counts.busy_s
+
+
+def test_running_ahead_hides_the_overhead() -> None:
+    """An iteration that was planned while the one before it ran begins when that one ends; the first one waits."""
+    plain, slow = run(), run({"cluster": {"step_overhead_s": 0.05}})
+    assert times(slow.outcomes)[0][1] == pytest.approx(times(plain.outcomes)[0][1] + 0.05)
 
 
 def test_noise_is_seeded() -> None:
@@ -153,7 +159,6 @@ def test_many_steps_in_one_event_are_the_same_as_each_alone(policy: str, failure
             **MANY["cluster"],
             "kv_tokens": 400,
             "policy": policy,
-            "noise": 0.05,
             "load_report_s": 3.0,
             "step_overhead_s": 0.01,
         },

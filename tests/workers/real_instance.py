@@ -23,6 +23,7 @@ from actorserve.core.messages import (
     RequestSpec,
     Start,
     StepPlan,
+    Tick,
     TokenLogprobs,
     Tokens,
 )
@@ -114,11 +115,14 @@ class Instance:
                 break  # later copies wait for this one
             self._make(copy)
         self._now += duration_s
+        if self.state.steps.next_plan_s is not None:  # the next iteration is planned before this one has ended
+            self._now = max(self._now, self.state.steps.next_plan_s)
+            self.tell(Tick())
         is_idle = True
         while self._commands and is_idle:
             match self._commands.popleft():
                 case StepPlan() as plan:
-                    done = replace(self._engine.step(plan), duration_s=duration_s)
+                    done = replace(self._engine.begin(plan).result(), duration_s=duration_s)
                     is_idle = False
                 case command:
                     command()

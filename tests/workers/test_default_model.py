@@ -55,7 +55,7 @@ def generate(
         engine.add(request)
 
     def run(plan: StepPlan) -> tuple[int, ...]:
-        return engine.step(plan).token_ids
+        return engine.begin(plan).result().token_ids
 
     limits = {request.request_id: len(request.prompt_token_ids) + request.sampling.max_tokens for request in requests}
     results = schedule.play({r.request_id: r.prompt_token_ids for r in requests}, run, limits, chunks)

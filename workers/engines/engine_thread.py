@@ -1,4 +1,4 @@
-"""The engine on threads of its own: one for iterations, one for copies, two for reading other workers' KV.
+"""The engine on threads of its own: for iterations and their results, for copies, and two to read other workers' KV.
 
 Effects go in, and results come back on the event loop.
 """
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, Fetch, RunStep, SwapIn, SwapOut
 from actorserve.core.messages import CopyDone, CopyFailed, GrammarReady, RequestSpec, StepDone
-from workers.engine import Engine
+from workers.engine import Engine, PendingStep
 from workers.kv_transfer.errors import TransferError
 from workers.sampling.grammars import PreparedGrammar
 
@@ -59,6 +59,7 @@ class EngineThread:
         self._fetcher = fetcher
         self._loop = asyncio.get_running_loop()
         self._steps: _Queue = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[PendingStep | None] = queue.SimpleQueue()
         self._copies: _Queue = queue.SimpleQueue()
         self._fetches: _Queue = queue.SimpleQueue()
         self._urgent_fetches: _Queue = queue.SimpleQueue()
@@ -76,12 +77,16 @@ class EngineThread:
             ("fetches", self._fetches),
             ("urgent fetches", self._urgent_fetches),
         ):
-            thread = threading.Thread(target=self._run, args=(effects,), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+            self._start_thread(name, self._run, effects)
+        self._start_thread("results", self._tell_results)
+
+    def _start_thread(self, name: str, run: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=run, args=arguments, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def perform(self, effect: Effect) -> None:
-        """Queue an effect. The queues need no bounds: the core keeps one step in flight, the number of blocks bounds
+        """Queue an effect. The queues need no bounds: the core keeps two steps in flight, the number of blocks bounds
         copies and fetches, and the number of requests bounds the rest.
         """
         match effect:
@@ -116,11 +121,20 @@ class EngineThread:
                 self._do(effect)
         except Exception as error:  # noqa: BLE001 - the thread's edge: every failure of the engine ends the process
             self._tell(self._fail, error)
+        if effects is self._steps:
+            self._results.put(None)
+
+    def _tell_results(self) -> None:
+        try:
+            while (step := self._results.get()) is not None:
+                self._tell(self._on_done, step.result())
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell(self._fail, error)
 
     def _do(self, effect: Effect | _Add) -> None:
         match effect:
             case RunStep(plan=plan):
-                self._tell(self._on_done, self._engine.step(plan))
+                self._results.put(self._engine.begin(plan))
             case SwapOut(copy_id=copy_id, device_blocks=device_blocks, host_blocks=host_blocks):
                 began = time.perf_counter()
                 self._engine.copy_out(device_blocks, host_blocks)

@@ -14,7 +14,9 @@ from functools import partial
 
 from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan, TokenLogprobs
 from actorserve.model_files.grammars import GrammarCompiler
+from workers.engine import EndedStep
 from workers.engines.fake_choice import FakeChoice, compiler_of_bytes
+from workers.engines.last_tokens import LastTokens
 from workers.kv.pools import HostBlocks, KVPools, check_copy, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 from workers.sampling.grammars import PreparedGrammar
@@ -103,6 +105,7 @@ class FakeEngine:
         vocab_size = model.vocab_size
         load = make_compiler or partial(compiler_of_bytes, vocab_size)
         self._choice = FakeChoice(load, vocab_size, eos_ids)
+        self._last_tokens = LastTokens()
         self._step_s = step_s
         self._copy_s = copy_s
 
@@ -126,9 +129,10 @@ class FakeEngine:
         self._requests.pop(request_id, None)
         self._choice.grammars.drop(request_id)
 
-    def step(self, plan: StepPlan) -> StepDone:
+    def begin(self, plan: StepPlan) -> EndedStep:
         if self._step_s:
             time.sleep(self._step_s)
+        plan = self._last_tokens.fill(plan)
         entries: list[int] = []
         request_ids: list[str] = []
         positions: list[int] = []
@@ -149,23 +153,26 @@ class FakeEngine:
         allowed = dict(zip(masks.rows, masks.allowed, strict=True))
         good = [row for row in range(len(request_ids)) if row not in masks.failed]
         token_ids = [self._choice.choose(allowed.get(row), entries[row]) for row in good]
-        self._choice.grammars.append([request_ids[row] for row in good], token_ids)
+        names = tuple(request_ids[row] for row in good)
+        self._choice.grammars.append(names, token_ids)
+        self._last_tokens.set(names, token_ids)
         logprobs = [
             TokenLogprobs(-0.5, (token,), (-0.5,))
             if self._requests[request_ids[row]].sampling.top_logprobs >= 0
             else None
             for row, token in zip(good, token_ids, strict=True)
         ]
-        return StepDone(
+        done = StepDone(
             step_id=plan.step_id,
             duration_s=self._step_s,
-            request_ids=tuple(request_ids[row] for row in good),
+            request_ids=names,
             positions=tuple(positions[row] for row in good),
             token_ids=tuple(token_ids),
             logprobs=tuple(logprobs) if any(logprobs) else (),
             prompt_logprobs=tuple(scores),
             failed=tuple(request_ids[row] for row in masks.failed),
         )
+        return EndedStep(done)
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._begin_copy(device_blocks, host_blocks)

@@ -15,8 +15,10 @@ from workers import native
 from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
 from workers.cuda_version import why_no_cuda
+from workers.engine import EndedStep
 from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
+from workers.engines.last_tokens import LastTokens
 from workers.engines.pools import KVForm, make_pools
 from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
@@ -103,6 +105,7 @@ class TorchEngine:
             num_threads=1 if self._device.type == "cpu" else _MASK_THREADS,
         )
         self._scorer = PromptScorer()
+        self._last_tokens = LastTokens()
         self._num_prompt_tokens: dict[str, int] = {}
         self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._kind = kind_digest(
@@ -164,8 +167,9 @@ class TorchEngine:
         self._grammars.drop(request_id)
         self._scorer.drop(request_id)
 
-    def step(self, plan: StepPlan) -> StepDone:
+    def begin(self, plan: StepPlan) -> EndedStep:
         began = time.perf_counter()
+        plan = self._last_tokens.fill(plan)
         request_ids, positions = [], []
         for request_id, start, token_ids, samples in zip(
             plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
@@ -179,12 +183,13 @@ class TorchEngine:
         with torch.inference_mode():
             sampled = self._sampler(logits, request_ids, positions, masks)
         self._grammars.append(request_ids, sampled.token_ids)
+        self._last_tokens.set(request_ids, sampled.token_ids)
         if self._device.type == "cuda" and not request_ids:
             # No token was fetched, so wait for the device: the step's time and KV must be complete.
             torch.cuda.current_stream(self._device).synchronize()
         good = [row for row in range(len(request_ids)) if row not in masks.failed]
         logprobs = tuple(sampled.logprobs[row] for row in good)
-        return StepDone(
+        done = StepDone(
             step_id=plan.step_id,
             duration_s=time.perf_counter() - began,
             request_ids=tuple(request_ids[row] for row in good),
@@ -194,6 +199,7 @@ class TorchEngine:
             prompt_logprobs=prompt_logprobs,
             failed=tuple(request_ids[row] for row in masks.failed),
         )
+        return EndedStep(done)
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._pools.host.copy_out(device_blocks, host_blocks)

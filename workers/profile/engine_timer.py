@@ -134,7 +134,7 @@ class EngineTimer:
             block_tables=tuple(tuple(block % engine.num_blocks for block in blocks) for _, _, _, blocks in rows),
             samples=(True,) * len(rows),
         )
-        return engine.step(plan).duration_s
+        return engine.begin(plan).result().duration_s
 
     def _compute_ring(self, num_blocks: int, max_chunk_tokens: int) -> None:
         """Compute the ring's KV. Each chunk is a prompt of its own, so that no position exceeds the model's."""

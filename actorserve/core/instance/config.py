@@ -12,10 +12,10 @@ class InstanceConfig:
     """The sizes of the engine's KV pools, and how the instance schedules.
 
     An iteration holds at most ``max_batch_requests`` requests and ``max_batch_tokens`` tokens. Prefills are fed in
-    chunks so short that an iteration with decodes takes no longer than ``tpot_target_s`` (infinite: no target).
-    ``headroom_bytes``, by priority, is KV memory that counts as used in addition to what running requests of that
-    priority hold. After each ``checkpoint_tokens`` new tokens of a request another worker copies its KV; 0 switches
-    checkpoints off.
+    chunks so short that an iteration with decodes takes no longer than ``tpot_target_s`` (infinite: no target). With
+    ``run_ahead`` an iteration is planned while the one before it runs. ``headroom_bytes``, by priority, is KV memory
+    that counts as used in addition to what running requests of that priority hold. After each ``checkpoint_tokens``
+    new tokens of a request another worker copies its KV; 0 switches checkpoints off.
     """
 
     num_blocks: int
@@ -27,6 +27,7 @@ class InstanceConfig:
     load_report_s: float = 0.2
     retry_s: float = RETRY_S
     tpot_target_s: float = 0.1
+    run_ahead: bool = True
     headroom_bytes: dict[int, int] = field(default_factory=dict)
     prefix_cache: bool = True
     num_host_blocks: int = 0

@@ -148,13 +148,13 @@ class RequestLife:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        """Its blocks are free as soon as no copy and no iteration in flight touches them."""
+        """Its blocks are free as soon as no copy and no iteration in flight uses them."""
         del self._requests[request.request_id]
         self.compiling.discard(request)
         for participant in self._participants:
             participant.on_gone(request)
         self._parts.policy.remove(request)
-        self._steps.free(request)
+        self._parts.memory.drop(request)
         self._effects.append(DropFromEngine(request.request_id))
 
     def validate(self) -> None:
@@ -165,7 +165,7 @@ class RequestLife:
         assert all(request.finish_reason is None for request in requests.values()), "a finished request is still here"
         present = {id(request) for request in requests.values()}
         assert all(id(request) in present for request in self.compiling), "a request compiles, but is not here"
-        assert not any(request in self.compiling for request in self._steps.running), "a request runs, but compiles"
+        assert not any(self._steps.is_running(request) for request in self.compiling), "a request runs, but compiles"
         for request in requests.values():
             if request.prompt_scores is not None and request.wants_prompt_scores:
                 num_due = min(request.num_computed, request.num_prompt - 1)

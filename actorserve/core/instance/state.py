@@ -2,12 +2,14 @@
 
 The policy (``core.scheduling``) orders the requests. The batcher chooses each iteration's requests anew, and moves KV
 between device and host. Blocks that an iteration filled are shared with requests that begin with the same tokens, and
-stay cached until their place is needed. One iteration is in flight at a time, and copies run in parallel to it.
+stay cached until their place is needed. An iteration is planned while the one before it runs, and copies run in
+parallel to both.
 
 The four participants (``core.participant``) copy KV to and from other instances: requests migrate while they run
 (``core.migration``), and are checkpointed in case their worker dies (``core.checkpoints``).
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from actorserve.core.checkpoints.source import CheckpointSource
@@ -149,9 +151,14 @@ class InstanceState:
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
+        return _earliest((self.next_deadline_when_quiet(), self.steps.next_plan_s))
+
+    def next_deadline_when_quiet(self) -> float | None:
+        """The same for a simulator whose iterations are quiet (``core.instance.quiet_steps``), so that none is planned
+        singly.
+        """
         deadlines = [participant.next_deadline() for participant in self._participants]
-        deadlines += (self._reporter.next_report_s, self.outbox.next_retry_s)
-        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
+        return _earliest((*deadlines, self._reporter.next_report_s, self.outbox.next_retry_s))
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant does not hold. Tests call it after each event."""
@@ -159,23 +166,26 @@ class InstanceState:
         for participant in self._participants:
             participant.validate()
         self.steps.validate()
-        requests = [*self.requests.values(), *self.steps.removed]
+        requests = self.requests.values()
         self.memory.validate(requests, self.migration_destination.holdings, self.checkpoint_store.holdings)
 
     # --- iterations and copies ---------------------------------------------------------------------------------------
 
     def _run_next_step(self, now: float) -> None:
-        if self.steps.in_flight is not None:
+        steps = self.steps
+        if not steps.is_due(now):
             return
         if not self.requests:
+            steps.wait()
             self.batcher.rest(now)
             return
-        batch, refused = self.batcher.plan(now, self.migration_source.paused | self.compiling)
+        held = steps.look_ahead(now) | self.migration_source.paused | self.compiling
+        batch, refused = self.batcher.plan(now, held, is_ahead=bool(steps.in_flight))
         for request in refused:
             request.attained = self.policy.attained(request, now)
             self._life.end(request, now)
         if batch.rows:
-            self.steps.begin(batch)
+            steps.begin(batch, now)
 
     def _on_step_done(self, done: StepDone, sender: Peer, now: float) -> None:
         for request in self.steps.finish(done, now):
@@ -242,3 +252,7 @@ class InstanceState:
             checkpointed_bytes=self.checkpoint_source.checkpointed_bytes,
             kv_reserved_bytes=self.memory.bytes_of_blocks(destination.num_blocks),
         )
+
+
+def _earliest(deadlines: Iterable[float | None]) -> float | None:
+    return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)

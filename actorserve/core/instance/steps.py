@@ -1,7 +1,18 @@
-"""The iteration in flight: how it begins, and what its end means for each of its requests."""
+"""The iterations in flight: when they begin, and what their ends mean for each of their requests.
 
+The engine runs iterations one after the other, and a second one is begun before the first has ended, so that the engine
+does not wait while the scheduler looks at tokens. It is planned as if the first had ended: its rows feed tokens that
+are not known yet (``NOT_YET``), and the engine fills them in. A request may end by a token that was not known when the
+second iteration was planned; the token that it makes there is dropped.
+
+A request that arrives after an iteration was planned waits for the next one. So an iteration is planned as late as
+possible: shortly before the one in flight is expected to end.
+"""
+
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from actorserve.core.effects import RunStep
 from actorserve.core.instance.parts import InstanceParts
@@ -10,107 +21,204 @@ from actorserve.core.messages import FinishReason, StepDone
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
 
+_MAX_IN_FLIGHT = 2
+_PLANNING_S = 0.003  # to plan an iteration and bring it to the engine, with the event loop's delay of 1 ms
+_EARLIER = 0.1  # of the expected duration, because an iteration may end earlier than expected
 
-@dataclass(frozen=True, slots=True)
+
+def plan_after_s(expected_s: float) -> float:
+    """How long after the beginning of an iteration, which is expected to take ``expected_s``, the next is planned."""
+    return max(0.0, (1.0 - _EARLIER) * expected_s - _PLANNING_S)
+
+
+@dataclass(slots=True, eq=False)
 class Step:
-    """An iteration that the engine runs."""
+    """An iteration that the engine runs.
+
+    Of each row: ``starts``, the tokens that were fed before; ``samples``, whether it makes a token; and ``blocks``, the
+    request's list of blocks. A request that has another list at the end has lost what the iteration computed.
+    ``is_charged``: its requests' service has been counted.
+    """
 
     step_id: int
     batch: Batch
-    starts: Sequence[int]  # of each row: the tokens that were computed before
-
-    @property
-    def requests(self) -> list[Request]:
-        return [request for request, _ in self.batch.rows]
+    starts: Sequence[int]
+    samples: Sequence[bool]
+    blocks: Sequence[list[int]]
+    is_charged: bool = False
 
 
 class Steps:
-    """Runs one iteration at a time."""
+    """Begins iterations, and takes their results in order."""
 
     def __init__(self, parts: InstanceParts) -> None:
-        self.in_flight: Step | None = None
-        self.removed: list[Request] = []  # requests that are gone while the step in flight still writes their blocks
+        self.in_flight: deque[Step] = deque()
+        self.next_plan_s: float | None = None
+        """When the next iteration is due to be planned while one is in flight; None if an event is waited for."""
+        self._parts = parts
         self._requests = parts.requests
         self._memory = parts.memory
         self._policy = parts.policy
         self._times = parts.times
         self._batcher = parts.batcher
         self._max_tokens = parts.config.max_tokens
+        self._runs_ahead = parts.config.run_ahead
         self._effects = parts.effects
         self._num_steps = 0
+        self._plan_from_s = inf  # while one iteration is in flight, the next one is planned from this time on
 
     @property
     def running(self) -> Collection[Request]:
-        """The requests in the iteration in flight."""
-        return () if self.in_flight is None else self.in_flight.requests
+        """The requests in the iterations in flight, each once."""
+        return {request: None for step in self.in_flight for request, _ in step.batch.rows}.keys()
 
-    def begin(self, batch: Batch, num_skipped: int = 0) -> None:
-        """Start an iteration. ``num_skipped`` iterations before it have ended without a Step."""
-        self._num_steps += 1 + num_skipped
-        plan = batch.step_plan(self._num_steps)
-        self.in_flight = Step(self._num_steps, batch, plan.starts)
-        self._effects.append(RunStep(plan))
+    def is_running(self, request: Request) -> bool:
+        """Whether an iteration in flight names the request."""
+        return self._memory.is_running(request)
 
-    def free(self, request: Request) -> None:
-        """Free the blocks of a request that is gone, once the iteration in flight does not write them."""
-        if request in self.running:
-            self.removed.append(request)
-        else:
-            self._memory.drop(request)
+    # --- planning ----------------------------------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Whether the next iteration is to be planned now."""
+        return not self.in_flight or (len(self.in_flight) < _MAX_IN_FLIGHT and now >= self._plan_from_s)
+
+    def look_ahead(self, now: float) -> set[Request]:
+        """Count the service of the iteration in flight, as if it had ended. Returns the requests that end by it."""
+        self.wait()
+        if not self.in_flight:
+            return set()
+        step = self.in_flight[-1]
+        self._charge(step, now)
+        return {request for request, _ in step.batch.rows if request.will_be_full(self._max_tokens)}
+
+    def wait(self) -> None:
+        """Nothing can be planned until a message comes."""
+        self.next_plan_s = None
+
+    def begin(self, batch: Batch, now: float) -> None:
+        """Start an iteration."""
+        self._effects.append(RunStep(batch.step_plan(self._num_steps + 1)))
+        self.follow(batch, now)
+
+    def follow(self, batch: Batch, now: float) -> None:
+        """An iteration has begun."""
+        self._num_steps += 1
+        step = Step(
+            self._num_steps,
+            batch,
+            [request.num_fed for request, _ in batch.rows],
+            [num_fed == request.num_uncomputed for request, num_fed in batch.rows],
+            [request.blocks for request, _ in batch.rows],
+        )
+        self.in_flight.append(step)
+        for (request, num_fed), samples in zip(batch.rows, step.samples, strict=True):
+            request.last_step = self._num_steps
+            request.num_ahead += num_fed
+            request.num_coming += samples
+        self._expect_end(now)
+
+    def _expect_end(self, now: float) -> None:
+        """The oldest iteration in flight begins now."""
+        self.next_plan_s = None
+        if not self._runs_ahead or len(self.in_flight) != 1:
+            return
+        budget = self.in_flight[0].batch.budget
+        assert budget is not None
+        self._plan_from_s = self.next_plan_s = now + plan_after_s(self._times.step_s(budget.iteration))
+
+    # --- results -----------------------------------------------------------------------------------------------------
 
     def finish(self, done: StepDone, now: float) -> list[Request]:
-        """The iteration in flight has ended. Sends its tokens, and returns the requests that get no further token.
+        """The oldest iteration has ended. Sends its tokens, and returns the requests that get no further token.
 
         Raises: ValueError for another iteration's StepDone: a bug of the shell.
         """
-        step = self.in_flight
-        if step is None or step.step_id != done.step_id:
-            raise ValueError(f"step {done.step_id} is done, but was not in flight")
-        self.in_flight = None
-        for request in self.removed:
-            self._memory.drop(request)
-        self.removed.clear()
-        batch = step.batch
-        assert batch.budget is not None
-        planned = batch.budget.iteration
-        self._times.observe(planned, done.duration_s)
-        decode_s = self._times.decode_s(max(1, planned.num_decodes), planned.num_context_tokens)
+        if not self.in_flight or self.in_flight[0].step_id != done.step_id:
+            raise ValueError(f"step {done.step_id} is done, but was not the oldest in flight")
+        step = self._end(now, done.duration_s)
         _take_prompt_scores(step, done)
         sampled = {request_id: row for row, request_id in enumerate(done.request_ids)}
         made: list[Row] = []
         finished: list[Request] = []
-        for (request, num_fed), start in zip(batch.rows, step.starts, strict=True):
-            if self._requests.get(request.request_id) is not request:
-                continue  # gone meanwhile, or replaced by a newer epoch, which is in no step yet
-            request.num_computed += num_fed
-            self._memory.prefixes.share_computed(request, num_fed)
+        for (request, num_fed), blocks, samples in zip(step.batch.rows, step.blocks, step.samples, strict=True):
+            if not self._is_here(request):
+                continue  # gone meanwhile, or replaced by a newer epoch
+            request.num_coming -= samples
+            if request.blocks is blocks:
+                request.num_ahead -= num_fed
+                request.num_computed += num_fed
+                self._memory.share_computed(request, num_fed)
             row = sampled.get(request.request_id)
             if row is not None:
                 request.append(done.token_ids[row], done.logprobs[row] if done.logprobs else None)
-            is_decode = num_fed == 1 and row is not None
-            # The chunks of a prefill sum to the time of the whole prefill, because its level's quantum covers that.
-            service_s = decode_s if is_decode else self._times.prefill_s(start + num_fed) - self._times.prefill_s(start)
-            self._policy.on_service(request, service_s, now)
-            if request.request_id in done.failed:
+                made.append((request, request.num_output - 1))
+                if request.check_finished(self._max_tokens):
+                    finished.append(request)
+            elif request.request_id in done.failed:
                 request.finish_reason = FinishReason.ERROR
-                finished.append(request)
-            if row is None:
-                continue
-            self._batcher.on_token(request, service_s)
-            made.append((request, request.num_output - 1))
-            if request.check_finished(self._max_tokens):
                 finished.append(request)
         send_tokens(made, self._effects)
         return finished
 
+    def finish_quiet(self, now: float, duration_s: float, token_id: int) -> None:
+        """The oldest iteration has ended with ``token_id`` for each of its rows, and did nothing else
+        (``core.instance.quiet_steps``). Sends nothing.
+        """
+        for request, _ in self._end(now, duration_s).batch.rows:
+            request.num_coming -= 1
+            request.num_ahead -= 1
+            request.num_computed += 1
+            request.append(token_id, None)
+
+    def _end(self, now: float, duration_s: float) -> Step:
+        """Take the oldest iteration from those in flight, and count its time and service."""
+        step = self.in_flight.popleft()
+        assert step.batch.budget is not None
+        self._memory.on_step_ended(step.step_id)
+        self._times.observe(step.batch.budget.iteration, duration_s)
+        self._charge(step, now)
+        if self.in_flight:
+            self._expect_end(now)
+        return step
+
+    def _charge(self, step: Step, now: float) -> None:
+        """Count the service of an iteration's requests, once, when it has ended or is about to end."""
+        if step.is_charged:
+            return
+        step.is_charged = True
+        assert step.batch.budget is not None
+        planned = step.batch.budget.iteration
+        decode_s = self._times.decode_s(max(1, planned.num_decodes), planned.num_context_tokens)
+        for (request, num_fed), start, samples in zip(step.batch.rows, step.starts, step.samples, strict=True):
+            if not self._is_here(request):
+                continue
+            service_s = decode_s
+            if num_fed > 1 or not samples:
+                # The chunks of a prefill sum to the time of the whole prefill, because its level's quantum covers that.
+                service_s = self._times.prefill_s(start + num_fed) - self._times.prefill_s(start)
+            self._policy.on_service(request, service_s, now)
+            if samples:
+                self._batcher.on_token(request, service_s)
+
+    def _is_here(self, request: Request) -> bool:
+        return self._requests.get(request.request_id) is request
+
     def validate(self) -> None:
         """Raise AssertionError if an invariant does not hold."""
+        assert len(self.in_flight) <= _MAX_IN_FLIGHT, "too many iterations are in flight"
         running = self.running
-        assert all(request in running for request in self.removed), "a removed request is not in the step in flight"
-        removed = {id(request) for request in self.removed}
-        for request in running:
-            is_present = self._requests.get(request.request_id) is request
-            assert is_present != (id(request) in removed), f"{request.request_id} runs, but is neither here nor removed"
+        num_ahead: dict[Request, int] = dict.fromkeys(self._requests.values(), 0)
+        num_coming = dict(num_ahead)
+        for step in self.in_flight:
+            for (request, num_fed), blocks, samples in zip(step.batch.rows, step.blocks, step.samples, strict=True):
+                if request in num_ahead:
+                    num_ahead[request] += num_fed if request.blocks is blocks else 0
+                    num_coming[request] += samples
+        for request in self._requests.values():
+            name = request.request_id
+            assert self.is_running(request) == (request in running), f"{name} runs, or does not, against its last step"
+            assert request.num_ahead == num_ahead[request], f"{name}: {request.num_ahead} tokens of KV are not coming"
+            assert request.num_coming == num_coming[request], f"{name}: {request.num_coming} tokens are not coming"
 
 
 def _take_prompt_scores(step: Step, done: StepDone) -> None:

@@ -86,7 +86,7 @@ class BlockAllocator:
     def share(self, block: int, name: bytes) -> int:
         """Let others own ``block``, which is owned, full and computed. Returns the block that its owner now has.
 
-        If the same content already lies in another block, that block is returned, and ``block`` loses this owner.
+        If the same content already lies in another block, that block is returned, and owned too: ``free`` this one.
         Raises: ValueError for a block that is free, or shared under another name: a bug of the caller.
         """
         if not self._num_owners[block] or self._names[block] not in (None, name):
@@ -96,7 +96,6 @@ class BlockAllocator:
             self._names[block] = name
         else:
             self._own(shared)
-            self.free([block])
         return shared
 
     def num_freed_by(self, blocks: Sequence[int]) -> int:

@@ -10,6 +10,10 @@ class KVHolding:
     ``host_blocks`` of the host's pool, and in both while the swap ``copy_id`` is in flight (``core.kv.kv_memory``).
     ``copy_id`` may also be a copy from another instance (``core.kv.kv_pools``).
 
+    Iterations in flight, of which ``last_step`` is the newest that names this, compute KV of ``num_ahead`` more tokens,
+    and make ``num_coming`` tokens that are not known yet. Planning counts on both; everything else counts only what is
+    there.
+
     ``block_names`` names its first full blocks (``core.kv.prefix_cache``), as far as names have been needed.
     ``num_cached_tokens`` is how many tokens the prefix cache had computed when this was first admitted; None before.
     """
@@ -20,7 +24,10 @@ class KVHolding:
         "cache_salt",
         "copy_id",
         "host_blocks",
+        "last_step",
+        "num_ahead",
         "num_cached_tokens",
+        "num_coming",
         "num_computed",
         "token_ids",
     )
@@ -29,6 +36,9 @@ class KVHolding:
         self.token_ids = list(token_ids)
         self.cache_salt = cache_salt
         self.num_computed = 0
+        self.num_ahead = 0
+        self.num_coming = 0
+        self.last_step = 0
         self.blocks: list[int] = []
         self.host_blocks: list[int] = []
         self.copy_id: int | None = None
@@ -36,9 +46,21 @@ class KVHolding:
         self.num_cached_tokens: int | None = None
 
     @property
+    def num_tokens(self) -> int:
+        """Its tokens, with those that iterations in flight make."""
+        return len(self.token_ids) + self.num_coming
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens that have KV, or get it from iterations in flight."""
+        return self.num_computed + self.num_ahead
+
+    @property
     def num_uncomputed(self) -> int:
-        """Tokens to feed before the next token can be sampled: 1 in decode, more in prefill, never 0."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens to feed, after the iterations in flight, before the next token can be sampled: 1 in decode, more in
+        prefill, never 0.
+        """
+        return len(self.token_ids) + self.num_coming - self.num_computed - self.num_ahead
 
     @property
     def may_reuse_kv(self) -> bool:

@@ -4,6 +4,9 @@ A started request holds device blocks, host blocks, or both while a swap is in f
 of a copy, the blocks that it reads are not freed and the blocks that it writes are not used. If a request leaves during
 a copy, the copy keeps the request's blocks until its end.
 
+Iterations in flight may name a request that is swapped out or dropped meanwhile. Its swap begins, or its blocks are
+free, when the last of them has ended, because until then they write these blocks.
+
 FastServe (section 4.2) copies the whole KV of a request in both directions. Here a swap in skips blocks that still lie
 in the device's pool under their content's name (``core.kv.prefix_cache``).
 """
@@ -41,6 +44,15 @@ class _Swap:
     num_freed: int = 0  # device blocks that are free once the copy is done
 
 
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """Device blocks that a request gave up while an iteration used them."""
+
+    last_step: int
+    blocks: list[int]
+    num_freed: int
+
+
 class KVMemory:
     """The KV of one instance's requests."""
 
@@ -50,18 +62,26 @@ class KVMemory:
         self.host = pools.host
         self.tokens_per_block = pools.tokens_per_block
         self.prefixes = PrefixCache(pools.device, pools.tokens_per_block, prefix_cache)
-        self.num_freeing_blocks = 0  # device blocks that are free once the swaps in flight are done
+        self.num_freeing_blocks = 0  # device blocks that are free once the swaps and steps in flight are done
+        self.num_ended_steps = 0  # the newest step that has ended; steps end in the order of their numbers
         self.num_swap_outs = 0
         self.num_copied_blocks = 0
         self._reclaimable = reclaimable
         self._effects = effects
         self._bytes_per_block = pools.bytes_per_block
         self._swaps: dict[int, _Swap] = {}  # by copy id
+        self._later_swaps: list[tuple[int, SwapOut | SwapIn]] = []  # each begins when this step has ended
+        self._dropped: list[_Dropped] = []
 
     @property
     def is_copying(self) -> bool:
         """Whether swaps are in flight."""
         return bool(self._swaps)
+
+    @property
+    def waits_for_steps(self) -> bool:
+        """Whether blocks of dropped requests are free only when iterations in flight have ended."""
+        return bool(self._dropped)
 
     @property
     def is_fetching(self) -> bool:
@@ -79,7 +99,8 @@ class KVMemory:
         device, host = self.device, self.host
         num_held = device.num_usable_blocks - device.num_free_blocks + host.num_blocks - host.num_free_blocks
         num_twice = sum(len(swap.effect.device_blocks) for swap in self._swaps.values())
-        return num_held - self.num_checkpoint_blocks - num_twice
+        num_dropped = sum(dropped.num_freed for dropped in self._dropped)
+        return num_held - self.num_checkpoint_blocks - num_twice - num_dropped
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold the KV of ``num_tokens`` tokens."""
@@ -87,7 +108,7 @@ class KVMemory:
 
     def blocks_of(self, holding: KVHolding) -> int:
         """Blocks for the KV of all its tokens."""
-        return blocks_for(len(holding.token_ids), self.tokens_per_block)
+        return blocks_for(holding.num_tokens, self.tokens_per_block)
 
     def bytes_of(self, holding: KVHolding) -> int:
         """Bytes of the KV of all its tokens."""
@@ -102,7 +123,7 @@ class KVMemory:
 
     def has_blocks(self, holding: KVHolding) -> bool:
         """Whether it has device blocks for all of its tokens."""
-        return len(holding.token_ids) <= len(holding.blocks) * self.tokens_per_block
+        return holding.num_tokens <= len(holding.blocks) * self.tokens_per_block
 
     def start(self, holding: KVHolding) -> None:
         """Give a waiting request the blocks that it wants; they must be free."""
@@ -110,7 +131,7 @@ class KVMemory:
 
     def grow(self, holding: KVHolding) -> bool:
         """Ensure a device block for the newest token. False if none is free."""
-        if len(holding.token_ids) <= len(holding.blocks) * self.tokens_per_block:
+        if self.has_blocks(holding):
             return True
         blocks = self.device.allocate(1)
         if blocks is None:
@@ -144,7 +165,8 @@ class KVMemory:
     def drop(self, holding: KVHolding) -> None:
         """Free its KV: the request waits again, with nothing computed.
 
-        Blocks that a swap reads or writes stay in use until the swap is done.
+        Blocks that a swap reads or writes stay in use until the swap is done, and blocks that iterations in flight
+        write until these have ended.
         """
         blocks, host_blocks = holding.blocks, holding.host_blocks
         if holding.copy_id is not None:
@@ -154,21 +176,58 @@ class KVMemory:
             blocks = [block for block in blocks if block not in copied]
             host_blocks = []
             holding.copy_id = None
-        self.device.free(blocks)
+        self._free(blocks, holding)
         self.host.free(host_blocks)
         holding.blocks = []
         holding.host_blocks = []
-        holding.num_computed = 0
+        holding.num_computed = holding.num_ahead = 0
+
+    def share_computed(self, holding: KVHolding, num_fed: int) -> None:
+        """Let others find the blocks that the ``num_fed`` newest computed tokens have filled. Not while a swap reads
+        them, because then their owner may not change.
+        """
+        if holding.copy_id is not None:
+            return
+        if replaced := self.prefixes.share_computed(holding, num_fed):
+            self._free(replaced, holding)
+
+    # --- iterations --------------------------------------------------------------------------------------------------
+
+    def is_running(self, holding: KVHolding) -> bool:
+        """Whether an iteration in flight names it."""
+        return holding.last_step > self.num_ended_steps
+
+    def on_step_ended(self, step_id: int) -> None:
+        """An iteration has ended: begin the swaps, and free the blocks, that waited for it."""
+        self.num_ended_steps = step_id
+        if self._later_swaps:
+            self._effects += (effect for last_step, effect in self._later_swaps if last_step <= step_id)
+            self._later_swaps = [(last_step, effect) for last_step, effect in self._later_swaps if last_step > step_id]
+        if self._dropped:
+            for dropped in self._dropped:
+                if dropped.last_step <= step_id:
+                    self.device.free(dropped.blocks)
+                    self.num_freeing_blocks -= dropped.num_freed
+            self._dropped = [dropped for dropped in self._dropped if dropped.last_step > step_id]
+
+    def _free(self, blocks: list[int], holding: KVHolding) -> None:
+        """Free device blocks that were the holding's, once no iteration in flight uses them."""
+        if blocks and self.is_running(holding):
+            num_freed = self.device.num_freed_by(blocks)
+            self._dropped.append(_Dropped(holding.last_step, blocks, num_freed))
+            self.num_freeing_blocks += num_freed
+        else:
+            self.device.free(blocks)
 
     # --- swaps -------------------------------------------------------------------------------------------------------
 
     def swap_bytes(self, holding: KVHolding) -> int:
         """Bytes that a swap out copies."""
-        return self.blocks_for(holding.num_computed) * self._bytes_per_block
+        return self.blocks_for(holding.num_fed) * self._bytes_per_block
 
     def swap_out(self, holding: KVHolding) -> bool:
         """Begin to copy its KV to the host; its device blocks are free afterwards. False if the host has no room."""
-        num_copied = self.blocks_for(holding.num_computed)
+        num_copied = self.blocks_for(holding.num_fed)
         host_blocks = self.host.allocate(num_copied)
         if host_blocks is None:
             self._reclaimable.make_room(num_copied)
@@ -216,7 +275,7 @@ class KVMemory:
                 holding.blocks = []
             else:
                 holding.host_blocks = []
-                self.prefixes.share_computed(holding, holding.num_computed)
+                self.share_computed(holding, holding.num_computed)
         return len(effect.device_blocks) * self._bytes_per_block
 
     def _begin(self, effect: SwapOut | SwapIn, holding: KVHolding, num_freed: int = 0) -> None:
@@ -224,7 +283,10 @@ class KVMemory:
         self._swaps[effect.copy_id] = _Swap(effect, holding, num_freed)
         self.num_freeing_blocks += num_freed
         self.num_copied_blocks += len(effect.device_blocks)
-        self._effects.append(effect)
+        if self.is_running(holding):
+            self._later_swaps.append((holding.last_step, effect))
+        else:
+            self._effects.append(effect)
 
     # --- invariants --------------------------------------------------------------------------------------------------
 
@@ -237,11 +299,15 @@ class KVMemory:
         """
         holdings = [*requests, *incoming, *checkpoints]
         copying = {holding.copy_id for holding in holdings if holding.copy_id is not None}
+        assert all(step_id > self.num_ended_steps for step_id, _ in self._later_swaps), (
+            "a swap waits for a step that ended"
+        )
         left = [swap.effect for swap in self._swaps.values() if swap.holding is None]
         for copy_id, swap in self._swaps.items():
             assert (swap.holding is None) != (copy_id in copying), f"swap {copy_id} has no owner, or one that left"
         assert all(copy_id in self._swaps or self.pools.is_fetch(copy_id) for copy_id in copying), "a copy is unknown"
         num_freeing = sum(swap.num_freed for swap in self._swaps.values())
+        num_freeing += sum(dropped.num_freed for dropped in self._dropped)
         assert self.num_freeing_blocks == num_freeing, f"{self.num_freeing_blocks} blocks freeing, not {num_freeing}"
         num_held_for_others = (
             sum(len(holding.host_blocks) for holding in checkpoints) + self.pools.num_released_host_blocks
@@ -250,7 +316,11 @@ class KVMemory:
             f"{self.num_checkpoint_blocks} checkpoint blocks, not {num_held_for_others}"
         )
         self.pools.validate(
-            [*(holding.blocks for holding in holdings), *(swap.device_blocks for swap in left)],
+            [
+                *(holding.blocks for holding in holdings),
+                *(swap.device_blocks for swap in left),
+                *(dropped.blocks for dropped in self._dropped),
+            ],
             [*(holding.host_blocks for holding in holdings), *(swap.host_blocks for swap in left)],
             copying,
         )

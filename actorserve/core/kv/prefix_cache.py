@@ -28,7 +28,7 @@ class PrefixCache:
 
     def num_blocks_wanted(self, holding: KVHolding) -> int:
         """Free blocks that a waiting request takes when it starts, including cached blocks with its tokens."""
-        num_blocks = blocks_for(len(holding.token_ids), self._tokens_per_block)
+        num_blocks = blocks_for(holding.num_tokens, self._tokens_per_block)
         return num_blocks - self._allocator.find(self._names(holding)).num_owned
 
     def find(self, holding: KVHolding) -> list[bytes]:
@@ -43,7 +43,7 @@ class PrefixCache:
     def start(self, holding: KVHolding) -> None:
         """Give a waiting request blocks for all of its tokens, which must be free. Found blocks count as computed."""
         found = self.find(holding)
-        blocks = self._allocator.allocate(blocks_for(len(holding.token_ids), self._tokens_per_block), found)
+        blocks = self._allocator.allocate(blocks_for(holding.num_tokens, self._tokens_per_block), found)
         assert blocks is not None
         holding.blocks = blocks
         holding.num_computed = len(found) * self._tokens_per_block
@@ -52,14 +52,23 @@ class PrefixCache:
             self.num_tokens_looked_up += len(holding.token_ids)
             self.num_tokens_found += holding.num_computed
 
-    def share_computed(self, holding: KVHolding, num_fed: int) -> None:
-        """Let others find the blocks that the ``num_fed`` newest computed tokens have filled."""
+    def share_computed(self, holding: KVHolding, num_fed: int) -> list[int]:
+        """Let others find the blocks that the ``num_fed`` newest computed tokens have filled.
+
+        Returns the blocks whose content lay in the pool already. The holding has the older blocks now, and these are
+        to be freed.
+        """
         num_full, num_over = divmod(holding.num_computed, self._tokens_per_block)
         if num_over >= num_fed or not self._enabled:
-            return  # no block was filled, as in most decode steps
+            return []  # no block was filled, as in most decode steps
         names = block_names(holding, num_full, self._tokens_per_block)
+        replaced = []
         for index in range((holding.num_computed - num_fed) // self._tokens_per_block, num_full):
-            holding.blocks[index] = self._allocator.share(holding.blocks[index], names[index])
+            block = holding.blocks[index]
+            holding.blocks[index] = shared = self._allocator.share(block, names[index])
+            if shared != block:
+                replaced.append(block)
+        return replaced
 
     def _names(self, holding: KVHolding) -> list[bytes]:
         """Names of the blocks that may be found. Not the last token's, because it must be fed to get the next token."""

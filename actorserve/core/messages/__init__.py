@@ -16,6 +16,7 @@ from actorserve.core.messages.checkpoints import (
     CheckpointTo as CheckpointTo,
 )
 from actorserve.core.messages.engine import (
+    NOT_YET as NOT_YET,
     CopyDone as CopyDone,
     CopyFailed as CopyFailed,
     GrammarReady as GrammarReady,

@@ -1,7 +1,7 @@
 """Which request of an instance should move to another instance next (Llumnix, section 4.4.3)."""
 
 import math
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Container, Mapping
 
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.request import Request
@@ -28,7 +28,7 @@ class MigrationCandidates:
         mean, num_output = self._mean_output, request.num_output
         self._mean_output = num_output if mean == math.inf else mean + _GAIN * (num_output - mean)
 
-    def choose(self, max_bytes: int, moving: Container[str], running: Collection[Request]) -> Request | None:
+    def choose(self, max_bytes: int, moving: Container[str]) -> Request | None:
         """The request to move, of at most ``max_bytes`` of KV, and none of those ``moving`` (request ids) already.
 
         Requests of low priority (a large number) go first, then those that need no copy, then short ones.
@@ -37,7 +37,7 @@ class MigrationCandidates:
             request
             for request in self._requests.values()
             if request.request_id not in moving
-            and self._can_move(request, running)
+            and self._can_move(request)
             and self._memory.bytes_of(request) <= max_bytes
             and self._pays(request)
         )
@@ -52,9 +52,9 @@ class MigrationCandidates:
         bound_s = num_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
         return max(bound_s, self._times.transfer_s(num_bytes))
 
-    def _can_move(self, request: Request, running: Collection[Request]) -> bool:
+    def _can_move(self, request: Request) -> bool:
         if not request.is_started:
-            return request not in running
+            return not self._memory.is_running(request)
         # A request that was handed over to this instance makes a token before it leaves again. Otherwise
         # MigrateTo messages that cross would send it back and forth.
         has_run = request.num_output > request.resumed_output

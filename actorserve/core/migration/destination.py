@@ -213,7 +213,7 @@ class MigrationDestination(Participant):
         request.block_names = kv.block_names
         request.num_computed = kv.num_computed
         request.num_cached_tokens = 0  # it was first admitted elsewhere
-        self._memory.prefixes.share_computed(request, request.num_computed)
+        self._memory.share_computed(request, request.num_computed)
         return True
 
     # --- room --------------------------------------------------------------------------------------------------------

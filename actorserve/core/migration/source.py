@@ -1,9 +1,9 @@
 """Live migration (Llumnix, section 4.2), the source's side: a request moves to another instance and hardly pauses.
 
 KV is only ever appended to, so blocks that were copied stay right. Stage 0 copies all full blocks while the request
-goes on decoding, and each later stage copies the blocks filled since. When little is left, the request leaves the batch
-at a step's end and is *paused*. The last stage copies the rest, and the source asks the request's gateway to hand it
-over. The newest token has no KV yet, so the KV of all tokens but one is copied.
+goes on decoding, and each later stage copies the blocks filled since. When little is left, the request is *paused*: it
+joins no further batch. When the steps in flight have ended, the last stage copies the rest, and the source asks the
+request's gateway to hand it over. The newest token has no KV yet, so the KV of all tokens but one is copied.
 
 Differences from the paper and from systems built on it:
 
@@ -59,7 +59,7 @@ _PATIENCE = 4.0  # a stage may take this many times the expected time of its cop
 
 class _Phase(Enum):
     COPYING = auto()  # a stage was offered, and is not copied yet
-    LAST_DUE = auto()  # the last stage begins once the step in flight is done
+    LAST_DUE = auto()  # the last stage begins once the steps in flight have ended
     HANDING_OVER = auto()  # the gateway was asked
 
 
@@ -112,7 +112,7 @@ class MigrationSource(Participant):
         effects: Effects,
     ) -> None:
         """``requests`` are the instance's. ``retry_s``: after this time a gateway is asked again."""
-        self.paused: set[Request] = set()  # in no batch, and not preempted; never iterated
+        self.paused: set[Request] = set()  # join no further batch, and are not preempted; never iterated
         self.num_migrated = 0
         self.num_failed = 0
         self.migrated_bytes = 0
@@ -136,7 +136,7 @@ class MigrationSource(Participant):
 
     @property
     def wants_step_end(self) -> bool:
-        """Whether a last stage waits for the step's end, or a new move may begin then."""
+        """Whether a last stage waits for a step's end, or a new move may begin then."""
         target = self._target
         if target is not None and target.to in self._peers and len(self._outgoing) < self._config.max_outgoing:
             return True
@@ -157,11 +157,14 @@ class MigrationSource(Participant):
     def validate(self) -> None:
         for request_id, outgoing in self._outgoing.items():
             assert self._requests.get(request_id) is outgoing.request, f"{request_id} moves, but is not here"
-            is_paused = outgoing.is_last or outgoing.phase is _Phase.HANDING_OVER
+            is_paused = outgoing.is_last or outgoing.phase is not _Phase.COPYING
             assert is_paused == (outgoing.request in self.paused), f"{request_id} is paused too early or too late"
+            waits_for_step = is_paused and self._steps.is_running(outgoing.request)
+            assert waits_for_step == (outgoing.phase is _Phase.LAST_DUE), (
+                f"the last stage of {request_id} began wrongly"
+            )
         moving = {id(outgoing.request) for outgoing in self._outgoing.values()}
         assert all(id(request) in moving for request in self.paused), "a request is paused, but does not move"
-        assert not any(request in self.paused for request in self._steps.running), "a paused request runs"
         assert len(self._outgoing) <= self._config.max_outgoing, "too many requests move at once"
 
     # --- messages and events -----------------------------------------------------------------------------------------
@@ -204,6 +207,7 @@ class MigrationSource(Participant):
         else:
             outgoing.phase = _Phase.LAST_DUE
             outgoing.deadline_s = math.inf
+            self.paused.add(outgoing.request)
         return True
 
     def _on_declined(self, message: Declined, sender: Peer, now: float) -> bool:
@@ -253,19 +257,18 @@ class MigrationSource(Participant):
     # --- stages ------------------------------------------------------------------------------------------------------
 
     def settle(self, now: float) -> None:
-        """Give up moves that preemption has voided, pause requests whose last stage is due, and begin new moves."""
+        """Give up moves that preemption has voided, begin last stages that are due, and begin new moves."""
         target = self._target
         if not self._outgoing and target is None:
             return
         for outgoing in list(self._outgoing.values()):
             request = outgoing.request
-            if request in self.paused:
-                continue
-            if request.blocks is not outgoing.blocks or request.copy_id is not None:
+            if outgoing.phase is _Phase.LAST_DUE:
+                if not self._steps.is_running(request):
+                    self._begin_last_stage(outgoing, now)
+            elif request not in self.paused and (request.blocks is not outgoing.blocks or request.copy_id is not None):
                 self._withdraw(outgoing)
                 self._cancel(outgoing)
-            elif outgoing.phase is _Phase.LAST_DUE and request not in self._steps.running:
-                self._begin_last_stage(outgoing, now)
         if target is None:
             return
         if now >= target.until_s:
@@ -274,9 +277,9 @@ class MigrationSource(Participant):
             self._begin(target, now)
 
     def _begin(self, target: _Target, now: float) -> None:
-        running, size = self._steps.running, self._memory.tokens_per_block
+        size = self._memory.tokens_per_block
         while len(self._outgoing) < self._config.max_outgoing:
-            request = self._candidates.choose(target.num_bytes, self._outgoing, running)
+            request = self._candidates.choose(target.num_bytes, self._outgoing)
             if request is None:
                 return
             target.num_bytes -= self._memory.bytes_of(request)
@@ -287,13 +290,13 @@ class MigrationSource(Participant):
             num_full = request.num_computed // size
             if self._config.mode is MigrationMode.LIVE and request.is_resident and num_full:
                 self._offer(outgoing, num_full * size, now)
-            elif request not in running:
+                continue
+            self.paused.add(request)
+            if not self._steps.is_running(request):
                 self._begin_last_stage(outgoing, now)
 
     def _begin_last_stage(self, outgoing: _Outgoing, now: float) -> None:
-        """The request is paused from here on."""
         request = outgoing.request
-        self.paused.add(request)
         if self._config.mode is MigrationMode.RECOMPUTE:
             self._memory.drop(request)
         if not request.is_started:

@@ -85,13 +85,13 @@ class ShortestRemainingTime(_ShortestFirst):
     """
 
     def _time_s(self, request: Request, num_computed: int) -> float:
-        num_remaining = request.sampling.max_tokens - request.num_output
-        num_uncomputed = len(request.token_ids) - num_computed
+        num_remaining = request.sampling.max_tokens - (request.num_tokens - request.num_prompt)
+        num_uncomputed = request.num_tokens - num_computed
         if num_uncomputed <= 1:
             return num_remaining * self._times.min_iteration_s
         prefill_s = self._times.prefill_s(num_uncomputed, num_computed)  # makes the first output token
         return prefill_s + (num_remaining - 1) * self._times.min_iteration_s
 
     def on_service(self, request: Request, service_s: float, now: float) -> None:
-        self._times_s[request] = self._time_s(request, request.num_computed)
+        self._times_s[request] = self._time_s(request, request.num_fed)
         self._order = None

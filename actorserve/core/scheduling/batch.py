@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from actorserve.core.messages import StepPlan
+from actorserve.core.messages import NOT_YET, StepPlan
 from actorserve.core.request import Request
 from actorserve.core.scheduling.token_budget import IterationBudget
 
@@ -28,11 +28,16 @@ class Batch:
         return StepPlan(
             step_id=step_id,
             request_ids=tuple(request.request_id for request, _ in rows),
-            starts=tuple(request.num_computed for request, _ in rows),
-            token_ids=tuple(
-                tuple(request.token_ids[request.num_computed : request.num_computed + n]) for request, n in rows
-            ),
+            starts=tuple(request.num_fed for request, _ in rows),
+            token_ids=tuple(_fed_tokens(request, n) for request, n in rows),
             block_tables=tuple(tuple(request.blocks) for request, _ in rows),
             samples=tuple(n == request.num_uncomputed for request, n in rows),
             scores=scores if any(scores) else (),
         )
+
+
+def _fed_tokens(request: Request, num_fed: int) -> tuple[int, ...]:
+    """The next ``num_fed`` tokens to feed. The last one may be made by the iteration in flight."""
+    start = request.num_fed
+    tokens = tuple(request.token_ids[start : start + num_fed])
+    return tokens if len(tokens) == num_fed else (*tokens, NOT_YET)

@@ -69,12 +69,14 @@ class Batcher:
         """A request got a token, and was served for ``service_s``."""
         self._swapper.on_token(request, service_s)
 
-    def plan(self, now: float, held: Collection[Request] = ()) -> tuple[Batch, list[Request]]:
+    def plan(
+        self, now: float, held: Collection[Request] = (), *, is_ahead: bool = False
+    ) -> tuple[Batch, list[Request]]:
         """The next iteration, and the requests that must look for another instance.
 
         The iteration has no rows if nothing can run before a copy is done or a request comes. The KV of the returned
         requests does not fit into the memory that is usable now. Requests that are ``held`` are not planned, and keep
-        their KV.
+        their KV. ``is_ahead``: an iteration is in flight. Its end frees blocks, so no request is given up before.
         """
         self._count_blocked(now)
         order = self._policy.order(now)
@@ -82,12 +84,12 @@ class Batcher:
             order = [request for request in order if request not in held]
         refused: list[Request] = []
         while True:
-            if too_large := self._too_large_now(order):
+            if not is_ahead and (too_large := self._too_large_now(order)):
                 refused += too_large
                 order = [request for request in order if request not in too_large]
             num_preemptions, had_waited = self._swapper.num_preemptions, self._has_waited_for_copies
             batch = self._plan(order, now)
-            if batch.rows or self._memory.is_copying:
+            if batch.rows or self._memory.is_copying or is_ahead:
                 break
             if had_waited or self._swapper.num_preemptions > num_preemptions:
                 continue  # the next attempt may evict, or the evicted blocks may suffice for another request
@@ -156,7 +158,7 @@ class Batcher:
                     if memory.blocks_wanted(request) > memory.device.num_free_blocks:
                         continue  # blocks that it would have shared were evicted meanwhile
                     self._swapper.admit(request)
-                rows.append((request, budget.take(request.num_uncomputed, request.num_computed)))
+                rows.append((request, budget.take(request.num_uncomputed, request.num_fed)))
         if len(decodes) != budget.iteration.num_decodes:
             # Prefills that got no tokens left their rows to decodes behind them.
             budget.iteration.set_decodes(len(decodes), _num_context_tokens(decodes))
@@ -180,4 +182,4 @@ class Batcher:
 
 def _num_context_tokens(decodes: Sequence[Request]) -> int:
     """The tokens that these decodes attend to together."""
-    return sum(len(request.token_ids) for request in decodes)
+    return sum(request.num_tokens for request in decodes)

@@ -271,11 +271,11 @@ class SkipJoinMLFQ(MultiLevelQueue[Request]):
 
     def on_service(self, request: Request, service_s: float, now: float) -> None:
         if self.serve(request, service_s, now):
-            self.demote(request, self._next_iteration_s(request, request.num_computed))
+            self.demote(request, self._next_iteration_s(request, request.num_fed))
 
     def _next_iteration_s(self, request: Request, num_computed: int) -> float:
         """The time of the request's next iteration, if ``num_computed`` of its tokens have KV."""
-        num_tokens = len(request.token_ids)
+        num_tokens = request.num_tokens
         if num_tokens - num_computed > 1:
             return self._times.prefill_s(num_tokens - num_computed, num_computed)
         return self._times.decode_s(1, num_tokens)

@@ -64,7 +64,7 @@ class Swapper:
 
     def evict(self, request: Request) -> None:
         """Swap a request out, or drop its KV if the host is full or computing it again is cheaper."""
-        recompute_s = self._times.prefill_s(request.num_computed)
+        recompute_s = self._times.prefill_s(request.num_fed)
         if (
             self._mode is SwapMode.RECOMPUTE
             or recompute_s <= 2.0 * self._times.swap_s(self._memory.swap_bytes(request))

@@ -15,6 +15,7 @@ from actorserve.core.messages import (
     Start,
     StepDone,
     StepPlan,
+    Tick,
     TransferId,
     TransferKind,
 )
@@ -33,6 +34,7 @@ CONFIG = InstanceConfig(
     load_report_s=0.5,
     retry_s=1.0,
     tpot_target_s=inf,
+    run_ahead=False,  # so that a test reads like the iterations that it describes; test_run_ahead.py runs ahead
 )
 
 
@@ -65,7 +67,7 @@ def checkpoint_id(number: int = 1) -> TransferId:
 
 
 class Instance:
-    """Drives an InstanceState; keeps the plan in flight and what was sent to the gateway."""
+    """Drives an InstanceState; keeps the plans in flight and what was sent to the gateway."""
 
     def __init__(
         self,
@@ -75,24 +77,36 @@ class Instance:
     ) -> None:
         """``policy`` uses the same ``times``."""
         self.state = InstanceState(config, policy or FirstComeFirstServed(), times or StepTimes(PROFILE))
-        self.plan: StepPlan | None = None
+        self.plan: StepPlan | None = None  # the oldest in flight
+        self.next_plan: StepPlan | None = None  # planned while that one is in flight
         self.sent: list[Message] = []
         self.effects: list[Effect] = []
         self.copies: list[SwapOut | SwapIn] = []  # in flight
 
     def handle(self, message: Message, now: float = 0.0, sender: Peer = GATEWAY) -> list[Effect]:
+        if isinstance(message, StepDone):
+            self.plan, self.next_plan = self.next_plan, None
         return self._take(self.state.handle(message, now, sender))
+
+    def plan_ahead(self, until_s: float = inf) -> list[Effect]:
+        """The next iteration is planned while one is in flight, if that is due before ``until_s``."""
+        at_s = self.state.steps.next_plan_s
+        return self.handle(Tick(), at_s) if at_s is not None and at_s < until_s else []
 
     def advance(self, ends: list[tuple[float, float]], token: int) -> list[Effect]:
         """Quiet steps end, each at (now, duration)."""
+        self.plan = None
         return self._take(self.state.quiet_steps.advance(ends, token))
 
     def _take(self, effects: list[Effect]) -> list[Effect]:
         self.state.validate()
         self.effects = effects
         for effect in self.effects:
-            if isinstance(effect, RunStep):
+            if isinstance(effect, RunStep) and self.plan is None:
                 self.plan = effect.plan
+            elif isinstance(effect, RunStep):
+                assert self.next_plan is None
+                self.next_plan = effect.plan
             if isinstance(effect, SwapOut | SwapIn):
                 self.copies.append(effect)
             if isinstance(effect, Send):
@@ -107,10 +121,9 @@ class Instance:
         return self.handle(CopyDone(self.copies.pop(0).copy_id, duration_s), now)
 
     def done(self, token: int = 9, now: float = 0.0, duration_s: float = 0.01) -> list[Effect]:
-        """The engine answers the plan in flight with the same token for every sampled row."""
+        """The engine answers the oldest plan in flight with the same token for every sampled row."""
         plan = self.plan
         assert plan is not None
-        self.plan = None
         rows = [row for row, samples in enumerate(plan.samples) if samples]
         prompts = {r.request_id: len(r.spec.prompt_token_ids) for r in self.state.requests.values()}
         ids = tuple(plan.request_ids[row] for row in rows)

@@ -293,8 +293,17 @@ class World:
         if not self.links[link]:
             del self.links[link]
 
+    def plan_ahead(self, name: str) -> None:
+        """The iteration in flight on a worker is about to end, so the worker plans the next one."""
+        process = self.processes[name]
+        assert isinstance(process.core, InstanceState)
+        at_s = process.core.steps.next_plan_s
+        if at_s is not None:
+            self.now = max(self.now, at_s)
+            self._handle(process, Tick())
+
     def finish_step(self, name: str) -> None:
-        """The engine of a worker completes the iteration in flight."""
+        """The engine of a worker completes the oldest iteration in flight."""
         process = self.processes[name]
         self._handle(process, process.step())
 
@@ -351,13 +360,16 @@ class World:
                 deadline = process.core.next_deadline()
                 assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
 
-    def progress(self, *, fetches: bool = True, compiles: bool = True) -> None:
+    def progress(self, *, ahead: bool = True, fetches: bool = True, compiles: bool = True) -> None:
         """All messages in flight arrive, and all engines complete iterations, swaps, and with ``fetches`` copies from
-        other workers, and with ``compiles`` a grammar."""
+        other workers, and with ``compiles`` a grammar. With ``ahead`` the next iterations are planned before.
+        """
         for link in list(self.links):
             for _ in range(len(self.links.get(link, ()))):
                 self.deliver(link)
         for name in self.stepping:
+            if ahead:
+                self.plan_ahead(name)
             self.finish_step(name)
         for name in self.copying:
             self.finish_copy(name)
@@ -459,7 +471,7 @@ class World:
                 case InstanceState() as instance:
                     assert not instance.requests
                     assert not instance.outbox
-                    assert not instance.steps.removed
+                    assert not instance.memory.waits_for_steps
                     assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
                     assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
                     assert not instance.memory.is_copying

@@ -74,7 +74,9 @@ def _undisturbed(spec: RequestSpec, num_blocks: int, num_tokens: int) -> tuple[l
     tokens: list[int] = []
     start, fed = 0, spec.prompt_token_ids
     while len(tokens) < num_tokens and STOP_TOKEN not in tokens:
-        done = engine.step(StepPlan(0, (spec.request_id,), (start,), (fed,), (tuple(range(num_blocks)),), (True,)))
+        done = engine.begin(
+            StepPlan(0, (spec.request_id,), (start,), (fed,), (tuple(range(num_blocks)),), (True,))
+        ).result()
         if done.failed:
             return tokens, True
         tokens += done.token_ids
@@ -99,6 +101,7 @@ class Process:
     compiling: list[tuple[str, PreparedGrammar]] = field(default_factory=list)  # by request id; they wait like steps
     ready: set[str] = field(default_factory=set)  # requests whose GrammarReady was told
     drained: bool = False
+    num_ahead: int = 0  # steps that were planned while another one was in flight
 
     def command(self, effect: EngineCommand) -> None:
         """Queue a command of the engine, and let the engine take its commands up to the next step."""
@@ -110,7 +113,9 @@ class Process:
                 if grammar is not None:
                     self.compiling.append((request.request_id, grammar))
             case RunStep(plan=plan):
-                assert not self.commands, "two steps in flight"
+                in_flight = [command.plan for command in self.commands if isinstance(command, RunStep)]
+                assert len(in_flight) < 2, "three steps in flight"
+                self.num_ahead += len(in_flight)
                 waiting = {request_id for request_id, _ in self.compiling} - self.ready
                 assert not waiting.intersection(plan.request_ids), "a step names a request whose grammar is not ready"
         self.commands.append(effect)
@@ -134,7 +139,7 @@ class Process:
         self._grammars.popleft()
         command = self.commands.popleft()
         assert isinstance(command, RunStep)
-        done = self.engine.step(command.plan)
+        done = self.engine.begin(command.plan).result()
         self.run_commands()
         return done
 

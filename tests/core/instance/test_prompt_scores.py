@@ -34,7 +34,7 @@ class Scored(Instance):
     def step(self) -> StepDone:
         plan, self.plan = self.plan, None
         assert plan is not None
-        done = self.engine.step(plan)
+        done = self.engine.begin(plan).result()
         self.handle(done)
         return done
 

@@ -102,6 +102,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         owner.num_shared += 1
         assert owner.blocks[index] == expected
         if expected != own:
+            self.allocator.free([own])
             self._expect_freed(own)
         self.cached = [block for block in self.cached if block != expected]
 

@@ -139,6 +139,7 @@ def test_blocks_that_are_still_on_the_device_are_not_copied_back() -> None:
     instance.done()
     instance.done()
     long = instance.state.requests["long"]
+    instance.state.memory.on_step_ended(long.last_step)
     assert instance.state.memory.swap_out(long)
     instance.state.memory.on_copy_done(1)
     instance.state.memory.swap_in(long)

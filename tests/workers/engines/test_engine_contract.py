@@ -63,7 +63,7 @@ def spec(name: str, seed: int = 1) -> RequestSpec:
 
 
 def prefill(engine: Engine, name: str, tokens: tuple[int, ...], table: tuple[int, ...]) -> int:
-    done = engine.step(StepPlan(0, (name,), (0,), (tokens,), (table,), (True,)))
+    done = engine.begin(StepPlan(0, (name,), (0,), (tokens,), (table,), (True,))).result()
     return done.token_ids[0]
 
 
@@ -71,7 +71,7 @@ def decode(engine: Engine, name: str, token: int, table: tuple[int, ...], num_to
     """The ``num_tokens`` tokens after ``token``, which follows the prompt."""
     tokens = [token]
     for at in range(len(PROMPT), len(PROMPT) + num_tokens):
-        done = engine.step(StepPlan(at, (name,), (at,), ((tokens[-1],),), (table,), (True,)))
+        done = engine.begin(StepPlan(at, (name,), (at,), ((tokens[-1],),), (table,), (True,))).result()
         tokens += done.token_ids
     return tokens[1:]
 
@@ -128,7 +128,7 @@ def test_scores_do_not_depend_on_chunks(make_engine: MakeEngine) -> None:
                 (*other[3], samples),
                 (False, True),
             )
-            none, part = engine.step(plan).prompt_logprobs
+            none, part = engine.begin(plan).result().prompt_logprobs
             assert none is None
             assert (part is None) == (start == len(PROMPT) - 1)
             if part is not None:

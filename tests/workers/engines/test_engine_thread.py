@@ -25,6 +25,7 @@ from actorserve.core.messages import (
     TransferKind,
 )
 from actorserve.model_files.grammars import GrammarCompiler
+from workers.engine import EndedStep
 from workers.engines.engine_thread import Done, EngineThread
 from workers.engines.fake_choice import compiler_of_bytes
 from workers.engines.fake_engine import FakeEngine, expected_tokens
@@ -44,11 +45,11 @@ class GatedEngine(FakeEngine):
         self.thread = threading.current_thread()
         self.is_stepping = threading.Event()
 
-    def step(self, plan: StepPlan) -> StepDone:
+    def begin(self, plan: StepPlan) -> EndedStep:
         self.thread = threading.current_thread()
         self.is_stepping.set()
         assert self.gate.wait(10)
-        return super().step(plan)
+        return super().begin(plan)
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         assert self.copy_gate.wait(10)

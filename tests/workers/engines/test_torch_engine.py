@@ -82,7 +82,7 @@ def test_prompt_logprobs_are_the_references(make_model: Any) -> None:
     with torch.no_grad():
         expected = model.reference(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
     engine.add(RequestSpec("a", tokens, SamplingParams(seed=0, max_tokens=1, prompt_logprobs=3)))
-    done = engine.step(StepPlan(1, ("a",), (0,), (tokens,), (tuple(range(10)),), (True,), (True,)))
+    done = engine.begin(StepPlan(1, ("a",), (0,), (tokens,), (tuple(range(10)),), (True,), (True,))).result()
     [found] = done.prompt_logprobs
     assert found is not None
     own, best = torch.tensor(found.logprobs).view(-1, 4).tensor_split([1], -1)
@@ -191,12 +191,12 @@ def test_a_step_samples_where_the_plan_says_so(make_model: Any) -> None:
     engine = TorchEngine(make_model().description, EngineOptions(kv_cache_bytes=KV_BYTES))
     for name in ("a", "b"):
         engine.add(RequestSpec(name, (1, 2, 3, 4), SamplingParams(seed=1, max_tokens=9, temperature=0.0)))
-    done = engine.step(StepPlan(7, ("a", "b"), (0, 0), ((1, 2), (1, 2, 3, 4)), ((0,), (1,)), (False, True)))
+    done = engine.begin(StepPlan(7, ("a", "b"), (0, 0), ((1, 2), (1, 2, 3, 4)), ((0,), (1,)), (False, True))).result()
     assert (done.step_id, done.request_ids, done.positions, len(done.token_ids)) == (7, ("b",), (0,), 1)
-    done = engine.step(StepPlan(8, ("a",), (2,), ((3,),), ((0,),), (False,)))
+    done = engine.begin(StepPlan(8, ("a",), (2,), ((3,),), ((0,),), (False,))).result()
     assert done.request_ids == ()
     assert done.token_ids == ()
-    later = engine.step(StepPlan(9, ("b",), (4,), ((5,),), ((1,),), (True,)))
+    later = engine.begin(StepPlan(9, ("b",), (4,), ((5,),), ((1,),), (True,))).result()
     assert later.positions == (1,)
     engine.drop("a")
     engine.drop("unknown")
@@ -339,5 +339,5 @@ def test_masks_are_made_while_the_model_runs(make_model: Any, monkeypatch: pytes
     for name, text in (("a", grammar), ("bad", "no grammar")):
         request = RequestSpec(name, (1, 2), SamplingParams(seed=0, max_tokens=9, grammar=text))
         engine.add(request, engine.prepare(request))
-    done = engine.step(StepPlan(0, ("bad", "a"), (0, 0), ((1, 2), (1, 2)), ((0,), (1,)), (True, True)))
+    done = engine.begin(StepPlan(0, ("bad", "a"), (0, 0), ((1, 2), (1, 2)), ((0,), (1,)), (True, True))).result()
     assert (done.request_ids, done.token_ids, done.failed) == (("a",), (ord("a"),), ("bad",))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
+from workers.engine import EndedStep
 from workers.engines.fake_engine import FakeEngine
 from workers.kv.pools import check_copy
 from workers.sampling.grammars import PreparedGrammar
@@ -35,7 +36,7 @@ class CostEngine:
     def drop(self, request_id: str) -> None:
         self.requests.discard(request_id)
 
-    def step(self, plan: StepPlan) -> StepDone:
+    def begin(self, plan: StepPlan) -> EndedStep:
         self.plans.append(plan)
         assert set(plan.request_ids) <= self.requests
         assert all(plan.samples)
@@ -54,7 +55,7 @@ class CostEngine:
         seconds += 0.0004 * num_rows
         if self.disturbs and len(self.plans) % 5 == 0:
             seconds *= 50
-        return StepDone(plan.step_id, seconds, (), (), ())
+        return EndedStep(StepDone(plan.step_id, seconds, (), (), ()))
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         check_copy(device_blocks, self.num_blocks, host_blocks, self.num_host_blocks)

@@ -178,7 +178,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _iterations(peer: OurPeer, batches: Sequence[int], prompt: int) -> Mapping[str, Callable[[], object]]:
     def decode(batch: int) -> Callable[[], object]:
         plan = peer.decode_plan(batch, 0)
-        return lambda: peer.engine.step(plan)
+        return lambda: peer.engine.begin(plan).result()
 
     decodes = {f"decode of {batch}": decode(batch) for batch in batches}
     return decodes | {f"prefill of {prompt}": lambda: peer.prefill(prompt)}

@@ -91,7 +91,7 @@ def _measure(engine: TorchEngine, shape: str, plan: StepPlan, rounds: int) -> Ro
         for tiled in (True, False) if number % 2 else (False, True):
             engine.layer_tiles, engine.head_tiles = tiles if tiled else untiled
             began = time.perf_counter()
-            engine.step(plan)
+            engine.begin(plan).result()
             if number > 0:  # the first round warms up
                 times[tiled].append(1e3 * (time.perf_counter() - began))
     engine.layer_tiles, engine.head_tiles = tiles
@@ -109,7 +109,7 @@ def measure(engine: TorchEngine, rounds: int, console: Console) -> list[Row]:
     ]
     for _, plan in plans[: len(DECODE_REQUESTS)]:
         # A decode step attends to KV, so its context must be computed first.
-        engine.step(_plan(0, len(plan.request_ids), 0, CONTEXT_TOKENS + 1, engine.tokens_per_block))
+        engine.begin(_plan(0, len(plan.request_ids), 0, CONTEXT_TOKENS + 1, engine.tokens_per_block)).result()
     return [
         _measure(engine, shape, plan, rounds)
         for shape, plan in track(plans, "measuring", console=console, transient=True)

@@ -26,7 +26,7 @@ def main() -> int:
         return 1
     engine.add(RequestSpec("r", _PROMPT, SamplingParams(seed=0, max_tokens=1, temperature=0.0)))
     blocks = tuple(range(-(-len(_PROMPT) // engine.tokens_per_block)))
-    done = engine.step(StepPlan(0, ("r",), (0,), (_PROMPT,), (blocks,), (True,)))
+    done = engine.begin(StepPlan(0, ("r",), (0,), (_PROMPT,), (blocks,), (True,))).result()
     print(*done.token_ids, flush=True)
     return 0
 

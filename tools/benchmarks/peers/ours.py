@@ -57,7 +57,7 @@ class OurPeer:
         plans = [self.decode_plan(batch, step) for step in range(steps)]
         began = time.perf_counter()
         for plan in plans:
-            self.engine.step(plan)
+            self.engine.begin(plan).result()
         return time.perf_counter() - began
 
     def score(self, token_ids: Sequence[int]) -> float:
@@ -87,7 +87,7 @@ class OurPeer:
     def _prefill(self, request_id: str, table: tuple[int, ...], num_tokens: int) -> None:
         for start in range(0, num_tokens, CHUNK_TOKENS):
             end = min(start + CHUNK_TOKENS, num_tokens)
-            self.engine.step(
+            self.engine.begin(
                 StepPlan(
                     step_id=start,
                     request_ids=(request_id,),
@@ -96,7 +96,7 @@ class OurPeer:
                     block_tables=(table[: _blocks(end)],),
                     samples=(end == num_tokens,),
                 )
-            )
+            ).result()
 
 
 def _blocks(num_tokens: int) -> int:

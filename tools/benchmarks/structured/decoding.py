@@ -58,7 +58,9 @@ class DecodingBatch:
     def _step(self, requests: Sequence[Decoded], token_ids: Sequence[tuple[int, ...]], starts: Sequence[int]) -> float:
         names = tuple(request.spec.request_id for request in requests)
         tables = tuple(request.table for request in requests)
-        done = self._engine.step(StepPlan(0, names, tuple(starts), tuple(token_ids), tables, (True,) * len(requests)))
+        done = self._engine.begin(
+            StepPlan(0, names, tuple(starts), tuple(token_ids), tables, (True,) * len(requests))
+        ).result()
         made = dict(zip(done.request_ids, done.token_ids, strict=True))
         for request in requests:
             token_id = made.get(request.spec.request_id)
