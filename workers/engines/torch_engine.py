@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan
+from actorserve.core.messages import NOT_YET, ModelInfo, PromptLogprobs, RequestSpec, StepPlan
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.grammars import compiler_for
@@ -15,11 +15,11 @@ from workers import native
 from workers.attention import choose_attention
 from workers.batch import Batch, make_batch
 from workers.cuda_version import why_no_cuda
-from workers.engine import EndedStep
 from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.last_tokens import LastTokens
 from workers.engines.pools import KVForm, make_pools
+from workers.engines.torch_step import TorchStep
 from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows, RowTiles
@@ -106,6 +106,7 @@ class TorchEngine:
         )
         self._scorer = PromptScorer()
         self._last_tokens = LastTokens()
+        self._newest: TorchStep | None = None
         self._num_prompt_tokens: dict[str, int] = {}
         self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._kind = kind_digest(
@@ -167,9 +168,12 @@ class TorchEngine:
         self._grammars.drop(request_id)
         self._scorer.drop(request_id)
 
-    def begin(self, plan: StepPlan) -> EndedStep:
-        began = time.perf_counter()
-        plan = self._last_tokens.fill(plan)
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> TorchStep:
+        began_s, before = time.perf_counter(), self._newest
+        if before is not None and any(tokens[-1] == NOT_YET for tokens in plan.token_ids if tokens):
+            before.result()
+            plan = self._last_tokens.fill(plan)
         request_ids, positions = [], []
         for request_id, start, token_ids, samples in zip(
             plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
@@ -180,26 +184,27 @@ class TorchEngine:
         pending_masks = self._grammars.begin(request_ids, positions)  # other threads make them while the model runs
         logits, prompt_logprobs = self._compute(plan)
         masks = pending_masks.result()
-        with torch.inference_mode():
-            sampled = self._sampler(logits, request_ids, positions, masks)
-        self._grammars.append(request_ids, sampled.token_ids)
-        self._last_tokens.set(request_ids, sampled.token_ids)
-        if self._device.type == "cuda" and not request_ids:
-            # No token was fetched, so wait for the device: the step's time and KV must be complete.
-            torch.cuda.current_stream(self._device).synchronize()
-        good = [row for row in range(len(request_ids)) if row not in masks.failed]
-        logprobs = tuple(sampled.logprobs[row] for row in good)
-        done = StepDone(
-            step_id=plan.step_id,
-            duration_s=time.perf_counter() - began,
-            request_ids=tuple(request_ids[row] for row in good),
-            positions=tuple(positions[row] for row in good),
-            token_ids=tuple(sampled.token_ids[row] for row in good),
-            logprobs=logprobs if any(entry is not None for entry in logprobs) else (),
-            prompt_logprobs=prompt_logprobs,
-            failed=tuple(request_ids[row] for row in masks.failed),
+        sample = self._sampler.begin(logits, request_ids, positions, masks)
+        step = TorchStep(
+            plan.step_id,
+            request_ids,
+            positions,
+            sample,
+            masks,
+            prompt_logprobs,
+            self._keep_tokens,
+            began_s,
+            before,
+            self._device,
         )
-        return EndedStep(done)
+        if self._device.type == "cpu":
+            step.result()  # the step after this one is begun with its tokens
+        self._newest = step
+        return step
+
+    def _keep_tokens(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> None:
+        self._grammars.append(request_ids, token_ids)
+        self._last_tokens.set(request_ids, token_ids)
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._pools.host.copy_out(device_blocks, host_blocks)

@@ -58,7 +58,17 @@ class Sampler:
     def __call__(
         self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int], masks: Masks | None = None
     ) -> Sampled:
-        """Choose each row's token, and count it for the penalties. Blocks until the tokens are on the host.
+        """Choose each row's token, as ``begin`` does, and wait for it."""
+        return self.begin(logits, request_ids, positions, masks).result()
+
+    def needs_tokens(self, request_ids: Sequence[str]) -> bool:
+        """Whether penalties of one of these requests depend on its newest token."""
+        return any(self._states[request_id].edits.penalties is not None for request_id in request_ids)
+
+    def begin(
+        self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int], masks: Masks | None = None
+    ) -> "PendingSample":
+        """Choose each row's token. A GPU goes on after the return.
 
         ``logits``: [B, vocab_size] float32 on the sampler's device, one row for each request; edited in place.
         ``positions``: output positions (0 is the first generated token). A position may be sampled again, and gives
@@ -75,27 +85,40 @@ class Sampler:
             )
         if logits.dtype != torch.float32 or logits.device.type != self._device.type:
             raise ValueError(f"logits are {logits.dtype} on {logits.device}; float32 on {self._device} is wanted")
-        if not request_ids:
-            return Sampled((), ())
         states = [self._states[request_id] for request_id in request_ids]
+        if not states:
+            return PendingSample((), [], (), None)
         logits = logits.contiguous()
 
-        wanting = [row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0]
+        wanting = tuple(row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0)
         raw = logits.index_select(0, torch.tensor(wanting, device=logits.device)) if wanting else None
         edited = [row for row, state in enumerate(states) if state.edits.touches(positions[row])]
         if edited:
             apply_edits(logits, edited, [states[row].edits for row in edited], [positions[row] for row in edited])
         rules = [_rule(state.sampling, position) for state, position in zip(states, positions, strict=True)]
-        token_ids = self._choose(logits, rules, masks)
+        return PendingSample(states, self._choose(logits, rules, masks), wanting, raw)
 
-        for state, token_id in zip(states, token_ids, strict=True):
+
+@dataclass(frozen=True, slots=True)
+class PendingSample:
+    """Tokens that are being chosen. ``raw``: the logits of the rows ``wanting``, which want log-probabilities."""
+
+    states: Sequence[_State]
+    token_ids: list[int]
+    wanting: tuple[int, ...]
+    raw: Tensor | None
+
+    def result(self) -> Sampled:
+        """Wait until the tokens are on the host, and count them for the penalties. Once."""
+        token_ids = self.token_ids
+        for state, token_id in zip(self.states, token_ids, strict=True):
             if state.edits.penalties is not None:
                 state.edits.penalties.append(token_id)
-        logprobs: list[TokenLogprobs | None] = [None] * len(states)
-        if raw is not None:
-            num_best = [states[row].sampling.top_logprobs for row in wanting]
-            found = read_logprobs(raw, [token_ids[row] for row in wanting], num_best)
-            for row, entry in zip(wanting, found, strict=True):
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        if self.raw is not None:
+            num_best = [self.states[row].sampling.top_logprobs for row in self.wanting]
+            found = read_logprobs(self.raw, [token_ids[row] for row in self.wanting], num_best)
+            for row, entry in zip(self.wanting, found, strict=True):
                 logprobs[row] = entry
         return Sampled(tuple(token_ids), tuple(logprobs))
 
