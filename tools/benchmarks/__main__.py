@@ -16,6 +16,7 @@ EXIT_INTERRUPTED = 130
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serving.serve", "latencies and throughput of a running server, or of ours and llama-server"),
     "engine": ("engine.engine", "tokens/s and memory of the engine, compared with llama.cpp and transformers"),
+    "ahead": ("serving.ahead", "what planning one iteration ahead gains, and what it costs"),
     "policies": ("serving.policies", "latencies under each scheduling policy, side by side on the real engine"),
     "fidelity": ("serving.fidelity", "the simulator compared with the real engine, on the same arrivals"),
     "start": ("serving.start", "from a process's start to the first token, compared with import torch"),
