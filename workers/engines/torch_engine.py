@@ -19,6 +19,7 @@ from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.last_tokens import LastTokens
 from workers.engines.pools import KVForm, make_pools
+from workers.engines.tile_log import log_tiles
 from workers.engines.torch_step import TorchStep
 from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
@@ -83,6 +84,7 @@ class TorchEngine:
             self.layer_tiles: RowTiles | AnyRows
             self.head_tiles: RowTiles | AnyRows
             self.layer_tiles, self.head_tiles = _tiles(self._model, kernels)
+            log_tiles(self.layer_tiles, self.head_tiles)
             form = KVForm(kernels.numerics.kv, options.tokens_per_block, self._attention.keys_transposed)
             self._pools = make_pools(config, form, self._device, memory)
         self._cache = self._pools.cache
