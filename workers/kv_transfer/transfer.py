@@ -13,7 +13,6 @@ from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Link, this_host
 from workers.kv_transfer.mapped import MappedPool
 from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
-from workers.kv_transfer.rdma import NixlAgent, NixlLink
 
 PATIENCE_S = 5.0  # how long to wait for a source that sends nothing
 _LinkKey = tuple[Peer, bool, bool, bool]
@@ -40,9 +39,9 @@ class KVTransfer:
 
     ``bind``: ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Other workers reach a TCP bind
     by ``announced_host``, which is required if the bind names no host. ``rate`` limits how fast each source is read,
-    except by urgent fetches. ``use_nixl``: RDMA between workers that both have it.
+    except by urgent fetches.
 
-    Raises: ActorserveError if ``bind`` cannot be bound or reached; SettingsError if NIXL is wanted but unavailable.
+    Raises: ActorserveError if ``bind`` cannot be bound or reached.
     """
 
     def __init__(
@@ -53,7 +52,6 @@ class KVTransfer:
         *,
         announced_host: str = "",
         rate: Rate = UNBOUNDED,
-        use_nixl: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._pools = pools
@@ -63,7 +61,6 @@ class KVTransfer:
         self._closed = False
         self._held: dict[_LinkKey, _Held] = {}
         self._buckets: dict[Peer, TokenBucket] = {}
-        self._nixl = NixlAgent(pools) if use_nixl else None
         self._server = DataServer(pools, bind, ticket_key, announced_host=announced_host)
         self.access = KVAccess(
             layout=pools.layout,
@@ -74,7 +71,6 @@ class KVTransfer:
             shared="" if pools.device_memory is None else pools.device_memory.shown,
             shared_host="" if pools.host_memory is None else pools.host_memory.shown,
             cuda_ipc=export_memory(pools.device.blocks) if isinstance(pools.device, CudaBlocks) else "",
-            nixl="" if self._nixl is None else self._nixl.shown,
         )
         """How other workers read our KV, for ``Hello``."""
 
@@ -160,6 +156,4 @@ class KVTransfer:
             return MappedPool(shown, num_blocks, pools, on_host=on_host)
         if same_host and access.cuda_ipc and not on_host and not into_host and isinstance(device, CudaBlocks):
             return CudaPool(access.cuda_ipc, num_blocks, pools, device)
-        if access.nixl and self._nixl is not None:
-            return NixlLink(self._nixl, access, self._patience_s)
         return DataClient(access.address, pools, self._patience_s, with_checksum=not same_host)
