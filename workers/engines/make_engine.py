@@ -42,9 +42,7 @@ def load_engine(child: Child) -> Engine:
     if workers.device == "cpu":
         child.status.loading("finding the native kernels (the first start builds them)")
         native.load()
-    return TorchEngine(
-        description, engine_options(settings), lambda share: child.status.loading("loading weights", share)
-    )
+    return TorchEngine(description, engine_options(settings), child.status.loading)
 
 
 def engine_options(settings: Settings) -> EngineOptions:
