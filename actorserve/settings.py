@@ -90,7 +90,8 @@ class ModelSettings(_Section):
         "auto", description="auto: load the model's weights; dummy: random weights, for measurements"
     )
     dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = Field(
-        "auto", description="number format of the computation; auto: int8 on CPUs, bfloat16 on GPUs"
+        "auto",
+        description="number format of the computation; auto: int8 on CPUs, bfloat16 on GPUs, float32 on older GPUs",
     )
     tool_parser: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "none"] = Field(
         "auto",
