@@ -238,7 +238,7 @@ def test_no_registry_is_named() -> None:
 
 def test_the_tools_are_executable() -> None:
     """Every file in tools that a person runs is executable."""
-    for name in ("serve", "test", "check", "bench", "_python"):
+    for name in ("serve", "test", "check", "bench", "gpu-first-hour", "_python"):
         assert os.access(ROOT / "tools" / name, os.X_OK), name
 
 
