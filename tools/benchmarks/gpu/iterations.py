@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from actorserve.core.messages import RequestSpec, SamplingParams, StepPlan
 from actorserve.errors import ActorserveError
 from actorserve.model_files.describe import describe
@@ -58,7 +60,8 @@ class Measured:
             raise BenchError(f"{shape}: {error}") from None
         pool = self.engine.kv.device
         if isinstance(pool, CudaBlocks):
-            pool.blocks.zero_()  # what the memory held before may not be numbers
+            with torch.inference_mode():  # in which the engine made it
+                pool.blocks.zero_()  # what the memory held before may not be numbers
         self._steps = itertools.count(1)
         sampling = SamplingParams(seed=0, max_tokens=2**30, temperature=0.0)
         for request_id in (*map(_name, range(sizes.max_requests)), _PROMPT):
@@ -98,7 +101,11 @@ class Measured:
             step_id=next(self._steps),
             request_ids=request_ids,
             starts=(start,) * count,
-            token_ids=(tuple((_FIRST_TOKEN + place) % vocabulary for place in range(num_tokens)),) * count,
+            # Requests have different tokens, because equal ones would choose the same experts.
+            token_ids=tuple(
+                tuple((_FIRST_TOKEN + number + place) % vocabulary for place in range(num_tokens))
+                for number in range(count)
+            ),
             block_tables=tuple(tables),
             samples=(True,) * count,
         )
