@@ -13,12 +13,13 @@ from actorserve.model_files.description import ModelDescription
 from tests.tools.benchmarks.run_bench import ROOT, run_bench
 from tools.benchmarks.__main__ import make_parser
 from tools.benchmarks.common.errors import BenchError
-from tools.benchmarks.gpu import first_hour
+from tools.benchmarks.gpu import checks, first_hour
 from tools.benchmarks.gpu.costs import decode_bytes, prefill_flops
 from tools.benchmarks.gpu.first_hour import Step
 from tools.benchmarks.gpu.gaps import covered
 from tools.benchmarks.gpu.shapes import write_shape
 from tools.figures.files import read_figures
+from workers.devices import Device, DriverError
 from workers.kernels.numerics import numerics
 
 SMALL = (
@@ -65,6 +66,40 @@ def test_a_machine_without_a_gpu_is_told_so(module: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert "finds no" in line
+
+
+@pytest.mark.parametrize(
+    ("lacks", "wanted"),
+    [
+        ("driver", "the NVIDIA driver answers: broken"),
+        ("cuda", "torch finds no GPU: "),
+        ("device", "the NVIDIA driver shows no GPU"),
+        ("triton", "triton is missing"),
+        ("compiler", "apt install gcc"),
+        ("headers", "apt install python3-dev"),
+        ("nothing", None),
+    ],
+)
+def test_what_a_machine_lacks_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str, wanted: str | None
+) -> None:
+    """The first thing that is missing is said, with what to do."""
+
+    def devices() -> list[Device]:
+        if lacks == "driver":
+            raise DriverError("the NVIDIA driver answers: broken")
+        return [] if lacks == "device" else [Device("GPU-a", "A100", 80)]
+
+    (tmp_path / "Python.h").touch()
+    headers = tmp_path / "none" if lacks == "headers" else tmp_path
+    monkeypatch.setattr(checks, "usable_devices", devices)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: lacks != "cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None if lacks == "triton" else object())
+    monkeypatch.setattr("shutil.which", lambda _: None if lacks == "compiler" else "/usr/bin/gcc")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(headers))
+    found = checks.missing()
+    assert found == wanted or (found is not None and wanted is not None and wanted in found)
+    assert found is None or "\n" not in found
 
 
 def test_the_first_hour_measures_with_commands_that_exist(tmp_path: Path) -> None:

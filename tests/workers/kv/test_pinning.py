@@ -7,9 +7,12 @@ import mmap
 import pytest
 import torch
 
+from tests.workers.kv.small_cache import CONFIG
 from workers.kv import pinning
-from workers.kv.pinning import PinnedPool
+from workers.kv.cache import KVCache
+from workers.kv.pinning import CudaPinner, PinnedPool
 from workers.kv.shared_memory import attach
+from workers.kv.swap import HostPool
 
 PAGE = mmap.PAGESIZE
 
@@ -101,3 +104,35 @@ def test_memory_is_unpinned_with_its_pool() -> None:
     del pool
     gc.collect()
     assert not driver.pinned
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_blocks_come_back_from_pinned_chunks() -> None:
+    """On a GPU, blocks go to a pool of several pinned chunks and come back, in copies that reach over the borders."""
+    cuda = torch.device("cuda")
+    cache = KVCache(CONFIG, 64, 16, torch.float32, cuda)
+    cache.pool.copy_(torch.randn(cache.pool.shape, generator=torch.Generator().manual_seed(0)))
+    pool = HostPool(cache, 48)
+    assert pool.num_blocks == 48
+    before = cache.blocks.clone()
+    pool.copy_out(range(10, 58), range(48))
+    cache.pool.zero_()
+    pool.copy_in(range(48), range(48))
+    assert torch.equal(cache.blocks[:48], before[10:58])
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_failed_pin_leaves_no_error_behind() -> None:
+    """Pinning memory twice fails with CUDA's reason, and the next kernel does not report that error."""
+    cuda = torch.device("cuda")
+    memory = torch.zeros(4 * PAGE, dtype=torch.uint8)
+    pinner = CudaPinner(cuda)
+    assert pinner.pin(memory.data_ptr(), memory.nbytes) == ""
+    assert "already" in pinner.pin(memory.data_ptr(), memory.nbytes)
+    assert torch.ones(3, device=cuda).sum().item() == 3
+    pinner.unpin(memory.data_ptr())
