@@ -6,7 +6,6 @@ from statistics import median
 
 from torch.profiler import ProfilerActivity, profile
 
-from actorserve.core.messages import StepPlan
 from tools.benchmarks.gpu.iterations import Measured
 from tools.figures.figure import Column, Figure, FigureTable, Row
 
@@ -22,7 +21,7 @@ def measure_gaps(measured: Measured, batches: Sequence[int], context: int, round
     rows = []
     for batch in batches:
         plan = measured.decode(batch, context)
-        steps = partial(_run, measured, plan, rounds)
+        steps = partial(measured.run, plan, rounds)
         step_s = median(measured.device.seconds(steps, 3)) / rounds
         busy_s = _busy_s(measured, steps) / rounds
         idle_s = max(0.0, step_s - busy_s)
@@ -39,11 +38,6 @@ def measure_gaps(measured: Measured, batches: Sequence[int], context: int, round
         )
     columns = (Column("step", "ms", 3), Column("busy", "ms", 3), Column("idle", "ms", 3), Column("idle", "%", 1))
     return FigureTable(TITLE, "requests", columns, tuple(rows))
-
-
-def _run(measured: Measured, plan: StepPlan, num_steps: int) -> None:
-    for _ in range(num_steps):
-        measured.run(plan)
 
 
 def _busy_s(measured: Measured, steps: Callable[[], None]) -> float:

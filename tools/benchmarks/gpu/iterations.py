@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,16 +89,17 @@ class Measured:
         """A whole prompt in one iteration."""
         return self._plan((_PROMPT,), 0, num_tokens, [self._table(0, self._blocks(num_tokens))])
 
-    def run(self, plan: StepPlan) -> None:
-        """Run one iteration; return when its tokens are on the host."""
-        self.engine.step(plan)
+    def run(self, plan: StepPlan, num_steps: int = 1) -> None:
+        """Run the plan so many times, one after another; return when the last tokens are on the host."""
+        for _ in range(num_steps):
+            self.engine.step(replace(plan, step_id=next(self._steps)))
 
     def _plan(
         self, request_ids: tuple[str, ...], start: int, num_tokens: int, tables: Sequence[tuple[int, ...]]
     ) -> StepPlan:
         count, vocabulary = len(request_ids), self.engine.model.vocab_size
         return StepPlan(
-            step_id=next(self._steps),
+            step_id=0,
             request_ids=request_ids,
             starts=(start,) * count,
             # Requests have different tokens, because equal ones would choose the same experts.
