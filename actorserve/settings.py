@@ -131,7 +131,8 @@ class WorkerSettings(SchedulingOptions, _Section):
     host_kv_bytes: int | None = Field(
         None,
         ge=0,
-        description="host memory of a worker for swapped KV; default: 0 (none) on CPUs, the KV cache's size on GPUs",
+        description="host memory of a worker for swapped KV; default: 0 (none) on CPUs; on GPUs as much as its KV "
+        "cache, and at most a quarter of its share of the host's memory",
     )
     max_context_tokens: int | None = Field(
         None,
