@@ -57,6 +57,25 @@ def test_a_cpu_runs_every_measurement(shape: str, tmp_path: Path) -> None:
             assert all(value >= 0 for value in values), title
 
 
+def test_other_engines_serve_the_same_requests(tmp_path: Path) -> None:
+    """Our server and transformers' continuous batching give as many tokens, and the table has the ratio of their rates.
+    An engine that cannot run is left out with its reason.
+    """
+    file = tmp_path / "batching.json"
+    sizes = ("--requests", "2", "--prompt-tokens", "6", "--output-tokens", "4", "--rounds", "1", "--threads", "1")
+    options = ("--shape", "tiny", "--device", "cpu", "--vllm-python", sys.executable)
+    done = run_bench("batching", *options, *sizes, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "without vLLM: vllm: ValueError: vLLM is measured on a GPU" in done.stdout
+    (table,) = read_figures(file).tables
+    ours, theirs = table.rows
+    assert (ours.name, theirs.name) == ("actorserve", "transformers, continuous batching")
+    assert ours.cells[0] is not None
+    assert theirs.cells[0] is not None
+    assert theirs.cells[1] is not None
+    assert theirs.cells[1].median == pytest.approx(ours.cells[0].median / theirs.cells[0].median)
+
+
 @without_gpu
 @pytest.mark.parametrize("module", ["tools.benchmarks.gpu.first_hour", "tools.benchmarks"])
 def test_a_machine_without_a_gpu_is_told_so(module: str) -> None:
@@ -105,10 +124,10 @@ def test_what_a_machine_lacks_is_one_line(
 def test_the_first_hour_measures_with_commands_that_exist(tmp_path: Path) -> None:
     """tools/bench takes the arguments of every measurement, and each has a figure file of its own."""
     files = set()
-    commands = first_hour.commands(("llama-3-8b", "qwen3-30b-a3b"), tmp_path)
+    commands = first_hour.commands(("llama-3-8b", "qwen3-30b-a3b"), tmp_path, tmp_path / "python")
     for command in commands.values():
         files.add(make_parser(command[0]).parse_args(command).json)
-    assert len(files) == len(commands) == 3
+    assert len(files) == len(commands) == 5
 
 
 def test_a_step_that_fails_does_not_keep_others_from_running(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,21 +38,27 @@ class Step(NamedTuple):
     run: Callable[[], None]
 
 
-def commands(shapes: Sequence[str], folder: Path) -> dict[str, tuple[str, ...]]:
+def commands(shapes: Sequence[str], folder: Path, vllm_python: Path | None = None) -> dict[str, tuple[str, ...]]:
     """The measurements, by title. Each writes its figures into ``folder``."""
-    measured = {
-        f"measure {shape}": ("gpu", "--shape", shape, "--json", str(folder / f"gpu-{shape}.json")) for shape in shapes
-    }
-    tiles = ("tiles", "--device", "cuda", "--dtype", "bfloat16", "--json", str(folder / "gpu-tiles.json"))
-    return measured | {"measure row tiles on the default model": tiles}
+
+    def command(*words: str, figures: str) -> tuple[str, ...]:
+        return (*words, "--json", str(folder / f"{figures}.json"))
+
+    beside = () if vllm_python is None else ("--vllm-python", str(vllm_python))
+    found = {f"measure {shape}": command("gpu", "--shape", shape, figures=f"gpu-{shape}") for shape in shapes}
+    for shape in shapes:
+        title = f"compare {shape} with other engines"
+        found[title] = command("batching", "--shape", shape, *beside, figures=f"gpu-batching-{shape}")
+    tiles = ("tiles", "--device", "cuda", "--dtype", "bfloat16")
+    return found | {"measure row tiles on the default model": command(*tiles, figures="gpu-tiles")}
 
 
-def steps(shapes: Sequence[str], folder: Path) -> list[Step]:
+def steps(shapes: Sequence[str], folder: Path, vllm_python: Path | None = None) -> list[Step]:
     """All steps, in order."""
     tests = (*_PYTHON, "pytest", "-m", "gpu", "-rs", str(ROOT / "tests"))
     measurements = [
         Step(title, _running((*_PYTHON, "tools.benchmarks", *command)))
-        for title, command in commands(shapes, folder).items()
+        for title, command in commands(shapes, folder, vllm_python).items()
     ]
     return [Step("tests that need a GPU", _running(tests)), Step("serve and chat", lambda: chat("cuda")), *measurements]
 
@@ -104,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "tools" / "benchmarks" / "figures", help="folder of the figure files"
     )
+    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="the Python of an environment that has vLLM")
     parsed = parser.parse_args(arguments)
     if unknown := set(parsed.shapes) - set(SHAPES):
         parser.error(f"unknown shapes: {', '.join(sorted(unknown))}")
@@ -115,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _say(machine_line(this_machine(gpu=f"{torch.cuda.get_device_name()}, torch {torch.__version__}")))
     try:
         parsed.output.mkdir(parents=True, exist_ok=True)
-        failed = take(steps(parsed.shapes, parsed.output))
+        failed = take(steps(parsed.shapes, parsed.output, parsed.vllm_python))
     except (ActorserveError, OSError) as error:
         _say(str(error))
         return EXIT_FAILED

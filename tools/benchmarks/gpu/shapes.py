@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
 _LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 _QWEN3_MOE: dict[str, Any] = {
     "model_type": "qwen3_moe",
@@ -85,3 +87,13 @@ def write_shape(name: str, folder: Path) -> Path:
     model.mkdir()
     (model / "config.json").write_text(json.dumps(SHAPES[name]), encoding="utf-8")
     return model
+
+
+def write_tokenizer(name: str, folder: Path) -> None:
+    """Write a tokenizer into the model's folder, because a server needs one: bytes, then made-up words."""
+    size = SHAPES[name]["vocab_size"]
+    texts = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"w{number}" for number in range(size))][:size]
+    tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(texts)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
