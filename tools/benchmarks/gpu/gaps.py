@@ -13,7 +13,7 @@ TITLE = "How long the device idles in a decode step"
 
 
 def measure_gaps(measured: Measured, batches: Sequence[int], context: int, rounds: int) -> FigureTable:
-    """Steps one after another, without a scheduler between them.
+    """Steps without a scheduler between them, each begun before the one before it has ended.
 
     The device's busy time comes from a profiled run, and the step's time from a run without the profiler, which slows
     the host down. On a CPU the operators' time counts as busy.

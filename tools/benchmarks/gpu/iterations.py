@@ -14,6 +14,7 @@ from actorserve.model_files.description import ModelDescription
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.gpu.device import Device
 from tools.benchmarks.gpu.shapes import write_shape
+from workers.engine import PendingStep
 from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kernels.numerics import Numerics, numerics
@@ -90,9 +91,18 @@ class Measured:
         return self._plan((_PROMPT,), 0, num_tokens, [self._table(0, self._blocks(num_tokens))])
 
     def run(self, plan: StepPlan, num_steps: int = 1) -> None:
-        """Run the plan so many times, one after another; return when the last tokens are on the host."""
+        """Run the plan so many times, and return when the last tokens are on the host.
+
+        Each step is begun before the one before it has ended, as a worker does.
+        """
+        before: PendingStep | None = None
         for _ in range(num_steps):
-            self.engine.step(replace(plan, step_id=next(self._steps)))
+            begun = self.engine.begin(replace(plan, step_id=next(self._steps)))
+            if before is not None:
+                before.result()
+            before = begun
+        if before is not None:
+            before.result()
 
     def _plan(
         self, request_ids: tuple[str, ...], start: int, num_tokens: int, tables: Sequence[tuple[int, ...]]
