@@ -109,13 +109,14 @@ def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"")
     """The config of an instance's core. A worker with a ticket signed by ``ticket_key`` may read the engine's KV."""
     workers, cluster, migration = chosen.workers, chosen.cluster, chosen.migration
     bytes_per_s = migration.bytes_per_s
+    limits = workers.batch_limits()
     return InstanceConfig(
         num_blocks=sizes.num_blocks,
         tokens_per_block=sizes.tokens_per_block,
         bytes_per_block=sizes.bytes_per_block,
         max_context_tokens=sizes.max_context_tokens,
-        max_batch_requests=workers.max_batch_requests,
-        max_batch_tokens=workers.max_batch_tokens,
+        max_batch_requests=limits.requests,
+        max_batch_tokens=limits.tokens,
         load_report_s=cluster.load_report_s,
         retry_s=cluster.retry_s,
         tpot_target_s=workers.tpot_target_s,

@@ -8,7 +8,7 @@ configs. Units stand in the names.
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -24,6 +24,7 @@ MIN_PERIOD_S: Final = 1e-3  # with a shorter period, a process would have no tim
 MAX_S: Final = 31 * 86_400.0
 MAX_COUNT: Final = 10**9
 MAX_WORKERS: Final = 1024  # of one server
+_LARGE_GPU_BYTES: Final = 35 * 2**30
 
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Period = Annotated[float, Field(ge=MIN_PERIOD_S, le=MAX_S, allow_inf_nan=False)]
@@ -47,6 +48,39 @@ def parse_priority(text: str) -> int | None:
     return int(text) if is_number and -(2**31) <= int(text) < 2**31 else None
 
 
+class BatchLimits(NamedTuple):
+    """The maximum number of requests, and of prefill and decode tokens, in one iteration of a worker."""
+
+    requests: int
+    tokens: int
+
+    def override(self, requests: int | None, tokens: int | None) -> "BatchLimits":
+        """These limits with the operator's; None: not set. The other limit follows if they would not fit together.
+
+        A full batch of decodes leaves ``MIN_PREFILL_TOKENS`` tokens for prompts, if the operator's limits do.
+        """
+        if requests is None:
+            requests = self.requests if tokens is None else max(1, min(self.requests, tokens - MIN_PREFILL_TOKENS))
+        if tokens is None:
+            tokens = max(self.tokens, requests + MIN_PREFILL_TOKENS)
+        return BatchLimits(requests, tokens)
+
+
+CPU_LIMITS: Final = BatchLimits(
+    default_of(InstanceConfig, "max_batch_requests"), default_of(InstanceConfig, "max_batch_tokens")
+)
+
+
+def gpu_limits(memory_bytes: int) -> BatchLimits:
+    """The limits of a GPU with this memory.
+
+    A decode reads all weights, so its time hardly depends on the number of requests until 256 or so. A prefill needs
+    some thousand tokens to keep the tensor cores busy, but its activations take memory: 0.7 MB a token for a model of
+    8 billion parameters, which small GPUs need for KV.
+    """
+    return BatchLimits(256, 8192 if memory_bytes >= _LARGE_GPU_BYTES else 2048)
+
+
 class Options(BaseModel):
     """Base class of the sections; an unknown name is an error."""
 
@@ -57,13 +91,13 @@ class SchedulingOptions(Options):
     """How each worker schedules its requests."""
 
     tokens_per_block: int = Field(16, ge=1, le=1024, description="number of tokens in one block of the KV cache")
-    max_batch_requests: Count = Field(
-        default_of(InstanceConfig, "max_batch_requests"),
-        description="maximum number of requests in one iteration of a worker",
+    max_batch_requests: Count | None = Field(
+        None, description="maximum number of requests in one iteration of a worker; default: 64 on CPUs, 256 on GPUs"
     )
-    max_batch_tokens: Count = Field(
-        default_of(InstanceConfig, "max_batch_tokens"),
-        description="maximum number of prefill and decode tokens in one iteration of a worker",
+    max_batch_tokens: Count | None = Field(
+        None,
+        description="maximum number of prefill and decode tokens in one iteration of a worker; default: 512 on CPUs, "
+        "8192 on GPUs with 35 GiB or more, 2048 on smaller GPUs",
     )
     tpot_target_s: float = Field(
         default_of(InstanceConfig, "tpot_target_s"),
@@ -128,13 +162,17 @@ class SchedulingOptions(Options):
         for priority, seconds in self.promote_after_by_priority_s.items():
             if math.isnan(seconds):
                 raise ValueError(f"promote_after_by_priority_s.{priority} is nan: expected a time, or inf")
-        least = self.max_batch_requests + MIN_PREFILL_TOKENS
-        if self.max_batch_tokens < least:
+        least = (self.max_batch_requests or 1) + MIN_PREFILL_TOKENS
+        if self.max_batch_tokens is not None and self.max_batch_tokens < least:
             raise ValueError(
                 f"max_batch_tokens is {self.max_batch_tokens}: expected at least max_batch_requests + "
                 f"{MIN_PREFILL_TOKENS} = {least}, so that a full batch leaves tokens for prompts"
             )
         return self
+
+    def batch_limits(self, usual: BatchLimits = CPU_LIMITS) -> BatchLimits:
+        """The largest iteration; ``usual``: the limits of the device, where the operator set none."""
+        return usual.override(self.max_batch_requests, self.max_batch_tokens)
 
 
 class ClusterOptions(Options):

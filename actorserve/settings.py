@@ -90,7 +90,8 @@ class ModelSettings(_Section):
         "auto", description="auto: load the model's weights; dummy: random weights, for measurements"
     )
     dtype: Literal["auto", "int8", "int4", "float32", "bfloat16"] = Field(
-        "auto", description="number format of the computation; auto: int8 on CPUs, bfloat16 on GPUs"
+        "auto",
+        description="number format of the computation; auto: int8 on CPUs, bfloat16 on GPUs, float32 on older GPUs",
     )
     tool_parser: Literal["auto", "hermes", "qwen3_coder", "llama3", "mistral", "none"] = Field(
         "auto",
@@ -130,7 +131,8 @@ class WorkerSettings(SchedulingOptions, _Section):
     host_kv_bytes: int | None = Field(
         None,
         ge=0,
-        description="host memory of a worker for swapped KV; default: 0 (none) on CPUs, the KV cache's size on GPUs",
+        description="host memory of a worker for swapped KV; default: 0 (none) on CPUs; on GPUs as much as its KV "
+        "cache, and at most a quarter of its share of the host's memory",
     )
     max_context_tokens: int | None = Field(
         None,

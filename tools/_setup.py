@@ -26,6 +26,7 @@ COMMANDS = {
     "test": TEST,
     "check": TEST,
     "bench": TEST,
+    "gpu-first-hour": TEST,
     "simulate": TEST,
     "clients": TEST,
     "profile": RUNTIME,
@@ -230,6 +231,8 @@ def main(arguments: Sequence[str]) -> int:
             os.execv(python, [python, "-P", "-m", "actorserve", "serve", *rest])
         if name == "bench":
             os.execv(python, [python, "-P", "-m", "tools.benchmarks", *rest])
+        if name == "gpu-first-hour":
+            os.execv(python, [python, "-P", "-m", "tools.benchmarks.gpu.first_hour", *rest])
         if name == "profile":
             os.execv(python, [python, "-P", "-m", "tools.profiling", *rest])
         if name == "simulate":

@@ -16,8 +16,9 @@ def why_no_cuda() -> str:
     wanted = tuple(int(part) for part in built_for.split(".")[:2])
     if driver[0] < wanted[0]:
         runs = ".".join(map(str, driver))
-        return (
-            f"the driver runs CUDA up to {runs}, and torch is built for CUDA {built_for}; "
-            f"update the driver, or install a build of torch for CUDA {driver[0]}"
-        )
+        why = f"the driver runs CUDA up to {runs}, and torch is built for CUDA {built_for}; update the driver"
+        if driver[0] != 12:
+            return why
+        build = f"torch=={torch.__version__.split('+')[0]}+cu126"
+        return f'{why} (CUDA 13 needs 580 or newer), or install {build}, as README.md says under "On a GPU"'
     return "CUDA_VISIBLE_DEVICES may hide the GPUs, or the driver's modules do not fit the kernel (see dmesg)"

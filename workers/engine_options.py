@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from actorserve.options import SchedulingOptions
+from actorserve.options import CPU_LIMITS, SchedulingOptions
 
 _DEFAULTS: Final = SchedulingOptions()
 
@@ -26,8 +26,8 @@ class EngineOptions:
     num_threads: int = 1
     tokens_per_block: int = _DEFAULTS.tokens_per_block
     max_context_tokens: int | None = None
-    max_batch_requests: int = _DEFAULTS.max_batch_requests
-    max_batch_tokens: int = _DEFAULTS.max_batch_tokens
+    max_batch_requests: int = CPU_LIMITS.requests
+    max_batch_tokens: int = CPU_LIMITS.tokens
     memory_bytes: int | None = None
     kv_cache_bytes: int | None = None
     host_kv_bytes: int | None = None

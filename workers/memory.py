@@ -5,8 +5,9 @@ memory; the figures of the kernel and of its control groups count resident pages
 not show what another worker will take later. Each worker therefore gets a share of what was free before any worker
 started (``workers.memory_bytes``). A worker that starts again gets the same share.
 
-The pool that KV is swapped out to always lies in the host's memory. For a GPU it is as large as the GPU's pool if the
-host has the memory to spare. On a CPU there is none by default, because the same memory is worth more as KV cache.
+The pool that KV is swapped out to always lies in the host's memory. For a GPU it is as large as the GPU's pool, but at
+most a quarter of the worker's share of the host's. On a CPU there is none by default, because the same memory is worth
+more as KV cache.
 """
 
 import math
@@ -29,7 +30,9 @@ from workers.kv.swap import STAGING_BYTES
 
 _CPU_POOL_SHARE = 0.5  # of the memory without weights and activations; the rest is for page cache and other programs
 _CUDA_POOL_SHARE = 0.9  # the rest is for the allocator's fragments and the kernels' own memory
-_HOST_POOL_SHARE = 0.5  # of a GPU worker's share of the host's memory, which loads weights too
+# Of a GPU worker's share of the host's memory. The kernel can never take pinned memory back, not even for the files of
+# weights that a restart reads, and pinning takes a second for a few GiB.
+_HOST_POOL_SHARE = 0.25
 _MIN_POOL_TOKENS = 2048  # fewer are too few to serve; a model of shorter context needs no more
 _MAX_RUNNING_RESERVE_BYTES = 512 * 2**20
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from actorserve.errors import ActorserveError, SettingsError
 from actorserve.host import available_memory_bytes, usable_cores
+from actorserve.options import CPU_LIMITS, gpu_limits
 from actorserve.settings import Settings, make_runtime_dir
 
 DEFAULT_CPU_WORKERS = 2
@@ -25,6 +26,14 @@ _MAX_RUNTIME_DIR_BYTES = 70  # a socket's path has at most 107 bytes, and the re
 
 class LaunchError(ActorserveError):
     """The system cannot be started on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that workers may use; ``selector`` is what CUDA_VISIBLE_DEVICES takes to choose it alone."""
+
+    selector: str
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
@@ -78,8 +87,8 @@ def python_command() -> tuple[str, ...]:
     return (sys.executable, *(("-P",) if sys.flags.safe_path else ()), "-m")
 
 
-def find_gpus() -> tuple[str, ...]:
-    """The value of CUDA_VISIBLE_DEVICES for every usable GPU, in order; empty without a GPU.
+def find_gpus() -> tuple[Gpu, ...]:
+    """Every usable GPU, in order; empty without a GPU.
 
     Another process lists the GPUs, because this process must not load the GPU driver.
 
@@ -88,7 +97,7 @@ def find_gpus() -> tuple[str, ...]:
     command = [*python_command(), "workers.devices"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DEVICES_TIMEOUT_S, check=True)
-        return tuple(str(device["selector"]) for device in json.loads(done.stdout))
+        return tuple(Gpu(str(device["selector"]), int(device["memory_bytes"])) for device in json.loads(done.stdout))
     except subprocess.TimeoutExpired:
         raise LaunchError(f"the GPU driver did not answer in {_DEVICES_TIMEOUT_S:.0f} s; try --device cpu") from None
     except subprocess.CalledProcessError as error:
@@ -131,13 +140,16 @@ def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
 
 
 def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
-    """The settings with the workers' device, count, threads and memory filled in, and the device of each worker.
+    """The settings with all of the workers' values filled in that follow from this machine, and each worker's device.
 
     Raises: SettingsError for settings that this machine cannot meet; LaunchError.
     """
     asks_driver = settings.workers.device != "cpu" and settings.workers.engine != "fake"
     gpus = find_gpus() if asks_driver else ()
-    placement = place_workers(settings, gpus, usable_cores())
+    placement = place_workers(settings, tuple(gpu.selector for gpu in gpus), usable_cores())
+    # The smallest GPU decides, because a request may move from any worker to any other.
+    usual = gpu_limits(min(gpu.memory_bytes for gpu in gpus)) if placement.selectors else CPU_LIMITS
+    limits = settings.workers.batch_limits(usual)
     # The memory is divided once, before any worker starts, because a worker cannot know how much the others will take.
     memory_bytes = available_memory_bytes() // placement.max_workers
     resolved = replace(
@@ -146,6 +158,8 @@ def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
         count=placement.num_workers,
         device="cuda" if placement.selectors else "cpu",
         threads=placement.threads_per_worker,
+        max_batch_requests=limits.requests,
+        max_batch_tokens=limits.tokens,
         memory_bytes=settings.workers.memory_bytes or max(1, memory_bytes),  # 0 would mean no limit
     )
     _check_checkpoints(resolved)

@@ -1,8 +1,10 @@
 """Completing the settings: port, runtime folder, the workers' devices."""
 
+import json
 import os
 import socket
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from actorserve.errors import SettingsError
 from actorserve.processes import launch
-from actorserve.processes.launch import LaunchError, Placement
+from actorserve.processes.launch import Gpu, LaunchError, Placement
 from actorserve.processes.restarts import RestartLimits
 from actorserve.processes.supervision import SupervisionTree
 from actorserve.processes.supervision_tree import supervision_tree
@@ -202,6 +204,43 @@ def test_cores_and_memory_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert launch.resolve_workers(workers(device="cpu"))[0].workers.memory_bytes == 1  # not None, which means no limit
 
 
+GIB = 2**30
+A100, RTX_4090 = Gpu("GPU-a", 80 * GIB), Gpu("GPU-b", 24 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "values", "expected"),
+    [
+        ((), {}, (64, 512)),
+        ((A100,), {}, (256, 8192)),
+        ((RTX_4090,), {}, (256, 2048)),
+        ((A100, RTX_4090), {}, (256, 2048)),
+        ((A100,), {"device": "cpu"}, (64, 512)),
+        ((A100,), {"engine": "fake"}, (64, 512)),
+        ((A100,), {"max_batch_requests": 32}, (32, 8192)),
+        ((A100,), {"max_batch_tokens": 100}, (84, 100)),
+        ((), {"max_batch_requests": 1000}, (1000, 1016)),
+        ((), {"max_batch_tokens": 17}, (1, 17)),
+        ((), {"max_batch_requests": 8, "max_batch_tokens": 24}, (8, 24)),
+    ],
+)
+def test_batches_fit_the_device(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[Gpu, ...], values: dict[str, object], expected: tuple[int, int]
+) -> None:
+    """The size of a batch follows the smallest GPU, or the CPU. A setting overrides it, and the other limit follows."""
+    monkeypatch.setattr(launch, "find_gpus", lambda: gpus)
+    resolved, _ = launch.resolve_workers(workers(**values))
+    assert (resolved.workers.max_batch_requests, resolved.workers.max_batch_tokens) == expected
+    assert resolved.workers.batch_limits() == expected
+
+
+def test_gpus_are_listed_with_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPUs that the driver tells have the memory that it tells."""
+    listed = json.dumps([{"selector": "GPU-a", "name": "A100", "memory_bytes": 80 * GIB}])
+    monkeypatch.setattr(launch, "python_command", lambda: (sys.executable, "-c", f"print({listed!r})"))
+    assert launch.find_gpus() == (A100,)
+
+
 def checkpointed(device: str, every_tokens: int = 64, **values: object) -> Settings:
     return load_settings(
         None, {"workers": {"device": device, **values}, "migration": {"checkpoint_tokens": every_tokens}}
@@ -220,7 +259,7 @@ def checkpointed(device: str, every_tokens: int = 64, **values: object) -> Setti
 )
 def test_checkpoints_need_memory(monkeypatch: pytest.MonkeyPatch, settings: Settings, why: str) -> None:
     """Checkpoints without host memory are refused, in a line that names the setting to change."""
-    monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))
+    monkeypatch.setattr(launch, "find_gpus", lambda: (Gpu("GPU-a", 24 * 2**30),))
     with pytest.raises(SettingsError, match=f"migration.checkpoint_tokens is 64.*{why}"):
         launch.resolve_workers(settings)
 
@@ -230,6 +269,6 @@ def test_checkpoints_need_memory(monkeypatch: pytest.MonkeyPatch, settings: Sett
 )
 def test_checkpoints_that_have_memory_are_accepted(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
     """A GPU's worker has memory for checkpoints by default. Settings without checkpoints are accepted as well."""
-    monkeypatch.setattr(launch, "find_gpus", lambda: ("GPU-a",))
+    monkeypatch.setattr(launch, "find_gpus", lambda: (Gpu("GPU-a", 24 * 2**30),))
     resolved, _ = launch.resolve_workers(settings)
     assert resolved.migration == settings.migration

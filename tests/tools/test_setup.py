@@ -223,6 +223,12 @@ def test_everything_that_is_needed_is_pinned() -> None:
                 waiting.append(requirement)
 
 
+def test_the_torch_for_older_drivers_is_the_pinned_one() -> None:
+    """README names the build for CUDA 12 of the version of torch that is pinned."""
+    (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "config" / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    assert f"'torch=={pinned}+cu126'" in (ROOT / "README.md").read_text("utf-8")
+
+
 def test_no_registry_is_named() -> None:
     """The machine's configuration chooses where packages come from: no tool names a registry's address."""
     for file in [*(ROOT / "tools").glob("_*"), ROOT / "config" / "constraints.txt", ROOT / "pyproject.toml"]:
@@ -232,7 +238,7 @@ def test_no_registry_is_named() -> None:
 
 def test_the_tools_are_executable() -> None:
     """Every file in tools that a person runs is executable."""
-    for name in ("serve", "test", "check", "bench", "_python"):
+    for name in ("serve", "test", "check", "bench", "gpu-first-hour", "_python"):
         assert os.access(ROOT / "tools" / name, os.X_OK), name
 
 

@@ -48,7 +48,7 @@ _REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuple
 _MODELS = st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
 
 _ATTAINED = st.builds(m.Attained, _FINITE, _FINITE, _FINITE, _FINITE)
-_KV = st.none() | st.builds(m.KVAccess, _TEXT, _TEXT, _NATURAL, _NATURAL, _TEXT, _TEXT, _TEXT, _TEXT, _TEXT)
+_KV = st.none() | st.builds(m.KVAccess, _TEXT, _TEXT, _NATURAL, _NATURAL, _TEXT, _TEXT, _TEXT, _TEXT)
 _SPEEDS = st.none() | st.just(m.Speed((1, 2), (0.1, 0.2), 0.1))
 _WORKERS = st.none() | st.builds(m.WorkerInfo, _TEXT, _MODELS, _SPEEDS, _KV)
 _TRANSFERS = st.builds(m.TransferId, st.sampled_from(m.TransferKind), _NATURAL)

@@ -1,6 +1,6 @@
 """A process with KV pools that tests read, and the pools' contents.
 
-``python -m tests.workers.kv_source BIND DEVICE NIXL`` prints its KVAccess as JSON, and serves until its input ends.
+``python -m tests.workers.kv_source BIND DEVICE`` prints its KVAccess as JSON, and serves until its input ends.
 """
 
 import itertools
@@ -70,24 +70,21 @@ def ticket_for(blocks: Sequence[int], *, on_host: bool = False) -> KVTicket:
 
 
 @contextmanager
-def source_process(
-    bind: str, device: str = "cpu", use_nixl: bool = False
-) -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
+def source_process(bind: str, device: str = "cpu") -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
     """A source in a process of its own, with ``make_pools(device=device)``."""
-    command = [sys.executable, "-m", "tests.workers.kv_source", bind, device, "nixl" if use_nixl else ""]
+    command = [sys.executable, "-m", "tests.workers.kv_source", bind, device]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     with process, process.stdin, process.stdout:
         try:
-            lines = (line for line in process.stdout if line.startswith("{"))  # NIXL prints lines of its own
-            yield KVAccess(**json.loads(next(lines))), process
+            yield KVAccess(**json.loads(process.stdout.readline())), process
         finally:
             process.kill()
 
 
-def main(bind: str, device: str, nixl: str) -> None:
-    transfer = KVTransfer(make_pools(device=device), bind, KEY, use_nixl=bool(nixl))
+def main(bind: str, device: str) -> None:
+    transfer = KVTransfer(make_pools(device=device), bind, KEY)
     sys.stdout.write(json.dumps(asdict(transfer.access)) + "\n")
     sys.stdout.flush()
     sys.stdin.read()

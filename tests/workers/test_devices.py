@@ -85,6 +85,8 @@ def test_the_list_needs_no_torch() -> None:
         (None, None, "this build of torch has no CUDA"),
         ("13.0", None, "no NVIDIA driver that answers"),
         ("13.0", (12, 4), "the driver runs CUDA up to 12.4, and torch is built for CUDA 13.0"),
+        ("13.0", (12, 4), "+cu126, as README.md says"),
+        ("13.0", (11, 8), "torch is built for CUDA 13.0; update the driver"),
         ("12.8", (13, 0), "CUDA_VISIBLE_DEVICES may hide the GPUs"),
     ],
 )

@@ -24,6 +24,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "step": ("engine.step", "where the time of one iteration goes"),
     "structured": ("structured.structured", "time per token with a JSON schema, and whether the answers are valid"),
     "tiles": ("engine.tiles", "what batch-independent bits cost in the float modes"),
+    "gpu": ("gpu.gpu", "how far the engine is from a GPU's own speed, on a model of random weights"),
+    "batching": (
+        "gpu.batching",
+        "our server's output on a GPU, compared with transformers' continuous batching and vLLM",
+    ),
     "actors": ("cluster.actors", "calls between actors and their memory, compared with Ray and bare pyzmq"),
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
     "gateway": ("gateway.streams", "events/s that a gateway streams, compared with hypercorn and starlette alone"),

@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     facts = facts_of(settings)
     file = arguments.output or profile_file(engine, facts)
     _prepare(file)
-    sizes = (settings.workers.max_batch_tokens, settings.workers.max_batch_requests)
-    plan = (quick_plan if arguments.quick else thorough_plan)(engine, *sizes)
+    limits = settings.workers.batch_limits()
+    plan = (quick_plan if arguments.quick else thorough_plan)(engine, limits.tokens, limits.requests)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("measuring", total=1.0)

@@ -42,22 +42,21 @@ def load_engine(child: Child) -> Engine:
     if workers.device == "cpu":
         child.status.loading("finding the native kernels (the first start builds them)")
         native.load()
-    return TorchEngine(
-        description, engine_options(settings), lambda share: child.status.loading("loading weights", share)
-    )
+    return TorchEngine(description, engine_options(settings), child.status.loading)
 
 
 def engine_options(settings: Settings) -> EngineOptions:
     """What resolved settings ask of an engine that computes."""
     workers = settings.workers
+    limits = workers.batch_limits()
     return EngineOptions(
         device="cpu" if workers.device == "cpu" else "cuda",
         dtype=settings.model.dtype,
         num_threads=workers.threads or 1,
         tokens_per_block=workers.tokens_per_block,
         max_context_tokens=workers.max_context_tokens,
-        max_batch_requests=workers.max_batch_requests,
-        max_batch_tokens=workers.max_batch_tokens,
+        max_batch_requests=limits.requests,
+        max_batch_tokens=limits.tokens,
         memory_bytes=workers.memory_bytes,
         kv_cache_bytes=workers.kv_cache_bytes,
         host_kv_bytes=_host_kv_bytes(settings),

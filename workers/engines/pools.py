@@ -1,5 +1,6 @@
 """An engine's KV pools: on its device, on the host, and both as bytes for transfers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,8 +33,12 @@ class KVForm:
     keys_transposed: bool
 
 
-def make_pools(config: DecoderConfig, form: KVForm, device: torch.device, memory: MemoryPlan) -> EnginePools:
+def make_pools(
+    config: DecoderConfig, form: KVForm, device: torch.device, memory: MemoryPlan, progress: Callable[[float], None]
+) -> EnginePools:
     """Reserve the pools in the sizes that ``memory`` allows; the weights must be loaded already.
+
+    ``progress`` is called with the share of the host's pool that is pinned, 0 to 1, if the device needs that.
 
     Raises: SettingsError if the memory does not hold one block, or cannot be had.
     """
@@ -43,7 +48,7 @@ def make_pools(config: DecoderConfig, form: KVForm, device: torch.device, memory
     if num_blocks < 1:
         raise SettingsError(f"a KV cache of {pool_bytes} bytes holds no block of {bytes_per_block}")
     cache = KVCache(config, num_blocks, form.tokens_per_block, form.dtype, device, form.keys_transposed)
-    host = HostPool(cache, memory.host_pool_bytes(pool_bytes) // bytes_per_block)
+    host = HostPool(cache, memory.host_pool_bytes(pool_bytes) // bytes_per_block, progress)
     return EnginePools(cache, host, _as_bytes(config, cache, host), bytes_per_block)
 
 

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from workers.engine_options import EngineOptions
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.last_tokens import LastTokens
 from workers.engines.pools import KVForm, make_pools
+from workers.engines.tile_log import log_tiles
 from workers.engines.torch_step import TorchStep
 from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
@@ -33,13 +35,16 @@ from workers.models.rope import angles_follow_context, max_positions
 from workers.sampling.grammars import Grammars, PreparedGrammar
 from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
-from workers.weights.decoder_weights import Progress
 from workers.weights.store import open_store
 
 _log = logging.getLogger(__name__)
 
 
-def _no_progress(_: float) -> None:
+Loading = Callable[[str, float], None]
+"""Called with what an engine does while it starts, and how much of that is done, 0 to 1."""
+
+
+def _tell_nothing(_doing: str, _done: float) -> None:
     pass
 
 
@@ -49,12 +54,8 @@ _MASK_THREADS = 4  # beside a GPU; on a CPU the model needs the cores
 class TorchEngine:
     """Implements ``workers.engine.Engine``."""
 
-    def __init__(
-        self, description: ModelDescription, options: EngineOptions, progress: Progress = _no_progress
-    ) -> None:
+    def __init__(self, description: ModelDescription, options: EngineOptions, loading: Loading = _tell_nothing) -> None:
         """Load the weights, find the tile sizes that keep every token's bits, and reserve the KV pools.
-
-        ``progress`` is called with the share of loading that is done, 0 to 1.
 
         Raises: ModelError if the model cannot be read; SettingsError if the options do not fit it or this machine.
         """
@@ -78,13 +79,18 @@ class TorchEngine:
             # Before the weights are read, which takes long, because a GPU's kernel may lack what builds it.
             self._attention = choose_attention(config, self._device, kernels.numerics.kv, kernels.native)
             with open_store(description, kernels.numerics, self._device) as store:
-                self._model = load_model(description, num_positions, kernels, store, lambda done: progress(0.8 * done))
+                self._model = load_model(
+                    description, num_positions, kernels, store, partial(loading, "loading weights")
+                )
                 weights_digest = store.digest
             self.layer_tiles: RowTiles | AnyRows
             self.head_tiles: RowTiles | AnyRows
             self.layer_tiles, self.head_tiles = _tiles(self._model, kernels)
+            log_tiles(self.layer_tiles, self.head_tiles)
             form = KVForm(kernels.numerics.kv, options.tokens_per_block, self._attention.keys_transposed)
-            self._pools = make_pools(config, form, self._device, memory)
+            self._pools = make_pools(
+                config, form, self._device, memory, partial(loading, "pinning host memory for swapped KV")
+            )
         self._cache = self._pools.cache
 
         num_tokens = self.num_blocks * self.tokens_per_block
@@ -119,7 +125,6 @@ class TorchEngine:
                 "attention": self._attention.name,
             }
         )
-        progress(1.0)
 
     @property
     def model(self) -> ModelInfo:

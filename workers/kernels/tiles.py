@@ -29,6 +29,7 @@ class RowTiles:
         if not sizes or min(sizes) < 1 or overhead_rows < 0:
             raise ValueError(f"no tiles of {tuple(sizes)} rows with an overhead of {overhead_rows}")
         self.sizes = tuple(sorted(set(sizes)))
+        self.overhead_rows = overhead_rows
         largest = self.sizes[-1]
         costs, firsts = [0], [0]  # by number of rows: the cheapest cover's cost, and its largest tile
         for rows in range(1, largest + 1):

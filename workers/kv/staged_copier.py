@@ -12,9 +12,11 @@ class StagedCopier:
     """Copies between ``device`` and ``host``, both [num_blocks, pieces, bytes], through a buffer on the device.
 
     It only issues copies, on the current stream. The buffer takes at most ``staging_bytes``, but at least one block.
+    No copy crosses the border between two chunks of ``blocks_per_chunk`` blocks of ``host``; None: one chunk.
     """
 
-    def __init__(self, device: Tensor, host: Tensor, staging_bytes: int) -> None:
+    def __init__(self, device: Tensor, host: Tensor, staging_bytes: int, blocks_per_chunk: int | None = None) -> None:
+        self._blocks_per_chunk = blocks_per_chunk or max(1, len(host))
         word = next(word for word in _WORDS if device.shape[2] % word.itemsize == 0)
         self._device, self._host = device.view(word), host.view(word)
         block_bytes = device.shape[1] * device.shape[2]
@@ -30,7 +32,7 @@ class StagedCopier:
             staged = self._staging[: len(index)]
             if out:
                 torch.index_select(self._device, 0, index, out=staged)
-            for at, host, count in runs(host_blocks[first : first + most]):
+            for at, host, count in runs(host_blocks[first : first + most], self._blocks_per_chunk):
                 there, here = self._host[host : host + count], staged[at : at + count]
                 if out:
                     there.copy_(here, non_blocking=True)
@@ -40,10 +42,12 @@ class StagedCopier:
                 self._device.index_copy_(0, index, staged)
 
 
-def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Runs of neighbouring blocks, each for one copy: (index in ``blocks``, first block, number of blocks)."""
+def runs(blocks: Sequence[int], blocks_per_chunk: int) -> Iterator[tuple[int, int, int]]:
+    """Runs of neighbouring blocks within a chunk, each for one copy: (index in ``blocks``, first block, number of
+    blocks).
+    """
     at = 0
     for end in range(1, len(blocks) + 1):
-        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
+        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1 or blocks[end] % blocks_per_chunk == 0:
             yield at, blocks[at], end - at
             at = end

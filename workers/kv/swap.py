@@ -3,8 +3,7 @@
 On the host a block is one piece of memory with all layers. On the device it lies in many pieces (``KVCache.blocks``).
 """
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from actorserve.errors import SettingsError
 from workers.kv.cache import KVCache
+from workers.kv.pinning import CudaPinner, PinnedPool
 from workers.kv.pools import check_copy
 from workers.kv.shared_memory import SharedMemory
 from workers.kv.staged_copier import StagedCopier
@@ -23,31 +23,36 @@ class HostPool:
     """``num_blocks`` blocks of host memory for KV that is swapped out of ``cache``. One thread copies.
 
     The pool lies in ``memory``, which other workers on this host can map. For a cache on the CPU a page becomes
-    resident when it is first written. For a cache on a GPU the pool is pinned at once, so that the GPU copies without
-    the CPU.
+    resident when it is first written. For a cache on a GPU the pool is pinned at once, and has fewer blocks than wanted
+    if the driver pins no more.
     """
 
-    def __init__(self, cache: KVCache, num_blocks: int) -> None:
-        """Raises: SettingsError if the memory cannot be allocated or pinned."""
+    def __init__(self, cache: KVCache, num_blocks: int, progress: Callable[[float], None] = lambda _: None) -> None:
+        """``progress`` is called with the share of the pool that is pinned, 0 to 1.
+
+        Raises: SettingsError if the memory cannot be allocated.
+        """
         self.num_blocks = num_blocks
         self._num_device_blocks = cache.num_blocks
         _, num_pieces, piece_bytes = cache.blocks.shape
         self.memory: SharedMemory | None = None
-        self.blocks = torch.empty((0, num_pieces, piece_bytes), dtype=torch.uint8)
-        if num_blocks:
-            try:
+        try:
+            if cache.pool.is_cuda:
+                self._pinned = PinnedPool(num_blocks, num_pieces * piece_bytes, CudaPinner(cache.pool.device), progress)
+                self.memory, self.num_blocks = self._pinned.memory, self._pinned.num_blocks
+            elif num_blocks:
                 self.memory = SharedMemory(num_blocks * num_pieces * piece_bytes)
-            except (OSError, OverflowError) as error:
-                raise SettingsError(f"no memory for workers.host_kv_bytes: {error}") from None
+        except (OSError, OverflowError) as error:
+            raise SettingsError(f"no memory for workers.host_kv_bytes: {error}") from None
+        self.blocks = torch.empty((0, num_pieces, piece_bytes), dtype=torch.uint8)
+        if self.memory is not None:
             flat = torch.frombuffer(self.memory.buffer, dtype=torch.uint8)
-            self.blocks = flat.view(num_blocks, num_pieces, piece_bytes)
+            self.blocks = flat.view(self.num_blocks, num_pieces, piece_bytes)
         self.written: set[int] = set()
         """Blocks that were ever written, by copies or by transfers from other workers."""
         self._copies: _Copies
         if cache.pool.is_cuda:
-            if num_blocks:
-                self._pin()
-            self._copies = _StreamCopies(cache.blocks, self.blocks)
+            self._copies = _StreamCopies(cache.blocks, self.blocks, self._pinned.blocks_per_chunk)
         else:
             self._copies = _PlainCopies(cache.blocks, self.blocks)
 
@@ -66,19 +71,6 @@ class HostPool:
         """``workers.engine.Engine.copy_in``."""
         check_copy(device_blocks, self._num_device_blocks, host_blocks, self.num_blocks)
         self._copies.into(device_blocks, host_blocks)
-
-    def _pin(self) -> None:
-        """Pin through the driver, because torch would round its pinned memory up to a power of two."""
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        address, num_bytes = self.blocks.data_ptr(), self.blocks.nbytes
-        error = int(runtime.cudaHostRegister(address, num_bytes, 0))
-        if error:
-            raise SettingsError(
-                f"the driver cannot pin {num_bytes / 2**30:.2f} GiB of the host's memory (CUDA error {error}); "
-                f"change workers.host_kv_bytes"
-            )
-        # Unpin before the memory is freed. At the process's end the driver does it.
-        weakref.finalize(self, runtime.cudaHostUnregister, address).atexit = False
 
 
 class _Copies(Protocol):
@@ -114,8 +106,9 @@ class _StreamCopies:
     blocks, and a step ends when the device is done with it.
     """
 
-    def __init__(self, device: Tensor, host: Tensor) -> None:
-        self._copier = StagedCopier(device, host, STAGING_BYTES)
+    def __init__(self, device: Tensor, host: Tensor, blocks_per_chunk: int) -> None:
+        """No copy crosses the border between two chunks of ``blocks_per_chunk`` blocks on the host."""
+        self._copier = StagedCopier(device, host, STAGING_BYTES, blocks_per_chunk)
         self._stream = torch.cuda.Stream(device.device)  # type: ignore[no-untyped-call]
 
     def out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:

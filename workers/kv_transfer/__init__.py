@@ -4,7 +4,6 @@ Each worker has one ``transfer.KVTransfer``. It chooses a way for each source an
 
 - both workers on one host, and the pool in memory that can be mapped: ``mapped`` copies once, from pool to pool;
 - both on GPUs of one host: ``cuda_ipc``;
-- both with NIXL, if it was asked for: ``rdma``;
 - otherwise the source sends: ``data_server`` and ``data_client``, over stream sockets, on threads of their own.
 
 A reader writes only into its own pool, so a source that was wrongly taken for dead cannot overwrite KV elsewhere.

@@ -7,6 +7,7 @@ bus. A copy need not wait for the stream that computes, because no step touches 
 import base64
 import binascii
 import json
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from workers.kv.pools import Bytes
 from workers.kv.staged_copier import StagedCopier
-from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.errors import DirectCopyError
+
+_log = logging.getLogger(__name__)
 
 _STAGING_BYTES = 8 * 2**20
 
@@ -38,9 +41,52 @@ class CudaBlocks:
     def write(self, blocks: Sequence[int], source: Bytes, source_blocks: Sequence[int]) -> None:
         self._writing.write(blocks, source, source_blocks)
 
-    def write_from_device(self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int]) -> None:
-        """Like ``write``, from memory that this GPU can read."""
-        self._writing.write_from_device(blocks, source, source_blocks)
+    def export(self) -> str:
+        """The name by which another process on this host can ``open_peer`` this pool; empty if CUDA cannot share it.
+
+        The handle names the whole allocation that torch made at the driver, and the pool's place in it. The pool must
+        live as long as this process.
+        """
+        storage = self.blocks.untyped_storage()
+        try:
+            # The fields that torch.multiprocessing sends.
+            fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            _log.warning(
+                "CUDA cannot share this GPU's KV cache with other processes, so other workers on this host read it by "
+                "sockets, which takes longer: %s",
+                _first_line(error),
+            )
+            return ""
+        shown = [base64.b64encode(field).decode() if isinstance(field, bytes) else field for field in fields[1:]]
+        return json.dumps({"fields": shown, "offset": self.blocks.storage_offset()})
+
+    def open_peer(self, shown: str, num_blocks: int) -> Tensor:
+        """Another process's pool as [num_blocks, pieces, bytes of a piece], readable by this pool's GPU.
+
+        Raises: DirectCopyError if the GPU cannot reach the memory, or its size differs.
+        """
+        _, pieces, piece_bytes = self.blocks.shape
+        device = self.blocks.device
+        try:
+            entry = json.loads(shown)
+            fields = [_field(value) for value in entry["fields"]]
+            storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *fields)
+            flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+            flat = flat[int(entry["offset"]) :][: num_blocks * pieces * piece_bytes]
+            return flat.view(pieces, num_blocks, piece_bytes).transpose(0, 1)
+        except (ValueError, KeyError, TypeError, binascii.Error, RuntimeError) as error:
+            raise DirectCopyError(f"cannot open the KV pool on another GPU: {_first_line(error)}") from None
+
+    def write_from_peer(self, blocks: Sequence[int], source: Tensor, source_blocks: Sequence[int]) -> None:
+        """Like ``write``, from what ``open_peer`` returned.
+
+        Raises: DirectCopyError if CUDA cannot copy.
+        """
+        try:
+            self._writing.write_from_device(blocks, source, source_blocks)
+        except RuntimeError as error:
+            raise DirectCopyError(f"cannot copy from the KV pool on another GPU: {_first_line(error)}") from None
 
 
 class _Staging:
@@ -93,34 +139,8 @@ class _Staging:
         copied.synchronize()
 
 
-def export_memory(pool: Tensor) -> str:
-    """The name by which another process can ``open_memory``. ``pool`` is contiguous and lives as long as this process.
-
-    The handle names the whole allocation that torch made at the driver, and the pool's place in it.
-    """
-    storage = pool.view(torch.uint8).untyped_storage()
-    # The fields that torch.multiprocessing sends.
-    fields = storage._share_cuda_()  # type: ignore[no-untyped-call]
-    shown = [base64.b64encode(field).decode() if isinstance(field, bytes) else field for field in fields[1:]]
-    return json.dumps({"fields": shown, "offset": pool.storage_offset() * pool.itemsize})
-
-
-def open_memory(shown: str, num_blocks: int, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Another process's pool as [num_blocks, pieces, bytes of a piece], readable by ``device``.
-
-    Raises: TransferError if the GPU cannot reach the memory, or its size differs.
-    """
-    pieces, piece_bytes = shape
-    try:
-        entry = json.loads(shown)
-        fields = [_field(value) for value in entry["fields"]]
-        storage = torch.UntypedStorage._new_shared_cuda(device.index or 0, *fields)
-        flat = torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-        flat = flat[int(entry["offset"]) :][: num_blocks * pieces * piece_bytes]
-        return flat.view(pieces, num_blocks, piece_bytes).transpose(0, 1)
-    except (ValueError, KeyError, TypeError, binascii.Error, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise TransferError(f"cannot open the KV pool on another GPU: {reason[:200]}") from None
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _field(value: Any) -> Any:

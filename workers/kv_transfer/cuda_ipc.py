@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from actorserve.core.messages import KVTicket
 from workers.kv.pools import KVPools
-from workers.kv_transfer.cuda import CudaBlocks, open_memory
+from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
 
@@ -15,8 +15,8 @@ class CudaPool:
     """A ``Link`` to a pool on a GPU that another process exported as ``shown``; open while this object lives."""
 
     def __init__(self, shown: str, num_blocks: int, pools: KVPools, device: CudaBlocks) -> None:
-        """Raises: TransferError if the pool cannot be opened."""
-        self._source = open_memory(shown, num_blocks, pools.shape, device.blocks.device)
+        """Raises: DirectCopyError if the pool cannot be opened."""
+        self._source = device.open_peer(shown, num_blocks)
         self._block_bytes = pools.block_bytes
         self._device = device
 
@@ -32,7 +32,7 @@ class CudaPool:
         for first in range(0, len(blocks), stride):
             part = blocks[first : first + stride]
             pace(len(part) * self._block_bytes)
-            self._device.write_from_device(part, self._source, source_blocks[first : first + stride])
+            self._device.write_from_peer(part, self._source, source_blocks[first : first + stride])
 
     def close(self) -> None:
         self._source = self._source[:0].clone()

@@ -1,19 +1,21 @@
 """Reads other workers' KV and serves this worker's own. It chooses the way for each pair of workers."""
 
+import logging
 import threading
 
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, Peer
 from workers.kv.pools import KVPools
-from workers.kv_transfer.cuda import CudaBlocks, export_memory
+from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.cuda_ipc import CudaPool
 from workers.kv_transfer.data_client import DataClient
 from workers.kv_transfer.data_server import DataServer
-from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.errors import DirectCopyError, TransferError
 from workers.kv_transfer.links import Link, this_host
 from workers.kv_transfer.mapped import MappedPool
 from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
-from workers.kv_transfer.rdma import NixlAgent, NixlLink
+
+_log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0  # how long to wait for a source that sends nothing
 _LinkKey = tuple[Peer, bool, bool, bool]
@@ -40,9 +42,9 @@ class KVTransfer:
 
     ``bind``: ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Other workers reach a TCP bind
     by ``announced_host``, which is required if the bind names no host. ``rate`` limits how fast each source is read,
-    except by urgent fetches. ``use_nixl``: RDMA between workers that both have it.
+    except by urgent fetches.
 
-    Raises: ActorserveError if ``bind`` cannot be bound or reached; SettingsError if NIXL is wanted but unavailable.
+    Raises: ActorserveError if ``bind`` cannot be bound or reached.
     """
 
     def __init__(
@@ -53,17 +55,16 @@ class KVTransfer:
         *,
         announced_host: str = "",
         rate: Rate = UNBOUNDED,
-        use_nixl: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._pools = pools
         self._rate = rate
         self._patience_s = patience_s
-        self._lock = threading.Lock()  # guards the following three fields
+        self._lock = threading.Lock()  # guards the following four fields
         self._closed = False
         self._held: dict[_LinkKey, _Held] = {}
         self._buckets: dict[Peer, TokenBucket] = {}
-        self._nixl = NixlAgent(pools) if use_nixl else None
+        self._unreachable: set[Peer] = set()  # sources whose GPU this GPU cannot read directly
         self._server = DataServer(pools, bind, ticket_key, announced_host=announced_host)
         self.access = KVAccess(
             layout=pools.layout,
@@ -73,8 +74,7 @@ class KVTransfer:
             host=this_host(),
             shared="" if pools.device_memory is None else pools.device_memory.shown,
             shared_host="" if pools.host_memory is None else pools.host_memory.shown,
-            cuda_ipc=export_memory(pools.device.blocks) if isinstance(pools.device, CudaBlocks) else "",
-            nixl="" if self._nixl is None else self._nixl.shown,
+            cuda_ipc=pools.device.export() if isinstance(pools.device, CudaBlocks) else "",
         )
         """How other workers read our KV, for ``Hello``."""
 
@@ -103,19 +103,15 @@ class KVTransfer:
             bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._rate))
             earlier = [old for old in self._held if old[0].name == key[0].name and old[0] != key[0]]
             self._drop(earlier)
+            self._unreachable -= {peer for peer in self._unreachable if peer.name == key[0].name and peer != key[0]}
         with held.lock:
             try:
-                if held.link is None:
-                    held.link = self._open(fetch.access, on_host=fetch.ticket.on_host, into_host=fetch.into_host)
-                    if self._closed:
-                        raise TransferError("this worker is shutting down")
-                held.link.read(
-                    fetch.ticket,
-                    fetch.num_skipped,
-                    fetch.blocks,
-                    lambda num_bytes: bucket.take(num_bytes, is_urgent=fetch.is_urgent),
-                    into_host=fetch.into_host,
-                )
+                try:
+                    self._read(held, fetch, bucket)
+                except DirectCopyError as error:
+                    held.close()
+                    self._remember_unreachable(fetch.source, error)
+                    self._read(held, fetch, bucket)
             except TransferError:
                 held.close()  # the next fetch opens a new link
                 raise
@@ -129,6 +125,7 @@ class KVTransfer:
         """Release the links to a worker that is down, because its memory stays until nothing maps it. Never waits."""
         with self._lock:
             self._buckets.pop(source, None)
+            self._unreachable.discard(source)
             self._drop([key for key in self._held if key[0] == source])
 
     def close(self) -> None:
@@ -142,6 +139,28 @@ class KVTransfer:
                 link.interrupt()
         self._server.close()
 
+    def _read(self, held: _Held, fetch: Fetch, bucket: TokenBucket) -> None:
+        """Read by the held link, opened now if need be. The caller holds ``held.lock``. Raises: TransferError."""
+        if held.link is None:
+            held.link = self._open(fetch)
+            if self._closed:
+                raise TransferError("this worker is shutting down")
+        held.link.read(
+            fetch.ticket,
+            fetch.num_skipped,
+            fetch.blocks,
+            lambda num_bytes: bucket.take(num_bytes, is_urgent=fetch.is_urgent),
+            into_host=fetch.into_host,
+        )
+
+    def _remember_unreachable(self, source: Peer, error: DirectCopyError) -> None:
+        """Read this source by its socket from now on. A later incarnation of the worker is tried anew."""
+        with self._lock:
+            is_known = source in self._unreachable
+            self._unreachable.add(source)
+        if not is_known:
+            _log.warning("KV of %s comes by a socket, not from GPU to GPU, which takes longer: %s", source.name, error)
+
     def _drop(self, keys: list[_LinkKey]) -> None:
         """Forget these links. A link in use is closed by the thread that uses it. The caller holds ``self._lock``."""
         for key in keys:
@@ -150,7 +169,8 @@ class KVTransfer:
                 held.close()
                 held.lock.release()
 
-    def _open(self, access: KVAccess, *, on_host: bool, into_host: bool) -> Link:
+    def _open(self, fetch: Fetch) -> Link:
+        access, on_host = fetch.access, fetch.ticket.on_host
         pools, device = self._pools, self._pools.device
         same_host = access.host == self.access.host
         shown, num_blocks = (
@@ -158,8 +178,7 @@ class KVTransfer:
         )
         if same_host and shown:
             return MappedPool(shown, num_blocks, pools, on_host=on_host)
-        if same_host and access.cuda_ipc and not on_host and not into_host and isinstance(device, CudaBlocks):
+        on_gpus = access.cuda_ipc and not on_host and not fetch.into_host
+        if same_host and on_gpus and isinstance(device, CudaBlocks) and fetch.source not in self._unreachable:
             return CudaPool(access.cuda_ipc, num_blocks, pools, device)
-        if access.nixl and self._nixl is not None:
-            return NixlLink(self._nixl, access, self._patience_s)
         return DataClient(access.address, pools, self._patience_s, with_checksum=not same_host)

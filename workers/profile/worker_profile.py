@@ -126,7 +126,8 @@ def _kept(file: Path, engine: Engine) -> Profile | None:
 
 
 def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, status: Reporter) -> Profile:
-    plan = quick_plan(engine, settings.workers.max_batch_tokens, settings.workers.max_batch_requests)
+    limits = settings.workers.batch_limits()
+    plan = quick_plan(engine, limits.tokens, limits.requests)
     what = "measuring the engine's speed (once)"
     found = measure(engine, plan, QUICK, lambda share, _: status.loading(what, share))
     profile = make_profile(describe_profile(engine, facts), engine.model.name, facts, kv_bytes_per_token(engine), found)

@@ -159,7 +159,7 @@ class KVAccess:
 
     Blocks can be copied between pools of one ``layout``. The server at ``address`` sends blocks. The other fields may
     be empty. ``host`` names the machine; on the same machine, ``shared`` and ``shared_host`` name mappable memory of
-    the device's and of the host's pool, and ``cuda_ipc`` a GPU's memory. ``nixl`` is for RDMA.
+    the device's and of the host's pool, and ``cuda_ipc`` a GPU's memory.
     """
 
     layout: str
@@ -170,7 +170,6 @@ class KVAccess:
     shared: str = ""
     shared_host: str = ""
     cuda_ipc: str = ""
-    nixl: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,13 +134,17 @@ def test_host_memory_is_taken_as_it_is_written() -> None:
     assert -4 < beside_mib < 12
 
 
-@given(st.lists(st.integers(0, 9), unique=True))
-def test_runs_are_the_blocks(blocks: list[int]) -> None:
-    """Runs cover all blocks in order, and no run could be joined with the next."""
-    found = list(runs(blocks))
+@given(st.lists(st.integers(0, 9), unique=True), st.integers(1, 10))
+def test_runs_are_the_blocks(blocks: list[int], blocks_per_chunk: int) -> None:
+    """Runs cover all blocks in order, none crosses a chunk's border, and no run could be joined with the next."""
+    found = list(runs(blocks, blocks_per_chunk))
     assert [block + i for _, block, count in found for i in range(count)] == blocks
     assert [at + i for at, _, count in found for i in range(count)] == list(range(len(blocks)))
-    assert all(block + count != next_block for (_, block, count), (_, next_block, _) in pairwise(found))
+    assert all(block // blocks_per_chunk == (block + count - 1) // blocks_per_chunk for _, block, count in found)
+    assert all(
+        block + count != next_block or next_block % blocks_per_chunk == 0
+        for (_, block, count), (_, next_block, _) in pairwise(found)
+    )
 
 
 @pytest.mark.parametrize("staging_bytes", [1, 20_000, 10**6])

@@ -1,6 +1,5 @@
 """The contract that every way of reading another process's KV keeps."""
 
-import importlib.util
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +33,6 @@ OTHER_SEED = 10  # of the destination's initial KV
 SENT = ("ipc", "tcp", "tcp-checked")
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-needs_nixl = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="needs NIXL")
 
 
 @dataclass
@@ -56,7 +54,6 @@ class Pair:
             f"ipc://{self.folder}/destination.kv",
             b"another key",
             rate=Rate(bytes_per_s, clock=lambda: 0.0, sleep=sleep),
-            use_nixl=self.kind == "nixl",
             patience_s=PATIENCE_S,
         )
 
@@ -75,17 +72,16 @@ KINDS = [
     "shared",
     *SENT,
     pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda]),
-    pytest.param("nixl", marks=needs_nixl),
 ]
 
 
 @contextmanager
 def source_of(kind: str, folder: Path) -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
     bind = "tcp://127.0.0.1:*" if kind.startswith("tcp") else f"ipc://{folder}/source.kv"
-    with source_process(bind, "cuda" if kind == "cuda" else "cpu", kind == "nixl") as (access, process):
+    with source_process(bind, "cuda" if kind == "cuda" else "cpu") as (access, process):
         if kind in SENT:
             access = replace(access, shared="", shared_host="")
-        if kind in ("tcp-checked", "nixl"):
+        if kind == "tcp-checked":
             access = replace(access, host="another host")
         yield access, process
 

@@ -266,7 +266,12 @@ def test_pickles_are_never_read(small: Any, tmp_path: Path) -> None:
 def test_progress_is_reported(small: Any) -> None:
     """Loading reports growing progress up to 1."""
     told: list[float] = []
-    TorchEngine(describe(small.folder), EngineOptions(kv_cache_bytes=2**20), progress=told.append)
+
+    def loading(doing: str, done: float) -> None:
+        assert doing == "loading weights"
+        told.append(done)
+
+    TorchEngine(describe(small.folder), EngineOptions(kv_cache_bytes=2**20), loading)
     assert told == sorted(told)
     assert told[-1] == 1.0
     assert len(told) > 2

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from actorserve.processes.status import PARENT_PID
 from tools.benchmarks.common.errors import BenchError
@@ -26,12 +27,15 @@ def socket_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def running(command: Sequence[str], environment: Mapping[str, str] | None = None) -> "Iterator[subprocess.Popen[str]]":
-    """A process that is told to end, and at last killed, when the context ends."""
+def running(
+    command: Sequence[str], errors: IO[str] | None = None, environment: Mapping[str, str] | None = None
+) -> "Iterator[subprocess.Popen[str]]":
+    """A process that is told to end, and at last killed, when the context ends. ``errors`` gets its stderr."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=errors,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), PARENT_PID: str(os.getpid()), **(environment or {})},
         start_new_session=True,  # so that only the measurement sees a Ctrl-C, and ends its processes
