@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files, a GGUF file, or a random generator."""
+"""Where weights come from: safetensors files (plain or quantized), a GGUF file, or a random generator."""
 
 import hashlib
 import math
@@ -20,7 +20,9 @@ from actorserve.errors import ModelError
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from actorserve.model_files.gguf_reader import GgufTensor, read_gguf
 from actorserve.model_files.gguf_tensors import TYPES
+from actorserve.model_files.packing import Part
 from workers.weights.file_digest import file_digest
+from workers.weights.packed import GroupedWeight, unpack
 
 _FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
@@ -54,15 +56,29 @@ class SafetensorsSource:
             self._places |= dict.fromkeys(opened.keys(), (file, opened))
 
     def read(self, spec: TensorSpec) -> Tensor:
-        name = spec.stored_name
+        if spec.packing is not None:
+            return self.grouped(spec).floats()
+        rows = slice(spec.first_row, spec.first_row + spec.shape[0])
+        index = rows if spec.expert is None else (spec.expert, rows)
+        return self._read(Part(spec.stored_name, spec.stored_shape, ()), index)
+
+    def grouped(self, spec: TensorSpec) -> GroupedWeight:
+        """The weight of a quantized checkpoint, not dequantized. Raises: ModelError."""
+        try:
+            return unpack(spec, self._read)
+        except ValueError as error:
+            file, _ = self._places[spec.parts[0].name]
+            raise ModelError(f"{file}: {error}") from None
+
+    def _read(self, part: Part, index: Any = ...) -> Tensor:
+        name = part.name
         if name not in self._places:
             raise ModelError(f"tensor {name} is missing")
         file, opened = self._places[name]
         try:
             stored = opened.get_slice(name)
-            _check_shape(spec, tuple(stored.get_shape()), file)
-            rows = slice(spec.first_row, spec.first_row + spec.shape[0])
-            tensor: Tensor = stored[rows] if spec.expert is None else stored[spec.expert, rows]
+            _check_shape(name, tuple(stored.get_shape()), part.shape, file)
+            tensor: Tensor = stored[index]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read tensor {name} from {file}: {error}") from None
         return tensor
@@ -81,7 +97,7 @@ class GgufSource:
         entry = self._tensors.get(spec.stored_name)
         if entry is None:
             raise ModelError(f"{self._file}: tensor {spec.stored_name} is missing")
-        _check_shape(spec, entry.shape, self._file)
+        _check_shape(spec.stored_name, entry.shape, spec.stored_shape, self._file)
         if entry.type not in TYPES or (len(entry.shape) == 1 and entry.type not in _FLOATS):
             raise ModelError(f"{self._file}: tensor {entry.name} has type {entry.type.name}, which is not supported")
         raw = self._bytes(entry, spec)
@@ -152,9 +168,9 @@ class DummySource:
         return numbers
 
 
-def _check_shape(spec: TensorSpec, found: tuple[int, ...], file: Path) -> None:
-    if found != spec.stored_shape:
-        raise ModelError(f"{file}: tensor {spec.stored_name} has shape {found}, not {spec.stored_shape}")
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
+    if found != expected:
+        raise ModelError(f"{file}: tensor {name} has shape {found}, not {expected}")
 
 
 def weights_digest(description: ModelDescription) -> str:
