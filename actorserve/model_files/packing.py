@@ -27,7 +27,7 @@ class PackedIntegers(NamedTuple):
 
     ``layout`` names the parts and their dimensions. n numbers share a word; the first is in its lowest bits.
 
-    ``awq``: ``X.qweight`` [I, O / 8], ``X.qzeros`` [G, O / 8] and ``X.scales`` [G, O]. A word holds eight outputs in the
+    ``awq``: ``X.qweight`` [I, O / 8], ``X.qzeros`` [G, O / 8] and ``X.scales`` [G, O]. A word holds outputs in the
     order 0, 2, 4, 6, 1, 3, 5, 7.
     ``gptq``: ``X.qweight`` [I / n, O], ``X.qzeros`` [G, O / n], ``X.scales`` [G, O] and ``X.g_idx`` [I].
     ``rows`` (compressed-tensors): ``X.weight_packed`` [O, I / n], ``X.weight_zero_point`` [O / n, G],
