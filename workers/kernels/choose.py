@@ -11,6 +11,7 @@ from workers import native
 from workers.kernels.linear import PackedLinear, PlainLinear, linear_class
 from workers.kernels.numerics import Numerics
 from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
+from workers.kernels.triton_grouped import DTYPES, can_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,11 @@ class Kernels:
     def rows_are_independent(self) -> bool:
         """Whether every token-wise function gives a row the same bits in any batch, so that it needs no tiles."""
         return self.native and self.numerics.weight_bits is not None
+
+    @property
+    def runs_grouped(self) -> bool:
+        """Whether the kernel of ``triton_grouped`` runs, which multiplies all experts at once, and packed weights."""
+        return self.device.type == "cuda" and self.numerics.activations in DTYPES and can_run(self.device)
 
     def facts(self) -> dict[str, object]:
         """The choices that decide bits, for the worker's kind."""

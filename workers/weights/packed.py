@@ -1,52 +1,15 @@
 """The weights of quantized checkpoints: unpacked into one form, from which every numeric mode makes its own."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from actorserve.model_files.description import TensorSpec
 from actorserve.model_files.packing import PackedIntegers, Part, ScaledNumbers
+from workers.kernels.grouped_weight import GroupedWeight
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # output i of eight is nibble _AWQ_PLACES[i] of its word
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedWeight:
-    """``weight[o, i] = (numbers[o, i] - zeros[o, g]) * scales[o, g]``, where g is the group of input i.
-
-    O outputs, I inputs, G groups. Input i is in group ``group_of_input[i]``, or without such a tensor in group
-    ``i // group_inputs``.
-    """
-
-    numbers: Tensor  # [O, I] uint8, int8 or float8_e4m3fn
-    zeros: Tensor | None  # [O, G] int16, for unsigned numbers alone
-    scales: Tensor  # [O, G] float32
-    group_inputs: int
-    group_of_input: Tensor | None = None  # [I] int64
-
-    def rows(self, first: int, num_rows: int) -> "GroupedWeight":
-        """Some of the outputs."""
-        some = slice(first, first + num_rows)
-        zeros = None if self.zeros is None else self.zeros[some]
-        return replace(self, numbers=self.numbers[some], zeros=zeros, scales=self.scales[some])
-
-    def floats(self) -> Tensor:
-        """[O, I] float32, each number rounded once."""
-        weight = self.numbers.float()
-        if self.group_of_input is None and weight.shape[1] % self.group_inputs == 0:
-            groups = weight.view(len(weight), -1, self.group_inputs)
-            if self.zeros is not None:
-                groups.sub_(self.zeros.unsqueeze(-1))
-            groups.mul_(self.scales.unsqueeze(-1))
-            return weight
-        order = self.group_of_input
-        if order is None:
-            order = torch.arange(weight.shape[1]) // self.group_inputs
-        if self.zeros is not None:
-            weight.sub_(self.zeros.index_select(1, order))
-        return weight.mul_(self.scales.index_select(1, order))
 
 
 def unpack(spec: TensorSpec, read: Callable[[Part], Tensor]) -> GroupedWeight:
@@ -60,7 +23,7 @@ def unpack(spec: TensorSpec, read: Callable[[Part], Tensor]) -> GroupedWeight:
         weight = _unpack_scaled(spec.packing, spec, read)
     else:
         raise ValueError(f"tensor {spec.stored_name} is not packed")
-    return weight.rows(spec.first_row, spec.shape[0])
+    return weight.rows(slice(spec.first_row, spec.first_row + spec.shape[0]))
 
 
 def _unpack_integers(packing: PackedIntegers, spec: TensorSpec, read: Callable[[Part], Tensor]) -> GroupedWeight:
@@ -96,6 +59,7 @@ def _unpack_integers(packing: PackedIntegers, spec: TensorSpec, read: Callable[[
         scales=scales.float().contiguous(),
         group_inputs=group_inputs,
         group_of_input=order,
+        bits=packing.bits,
     )
 
 

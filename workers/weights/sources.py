@@ -21,8 +21,9 @@ from actorserve.model_files.description import ModelDescription, TensorSpec
 from actorserve.model_files.gguf_reader import GgufTensor, read_gguf
 from actorserve.model_files.gguf_tensors import TYPES
 from actorserve.model_files.packing import Part
+from workers.kernels.grouped_weight import GroupedWeight
 from workers.weights.file_digest import file_digest
-from workers.weights.packed import GroupedWeight, unpack
+from workers.weights.packed import unpack
 
 _FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
@@ -34,10 +35,12 @@ _RANDOM_NUMBERS = 2**20 + 1  # an odd number, so that the rows of a weight are n
 
 
 class WeightSource(Protocol):
-    def read(self, spec: TensorSpec) -> Tensor:
-        """The part of a stored tensor that ``spec`` names, on the CPU, in the file's type (dequantized to floats).
+    def read(self, spec: TensorSpec) -> Tensor | GroupedWeight:
+        """The part of a stored tensor that ``spec`` names, on the CPU, in the file's type (GGUF's as floats).
 
-        The caller applies ``head_rows`` and ``addend``. Raises: ModelError, in one line that names file and tensor.
+        A packed weight of a quantized checkpoint is a GroupedWeight. The caller applies ``head_rows`` and ``addend``.
+
+        Raises: ModelError, in one line that names file and tensor.
         """
         ...
 
@@ -55,20 +58,16 @@ class SafetensorsSource:
                 raise ModelError(f"cannot read {file}: {error}") from None
             self._places |= dict.fromkeys(opened.keys(), (file, opened))
 
-    def read(self, spec: TensorSpec) -> Tensor:
+    def read(self, spec: TensorSpec) -> Tensor | GroupedWeight:
         if spec.packing is not None:
-            return self.grouped(spec).floats()
+            try:
+                return unpack(spec, self._read)
+            except ValueError as error:
+                file, _ = self._places[spec.parts[0].name]
+                raise ModelError(f"{file}: {error}") from None
         rows = slice(spec.first_row, spec.first_row + spec.shape[0])
         index = rows if spec.expert is None else (spec.expert, rows)
         return self._read(Part(spec.stored_name, spec.stored_shape, ()), index)
-
-    def grouped(self, spec: TensorSpec) -> GroupedWeight:
-        """The weight of a quantized checkpoint, not dequantized. Raises: ModelError."""
-        try:
-            return unpack(spec, self._read)
-        except ValueError as error:
-            file, _ = self._places[spec.parts[0].name]
-            raise ModelError(f"{file}: {error}") from None
 
     def _read(self, part: Part, index: Any = ...) -> Tensor:
         name = part.name
