@@ -96,6 +96,11 @@ class ScaledNumbers(NamedTuple):
     scale_shape: Shape
     block: tuple[int, int] | None = None
 
+    @property
+    def bits(self) -> int:
+        """The width of a number."""
+        return 8
+
     def parts(self, stored_name: str, shape: Shape) -> dict[Role, Part]:
         """The stored tensors of the weight ``stored_name`` of ``shape`` [O, I]."""
         layer = stored_name.removesuffix(".weight")

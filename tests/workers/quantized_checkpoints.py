@@ -21,7 +21,7 @@ Integers = NDArray[np.int64]
 Tensors = dict[str, Tensor]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output in each nibble of a word, from the lowest on
 
-GROUP = 16
+GROUP = 32
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ INTEGER_FORMS: dict[str, tuple[Callable[[int], dict[str, Any]], Callable[[Layer,
 }
 """The config by the number of bits, the packing, whether zero points are the middle, inputs a group, and act-order."""
 
-BLOCK = (32, 16)
+BLOCK = (48, 32)
 
 
 def save_fp8(folder: Path, form: str, **changes: Any) -> tuple[Path, Path]:

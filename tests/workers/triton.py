@@ -4,6 +4,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -12,6 +14,15 @@ import numpy as np
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if HAS_TRITON else (0, 0)
+
+
+def run_interpreted(test_file: str) -> None:
+    """Run the tests of a file whose names have ``interpreted``, in a process whose Triton interprets."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", test_file]
+    done = subprocess.run(
+        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def row_by_row(a: Any, b: Any, dtype: Any) -> Any:

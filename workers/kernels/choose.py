@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -50,6 +51,8 @@ class Kernels:
         facts: dict[str, object] = {"numerics": self.numerics, "row ops": self.row_ops.name, "code": _code_digest()}
         if self.numerics.weight_bits is None:
             facts["linear"] = self.float_linear.__name__
+        if self.runs_grouped:
+            facts["grouped"] = version("triton")
         if self.native:
             facts["native"] = native.digest()
         return facts

@@ -88,10 +88,11 @@ class SortedRows:
 class CompactLinear:
     """``x @ weight.T + bias + residual`` with the packed weight of a quantized checkpoint."""
 
-    def __init__(self, weight: StackedWeight, bias: Tensor | None) -> None:
-        """``weight``: of one expert; ``bias``: [out_features]."""
+    def __init__(self, weight: StackedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """``weight``: of one expert; ``bias``: [out_features]; ``dtype``: of the activations."""
         self._weight = weight
         self._bias = bias
+        agreeing_rows(weight.numbers.device, dtype, weight.form)  # found now, because it waits for the device
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if self._weight.inputs is not None:

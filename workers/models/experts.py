@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from actorserve.errors import ModelError
 from workers.kernels.row_ops import Activation
 from workers.kernels.tiles import RowTiles, probe
-from workers.kernels.triton_grouped import SortedRows, StackedWeight, add_experts, choose_experts, run
+from workers.kernels.triton_grouped import SortedRows, StackedWeight, add_experts, agreeing_rows, choose_experts, run
 from workers.models.blocks import GatedMlp
 from workers.models.decoder import Tiles
 from workers.models.random_rows import RandomRows, RowProbe
@@ -59,6 +59,8 @@ class GroupedExperts:
         self._down = weights.stacked([(f"{name}down_proj",) for name in names])
         self._numbers = torch.arange(config.num_experts + 1, device=weights.device)
         self._gated = weights.row_ops.gated
+        for weight in (self._router, self._gate_up, self._down):
+            agreeing_rows(weights.device, weights.dtype, weight.form)  # found now, because it waits for the device
 
     def __call__(self, x: Tensor, residual: Tensor, tiles: Tiles) -> Tensor:
         logits = run(x, self._router, dtype=torch.float32)

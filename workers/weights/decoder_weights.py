@@ -104,7 +104,7 @@ class Weights:
     def _linear(self, names: tuple[str, ...], bits: int | None) -> Linear:
         packed = self._packed(names) if bits is None else None
         if packed is not None:
-            return CompactLinear(packed, self._bias(names))
+            return CompactLinear(packed, self._bias(names), self.dtype)
 
         def read() -> tuple[Tensor, Tensor | None]:
             return _joined([self._read(f"{name}.weight", self.dtype) for name in names]), self._bias(names)

@@ -4,9 +4,6 @@ Interpreted tests run in a process of its own, which chooses the interpreter bef
 """
 
 import importlib
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel, row_by_row
+from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel, row_by_row, run_interpreted
 from workers.kernels.grouped_weight import GroupedWeight
 from workers.kernels.triton_grouped import (
     CompactLinear,
@@ -22,6 +19,7 @@ from workers.kernels.triton_grouped import (
     StackedWeight,
     add_experts,
     agreeing_rows,
+    choose_experts,
     pack,
     run,
 )
@@ -78,7 +76,7 @@ def packed(*weights: GroupedWeight) -> StackedWeight:
 def check_product(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     weight, x = random_weight(kind), rows_of(37, dtype)
     bias, residual = torch.randn(OUT).to(DEVICE, dtype), torch.randn(37, OUT).to(DEVICE, dtype)
-    found = CompactLinear(packed(weight), bias)(x, residual)
+    found = CompactLinear(packed(weight), bias, dtype)(x, residual)
     wanted = x.double() @ weight.floats().to(DEVICE).double().T + bias.double() + residual.double()
     torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance * float(wanted.std()))
 
@@ -87,11 +85,7 @@ def check_product(kind: str, dtype: torch.dtype, tolerance: float) -> None:
 @pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
 def test_kernels_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 @interpreted
@@ -106,8 +100,8 @@ def test_interpreted_layers_are_joined() -> None:
     """Several layers as one have their outputs one after another."""
     weights = [random_weight("int4, zeros", outputs, seed=outputs) for outputs in (40, 8, 16)]
     x = rows_of(5)
-    wanted = torch.cat([CompactLinear(packed(weight), None)(x) for weight in weights], 1)
-    torch.testing.assert_close(CompactLinear(packed(*weights), None)(x), wanted)
+    wanted = torch.cat([CompactLinear(packed(weight), None, x.dtype)(x) for weight in weights], 1)
+    torch.testing.assert_close(CompactLinear(packed(*weights), None, x.dtype)(x), wanted)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +164,20 @@ def test_interpreted_results_are_added_in_order_of_rank() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("num_experts", [6, 128])
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_interpreted_best_experts_are_chosen(num_experts: int, normalizes: bool) -> None:
+    """The best experts of a row are chosen by their softmax, the lower number first among equals."""
+    logits = torch.randn(5, num_experts, generator=torch.Generator().manual_seed(6)) * 2
+    logits[3] = 0.5
+    shares, experts = choose_experts(logits, 3, normalizes)
+    wanted, numbers = logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(experts, numbers[:, :3])
+    wanted = wanted[:, :3] / (wanted[:, :3].sum(-1, keepdim=True) if normalizes else 1.0)
+    torch.testing.assert_close(shares, wanted)
+
+
+@interpreted
 @pytest.mark.parametrize("kind", ["plain", "int4, zeros", "fp8"])
 def test_interpreted_bits_do_not_depend_on_the_batch(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row has equal bits in any batch and in tiles of any size, if a product's rows have."""
@@ -210,6 +218,9 @@ def test_compiles_for_cuda(form: int, capability: int) -> None:
     constants = {"ranks": 8, "block": 1024}
     pointers = dict.fromkeys(("results", "residual", "out"), "*bf16") | {"shares": "*fp32"}
     assert compile_kernel(kernels.add_experts, capability, pointers, constants)
+    pointers = {"logits": "*fp32", "shares": "*fp32", "experts": "*i64"}
+    constants = {"padded_experts": 128, "ranks": 8, "padded_ranks": 8, "normalizes": True}
+    assert compile_kernel(kernels.choose_experts, capability, pointers, constants, num_warps=1)
 
 
 @pytest.mark.gpu
