@@ -31,17 +31,17 @@ def _unpack_integers(packing: PackedIntegers, spec: TensorSpec, read: Callable[[
     parts = {role: read(part) for role, part in packing.parts(spec.stored_name, spec.stored_shape).items()}
     words, scales, stored_zeros = parts["numbers"], parts["scales"], parts.get("zeros")
     num_groups = packing.num_groups(num_inputs)
-    places = _AWQ_PLACES if packing.layout == "awq" else range(packing.numbers_per_word)
     # Words hold numbers along the inputs, or along the outputs in AWQ; zero points are always along the outputs.
+    zeros = None
     if packing.layout == "rows":
-        numbers = _unpack_words(words, packing.bits, places)[:, :num_inputs]
-        zeros = None if stored_zeros is None else _unpack_words(stored_zeros.T, packing.bits, places).T[:num_outputs]
+        numbers = _unpack_words(words, packing.bits)[:, :num_inputs]
+        if stored_zeros is not None:
+            zeros = _unpack_words(stored_zeros.T, packing.bits).T
+    elif packing.layout == "gptq":
+        numbers = _unpack_words(words.T, packing.bits)[:, :num_inputs]
+        zeros, scales = _unpack_words(parts["zeros"], packing.bits).T, scales.T
     else:
-        along_inputs = packing.layout == "gptq"
-        numbers = _unpack_words(words.T if along_inputs else words, packing.bits, places)
-        numbers = numbers[:, :num_inputs] if along_inputs else numbers[:, :num_outputs].T
-        zeros = None if stored_zeros is None else _unpack_words(stored_zeros, packing.bits, places).T[:num_outputs]
-        scales = scales.T
+        numbers, zeros, scales = _unpack_awq(words)[:num_outputs], _unpack_awq(parts["zeros"]), scales.T
     if zeros is None:
         zeros = torch.full((num_outputs, num_groups), 1 << (packing.bits - 1), dtype=torch.uint8)
     order = parts.get("group_of_input")
@@ -55,7 +55,7 @@ def _unpack_integers(packing: PackedIntegers, spec: TensorSpec, read: Callable[[
     return GroupedWeight(
         numbers=numbers.contiguous(),
         # int16 holds 256, the zero point of 8-bit numbers whose stored one is the largest byte and less by one.
-        zeros=zeros.to(torch.int16).add_(packing.zero_offset),
+        zeros=zeros[:num_outputs].to(torch.int16).add_(packing.zero_offset),
         scales=scales.float().contiguous(),
         group_inputs=group_inputs,
         group_of_input=order,
@@ -63,13 +63,28 @@ def _unpack_integers(packing: PackedIntegers, spec: TensorSpec, read: Callable[[
     )
 
 
-def _unpack_words(words: Tensor, bits: int, places: "range | tuple[int, ...]") -> Tensor:
-    """[R, W] int32 -> [R, W * len(places)] uint8: number i of a word is the one at ``places[i]``, from the low bits."""
-    mask = (1 << bits) - 1
-    unpacked = torch.empty((*words.shape, len(places)), dtype=torch.uint8)
-    for number, place in enumerate(places):
-        unpacked[..., number] = (words >> (place * bits)) & mask
-    return unpacked.flatten(1)
+def _unpack_words(words: Tensor, bits: int) -> Tensor:
+    """[R, W] int32 -> [R, W * 32 / bits] uint8: a word's numbers from its low bits on."""
+    bytes_of_rows = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return bytes_of_rows
+    halves = torch.empty((*bytes_of_rows.shape, 2), dtype=torch.uint8)
+    torch.bitwise_and(bytes_of_rows, 0x0F, out=halves[..., 0])
+    torch.bitwise_right_shift(bytes_of_rows, 4, out=halves[..., 1])
+    return halves.flatten(1)
+
+
+def _unpack_awq(words: Tensor) -> Tensor:
+    """[R, W] int32 -> [W * 8, R] uint8."""
+    by_byte = words.T.contiguous().view(torch.uint8).view(words.shape[1], -1, 4)  # [W, R, 4]
+    numbers = torch.empty((words.shape[1], 8, words.shape[0]), dtype=torch.uint8)
+    for number, place in enumerate(_AWQ_PLACES):
+        byte = by_byte[..., place // 2]
+        if place % 2:
+            torch.bitwise_right_shift(byte, 4, out=numbers[:, number])
+        else:
+            torch.bitwise_and(byte, 0x0F, out=numbers[:, number])
+    return numbers.flatten(0, 1)
 
 
 def _unpack_scaled(packing: ScaledNumbers, spec: TensorSpec, read: Callable[[Part], Tensor]) -> GroupedWeight:
