@@ -100,6 +100,17 @@ def test_interpreted_packed_experts_equal_their_floats(tmp_path: Path, runs: lis
 
 
 @interpreted
+def test_interpreted_experts_that_differ_are_computed_from_floats(tmp_path: Path, runs: list[str]) -> None:
+    """Experts whose inputs are in orders of their own cannot be stacked, so their floats are."""
+    packed, plain = save_integers(tmp_path, "gptq, act-order", architecture="qwen3 experts")
+    found = logits_of(packed)
+    assert runs == ["int4", "int4", "plain", "plain", "int4"] * 2  # down has one group of inputs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kernels, "runs_grouped", False)
+        torch.testing.assert_close(found, logits_of(plain), rtol=1e-3, atol=1e-3)
+
+
+@interpreted
 def test_interpreted_numbers_that_are_nan_are_named(tmp_path: Path, runs: list[str]) -> None:
     """A scale that is not finite is refused by the tensor's name, although no float is made of it."""
     packed, _ = save_integers(tmp_path, "gptq")
