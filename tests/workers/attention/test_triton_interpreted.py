@@ -1,4 +1,4 @@
-"""The Triton kernel in Triton's interpreter. A process of its own chooses the interpreter before the import.
+"""The Triton kernels of attention in Triton's interpreter. A process of its own chooses the interpreter before the import.
 
 The interpreter multiplies with numpy, and the last bits of numpy's products may depend on a row's place in the matrix.
 So tests compare results with the reference within a tolerance. Tests that compare bits replace the product by one that
@@ -20,6 +20,7 @@ from torch import Tensor
 from actorserve.model_files.description import DecoderConfig
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from workers.attention import triton_paged
 from workers.attention.triton_paged import TritonPagedAttention
 
 interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernel_in_the_interpreter")
@@ -162,3 +163,52 @@ def test_interpreted_bits_do_not_depend_on_batch_mates() -> None:
     for order in ((0, 1, 2, 3), (3, 1, 0, 2), (2, 0)):
         out = attend(backend, [requests[i] for i in order], [chunks[i] for i in order], 16, seed=4)
         assert torch.equal(out, torch.cat([alone[i] for i in order]))
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 300])
+def test_interpreted_splits_equal_dense(window: int | None) -> None:
+    """Contexts of several splits agree with dense float64 attention, in decode beside prefill."""
+    lengths = (700, 256, 257, 530)
+    requests = [make_request(n, 2, 2, 16, seed=n) for n in lengths]
+    chunks = [(699, 700), (255, 256), (240, 257), (529, 530)]
+    out = attend(TritonPagedAttention(0.25), requests, chunks, 16, seed=1, window=window)
+    wanted = torch.cat([dense(r, window, 0.25)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
+    torch.testing.assert_close(out.double(), wanted, rtol=0, atol=5e-6)
+
+
+@interpreted
+@pytest.mark.usefixtures("products")
+@same_rows
+@pytest.mark.parametrize("window", [None, 300])
+def test_interpreted_decode_has_the_bits_of_prefill(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several splits, decode alone, decode in a batch, prefill, and decode without scratch give equal bits."""
+    request, other = make_request(532, 1, 3, 16, seed=5), make_request(290, 1, 3, 16, seed=6)
+    backend = TritonPagedAttention(0.25)
+    start = 509
+    whole = attend(backend, [request], [(start, 532)], 16, seed=1, window=window)
+    for end in (510, 512, 513, 532):
+        chunk, wanted = (end - 1, end), whole[end - 1 - start : end - start]
+        assert torch.equal(attend(backend, [request], [chunk], 16, seed=2, window=window), wanted)
+        batch = [other, request, other], [(289, 290), chunk, (280, 290)]
+        assert torch.equal(attend(backend, *batch, 16, seed=3, window=window)[1:2], wanted)
+        with monkeypatch.context() as patch:
+            patch.setattr(triton_paged, "_SCRATCH_BYTES", 0)
+            assert torch.equal(attend(backend, *batch, 16, seed=3, window=window)[1:2], wanted)
+
+
+@interpreted
+@pytest.mark.usefixtures("products")
+@same_rows
+def test_interpreted_decode_of_more_requests_than_are_read_at_once() -> None:
+    """A program finds its splits among more requests than it reads at once; requests of a chunk lie between them."""
+    request, long = make_request(20, 1, 1, 16, seed=5), make_request(300, 1, 1, 16, seed=6)
+    backend = TritonPagedAttention(0.25)
+    alone = attend(backend, [request], [(15, 20)], 16, seed=1)
+    requests = ([request] * 70 + [long]) * 2
+    chunks = ([(19, 20), (15, 20)] * 35 + [(299, 300)]) * 2
+    out = attend(backend, requests, chunks, 16, seed=2)
+    wanted = torch.cat([alone[4:], alone] * 35)
+    assert torch.equal(out[: len(wanted)], wanted)
+    assert torch.equal(out[len(wanted) + 1 : -1], wanted)
+    assert torch.equal(out[-1:], attend(backend, [long], [(299, 300)], 16, seed=3))
