@@ -31,7 +31,7 @@ def _split(
     tile_keys: tl.constexpr,
     split_keys: tl.constexpr,
     tokens_per_block: tl.constexpr,
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The partial softmax over split number ``split``: largest score, sum of weights (both [rows]) and sum of weighted
     values ([rows, padded_dim]). float32, scores in units of log2.
 
@@ -77,7 +77,7 @@ def _split(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _fold(best: tl.tensor, total: tl.tensor, sums: tl.tensor, other_best: tl.tensor, other_total: tl.tensor,
-          other_sums: tl.tensor):  # fmt: skip
+          other_sums: tl.tensor) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
     """Add a later split's partial softmax ([rows], [rows], [rows, dims]) to those of the splits before it."""
     new_best = tl.maximum(best, other_best)
     subtracted = tl.where(new_best == float("-inf"), 0.0, new_best)
@@ -180,7 +180,7 @@ def _num_splits(
     num_requests: tl.tensor,
     window: tl.tensor,
     split_keys: tl.constexpr,
-):
+) -> tl.tensor:
     """How many splits each ``request`` sees, if it feeds exactly one token; 0 for all others."""
     exists = request < num_requests
     query_start = tl.load(query_starts + request, mask=exists, other=0)

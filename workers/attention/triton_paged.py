@@ -341,7 +341,7 @@ def tiles_for(dtype: torch.dtype, head_dim: int, group_heads: int) -> Tiles:
     """
     heads = _next_power_of_two(group_heads)
     if dtype == torch.float32:  # does not use tensor cores, and larger tiles would only spill registers
-        tile = Tile(max(16, heads), 32 if head_dim <= 64 else 16, 4)
+        tile = Tile(max(16, heads), 32 if head_dim <= 64 else 16, 8)
         return Tiles(tile, (tile,))
     if head_dim > 128:
         tile = Tile(max(64, heads), 32, 8)

@@ -1,4 +1,4 @@
-"""The Triton kernels of attention in Triton's interpreter. A process of its own chooses the interpreter before the import.
+"""Attention by Triton in the interpreter. A process of its own chooses the interpreter before the import.
 
 The interpreter multiplies with numpy, and the last bits of numpy's products may depend on a row's place in the matrix.
 So tests compare results with the reference within a tolerance. Tests that compare bits replace the product by one that
@@ -6,11 +6,8 @@ gives a row the same bits in any place, so that only the kernel could change the
 compares the bits of the real products.
 """
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -19,26 +16,9 @@ from torch import Tensor
 
 from actorserve.model_files.description import DecoderConfig
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from tests.workers.triton import by_place, interpreted, needs_interpreter, row_by_row, run_interpreted
 from workers.attention import triton_paged
 from workers.attention.triton_paged import TritonPagedAttention
-
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernel_in_the_interpreter")
-
-
-def row_by_row(a: Any, b: Any, dtype: Any) -> Any:
-    """``a @ b`` with one order of additions, so that a row has the same bits in any place."""
-    total = np.zeros((a.shape[0], b.shape[1]), dtype)
-    for term in range(a.shape[1]):
-        total += a[:, term, None].astype(dtype) * b[term].astype(dtype)
-    return total
-
-
-def by_place(a: Any, b: Any, dtype: Any) -> Any:
-    """``a @ b`` with last bits that depend on a row's place, more than in any BLAS."""
-    product = row_by_row(a, b, dtype)
-    product[1::2] = np.nextafter(product[1::2], dtype.type(np.inf))
-    return product
 
 
 @pytest.fixture
@@ -51,15 +31,10 @@ same_rows = pytest.mark.parametrize("products", [row_by_row], indirect=True)
 other_rows = pytest.mark.parametrize("products", [by_place], indirect=True)
 
 
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_kernel_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 @interpreted
