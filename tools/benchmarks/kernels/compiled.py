@@ -4,6 +4,7 @@ The code under test runs as it is, with tensors on torch's ``meta`` device, whic
 launch of a Triton kernel becomes a compilation with exactly the types, constants and options of that launch.
 """
 
+import importlib
 import re
 import subprocess
 import tempfile
@@ -14,11 +15,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
-
 from tools.benchmarks.common.errors import BenchError
 
 _WARP = 32
@@ -27,13 +23,16 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores")
 _TARGET = re.compile(r"^\.target (sm_\w+)", re.MULTILINE)
 _MULTIPLY = re.compile(r"\b(wgmma\.mma_async|mma\.sync|tcgen05\.mma)\.[\w.:]*?(?:(m\d+n\d+k\d+)|kind::(\w+))")
 
+_SHORT = {"wgmma.mma_async": "wgmma", "tcgen05.mma": "tcgen05"}
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """One kernel in one configuration for one GPU.
 
     ``registers`` of a thread; ``spilled_bytes`` of a thread that registers have no room for; ``shared_bytes`` of a
-    program; ``instructions`` by which it multiplies matrices, each with its shape; ``ptx`` is the compiler's text.
+    program; ``instructions`` by which it multiplies matrices, each with its shape; whether the assembler ``fuses``
+    products and sums; ``ptx`` is the compiler's text.
     """
 
     kernel: str
@@ -43,6 +42,7 @@ class Compiled:
     spilled_bytes: int
     shared_bytes: int
     instructions: tuple[str, ...]
+    fuses: bool
     ptx: str
 
 
@@ -59,14 +59,14 @@ class _NoDevice:
         return 0
 
     def get_current_target(self) -> Any:
-        return GPUTarget("cuda", self._capability, _WARP)
+        return _module("triton.backends.compiler").GPUTarget("cuda", self._capability, _WARP)
 
 
 def compile_launches(function: Callable[[], object], capability: int) -> list[Compiled]:
     """What ``function()`` launches, compiled for GPUs of compute capability ``capability / 10``; each configuration
     once, in order.
 
-    Raises: BenchError if the assembler fails; Triton's errors if a kernel does not compile.
+    Raises: BenchError if Triton is not installed, or the assembler fails; Triton's errors if a kernel does not compile.
     """
     kernels: dict[str, Any] = {}
     with _recording(capability, kernels):
@@ -76,13 +76,14 @@ def compile_launches(function: Callable[[], object], capability: int) -> list[Co
 
 @contextmanager
 def _recording(capability: int, kernels: dict[str, Any]) -> Iterator[None]:
-    run = JITFunction.run
+    jit, driver = _module("triton.runtime.jit").JITFunction, _module("triton.runtime.driver").driver
+    run = jit.run
 
     def compile_only(kernel: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> Any:
         compiled = run(kernel, *args, grid=grid, warmup=True, **options)
         return kernels.setdefault(compiled.hash, compiled)
 
-    with patch.object(JITFunction, "run", compile_only), patch.object(driver, "_active", _NoDevice(capability)):
+    with patch.object(jit, "run", compile_only), patch.object(driver, "_active", _NoDevice(capability)):
         yield
 
 
@@ -92,7 +93,7 @@ def _facts(kernel: Any, capability: int) -> Compiled:
     registers, spills = _REGISTERS.search(said), _SPILLS.search(said)
     if registers is None or spills is None:
         raise BenchError(f"the assembler does not tell the registers of {kernel.metadata.name}: {said}")
-    shapes = {f"{name} {shape or kind}" for name, shape, kind in _MULTIPLY.findall(ptx)}
+    shapes = {f"{_SHORT.get(name, name)} {shape or kind}" for name, shape, kind in _MULTIPLY.findall(ptx)}
     return Compiled(
         kernel=kernel.metadata.name.strip("_"),
         capability=capability,
@@ -101,13 +102,15 @@ def _facts(kernel: Any, capability: int) -> Compiled:
         spilled_bytes=int(spills[1]),
         shared_bytes=kernel.metadata.shared,
         instructions=tuple(sorted(shapes)),
+        fuses=kernel.metadata.enable_fp_fusion,
         ptx=ptx,
     )
 
 
 def _assemble(ptx: str, capability: int, fuses: bool) -> str:
     """What the assembler says about the code. Raises: BenchError."""
-    assembler = knobs.nvidia.ptxas_blackwell if capability >= 100 else knobs.nvidia.ptxas
+    tools = _module("triton.knobs").nvidia
+    assembler = tools.ptxas_blackwell if capability >= 100 else tools.ptxas
     target = _TARGET.search(ptx)
     if target is None:
         raise BenchError("the compiler's text names no target")
@@ -124,3 +127,11 @@ def _assemble(ptx: str, capability: int, fuses: bool) -> str:
     if done.returncode:
         raise BenchError(f"the assembler fails: {done.stderr}")
     return done.stdout + done.stderr
+
+
+def _module(name: str) -> Any:
+    """Triton's module of that name. Raises: BenchError."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BenchError(f"compiling kernels needs the package triton: {error}") from None

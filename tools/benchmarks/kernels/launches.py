@@ -11,15 +11,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from tools.benchmarks.kernels.gpus import GPUS
 from workers.attention.triton_paged import TritonPagedAttention
-from workers.kernels.triton_linear import Gpu, fitting_tiles, run
+from workers.kernels.triton_linear import TILES, Gpu, fitting_tiles, run
 
 META: Final = torch.device("meta")
 _TOKENS_PER_BLOCK = 16
 _SLOTS = 4096
 _PROCESSORS = 132
-SHARED_BYTES: Final = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
-"""The shared memory that a program can have, by compute capability times 10."""
 
 
 def attention(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, _: int) -> None:
@@ -38,20 +37,21 @@ def attention(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: i
     TritonPagedAttention(head_dim**-0.5)(query, keys, keys, batch)
 
 
-def linear(in_features: int, out_features: int, capability: int) -> None:
-    """Each tile that fits this GPU, as the layer that is added to the layers before it."""
-    weight = torch.empty((out_features, in_features), dtype=torch.bfloat16, device=META)
-    for tile in fitting_tiles(Gpu(_PROCESSORS, SHARED_BYTES[capability])):
-        x = torch.empty((100, in_features), dtype=torch.bfloat16, device=META)
-        run(tile, x, weight, None, torch.empty((100, out_features), dtype=torch.bfloat16, device=META))
+def linear(number: int, capability: int) -> None:
+    """The tile of that number in `TILES`, in a layer that adds a residual; nothing if the GPU has no room for it."""
+    weight = torch.empty((4096, 4096), dtype=torch.bfloat16, device=META)
+    x = torch.empty((100, 4096), dtype=torch.bfloat16, device=META)
+    for tile in fitting_tiles(Gpu(_PROCESSORS, GPUS[capability].program_shared_bytes)):
+        if (tile.outputs, tile.rows) == (TILES[number].outputs, TILES[number].rows):
+            run(tile, x, weight, None, x)
 
 
 LAUNCHES: Final[Mapping[str, Callable[[int], object]]] = {
-    "attention, 4 heads of 128 a group": partial(attention, torch.bfloat16, 32, 8, 128),
-    "attention, 3 heads of 64 a group": partial(attention, torch.bfloat16, 9, 3, 64),
-    "attention, 2 heads of 256 a group": partial(attention, torch.bfloat16, 8, 4, 256),
-    "attention, 4 heads of 128, float32": partial(attention, torch.float32, 32, 8, 128),
-    "linear": partial(linear, 4096, 4096),
+    "attention 32/8 x 128": partial(attention, torch.bfloat16, 32, 8, 128),  # Llama-3-8B
+    "attention 9/3 x 64": partial(attention, torch.bfloat16, 9, 3, 64),  # SmolLM2-135M
+    "attention 8/4 x 256": partial(attention, torch.bfloat16, 8, 4, 256),  # Gemma 3
+    "attention 32/8 x 128 float32": partial(attention, torch.float32, 32, 8, 128),
+    **{f"linear {tile.outputs} x {tile.rows}": partial(linear, number) for number, tile in enumerate(TILES)},
 }
-"""Name to code, which takes the compute capability times 10. The shapes are those of Llama-3-8B, SmolLM2-135M and
-Gemma 3."""
+"""Name to code, which takes the compute capability times 10. Attention is named by its heads, key heads and their
+width, linear layers by the outputs and rows of a tile."""
