@@ -47,10 +47,11 @@ def _split(
     sums = tl.zeros([tile_rows, padded_dim], tl.float32)
     begin = tl.maximum(split * split_keys, first_position - window + 1) // tile_keys * tile_keys
     end = tl.minimum(split * split_keys + split_keys, last_position + 1)
+    keys_of_tile = tl.arange(0, tile_keys)
+    block = tl.load(table + (begin + keys_of_tile) // tokens_per_block, mask=begin + keys_of_tile < end, other=0)
     for start in range(begin, end, tile_keys):
-        key_position = start + tl.arange(0, tile_keys)
+        key_position = start + keys_of_tile
         key_exists = key_position < end
-        block = tl.load(table + key_position // tokens_per_block, mask=key_exists, other=0)
         slot = block.to(tl.int64) * tokens_per_block + key_position % tokens_per_block
         key = tl.load(
             key_base + (slot * key_slot_stride)[None, :] + dims[:, None],
@@ -62,6 +63,9 @@ def _split(
             mask=key_exists[:, None] & dim_exists[None, :],
             other=0.0,
         )
+        # Block numbers are read a tile ahead: the loads of keys, which wait for them, can then run further ahead.
+        following = key_position + tile_keys
+        block = tl.load(table + following // tokens_per_block, mask=following < end, other=0)
         distance = position[:, None] - key_position[None, :]  # as unsigned, that of a later key is beyond any window
         visible = distance.to(tl.uint32, bitcast=True) < window.to(tl.uint32, bitcast=True)
         scores = tl.where(visible, tl.dot(tile_query, key, input_precision="ieee"), float("-inf"))

@@ -30,6 +30,7 @@ from torch import Tensor
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from workers.batch import IntArray
+from workers.kernels.gpu import gpu_of
 
 MAX_HEAD_DIM = 256
 SPLIT_KEYS = 256
@@ -40,8 +41,8 @@ _SCRATCH_BYTES = 2**26  # for the splits of one layer; 500,000 tokens of context
 _REQUESTS_AT_ONCE = 128  # whose lengths a program reads together
 _PROGRAMS_PER_PROCESSOR = 2  # that registers and shared memory have room for
 _LOADS_AHEAD = 6  # of a merge
-_STAGES = 3  # block numbers are read two tiles ahead, keys and values one tile ahead
-_INTERPRETED_PROCESSORS = 3
+_STAGES = 3  # keys and values are loaded two tiles ahead
+_WIDE_SHARED_BYTES = 128 * 1024  # which that needs for heads wider than 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +222,7 @@ class TritonPagedAttention:
             "group_heads": num_heads // len(keys),
             "split_keys": SPLIT_KEYS,
             "tokens_per_block": batch.tokens_per_block,
+            "num_stages": _STAGES if head_dim <= 128 or gpu_of(out.device).shared_bytes >= _WIDE_SHARED_BYTES else 2,
             "enable_fp_fusion": False,
         }
         num_decodes = int((batch.host_query_lens == 1).sum())
@@ -244,7 +246,6 @@ class TritonPagedAttention:
                 tile_rows=tile.rows,
                 tile_keys=tile.keys,
                 num_warps=tile.warps,
-                num_stages=_STAGES,
                 **constants,
             )
         return out
@@ -262,7 +263,7 @@ class TritonPagedAttention:
         """The tokens of the requests that feed one token, into ``out``."""
         num_heads, num_kv_heads, num_requests = inputs[0].shape[1], len(inputs[1]), of_step[0]
         sums, stats, first_items = self._scratch_of(num_heads, constants["head_dim"], num_requests, out.device)
-        num_programs = -(-_PROGRAMS_PER_PROCESSOR * self._num_processors(out.device) // num_kv_heads)
+        num_programs = -(-_PROGRAMS_PER_PROCESSOR * gpu_of(out.device).processors // num_kv_heads)
         self._kernels.decode_splits[(num_programs, num_kv_heads)](
             *inputs,
             sums,
@@ -276,7 +277,6 @@ class TritonPagedAttention:
             tile_keys=tile.keys,
             requests_at_once=_REQUESTS_AT_ONCE,
             num_warps=tile.warps,
-            num_stages=_STAGES,
             **constants,
         )
         self._kernels.decode_merge[(num_requests, num_heads)](
@@ -307,11 +307,6 @@ class TritonPagedAttention:
         sums = self._scratch[: num_splits * num_heads * head_dim]
         stats = self._scratch[len(sums) : len(sums) + num_splits * num_heads * 2]
         return sums, stats, torch.empty(num_requests, dtype=torch.int32, device=device)
-
-    def _num_processors(self, device: torch.device) -> int:
-        if device.type != "cuda":
-            return _INTERPRETED_PROCESSORS
-        return torch.cuda.get_device_properties(device).multi_processor_count
 
     def _tiles_for(self, query: Tensor, keys: Tensor, values: Tensor) -> Tiles:
         """A function of the model alone, never of the batch. Raises: ValueError."""

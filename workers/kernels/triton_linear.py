@@ -25,6 +25,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from workers.kernels.gpu import Gpu, gpu_of
+
 _log = logging.getLogger(__name__)
 
 DTYPES: Final = (torch.bfloat16, torch.float16)
@@ -32,7 +34,6 @@ _NARROW_ROWS = 32  # a tile of fewer rows reads the weight too often, if there a
 _BUSY = 0.9  # of the processors, that a large tile must occupy
 _ROW_TILES_TOGETHER = 8
 _TRIAL_INPUTS, _TRIAL_OUTPUTS, _TRIAL_ROWS = 2048, 256, 300
-_SMALL_GPU = (3, 99 * 1024)  # that the interpreter stands for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,6 @@ TILES: Final = (
 """From the largest to the smallest."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """``shared_bytes``: the shared memory that one program can have."""
-
-    processors: int
-    shared_bytes: int
-
-
 class TritonLinear:
     """``x @ weight.T + bias + residual`` in bfloat16 or float16 with float32 sums, rounded once."""
 
@@ -89,15 +82,6 @@ class TritonLinear:
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         tile = tile_for(len(x), len(self._weight), self._tiles, self._gpu)
         return run(tile, x, self._weight, self._bias, residual)
-
-
-def gpu_of(device: torch.device) -> Gpu:
-    if device.type != "cuda":
-        return Gpu(*_SMALL_GPU)
-    properties = torch.cuda.get_device_properties(device)
-    # Not every build of torch tells the shared memory.
-    shared_bytes = getattr(properties, "shared_memory_per_block_optin", _SMALL_GPU[1])
-    return Gpu(properties.multi_processor_count, shared_bytes)
 
 
 def fitting_tiles(gpu: Gpu) -> tuple[LinearTile, ...]:

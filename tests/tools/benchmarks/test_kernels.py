@@ -48,6 +48,13 @@ def test_every_tile_of_a_layer_multiplies_by_the_same_instruction(name: str, cap
     assert all(instructions(kernel) == {INSTRUCTIONS[capability]} for kernel in kernels)
 
 
+@pytest.mark.parametrize("capability", GPUS)
+def test_every_kernel_has_room_on_every_gpu(capability: int) -> None:
+    """The widest heads and the largest tiles fit the shared memory of each kind of GPU."""
+    for name in ("attention 8/4 x 256", *EVERYWHERE):
+        assert all(programs_at_once(kernel) >= 1 for kernel in compiled(name, capability))
+
+
 def test_prefill_and_decode_have_instructions_of_the_same_shape() -> None:
     """On sm_90 each product of attention has one shape of instruction in prefill and decode."""
     for name in ("attention 32/8 x 128", "attention 9/3 x 64", "attention 8/4 x 256"):

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.workers.triton import interpreted, needs_interpreter, on_cuda, row_by_row, run_interpreted
-from workers.kernels.triton_linear import TILES, Gpu, LinearTile, TritonLinear, fitting_tiles, run, tile_for
+from workers.kernels.gpu import Gpu
+from workers.kernels.triton_linear import TILES, LinearTile, TritonLinear, fitting_tiles, run, tile_for
 
 H200 = Gpu(132, 227 * 1024)
 SMALL = LinearTile(32, 16, 16, 4, 2)

@@ -7,13 +7,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from tools.benchmarks.kernels.gpus import GPUS
-from workers.attention.triton_paged import TritonPagedAttention
-from workers.kernels.triton_linear import TILES, Gpu, fitting_tiles, run
+from workers.attention import triton_paged
+from workers.kernels.gpu import Gpu
+from workers.kernels.triton_linear import TILES, fitting_tiles, run
 
 META: Final = torch.device("meta")
 _TOKENS_PER_BLOCK = 16
@@ -21,7 +23,11 @@ _SLOTS = 4096
 _PROCESSORS = 132
 
 
-def attention(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, _: int) -> None:
+def gpu(capability: int) -> Gpu:
+    return Gpu(_PROCESSORS, GPUS[capability].program_shared_bytes)
+
+
+def attention(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, capability: int) -> None:
     """One step with a prefill and a decode."""
     query_lens, context_lens = np.array([100, 1]), np.array([100, 3000])
     batch: Any = SimpleNamespace(
@@ -34,14 +40,15 @@ def attention(dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: i
     )
     query = torch.empty((int(query_lens.sum()), num_heads, head_dim), dtype=dtype, device=META)
     keys = torch.empty((num_kv_heads, _SLOTS, head_dim), dtype=dtype, device=META)
-    TritonPagedAttention(head_dim**-0.5)(query, keys, keys, batch)
+    with patch.object(triton_paged, "gpu_of", return_value=gpu(capability)):
+        triton_paged.TritonPagedAttention(head_dim**-0.5)(query, keys, keys, batch)
 
 
 def linear(number: int, capability: int) -> None:
     """The tile of that number in `TILES`, in a layer that adds a residual; nothing if the GPU has no room for it."""
     weight = torch.empty((4096, 4096), dtype=torch.bfloat16, device=META)
     x = torch.empty((100, 4096), dtype=torch.bfloat16, device=META)
-    for tile in fitting_tiles(Gpu(_PROCESSORS, GPUS[capability].program_shared_bytes)):
+    for tile in fitting_tiles(gpu(capability)):
         if (tile.outputs, tile.rows) == (TILES[number].outputs, TILES[number].rows):
             run(tile, x, weight, None, x)
 
