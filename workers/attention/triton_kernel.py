@@ -127,7 +127,7 @@ def _prefill(
 
     Row r of the tile is query token ``r // group_heads`` and head ``r % group_heads``; rows beyond are padding.
     """
-    tile = tl.program_id(0)
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # a prompt's last queries see most keys, so they start first
     kv_head = tl.program_id(1)
 
     # Tiles of request r begin at number query_starts[r] // tile_queries + r, so the host need not know the lengths.

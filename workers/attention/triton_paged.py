@@ -37,7 +37,7 @@ SPLIT_KEYS = 256
 """Keys of a split. Fewer keys fill the GPU at shorter contexts, and cost prefill and merging more."""
 
 _NO_WINDOW = 2**30  # longer than any context, and far below int32's limit
-_SCRATCH_BYTES = 2**26  # for the splits of one layer; 500,000 tokens of context for 64 heads of 128
+_SCRATCH_BYTES = 2**27  # for the splits of one layer; two million tokens of context for 32 heads of 128
 _REQUESTS_AT_ONCE = 128  # whose lengths a program reads together
 _PROGRAMS_PER_PROCESSOR = 2  # that registers and shared memory have room for
 _LOADS_AHEAD = 6  # of a merge

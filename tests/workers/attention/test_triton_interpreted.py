@@ -7,13 +7,14 @@ compares the bits of the real products.
 """
 
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
 from tests.workers.triton import by_place, interpreted, needs_interpreter, row_by_row, run_interpreted
@@ -58,6 +59,33 @@ def test_interpreted_kernel_is_tried_out(head_dim: int) -> None:
     """One token of any shape that the kernel takes can be tried out."""
     shapes = SimpleNamespace(num_heads=6, num_kv_heads=2, head_dim=head_dim)
     TritonPagedAttention(1.0).try_out(cast("DecoderConfig", shapes), torch.float32, torch.device("cpu"))
+
+
+def by_size(a: Any, b: Any, dtype: Any) -> Any:
+    """``a @ b`` with last bits that depend on the number of rows."""
+    product = row_by_row(a, b, dtype)
+    return np.nextafter(product, dtype.type(np.inf)) if len(a) >= 128 else product
+
+
+SHAPES = cast("DecoderConfig", SimpleNamespace(num_heads=6, num_kv_heads=2, head_dim=16))
+
+
+@interpreted
+@pytest.mark.parametrize(("products", "tile"), [(row_by_row, 0), (by_size, 1)], indirect=["products"])
+def test_interpreted_trial_takes_the_first_tile_with_the_bits_of_decode(products: None, tile: int) -> None:
+    """A prefill tile that computes other bits than decode is left out, and the backend's name tells."""
+    backend = TritonPagedAttention(1.0)
+    backend.try_out(SHAPES, torch.float16, torch.device("cpu"))
+    assert backend.name.endswith(f"tile={tile}")
+
+
+@interpreted
+@pytest.mark.usefixtures("products")
+@other_rows
+def test_interpreted_trial_refuses_a_machine_whose_prefill_has_other_bits() -> None:
+    """If no prefill tile has the bits of decode, the engine does not start, and one line says why."""
+    with pytest.raises(SettingsError, match="other bits in prefill than in decode"):
+        TritonPagedAttention(1.0).try_out(SHAPES, torch.float32, torch.device("cpu"))
 
 
 @interpreted
