@@ -10,6 +10,8 @@ from either.
 import triton
 import triton.language as tl
 
+_SUM_COLUMNS: tl.constexpr = tl.constexpr(8)  # all are equal; a matrix instruction has no fewer
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _split(
@@ -38,12 +40,14 @@ def _split(
     The rows stand at ``position`` [rows], from ``first_position`` to ``last_position``. Tiles of ``tile_keys`` keys
     enter an online softmax in ascending order (Milakov and Gimelshein, 2018; Dao, "FlashAttention-2", 2023, algorithm
     1). A tile in which a row sees no key does not change that row's bits: its weights are exactly 0 and its old sums
-    are scaled by exactly 1.
+    are scaled by exactly 1. Weights are summed by a product with ones, because the order of `tl.sum` follows from how
+    the compiler spreads a tile over warps; a product's sums have one order for all shapes of tiles.
     """
     dims = tl.arange(0, padded_dim)
     dim_exists = dims < head_dim
     best = tl.full([tile_rows], float("-inf"), tl.float32)
-    total = tl.zeros([tile_rows], tl.float32)
+    ones = tl.full([tile_keys, _SUM_COLUMNS], 1.0, value_base.dtype.element_ty)
+    totals = tl.zeros([tile_rows, _SUM_COLUMNS], tl.float32)
     sums = tl.zeros([tile_rows, padded_dim], tl.float32)
     begin = tl.maximum(split * split_keys, first_position - window + 1) // tile_keys * tile_keys
     end = tl.minimum(split * split_keys + split_keys, last_position + 1)
@@ -73,10 +77,11 @@ def _split(
         subtracted = tl.where(new_best == float("-inf"), 0.0, new_best)  # minus infinity: no key seen yet
         keep = tl.exp2(best - subtracted)
         weights = tl.exp2(tl.fma(scores, scale, -subtracted[:, None]))
-        total = tl.fma(total, keep, tl.sum(weights, 1))
-        sums = tl.dot(weights.to(value.dtype), value, sums * keep[:, None], input_precision="ieee")
+        weights = weights.to(value.dtype)
+        totals = tl.dot(weights, ones, totals * keep[:, None], input_precision="ieee")
+        sums = tl.dot(weights, value, sums * keep[:, None], input_precision="ieee")
         best = new_best
-    return best, total, sums
+    return best, tl.max(totals, 1), sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]

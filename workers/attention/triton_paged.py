@@ -9,11 +9,12 @@ block size.
 Decode and prefill must multiply with the same instruction, because instructions may round differently inside. Triton
 takes a GPU's widest instruction for tiles of at least 64 rows with 4 warps for each 64: ``wgmma`` on sm_90 and
 ``tcgen05.mma`` on sm_100; elsewhere it is ``mma.sync`` for any tile. So decode, too, has 64 rows, most of which are
-padding. That costs decode no time: 64 rows need 64 multiplications for each byte of KV, and GPUs have 2 to 5 times as
-many. The other choice, ``mma.sync`` with 16 rows in both, would take a third of prefill's rate on sm_90. Prefill tiles
-have 128 rows. `TritonPagedAttention.try_out` compares the bits of both on the GPU before the model is loaded.
+padding. By arithmetic that costs decode no time: each number of keys and values is multiplied 64 times, and tensor
+cores multiply 2 to 5 times as often while the memory delivers one. The other choice, ``mma.sync`` with 16 rows in
+both, would lose about a third of prefill's rate on sm_90. Prefill tiles have 128 rows. On the GPU,
+`TritonPagedAttention.try_out` compares the bits of both before the model is loaded.
 
-A fold's cost in prefill is a second set of sums in registers, and about 6 % more instructions.
+Folding costs prefill a second set of sums in registers, and about 6 % more instructions. No GPU has measured it yet.
 """
 
 import importlib
@@ -329,8 +330,7 @@ class TritonPagedAttention:
 
 
 def tiles_for(dtype: torch.dtype, head_dim: int, group_heads: int) -> Tiles:
-    """The tiles of a model's attention. The tiles of decode and prefill share ``keys`` and, for tensor cores, rows for
-    each warp: then each row's weights are added in the same order.
+    """The tiles of a model's attention. Decode and prefill have the same ``keys``, because their number decides bits.
 
     Wide heads have half as many keys, so that two tiles in flight fit the 99 KiB of shared memory of the smaller GPUs.
     """

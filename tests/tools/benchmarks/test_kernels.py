@@ -15,6 +15,7 @@ from tools.benchmarks.kernels.launches import LAUNCHES
 pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="nothing is compiled in the interpreter's process")]
 
 INSTRUCTIONS = {80: "mma.sync", 90: "wgmma", 100: "tcgen05", 120: "mma.sync"}
+SUMS_WEIGHTS = "mma.sync"  # attention's weights, by a product with ones
 EVERYWHERE = ("attention 32/8 x 128", "linear 128 x 256", "linear 64 x 16")
 
 
@@ -40,12 +41,18 @@ def test_no_kernel_spills_registers_on_hopper(name: str) -> None:
 
 
 @pytest.mark.parametrize("capability", GPUS)
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_every_tile_of_a_layer_multiplies_by_the_same_instruction(name: str, capability: int) -> None:
-    """On each kind of GPU, tiles for few rows and for many take one instruction, because others round otherwise."""
-    kernels = [kernel for kernel in compiled(name, capability) if kernel.instructions]
-    assert kernels
-    assert all(instructions(kernel) == {INSTRUCTIONS[capability]} for kernel in kernels)
+def test_prefill_and_decode_multiply_by_the_same_instructions(capability: int) -> None:
+    """On each GPU, attention takes the same instructions in prefill and decode, because others may round otherwise."""
+    decode, _, prefill = compiled("attention 32/8 x 128", capability)
+    assert instructions(decode) == instructions(prefill) == {INSTRUCTIONS[capability], SUMS_WEIGHTS}
+
+
+@pytest.mark.parametrize("capability", GPUS)
+def test_every_tile_of_a_linear_layer_multiplies_by_the_same_instruction(capability: int) -> None:
+    """On each GPU, tiles for few rows and for many take one instruction, because others may round otherwise."""
+    for name in ("linear 128 x 256", "linear 64 x 16"):
+        (kernel,) = compiled(name, capability)
+        assert instructions(kernel) == {INSTRUCTIONS[capability]}
 
 
 @pytest.mark.parametrize("capability", GPUS)
