@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.workers.triton import interpreted, needs_interpreter, on_cuda, row_by_row, run_interpreted
+from tests.workers.triton import interpreted, needs_interpreter, needs_triton, on_cuda, row_by_row, run_interpreted
+from workers.kernels.choose import Kernels
 from workers.kernels.gpu import Gpu
+from workers.kernels.linear import PlainLinear
+from workers.kernels.numerics import numerics
 from workers.kernels.triton_linear import TILES, LinearTile, TritonLinear, fitting_tiles, run, tile_for
 
 H200 = Gpu(132, 227 * 1024)
@@ -109,6 +112,18 @@ def test_refuses_other_types_and_devices() -> None:
     """float32 weights, and weights on a CPU that does not interpret, raise a ValueError that says so."""
     with pytest.raises(ValueError, match="bfloat16 or float16"):
         TritonLinear(torch.zeros(4, 4), None)
+
+
+@needs_triton
+def test_cuda_needs_no_row_tiles_for_16_bits() -> None:
+    """On CUDA layers of 16 bits are Triton's, and rows are independent of the batch; float32 keeps cuBLAS and tiles."""
+    cuda = torch.device("cuda")
+    bfloat16 = replace(numerics("float32", cuda), activations=torch.bfloat16)
+    assert Kernels(bfloat16, cuda, native=False).float_linear is TritonLinear
+    assert Kernels(bfloat16, cuda, native=False).rows_are_independent
+    assert "triton" in Kernels(bfloat16, cuda, native=False).facts()
+    assert Kernels(numerics("float32", cuda), cuda, native=False).float_linear is PlainLinear
+    assert not Kernels(numerics("float32", cuda), cuda, native=False).rows_are_independent
 
 
 @on_cuda
