@@ -261,8 +261,8 @@ def _decode_splits(
     exists = row_exists[:, None] & (dims < head_dim)[None, :]
     key_base = keys + kv_head.to(tl.int64) * key_head_stride
     value_base = values + kv_head.to(tl.int64) * value_head_stride
+    count = _num_splits(query_starts, context_lens, request, num_requests, window, split_keys)
     for item in range(begin, end):
-        count = _num_splits(query_starts, context_lens, request, num_requests, window, split_keys)
         while item >= first_item + count:
             first_item += count
             request += 1
