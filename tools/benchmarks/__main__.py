@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "gpu.batching",
         "our server's output on a GPU, compared with transformers' continuous batching and vLLM",
     ),
+    "kernels": ("kernels.kernels", "registers, spills and shared memory of the Triton kernels, without a GPU"),
     "actors": ("cluster.actors", "calls between actors and their memory, compared with Ray and bare pyzmq"),
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
     "gateway": ("gateway.streams", "events/s that a gateway streams, compared with hypercorn and starlette alone"),

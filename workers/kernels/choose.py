@@ -13,6 +13,7 @@ from workers.kernels.linear import PackedLinear, PlainLinear, linear_class
 from workers.kernels.numerics import Numerics
 from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
 from workers.kernels.triton_grouped import DTYPES, can_run
+from workers.kernels.triton_linear import TritonLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Kernels:
     native: bool
 
     @property
-    def float_linear(self) -> type[PackedLinear] | type[PlainLinear]:
+    def float_linear(self) -> type[PackedLinear | PlainLinear | TritonLinear]:
         """The linear layer for weights in the dtype between the layers."""
         return linear_class(self.device, self.numerics.activations)
 
@@ -38,7 +39,12 @@ class Kernels:
 
     @property
     def rows_are_independent(self) -> bool:
-        """Whether every token-wise function gives a row the same bits in any batch, so that it needs no tiles."""
+        """Whether every token-wise function gives a row the same bits in any batch, so that it needs no tiles.
+
+        On CUDA only linear layers need tiles: torch's other functions of rows give each row a block of its own.
+        """
+        if self.device.type == "cuda":
+            return self.float_linear is TritonLinear
         return self.native and self.numerics.weight_bits is not None
 
     @property
@@ -51,8 +57,8 @@ class Kernels:
         facts: dict[str, object] = {"numerics": self.numerics, "row ops": self.row_ops.name, "code": _code_digest()}
         if self.numerics.weight_bits is None:
             facts["linear"] = self.float_linear.__name__
-        if self.runs_grouped:
-            facts["grouped"] = version("triton")
+        if self.float_linear is TritonLinear or self.runs_grouped:
+            facts["triton"] = version("triton")
         if self.native:
             facts["native"] = native.digest()
         return facts

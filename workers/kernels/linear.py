@@ -7,6 +7,7 @@ comparison of few results finds nothing. If the exact sum is zero, the result is
 results differ.
 """
 
+import importlib.util
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from workers.kernels.tiles import RowFunction
+from workers.kernels.triton_linear import DTYPES, TritonLinear
 
 _MAX_EXPONENT = 8
 _MAX_DISTINCT_OUTPUTS = 512  # random numbers take longer to make than to multiply
@@ -66,8 +68,10 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def linear_class(device: torch.device, dtype: torch.dtype) -> type[PackedLinear] | type[PlainLinear]:
+def linear_class(device: torch.device, dtype: torch.dtype) -> type[PackedLinear | PlainLinear | TritonLinear]:
     """The kernel to use for float weights on ``device``."""
+    if device.type == "cuda" and dtype in DTYPES and importlib.util.find_spec("triton") is not None:
+        return TritonLinear
     return PackedLinear if can_pack(device, dtype) else PlainLinear
 
 

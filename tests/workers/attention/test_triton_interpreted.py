@@ -1,4 +1,4 @@
-"""The Triton kernel in Triton's interpreter. A process of its own chooses the interpreter before the import.
+"""Attention by Triton in the interpreter. A process of its own chooses the interpreter before the import.
 
 The interpreter multiplies with numpy, and the last bits of numpy's products may depend on a row's place in the matrix.
 So tests compare results with the reference within a tolerance. Tests that compare bits replace the product by one that
@@ -6,9 +6,6 @@ gives a row the same bits in any place, so that only the kernel could change the
 compares the bits of the real products.
 """
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,19 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, row_by_row
+from tests.workers.triton import by_place, interpreted, needs_interpreter, row_by_row, run_interpreted
+from workers.attention import triton_paged
 from workers.attention.triton_paged import TritonPagedAttention
-
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernel_in_the_interpreter")
-
-
-def by_place(a: Any, b: Any, dtype: Any) -> Any:
-    """``a @ b`` with last bits that depend on a row's place, more than in any BLAS."""
-    product = row_by_row(a, b, dtype)
-    product[1::2] = np.nextafter(product[1::2], dtype.type(np.inf))
-    return product
 
 
 @pytest.fixture
@@ -42,15 +32,10 @@ same_rows = pytest.mark.parametrize("products", [row_by_row], indirect=True)
 other_rows = pytest.mark.parametrize("products", [by_place], indirect=True)
 
 
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_kernel_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 @interpreted
@@ -74,6 +59,33 @@ def test_interpreted_kernel_is_tried_out(head_dim: int) -> None:
     """One token of any shape that the kernel takes can be tried out."""
     shapes = SimpleNamespace(num_heads=6, num_kv_heads=2, head_dim=head_dim)
     TritonPagedAttention(1.0).try_out(cast("DecoderConfig", shapes), torch.float32, torch.device("cpu"))
+
+
+def by_size(a: Any, b: Any, dtype: Any) -> Any:
+    """``a @ b`` with last bits that depend on the number of rows."""
+    product = row_by_row(a, b, dtype)
+    return np.nextafter(product, dtype.type(np.inf)) if len(a) >= 128 else product
+
+
+SHAPES = cast("DecoderConfig", SimpleNamespace(num_heads=6, num_kv_heads=2, head_dim=16))
+
+
+@interpreted
+@pytest.mark.parametrize(("products", "tile"), [(row_by_row, 0), (by_size, 1)], indirect=["products"])
+def test_interpreted_trial_takes_the_first_tile_with_the_bits_of_decode(products: None, tile: int) -> None:
+    """A prefill tile that computes other bits than decode is left out, and the backend's name tells."""
+    backend = TritonPagedAttention(1.0)
+    backend.try_out(SHAPES, torch.float16, torch.device("cpu"))
+    assert backend.name.endswith(f"tile={tile}")
+
+
+@interpreted
+@pytest.mark.usefixtures("products")
+@other_rows
+def test_interpreted_trial_refuses_a_machine_whose_prefill_has_other_bits() -> None:
+    """If no prefill tile has the bits of decode, the engine does not start, and one line says why."""
+    with pytest.raises(SettingsError, match="other bits in prefill than in decode"):
+        TritonPagedAttention(1.0).try_out(SHAPES, torch.float32, torch.device("cpu"))
 
 
 @interpreted
@@ -154,3 +166,52 @@ def test_interpreted_bits_do_not_depend_on_batch_mates() -> None:
     for order in ((0, 1, 2, 3), (3, 1, 0, 2), (2, 0)):
         out = attend(backend, [requests[i] for i in order], [chunks[i] for i in order], 16, seed=4)
         assert torch.equal(out, torch.cat([alone[i] for i in order]))
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 300])
+def test_interpreted_splits_equal_dense(window: int | None) -> None:
+    """Contexts of several splits agree with dense float64 attention, in decode beside prefill."""
+    lengths = (700, 256, 257, 530)
+    requests = [make_request(n, 2, 2, 16, seed=n) for n in lengths]
+    chunks = [(699, 700), (255, 256), (240, 257), (529, 530)]
+    out = attend(TritonPagedAttention(0.25), requests, chunks, 16, seed=1, window=window)
+    wanted = torch.cat([dense(r, window, 0.25)[start:end] for r, (start, end) in zip(requests, chunks, strict=True)])
+    torch.testing.assert_close(out.double(), wanted, rtol=0, atol=5e-6)
+
+
+@interpreted
+@pytest.mark.usefixtures("products")
+@same_rows
+@pytest.mark.parametrize("window", [None, 300])
+def test_interpreted_decode_has_the_bits_of_prefill(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several splits, decode alone, decode in a batch, prefill, and decode without scratch give equal bits."""
+    request, other = make_request(532, 1, 3, 16, seed=5), make_request(290, 1, 3, 16, seed=6)
+    backend = TritonPagedAttention(0.25)
+    start = 509
+    whole = attend(backend, [request], [(start, 532)], 16, seed=1, window=window)
+    for end in (510, 512, 513, 532):
+        chunk, wanted = (end - 1, end), whole[end - 1 - start : end - start]
+        assert torch.equal(attend(backend, [request], [chunk], 16, seed=2, window=window), wanted)
+        batch = [other, request, other], [(289, 290), chunk, (280, 290)]
+        assert torch.equal(attend(backend, *batch, 16, seed=3, window=window)[1:2], wanted)
+        with monkeypatch.context() as patch:
+            patch.setattr(triton_paged, "_SCRATCH_BYTES", 0)
+            assert torch.equal(attend(backend, *batch, 16, seed=3, window=window)[1:2], wanted)
+
+
+@interpreted
+@pytest.mark.usefixtures("products")
+@same_rows
+def test_interpreted_decode_of_more_requests_than_are_read_at_once() -> None:
+    """A program finds its splits among more requests than it reads at once; requests of a chunk lie between them."""
+    request, long = make_request(20, 1, 1, 16, seed=5), make_request(300, 1, 1, 16, seed=6)
+    backend = TritonPagedAttention(0.25)
+    alone = attend(backend, [request], [(15, 20)], 16, seed=1)
+    requests = ([request] * 70 + [long]) * 2
+    chunks = ([(19, 20), (15, 20)] * 35 + [(299, 300)]) * 2
+    out = attend(backend, requests, chunks, 16, seed=2)
+    wanted = torch.cat([alone[4:], alone] * 35)
+    assert torch.equal(out[: len(wanted)], wanted)
+    assert torch.equal(out[len(wanted) + 1 : -1], wanted)
+    assert torch.equal(out[-1:], attend(backend, [long], [(299, 300)], 16, seed=3))

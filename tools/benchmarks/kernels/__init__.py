@@ -1,0 +1,1 @@
+"""What the compiler makes of the Triton kernels, without a GPU."""
