@@ -1,6 +1,7 @@
 """The kernels that an engine computes with on its device, chosen once at start."""
 
 import hashlib
+import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +12,7 @@ from workers import native
 from workers.kernels.linear import PackedLinear, PlainLinear, linear_class
 from workers.kernels.numerics import Numerics
 from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
+from workers.kernels.triton_row_ops import TritonRowOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Kernels:
 
     @property
     def row_ops(self) -> RowOps:
+        if self.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+            return TritonRowOps()
         return NativeRowOps() if self.native and self.numerics.activations == torch.float32 else TorchRowOps()
 
     @property
