@@ -55,11 +55,11 @@ def compile_kernel(
     source = compiler.ASTSource(kernel, signature, {places[n]: value for n, value in constants.items()}, aligned)
     options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
     compiled = triton.compile(source, target=target, options=options)
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        command = [tools / "cuobjdump", "--dump-resource-usage", file.name]
+        command = [str(tools / "cuobjdump"), "--dump-resource-usage", file.name]
         usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
     return Compiled(compiled.asm["ptx"], int(numbers["REG"]), int(numbers["STACK"]) + int(numbers["LOCAL"]))

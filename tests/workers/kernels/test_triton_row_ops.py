@@ -96,7 +96,7 @@ def test_interpreted_heads_are_placed(
     assert ops.place_heads is not None
     found = ops.place_heads(heads, cosines, gains, slots, keys, values)
 
-    query, new_keys, new_values = heads.float().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    query, new_keys, new_values = heads.float().split_with_sizes((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if gains is not None:
         query = exact.rms_norm(query, gains.query.float(), gains.eps)
         new_keys = exact.rms_norm(new_keys, gains.key.float(), gains.eps)
