@@ -78,7 +78,8 @@ class TritonRowOps(TorchRowOps):
         return out
 
     def softmax(self, x: Tensor) -> Tensor:
-        rows, out = _rows(x), torch.empty_like(x, memory_format=torch.contiguous_format)
+        rows, out = x.flatten(0, -2), torch.empty_like(x, memory_format=torch.contiguous_format)
+        _check(rows.stride(1) == 1, f"rows of {x.shape} with strides {x.stride()}")
         width = rows.shape[1]
         self._kernels.softmax[(len(rows),)](
             rows,
@@ -144,8 +145,8 @@ def _rows(x: Tensor) -> Tensor:
     """``x`` as rows. Triton vectorises the loads of aligned rows, and the order of a sum follows from it. So either
     all rows are aligned, which models' widths are, or the operation is refused.
     """
-    _check(x.stride(-1) == 1 and x.numel() > 0, f"rows of {x.shape} with strides {x.stride()}")
-    rows = x.flatten(0, -2) if x.dim() > 2 else x.view(-1, x.shape[-1])
+    _check(x.dim() > 1 and x.stride(-1) == 1, f"rows of {x.shape} with strides {x.stride()}")
+    rows = x.flatten(0, -2)
     aligned = rows.stride(0) * rows.itemsize % _ALIGNMENT_BYTES == 0 and rows.data_ptr() % _ALIGNMENT_BYTES == 0
     _check(aligned, f"rows of {x.shape} in {x.dtype}, which are not aligned to {_ALIGNMENT_BYTES} bytes")
     return rows

@@ -163,6 +163,6 @@ def _place_heads(
 
 rms_norm = triton.jit(_rms_norm)
 layer_norm = triton.jit(_layer_norm)
-softmax = triton.jit(_softmax)
+softmax = triton.jit(do_not_specialize_on_alignment=["x"])(_softmax)  # of a few experts, in any number
 gated = triton.jit(_gated)
 place_heads = triton.jit(do_not_specialize_on_alignment=["slots"])(_place_heads)

@@ -64,7 +64,8 @@ def test_interpreted_activations_are_torchs(width: int, dtype: torch.dtype, tole
     gate_up = normal(3, 2 * width, dtype=dtype)
     close(TritonRowOps().gated(gate_up, "silu"), TorchRowOps().gated(gate_up.float(), "silu"), tolerance)
     close(TritonRowOps().gated(gate_up, "gelu_tanh"), TorchRowOps().gated(gate_up.float(), "gelu_tanh"), tolerance)
-    close(TritonRowOps().softmax(gate_up), TorchRowOps().softmax(gate_up.float()), tolerance)
+    few = gate_up[:, :5].contiguous()
+    close(TritonRowOps().softmax(few), TorchRowOps().softmax(few.float()), tolerance)
 
 
 @interpreted
@@ -142,7 +143,7 @@ HEADS: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "p
 KERNELS: dict[str, dict[str, Any]] = {
     "rms_norm": {"width": 4096, "padded": 4096, "adds": True},
     "layer_norm": {"width": 4096, "padded": 4096},
-    "softmax": {"width": 4096, "padded": 4096},
+    "softmax": {"width": 60, "padded": 64},
     "gated": {"width": 14336, "tile_columns": 1024, "is_silu": True},
     "place_heads": HEADS | {"norms": True, "rotates": True},
 }
@@ -152,7 +153,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("capability", [80, 90, 100, 120])
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles_for_cuda(name: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kernel compiles to machine code without a GPU, loads aligned rows in vectors, and spills no registers."""
+    """Every kernel compiles without a GPU and spills no registers; all but the softmax of a few load vectors."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pointers = dict.fromkeys(
         ("x", "weight", "bias", "residual", "out", "gate_up", "heads", "query", "keys", "values"), "*bf16"
@@ -162,4 +163,4 @@ def test_compiles_for_cuda(name: str, capability: int, tmp_path: Path, monkeypat
         f"workers.kernels.triton_rows:{name}", KERNELS[name], pointers | {"eps": "fp32"}, capability
     )
     assert compiled.num_spilled_bytes == 0
-    assert "ld.global.v" in compiled.ptx
+    assert ("ld.global.v" in compiled.ptx) == (name != "softmax")
