@@ -133,11 +133,11 @@ def test_interpreted_tokens_that_are_not_yet_known_are_fed() -> None:
     batches.unpack(packed)
     batches.keep_tokens(packed, torch.tensor([100, 300]))
     second = StepPlan(
-        1, ("c", "d", "a"), (1, 0, 2), ((NOT_YET,), (4,), (NOT_YET,)), ((3,), (4,), (1,)), (True, True, True)
+        1, ("c", "d", "a"), (1, 0, 1), ((NOT_YET,), (4,), (8, NOT_YET)), ((3,), (4,), (1,)), (True, True, True)
     )
     packed = batches.make(second)
     batches.unpack(packed)
-    assert packed.batch.token_ids.tolist() == [300, 4, 100]
+    assert packed.batch.token_ids.tolist() == [300, 4, 8, 100]
     with pytest.raises(ValueError, match="3 requests sampled"):
         batches.keep_tokens(packed, torch.tensor([1, 2]))
 

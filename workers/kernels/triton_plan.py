@@ -22,7 +22,7 @@ def _unpack(
     """One program: ``tile_blocks`` blocks of one request's table, whose kept copy is row ``rows[request]``.
 
     The first ``num_kept`` blocks are as the copy has them, and the rest come from ``values``. The table goes to
-    ``block_tables``, and what is new to the copy, too. A request that feeds a token below 0 gets its row's last token.
+    ``block_tables``, and what is new to the copy, too. A request whose last fed token is below 0 gets its row's token.
     """
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
@@ -37,7 +37,7 @@ def _unpack(
     tl.store(block_tables + request * table_stride + number, block, mask=exists)
     tl.store(kept_tables + row * kept_stride + number, block, mask=exists & is_new)
     if tl.program_id(1) == 0:
-        at = tl.load(query_starts + request)
+        at = tl.load(query_starts + request + 1) - 1
         token = tl.load(token_ids + at)
         if token < 0:
             tl.store(token_ids + at, tl.load(last_tokens + row))
