@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from actorserve.core.messages import StepPlan
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel
+from tests.workers.compiled_triton import compile_kernel
+from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.batch import Batch, make_batch
 from workers.packed_batch import PackedBatches, PlanLimits
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel
+from tests.workers.compiled_triton import compile_kernel
+from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.kernels.row_ops import HeadGains, TorchRowOps
 from workers.kernels.triton_row_ops import TritonRowOps
 
