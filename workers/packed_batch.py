@@ -19,12 +19,15 @@ from actorserve.core.messages import StepPlan
 from workers.batch import Batch, HostBatch, host_batch
 
 Ints = npt.NDArray[np.int32]
+Doubles = npt.NDArray[np.float64]
 
 _NUM_STAGED = 2  # plans whose copies may wait for the device at once
 _TILE_BLOCKS = 1024
 _TILE_TOKENS = 128
+_MAX_RULE_INTS = 16  # of a request, in the buffers; more give a plan buffers of its own
 _ALIGNMENT = 4  # of a field, in int32
 _NO_SLOT = -1
+NO_RULES: Doubles = np.empty((0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +44,13 @@ class PlanLimits:
 class PackedBatch:
     """A batch on the device. ``unpack`` must run before any of its tensors is read, and before the next batch is made.
 
-    ``sampled``: the table row of each request that samples, int32 on the device.
+    ``sampled``: the table row of each request that samples, int32. ``rules``: the numbers that came with it for each of
+    them, [S, fields] float64. Both are on the device.
     """
 
     batch: Batch
     sampled: Tensor
+    rules: Tensor
     _unpack_fields: tuple[Tensor, ...]
 
 
@@ -114,8 +119,8 @@ class PackedBatches:
         self._staged = [_Staging(size, self._is_pinned) for _ in range(_NUM_STAGED)]
         self._next = 0
 
-    def make(self, plan: StepPlan, num_rows: int | None = None) -> PackedBatch:
-        """The plan's batch, for which one copy is launched.
+    def make(self, plan: StepPlan, num_rows: int | None = None, rules: Doubles = NO_RULES) -> PackedBatch:
+        """The plan's batch, for which one copy is launched. ``rules``: [S, fields], of the S requests that sample.
 
         ``num_rows``: for a plan that feeds one token of each request, pad it to this many requests of one token, whose
         KV is stored nowhere. Then all tensors lie at the same addresses for the same ``num_rows``.
@@ -152,8 +157,10 @@ class PackedBatches:
             _Field(host.sample_rows, num_requests),
             _Field(sampled, num_requests),
             _Field(values),
+            _Field(np.ascontiguousarray(rules).view(np.int32).ravel()),
         )
-        token_ids, positions, slots, query_starts, context_lens, *tables_fields, sample_rows, sampled_rows, new = fields
+        token_ids, positions, slots, query_starts, context_lens, *of_tables = fields[:9]
+        sample_rows, sampled_rows, new, packed_rules = fields[9:]
         width = int(num_blocks.max(initial=1)) if num_rows is None else self._limits.max_blocks
         tables_size = num_requests * width
         table_memory = self._tables if tables_size <= len(self._tables) else self._tables.new_empty(tables_size)
@@ -171,7 +178,7 @@ class PackedBatches:
             host_query_lens=host.query_lens,
             host_context_lens=host.context_lens,
         )
-        return PackedBatch(batch, sampled_rows, (*tables_fields, new))
+        return PackedBatch(batch, sampled_rows, packed_rules.view(torch.float64).view(rules.shape), (*of_tables, new))
 
     def unpack(self, packed: PackedBatch) -> None:
         """Launch what completes the batch's block tables and tokens."""

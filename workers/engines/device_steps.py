@@ -17,7 +17,7 @@ from actorserve.core.messages import StepPlan
 from workers.attention import Attention
 from workers.kv.cache import KVCache
 from workers.models.decoder import Decoder, Tiles
-from workers.packed_batch import PackedBatch, PackedBatches
+from workers.packed_batch import NO_RULES, Doubles, PackedBatch, PackedBatches
 from workers.weights.decoder_weights import Progress
 
 _log = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ class DeviceSteps:
             progress((number + 1) / len(num_requests))
         self._graphs = dict(sorted(graphs.items()))
 
-    def forward(self, plan: StepPlan) -> tuple[PackedBatch, Tensor]:
+    def forward(self, plan: StepPlan, rules: Doubles = NO_RULES) -> tuple[PackedBatch, Tensor]:
         """Launch the plan: its batch, and its tokens' hidden states [T or more, hidden_size], padding last. Both are
-        overwritten by the next step; work that is launched before may read them.
+        overwritten by the next step; work that is launched before may read them. ``rules`` travel with the plan.
 
         Raises: ValueError as ``PackedBatches.make``.
         """
@@ -102,7 +102,7 @@ class DeviceSteps:
         size = None
         if all(len(token_ids) == 1 for token_ids in plan.token_ids):
             size = next((size for size in self._graphs if size >= count), None)
-        packed = self._batches.make(plan, size)
+        packed = self._batches.make(plan, size, rules)
         if size is None:
             return packed, self._run(packed)
         graph = self._graphs[size]

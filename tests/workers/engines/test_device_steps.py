@@ -5,9 +5,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,26 +13,13 @@ from torch import Tensor
 
 from actorserve.core.messages import StepPlan
 from actorserve.model_files.describe import describe
+from tests.workers.gpu_stand_in import NUM_BLOCKS, OnGpu, Replays
 from tests.workers.small_models import VOCAB_SIZE, save_model
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
-from workers.attention.triton_paged import TritonPagedAttention
 from workers.engine_options import EngineOptions
-from workers.engines.device_steps import DeviceSteps, graph_sizes
+from workers.engines.device_steps import graph_sizes
 from workers.engines.torch_engine import TorchEngine
-from workers.kernels.choose import Kernels
-from workers.kernels.numerics import numerics
-from workers.kernels.tiles import AnyRows
-from workers.kernels.triton_row_ops import TritonRowOps
-from workers.kv.cache import KVCache
-from workers.models.build import load_model
-from workers.models.decoder import Decoder
-from workers.packed_batch import PackedBatches, PlanLimits
-from workers.weights.store import FromFiles
 
-CPU = torch.device("cpu")
-SIZE = 16
-NUM_BLOCKS = 40
-LIMITS = PlanLimits(max_requests=6, max_tokens=64, max_blocks=NUM_BLOCKS)
 NOT_YET = -1
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "mixtral", "qwen3 experts", "opt", "phi4")
 
@@ -64,53 +49,11 @@ def test_every_decode_step_has_a_graph(max_requests: int) -> None:
         assert size - count < max(count, 1) or size - count <= 15
 
 
-@dataclass
-class Replays:
-    """Recorder on a CPU: launching again runs the work again, and puts its result at the recorded address."""
-
-    sizes: list[int] = field(default_factory=list)
-    num_launched: int = 0
-
-    def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        result = work()
-        self.sizes.append(len(result))
-
-        def launch() -> None:
-            self.num_launched += 1
-            result.copy_(work())
-
-        return result, launch
-
-
 class Refuses:
     """Recorder that records nothing."""
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-
-class OnGpu:
-    """A small model that runs as on a GPU."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, recorder: Any = None) -> None:
-        monkeypatch.setattr(Kernels, "row_ops", TritonRowOps())
-        description = describe(folder)
-        kernels = Kernels(numerics("float32", CPU), CPU, native=False)
-        self.model: Decoder = load_model(description, 512, kernels, FromFiles(description), lambda _: None)
-        config = description.config
-        cache = KVCache(config, NUM_BLOCKS, SIZE, torch.float32, CPU)
-        cache.pool.zero_()
-        attention = TritonPagedAttention(config.query_scale)
-        self.steps = DeviceSteps(self.model, cache, attention, AnyRows(), PackedBatches(LIMITS, SIZE, CPU))
-        if recorder is not None:
-            self.steps.record(graph_sizes(LIMITS.max_requests), recorder, lambda _: None)
-
-    def logits(self, plan: StepPlan) -> Tensor:
-        """The sampling rows' logits; the best tokens are kept as the last ones."""
-        packed, hidden = self.steps.forward(plan)
-        (logits,) = self.model.logits(hidden.index_select(0, packed.batch.sample_rows))
-        self.steps.keep_tokens(packed, logits.argmax(-1))
-        return logits
 
 
 def plans(seed: int) -> list[StepPlan]:
