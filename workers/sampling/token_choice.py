@@ -17,6 +17,7 @@ from torch import Tensor
 from workers.sampling.grammars import Masks
 from workers.sampling.logit_edits import apply_masks
 
+RULE_FIELDS = 5  # of a Rule
 WEIGHT_BITS = 42  # the best token's weight is 2**42, so sums over 2**20 tokens stay below 2**63
 _MAX_ROWS_PER_PASS = 32  # bounds scratch memory on a GPU: 32 rows x 128k tokens x 8 bytes is 34 MB per temporary
 _FIRST_CANDIDATES = 128  # nearly always enough for a language model's top_p; otherwise eight times as many are tried
