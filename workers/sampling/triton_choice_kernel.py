@@ -32,7 +32,7 @@ def _load_keys(
     allowed: tl.tensor,
     allowed_stride: tl.tensor,
 ) -> tl.tensor:
-    """The keys of these tokens of a row, int64; 0 for those that do not exist. ``mask``: the row of ``allowed``, or -1."""
+    """The keys of these tokens of a row, int64; 0 beyond the row. ``mask``: the row of ``allowed``, or -1."""
     logit = tl.load(logits + token, mask=exists, other=0.0)
     logit = tl.where(logit == 0.0, 0.0, logit)  # zeros of both signs are equal
     bits = logit.to(tl.int32, bitcast=True)
