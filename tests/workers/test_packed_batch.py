@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actorserve.core.messages import StepPlan
+from actorserve.core.messages import NOT_YET, StepPlan
 from tests.workers.compiled_triton import compile_kernel
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.batch import Batch, make_batch
@@ -19,7 +19,6 @@ from workers.packed_batch import PackedBatches, PlanLimits
 CPU = torch.device("cpu")
 SIZE = 4  # tokens per block
 LIMITS = PlanLimits(max_requests=4, max_tokens=40, max_blocks=30)
-NOT_YET = -1
 
 interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_packing_in_the_interpreter")
 

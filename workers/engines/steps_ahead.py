@@ -133,7 +133,7 @@ class StepsAhead:
         return step
 
     def without_failed(self, plan: StepPlan) -> StepPlan:
-        """The plan, in which no request samples whose grammar failed in the step before."""
+        """The plan, in which no request samples whose grammar failed in the step before. It comes before ``begin``."""
         if self._before is None or not self._before.failed:
             return plan
         failed = {self._before.request_ids[row] for row in self._before.failed} - self._dropped
@@ -155,7 +155,7 @@ class StepsAhead:
             for row, name in enumerate(before.request_ids)
             if row not in before.failed
             and name not in self._dropped
-            and (self._sampler.counts_tokens(name) or self._grammars.has(name))
+            and (self._sampler.needs_tokens([name]) or self._grammars.has(name))
         ]
         if rows:
             names, token_ids = [before.request_ids[row] for row in rows], before.token_ids()

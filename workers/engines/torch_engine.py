@@ -17,11 +17,13 @@ from workers.attention import choose_attention
 from workers.attention.triton_paged import TritonPagedAttention
 from workers.batch import Batch, make_batch
 from workers.cuda_version import why_no_cuda
+from workers.engine import PendingStep
 from workers.engine_options import EngineOptions
 from workers.engines.device_steps import DeviceSteps, GraphRecorder, graph_sizes
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.last_tokens import LastTokens
 from workers.engines.pools import KVForm, make_pools
+from workers.engines.steps_ahead import StepsAhead
 from workers.engines.tile_log import log_tiles
 from workers.engines.torch_step import TorchStep
 from workers.kernels.choose import Kernels, choose_kernels
@@ -38,6 +40,8 @@ from workers.packed_batch import PackedBatches, PlanLimits
 from workers.sampling.grammars import Grammars, PreparedGrammar
 from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
+from workers.sampling.triton_choice import choose_on_gpu
+from workers.weights.decoder_weights import Progress
 from workers.weights.store import open_store
 
 _log = logging.getLogger(__name__)
@@ -96,7 +100,7 @@ class TorchEngine:
             )
         self._cache = self._pools.cache
         self._info = _model_info(description, num_positions, self._cache)
-        self._steps = self._device_steps(options, lambda done: progress(0.8 + 0.2 * done))
+        self._steps = self._device_steps(options, partial(loading, "recording CUDA graphs"))
 
         num_tokens = self.num_blocks * self.tokens_per_block
         _log.info(
@@ -118,6 +122,18 @@ class TorchEngine:
         self._scorer = PromptScorer()
         self._last_tokens = LastTokens()
         self._newest: TorchStep | None = None
+        self._ahead: StepsAhead | None = None
+        if self._steps is not None:
+            self._ahead = StepsAhead(
+                self._steps,
+                self._head,
+                choose_on_gpu,
+                self._sampler,
+                self._grammars,
+                self._scorer,
+                config.vocab_size,
+                self._device,
+            )
         self._num_prompt_tokens: dict[str, int] = {}
         self._kind = kind_digest(
             platform_facts(self._device)
@@ -176,22 +192,19 @@ class TorchEngine:
         self._sampler.drop(request_id)
         self._grammars.drop(request_id)
         self._scorer.drop(request_id)
-        if self._steps is not None:
-            self._steps.drop(request_id)
+        if self._ahead is not None:
+            self._ahead.drop(request_id)
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> TorchStep:
+    def begin(self, plan: StepPlan) -> PendingStep:
+        if self._ahead is not None:
+            plan = self._ahead.without_failed(plan)
+            return self._ahead.begin(plan, *self._sampled(plan))
         began_s, before = time.perf_counter(), self._newest
         if before is not None and any(tokens[-1] == NOT_YET for tokens in plan.token_ids if tokens):
             before.result()
             plan = self._last_tokens.fill(plan)
-        request_ids, positions = [], []
-        for request_id, start, token_ids, samples in zip(
-            plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
-        ):
-            if samples:
-                request_ids.append(request_id)
-                positions.append(start + len(token_ids) - self._num_prompt_tokens[request_id])
+        request_ids, positions = self._sampled(plan)
         pending_masks = self._grammars.begin(request_ids, positions)  # other threads make them while the model runs
         logits, prompt_logprobs = self._compute(plan)
         masks = pending_masks.result()
@@ -216,6 +229,17 @@ class TorchEngine:
     def _keep_tokens(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> None:
         self._grammars.append(request_ids, token_ids)
         self._last_tokens.set(request_ids, token_ids)
+
+    def _sampled(self, plan: StepPlan) -> tuple[list[str], list[int]]:
+        """The requests that sample, and the output positions of the tokens that they get."""
+        request_ids, positions = [], []
+        for request_id, start, token_ids, samples in zip(
+            plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
+        ):
+            if samples:
+                request_ids.append(request_id)
+                positions.append(start + len(token_ids) - self._num_prompt_tokens[request_id])
+        return request_ids, positions
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._pools.host.copy_out(device_blocks, host_blocks)

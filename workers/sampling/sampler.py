@@ -72,10 +72,9 @@ class Sampler:
         if rows:
             apply_edits(logits, rows, [edits[row] for row in rows], [positions[row] for row in rows])
 
-    def counts_tokens(self, request_id: str) -> bool:
-        """Whether the edits of a request depend on its tokens, so that ``append`` must come first."""
-        state = self._states.get(request_id)
-        return state is not None and state.edits.penalties is not None
+    def needs_tokens(self, request_ids: Sequence[str]) -> bool:
+        """Whether penalties of one of these requests depend on its newest token."""
+        return any(state.edits.penalties is not None for state in self._of(request_ids))
 
     def append(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> None:
         """These requests got these tokens. Unknown ids are ignored."""

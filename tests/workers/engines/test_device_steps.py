@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorserve.core.messages import StepPlan
+from actorserve.core.messages import NOT_YET, StepPlan
 from actorserve.model_files.describe import describe
 from tests.workers.gpu_stand_in import NUM_BLOCKS, OnGpu, Replays
 from tests.workers.small_models import VOCAB_SIZE, save_model
@@ -20,7 +20,6 @@ from workers.engine_options import EngineOptions
 from workers.engines.device_steps import graph_sizes
 from workers.engines.torch_engine import TorchEngine
 
-NOT_YET = -1
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "mixtral", "qwen3 experts", "opt", "phi4")
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # a sigmoid's, in numpy; it gives 0

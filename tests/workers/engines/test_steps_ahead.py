@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorserve.core.messages import RequestSpec, SamplingParams, StepDone, StepPlan
+from actorserve.core.messages import NOT_YET, RequestSpec, SamplingParams, StepDone, StepPlan
 from actorserve.model_files.describe import describe
 from actorserve.model_files.grammars import GrammarCompiler, Vocabulary
 from tests.workers.gpu_stand_in import CPU, OnGpu, Replays
@@ -25,7 +25,6 @@ from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
 from workers.sampling.token_choice import Rule, choose
 
-NOT_YET = -1
 END = VOCAB_SIZE - 1
 PROMPTS = {"a": (5, 6, 7), "b": (8,), "c": (9, 10), "d": (11, 12), "e": (13,)}
 GRAMMAR = json.dumps({"grammars": [{"lark_grammar": "start: /(ab|cab)*d/"}]})
@@ -110,7 +109,7 @@ def one_by_one(engine: Engine | TorchEngine, names: str, num_steps: int) -> list
     for step_id in range(num_steps):
         newest = dict(zip(done[-1].request_ids, done[-1].token_ids, strict=True)) if done else {}
         plan = plan_of(step_id, names, newest)
-        done.append(engine.begin(plan).result() if isinstance(engine, Engine) else engine.step(plan))
+        done.append(engine.begin(plan).result())
     return done
 
 
