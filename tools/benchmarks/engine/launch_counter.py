@@ -25,8 +25,8 @@ _WAITS = ("nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero
 
 @dataclass
 class Counts:
-    """What one step did. ``waits``: how often the host waited for the device; a copy from pageable memory, or to the
-    host, waits, too. ``launches``: by name of the kernel."""
+    """What one step did. ``waits``: how often the host waited for the device, which copies do unless they are said not
+    to. ``launches``: by name of the kernel."""
 
     launches: Counter[str] = field(default_factory=Counter)
     copies_in: int = 0
@@ -93,7 +93,7 @@ class _Operations(TorchDispatchMode):
             return True
         if func is _aten._to_copy.default and _on_device(args) and _leaves(kwargs.get("device"), DEVICE):
             counts.copies_out += 1
-            counts.waits += 1
+            counts.waits += not kwargs.get("non_blocking", False)
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         if name == "bincount" and _on_device(args):  # torch knows no shape for it
             counts.launches[name] += 1

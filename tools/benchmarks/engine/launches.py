@@ -27,6 +27,7 @@ from tools.benchmarks.engine.launch_counter import DEVICE, Counts, counting
 from tools.figures.figure import Column, Figure, FigureTable, Row as FigureRow
 from workers.attention.triton_paged import TritonPagedAttention
 from workers.engines.device_steps import DeviceSteps
+from workers.engines.steps_ahead import StepsAhead
 from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.row_ops import RowOps
@@ -35,7 +36,10 @@ from workers.kernels.triton_row_ops import TritonRowOps
 from workers.kv.cache import KVCache
 from workers.models.build import make_decoder
 from workers.packed_batch import PackedBatches, PlanLimits
+from workers.sampling.grammars import Grammars
+from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
+from workers.sampling.triton_choice import choose_on_gpu
 from workers.weights.decoder_weights import Weights
 
 TITLE = "Launches, copies and waits of a step of decode on a GPU"
@@ -126,17 +130,11 @@ class _GpuKernels(Kernels):
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """``layer``: launches of one layer. ``forward``: from the plan to logits; ``sampling``: from there to tokens on the
-    host, greedily.
-    """
+    """``layer``: launches of one layer. ``step``: all from the plan to the copy of the tokens to the host."""
 
     name: str
     layer: int
-    forward: Counts
-    sampling: Counts
-
-    def of_both(self, name: str) -> int:
-        return int(getattr(self.forward, name) + getattr(self.sampling, name))
+    step: Counts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,33 +148,28 @@ def count_model(name: str, shape: dict[str, Any], num_requests: int) -> StepCoun
 
     Raises: ImportError without Triton.
     """
-    small, larger = (_count(shape | {"num_hidden_layers": layers}, num_requests)[0] for layers in (1, 2))
-    return StepCounts(name, larger.num_launches - small.num_launches, *_count(shape, num_requests))
+    small, larger = (_count(shape | {"num_hidden_layers": layers}, num_requests) for layers in (1, 2))
+    return StepCounts(name, larger.num_launches - small.num_launches, _count(shape, num_requests))
 
 
-def _count(shape: dict[str, Any], num_requests: int) -> tuple[Counts, Counts]:
-    """Of the forward pass, and of sampling."""
+def _count(shape: dict[str, Any], num_requests: int) -> Counts:
     importlib.import_module("workers.attention.triton_kernel")  # before the interpreter is named
     with TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(shape), encoding="utf-8")
         description = describe(Path(folder), "dummy")
     with counting():
-        steps, head = _steps(description, num_requests)
-        sampler = _sampler(description, num_requests)
+        steps = _steps(description, num_requests)
     names = tuple(f"r{number}" for number in range(num_requests))
     blocks = -(-CONTEXT_TOKENS // TOKENS_PER_BLOCK)
     tables = tuple(tuple(range(row * blocks, (row + 1) * blocks)) for row in range(num_requests))
     last = (CONTEXT_TOKENS - 1,) * num_requests
     plan = StepPlan(0, names, last, ((7,),) * num_requests, tables, (True,) * num_requests)
-    with counting() as forward:
-        packed, hidden = steps.forward(plan)
-        (logits,) = head(hidden.index_select(0, packed.batch.sample_rows))
-    with counting() as sampling:
-        sampler(logits, names, (1,) * num_requests)
-    return forward, sampling
+    with counting() as counts:
+        steps.begin(plan, names, (1,) * num_requests)
+    return counts
 
 
-def _steps(description: ModelDescription, num_requests: int) -> tuple[DeviceSteps, Any]:
+def _steps(description: ModelDescription, num_requests: int) -> StepsAhead:
     config = description.config
     kernels = _GpuKernels(numerics("bfloat16", DEVICE), DEVICE, native=False)
     weights = _NoNumbers(description, _no_source, _KeepsNothing(), kernels, lambda _: None)
@@ -187,18 +180,20 @@ def _steps(description: ModelDescription, num_requests: int) -> tuple[DeviceStep
         attention = TritonPagedAttention(config.query_scale)
     limits = PlanLimits(num_requests, num_requests, num_blocks)
     batches = PackedBatches(limits, TOKENS_PER_BLOCK, DEVICE)
-    return DeviceSteps(model, cache, attention, AnyRows(), batches), model.logits
-
-
-def _sampler(description: ModelDescription, num_requests: int) -> Sampler:
-    sampler = Sampler(description.config.vocab_size, DEVICE)
+    steps = DeviceSteps(model, cache, attention, AnyRows(), batches)
+    sampler = Sampler(config.vocab_size, DEVICE)
     for number in range(num_requests):
-        sampler.add(RequestSpec(f"r{number}", (1,), SamplingParams(seed=0, max_tokens=10, temperature=0.0)))
-    return sampler
+        sampler.add(RequestSpec(f"r{number}", (1,), SamplingParams(seed=0, max_tokens=10)))
+    grammars = Grammars(_no_source, config.vocab_size, ())
+
+    def head(hidden: Tensor) -> Tensor:
+        return model.logits(hidden)[0]
+
+    return StepsAhead(steps, head, choose_on_gpu, sampler, grammars, PromptScorer(), config.vocab_size, DEVICE)
 
 
 def _no_source() -> Any:
-    raise AssertionError("no weights are read")
+    raise AssertionError("neither weights nor grammars are read")
 
 
 def table_of(steps: Sequence[StepCounts]) -> FigureTable:
@@ -207,15 +202,15 @@ def table_of(steps: Sequence[StepCounts]) -> FigureTable:
         Column("launches a step", decimals=0),
         Column("copies in", decimals=0),
         Column("copies out", decimals=0),
-        Column("waits", decimals=0),
+        Column("waits before the next step", decimals=0),
     )
     rows = tuple(
         FigureRow(
             step.name,
             (
                 Figure(step.layer),
-                Figure(step.of_both("num_launches")),
-                *(Figure(step.of_both(name)) for name in ("copies_in", "copies_out", "waits")),
+                Figure(step.step.num_launches),
+                *(Figure(getattr(step.step, name)) for name in ("copies_in", "copies_out", "waits")),
             ),
         )
         for step in steps
@@ -244,7 +239,7 @@ def run(arguments: argparse.Namespace) -> int:
     show(table_of(steps), console)
     if arguments.kernels:
         for step in steps:
-            kernels = ", ".join(f"{number} {name}" for name, number in step.forward.launches.most_common())
+            kernels = ", ".join(f"{number} {name}" for name, number in step.step.launches.most_common())
             say(console, f"{step.name}: {kernels}")
     save_figures(arguments, [table_of(steps)], {"num_requests": arguments.requests})
     return 0
