@@ -12,7 +12,8 @@ from torch import Tensor
 from actorserve.core.messages import StepPlan
 from actorserve.model_files.describe import describe
 from workers.attention.triton_paged import TritonPagedAttention
-from workers.engines.device_steps import DeviceSteps, graph_sizes
+from workers.batch import IntArray
+from workers.engines.device_steps import DeviceSteps, HasRoom, graph_sizes
 from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows
@@ -48,10 +49,16 @@ class Replays:
         return result, launch
 
 
+def has_any_room(_: IntArray) -> bool:
+    return True
+
+
 class OnGpu:
     """A small model that runs as on a GPU."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, recorder: Any = None) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, recorder: Any = None, has_room: HasRoom = has_any_room
+    ) -> None:
         monkeypatch.setattr(Kernels, "row_ops", TritonRowOps())
         description = describe(folder)
         kernels = Kernels(numerics("float32", CPU), CPU, native=False)
@@ -60,7 +67,8 @@ class OnGpu:
         cache = KVCache(config, NUM_BLOCKS, SIZE, torch.float32, CPU)
         cache.pool.zero_()
         attention = TritonPagedAttention(config.query_scale)
-        self.steps = DeviceSteps(self.model, cache, attention, AnyRows(), PackedBatches(LIMITS, SIZE, CPU))
+        batches = PackedBatches(LIMITS, SIZE, CPU)
+        self.steps = DeviceSteps(self.model, cache, attention, AnyRows(), batches, has_room)
         if recorder is not None:
             self.steps.record(graph_sizes(LIMITS.max_requests), recorder, lambda _: None)
 

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from actorserve.core.messages import StepPlan
 from workers.attention import Attention
+from workers.batch import IntArray
 from workers.kv.cache import KVCache
 from workers.models.decoder import Decoder, Tiles
 from workers.packed_batch import NO_RULES, Doubles, PackedBatch, PackedBatches
@@ -24,6 +26,13 @@ _log = logging.getLogger(__name__)
 
 _SMALL_GRAPHS = (1, 2, 4, 8)
 _GRAPH_STEP = 16  # requests; up to 15 padding rows cost less than the many graphs that would avoid them
+
+
+HasRoom = Callable[[IntArray], bool]
+
+
+def _always(_: IntArray) -> bool:
+    return True
 
 
 class Recorder(Protocol):
@@ -61,14 +70,23 @@ class DeviceSteps:
     """Runs a decoder's layers on a GPU. One thread calls it, in the order of the steps."""
 
     def __init__(
-        self, model: Decoder, cache: KVCache, attention: Attention, layer_tiles: Tiles, batches: PackedBatches
+        self,
+        model: Decoder,
+        cache: KVCache,
+        attention: Attention,
+        layer_tiles: Tiles,
+        batches: PackedBatches,
+        has_room: HasRoom = _always,
     ) -> None:
-        """``attention`` must read only a batch's tensors, and must not wait for the device."""
+        """``attention`` must read only a batch's tensors, and must not wait for the device. ``has_room``: whether it
+        does the same for requests with these context lengths as it did when the graphs were recorded.
+        """
         self.layer_tiles = layer_tiles
         self._model = model
         self._cache = cache
         self._attention = attention
         self._batches = batches
+        self._has_room = has_room
         self._graphs: dict[int, _Graph] = {}  # by number of requests, in ascending order
 
     def record(self, num_requests: Sequence[int], recorder: Recorder, progress: Progress) -> None:
@@ -98,10 +116,7 @@ class DeviceSteps:
 
         Raises: ValueError as ``PackedBatches.make``.
         """
-        count = len(plan.request_ids)
-        size = None
-        if all(len(token_ids) == 1 for token_ids in plan.token_ids):
-            size = next((size for size in self._graphs if size >= count), None)
+        size = self._graph_size(plan)
         packed = self._batches.make(plan, size, rules)
         if size is None:
             return packed, self._run(packed)
@@ -116,6 +131,18 @@ class DeviceSteps:
     def drop(self, request_id: str) -> None:
         """As `PackedBatches.drop`."""
         self._batches.drop(request_id)
+
+    def _graph_size(self, plan: StepPlan) -> int | None:
+        """The number of requests of the graph that the plan runs as; None if there is none for it."""
+        count = len(plan.request_ids)
+        if any(len(token_ids) != 1 for token_ids in plan.token_ids):
+            return None
+        size = next((size for size in self._graphs if size >= count), None)
+        if size is None:
+            return None
+        context_lens = np.ones(size, np.int64)
+        context_lens[:count] += plan.starts
+        return size if self._has_room(context_lens) else None
 
     def _run(self, packed: PackedBatch) -> Tensor:
         self._batches.unpack(packed)

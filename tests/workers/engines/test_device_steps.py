@@ -16,6 +16,7 @@ from actorserve.model_files.describe import describe
 from tests.workers.gpu_stand_in import NUM_BLOCKS, OnGpu, Replays
 from tests.workers.small_models import VOCAB_SIZE, save_model
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from workers.batch import IntArray
 from workers.engine_options import EngineOptions
 from workers.engines.device_steps import graph_sizes
 from workers.engines.torch_engine import TorchEngine
@@ -126,3 +127,25 @@ def test_interpreted_steps_run_without_graphs(
         assert "and more" not in caplog.text
         for plan in plans(seed=2):
             assert torch.equal(refused.logits(plan), reference.logits(plan))
+
+
+@interpreted
+def test_interpreted_steps_that_a_graph_is_too_small_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step whose contexts, padding included, need more room than a graph's launches each kernel."""
+    save_model(tmp_path, "llama")
+    seen: list[list[int]] = []
+    recorder = Replays()
+
+    def has_room(context_lens: IntArray) -> bool:
+        seen.append(context_lens.tolist())
+        return bool(context_lens.sum() < 40)
+
+    with torch.inference_mode():
+        gpu = OnGpu(tmp_path, monkeypatch, recorder, has_room)
+        for start in (20, 50):
+            plan = StepPlan(
+                0, ("a", "b", "c"), (start, 3, 4), ((1,), (2,), (3,)), ((0, 1, 2, 3), (4,), (5,)), (True,) * 3
+            )
+            assert gpu.logits(plan).shape == (3, VOCAB_SIZE)
+    assert seen == [[21, 4, 5, 1], [51, 4, 5, 1]]
+    assert recorder.num_launched == 1
