@@ -52,7 +52,10 @@ def weights_bytes(description: ModelDescription, kernels: Kernels) -> int:
                 total += _bytes_per_weight(mode.head_bits, kernels) * count
         else:
             bits = mode.head_bits if tensor.name == "lm_head.weight" else mode.weight_bits
-            total += _bytes_per_weight(bits, kernels) * count
+            if tensor.packing is not None and kernels.runs_grouped:
+                total += tensor.packing.bits / 8 * count
+            else:
+                total += _bytes_per_weight(bits, kernels) * count
     return int(total)
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from actorserve.model_files.packing import FLOATS, Packing, Part
+
 Architecture = Literal["llama", "qwen3", "qwen3_moe", "mixtral", "gemma3", "opt"]
 """Names of the decoders that the engine can compute. ``llama`` includes Mistral, SmolLM2, Qwen2 and Phi-3."""
 
@@ -86,6 +88,15 @@ class TensorSpec(NamedTuple):
     """If not empty, row i of each head is row ``head_rows[i]`` of the stored head. [head_dim]"""
     addend: float = 0.0
     """Added to each stored number, in float32 (Gemma's gains are stored minus one)."""
+    packing: Packing | None = None
+    """If a checkpoint is quantized: the tensors that ``stored_name`` and ``stored_shape`` are packed in."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The stored tensors that the weight is made of."""
+        if self.packing is None:
+            return (Part(self.stored_name, self.stored_shape, FLOATS),)
+        return tuple(self.packing.parts(self.stored_name, self.stored_shape).values())
 
     @property
     def is_rotated(self) -> bool:

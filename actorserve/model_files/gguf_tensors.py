@@ -6,7 +6,8 @@ from collections.abc import Collection
 from gguf.constants import GGMLQuantizationType
 
 from actorserve.model_files.description import DecoderConfig, TensorSpec
-from actorserve.model_files.tensors import Shape, decoder_tensors, gate_up_rows, part_of, part_rotary_rows, qkv_rows
+from actorserve.model_files.packing import Shape
+from actorserve.model_files.tensors import decoder_tensors, gate_up_rows, part_of, part_rotary_rows, qkv_rows
 
 TYPES = frozenset(
     GGMLQuantizationType[name]

@@ -41,9 +41,6 @@ def decoder_config(raw: Mapping[str, object], path: Path) -> DecoderConfig:
     model_type = values.text("model_type")
     if model_type not in _FAMILIES:
         raise unsupported_architecture(model_type, _FAMILIES, path)
-    if values.has("quantization_config"):
-        method = values.of(values.mapping("quantization_config")).text("quant_method", "unknown")
-        raise values.error(f"quantization_config {method[:40]!r} is not supported; give float weights, or a GGUF file")
     config = _FAMILIES[model_type](values)
     if config.rotary_dim < config.head_dim and model_type not in ("phi3", "opt"):
         raise values.error(f"RoPE over a part of each head is not supported for {model_type}")

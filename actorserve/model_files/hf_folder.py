@@ -1,20 +1,22 @@
 """Describes the model in a Hugging Face folder: config.json, safetensors, tokenizer.json and further JSON files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from actorserve.errors import ModelError
-from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.description import ModelDescription, TensorSpec
 from actorserve.model_files.hf_config import decoder_config
+from actorserve.model_files.hf_quantization import Quantization, read_quantization
 from actorserve.model_files.hf_tensors import is_harmless, stored_tensors
-from actorserve.model_files.tensors import Shape, check_tensors
+from actorserve.model_files.packing import Shape
+from actorserve.model_files.tensors import check_tensors
 from actorserve.model_files.values import Values, check_config
 
 _MAX_JSON_BYTES = 64 * 2**20
-_FLOATS = ("F64", "F32", "F16", "BF16")
 _INDEX = "model.safetensors.index.json"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -26,13 +28,16 @@ def describe_folder(path: Path, *, dummy: bool = False) -> ModelDescription:
     """
     raw = read_json(path / "config.json")
     config = check_config(decoder_config(raw, path / "config.json"), path)
+    quantization = read_quantization(Values(raw, path / "config.json"))
     weight_files: tuple[Path, ...] = ()
-    shapes: dict[str, Shape] = {}
+    found: dict[str, _Stored] = {}
     if not dummy:
-        weight_files, shapes = _weights(path)
+        weight_files = _weight_files(path)
+        found = _stored(weight_files)
+    shapes = {name: stored.shape for name, stored in found.items()}
     tensors = stored_tensors(config, Values(raw, path).text("model_type"), shapes)
     if not dummy:
-        check_tensors(tensors, shapes, path, is_harmless)
+        tensors = _checked(tensors, quantization, found, path)
         if not (path / "tokenizer.json").is_file():
             raise ModelError(f"{path}: tokenizer.json is missing; transformers' save_pretrained writes one")
     generation = _read_optional(path / "generation_config.json")
@@ -83,22 +88,47 @@ def _read_optional(path: Path) -> dict[str, object]:
     return read_json(path) if path.is_file() else {}
 
 
-def _weights(folder: Path) -> tuple[tuple[Path, ...], dict[str, Shape]]:
-    """The folder's safetensors files, in order, and the shape of each tensor in them."""
-    shapes: dict[str, Shape] = {}
-    files = _weight_files(folder)
+class _Stored(NamedTuple):
+    """A tensor's header. ``kind``: its type, by safetensors' names."""
+
+    file: Path
+    shape: Shape
+    kind: str
+
+
+def _stored(files: Iterable[Path]) -> dict[str, _Stored]:
+    """The headers of all tensors in the files, by name."""
+    found: dict[str, _Stored] = {}
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - a file handle, not a mapping
                     tensor = tensors.get_slice(name)
-                    if tensor.get_dtype() not in _FLOATS and not is_harmless(name):
-                        kind = tensor.get_dtype()
-                        raise ModelError(f"{file}: tensor {name[:80]} has type {kind}; supported: {', '.join(_FLOATS)}")
-                    shapes[name] = tuple(tensor.get_shape())
+                    found[name] = _Stored(file, tuple(tensor.get_shape()), tensor.get_dtype())
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{file}: not a complete safetensors file ({str(error)[:120]})") from None
-    return files, shapes
+    return found
+
+
+def _checked(
+    specs: tuple[TensorSpec, ...], quantization: Quantization | None, found: Mapping[str, _Stored], path: Path
+) -> tuple[TensorSpec, ...]:
+    """The tensors with their packings. Raises: ModelError if the files do not hold exactly them, or in other types."""
+    shapes = {name: stored.shape for name, stored in found.items()}
+    if quantization is not None:
+        specs = tuple(quantization.packed(spec, shapes) for spec in specs)
+    check_tensors(
+        specs,
+        shapes,
+        path,
+        lambda name: is_harmless(name) or (quantization is not None and quantization.is_harmless(name)),
+    )
+    for spec in specs:
+        for name, _, kinds in spec.parts:
+            file, _, kind = found[name]
+            if kind not in kinds:
+                raise ModelError(f"{file}: tensor {name[:80]} has type {kind}; supported: {', '.join(kinds)}")
+    return specs
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:

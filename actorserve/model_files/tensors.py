@@ -6,8 +6,7 @@ from pathlib import Path
 
 from actorserve.errors import ModelError
 from actorserve.model_files.description import DecoderConfig, TensorSpec
-
-Shape = tuple[int, ...]
+from actorserve.model_files.packing import Shape
 
 
 def decoder_tensors(config: DecoderConfig) -> dict[str, Shape]:
@@ -29,7 +28,7 @@ def check_tensors(
 
     Raises: ModelError that names the first tensor that is missing, unknown, or of another shape than in the config.
     """
-    stored = {spec.stored_name: spec.stored_shape for spec in specs}
+    stored = {part.name: part.shape for spec in specs for part in spec.parts}
     for name, shape in stored.items():
         if name not in found:
             raise ModelError(f"{path}: tensor {name} is missing")

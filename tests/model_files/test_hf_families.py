@@ -353,7 +353,7 @@ def test_phi3s_older_name_of_longrope(tmp_path: Path) -> None:
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [0.0] * 4}}, "short_factor must be 4 positive"),
         ("phi3", {"rope_parameters": LONGROPE | {"short_factor": [10**400] * 4}}, "short_factor must be a list"),
         ("phi3", {"partial_rotary_factor": 2.0, "rope_parameters": {}}, r"partial_rotary_factor 2\.0 is not supported"),
-        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config 'awq' is not supported"),
+        ("llama", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config 'mxfp4' is not supported"),
         ("llama", {"quantization_config": {}}, "quantization_config 'unknown' is not supported"),
     ],
 )

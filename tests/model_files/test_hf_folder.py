@@ -93,7 +93,10 @@ def test_mistral_without_a_window_is_a_llama(tmp_path: Path) -> None:
         ({"rope_scaling": 7}, "rope_scaling must be an object"),
         ({"rope_theta": float("nan")}, "rope_theta must be finite"),
         ({"eos_token_id": 10**6}, "eos_token_id is not a token"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config 'gptq' is not supported"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config 'hqq' is not supported; supported: awq",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; supported: silu"),
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from actorserve.errors import SettingsError
 from actorserve.host import ResidentMemory
 from actorserve.model_files.description import ModelDescription, TensorSpec
+from actorserve.model_files.packing import PackedIntegers
 from workers import memory, native
 from workers.engine_options import EngineOptions
 from workers.kernels.choose import Kernels
@@ -113,6 +114,19 @@ def test_float_weights_count_in_the_engines_form(monkeypatch: pytest.MonkeyPatch
     for layer, copies in ((PackedLinear, 2), (PlainLinear, 1)):
         monkeypatch.setattr("workers.kernels.choose.linear_class", lambda *_, layer=layer: layer)
         assert weights_bytes(described(tied=True), kernels) == 4 * (copies * 1000 + 160)
+
+
+def test_packed_weights_count_in_their_own_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quantized checkpoint's weights count in their own bits where kernels compute with them, else as floats."""
+    description = described(tied=False)
+    table, layer, head = description.tensors
+    packed = (table, layer._replace(packing=PackedIntegers("awq", 4, 128)), head)
+    kernels = Kernels(numerics("bfloat16", CPU), CPU, native=False)
+    for runs_grouped, layer_bytes in ((False, 2 * 160), (True, 160 // 2)):
+        monkeypatch.setattr(Kernels, "runs_grouped", runs_grouped)
+        changed = SimpleNamespace(tensors=packed, config=description.config)
+        found = weights_bytes(cast(ModelDescription, changed), kernels)
+        assert found == 2 * 1000 + 2 * 1000 + layer_bytes
 
 
 def test_a_fixed_pool_has_its_size(host: dict[str, int]) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from workers import native
 from workers.kernels.linear import PackedLinear, PlainLinear, linear_class
 from workers.kernels.numerics import Numerics
 from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
+from workers.kernels.triton_grouped import DTYPES, can_run
 from workers.kernels.triton_row_ops import TritonRowOps
 
 
@@ -43,11 +45,18 @@ class Kernels:
         """Whether every token-wise function gives a row the same bits in any batch, so that it needs no tiles."""
         return self.native and self.numerics.weight_bits is not None
 
+    @property
+    def runs_grouped(self) -> bool:
+        """Whether the kernel of ``triton_grouped`` runs, which multiplies all experts at once, and packed weights."""
+        return self.device.type == "cuda" and self.numerics.activations in DTYPES and can_run(self.device)
+
     def facts(self) -> dict[str, object]:
         """The choices that decide bits, for the worker's kind."""
         facts: dict[str, object] = {"numerics": self.numerics, "row ops": self.row_ops.name, "code": _code_digest()}
         if self.numerics.weight_bits is None:
             facts["linear"] = self.float_linear.__name__
+        if self.runs_grouped:
+            facts["grouped"] = version("triton")
         if self.native:
             facts["native"] = native.digest()
         return facts

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from workers.models.decoder import Layer, Tiles
-from workers.models.experts import Experts
+from workers.models.experts import make_experts
 from workers.models.llama import Llama, LlamaAttention
 from workers.models.random_rows import RandomRows, RowProbe
 from workers.weights.decoder_weights import Weights
@@ -15,7 +15,7 @@ class ExpertLayer:
     def __init__(self, weights: Weights, prefix: str, attention: LlamaAttention) -> None:
         self._attention = attention
         self._mlp_norm = weights.rms_norm(f"{prefix}post_attention_layernorm")
-        self._experts = Experts(weights, f"{prefix}mlp.")
+        self._experts = make_experts(weights, f"{prefix}mlp.")
         self.heads = attention.heads
 
     def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:

@@ -80,7 +80,6 @@ def _share(top_p: tl.tensor, total: tl.tensor) -> tl.tensor:
 @triton.jit
 def find_maxima(
     logits: tl.tensor,
-    rules: tl.tensor,
     masks: tl.tensor,
     allowed: tl.tensor,
     maxima: tl.tensor,

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from actorserve.errors import ModelError
-from actorserve.model_files.description import ModelDescription
+from actorserve.model_files.description import ModelDescription, TensorSpec
 from workers.kernels.choose import Kernels
+from workers.kernels.grouped_weight import GroupedWeight
 from workers.kernels.linear import Linear
 from workers.kernels.quantized_linear import QuantizedLinear, quantize
+from workers.kernels.triton_grouped import CompactLinear, StackedWeight, pack, stack
 from workers.weights.sources import WeightSource
 from workers.weights.store import WeightStore
 
@@ -58,13 +60,14 @@ class Weights:
         self.dtype = kernels.numerics.activations
         self.device = kernels.device
         self.row_ops = kernels.row_ops
+        self.runs_grouped = kernels.runs_grouped
         self.path = description.path
         self._specs = {spec.name: spec for spec in description.tensors}
         self._open_source = cache(open_source)  # not opened if an earlier start kept all weights
         self._store = store
         self._kernels = kernels
         self._progress = progress
-        self._num_read = 0
+        self._read_names: set[str] = set()
 
     def linear(self, *names: str) -> Linear:
         """The linear layers of these names as one layer, their outputs one after another, with biases if there are."""
@@ -96,11 +99,29 @@ class Weights:
         weight, bias = (self._tensor(f"{name}.{part}", self.dtype) for part in ("weight", "bias"))
         return partial(self.row_ops.layer_norm, weight=weight, bias=bias, eps=self.config.norm_eps)
 
+    def stacked(self, experts: Sequence[Sequence[str]]) -> StackedWeight:
+        """For experts on a GPU: each one's linear layers as one layer, without biases, and all experts in one stack."""
+        packed = [self._packed(names) for names in experts]
+        found = stack([weight for weight in packed if weight is not None])
+        if found is not None and found.num_experts == len(experts):
+            return found
+        del packed
+        numbers: Tensor | None = None
+        for number, names in enumerate(experts):
+            weight = _joined([self._read(f"{name}.weight", self.dtype) for name in names])
+            if numbers is None:
+                numbers = weight.new_empty((len(experts), *weight.shape))
+            numbers[number] = weight
+        assert numbers is not None, "there are no experts"
+        return StackedWeight("plain", numbers, numbers.shape[2])
+
     def _linear(self, names: tuple[str, ...], bits: int | None) -> Linear:
+        packed = self._packed(names) if bits is None else None
+        if packed is not None:
+            return CompactLinear(packed, self._bias(names), self.dtype)
+
         def read() -> tuple[Tensor, Tensor | None]:
-            weights = [self._read(f"{name}.weight", self.dtype) for name in names]
-            biases = [self._read(f"{name}.bias", self.dtype) for name in names if f"{name}.bias" in self._specs]
-            return _joined(weights), _joined(biases) if biases else None
+            return _joined([self._read(f"{name}.weight", self.dtype) for name in names]), self._bias(names)
 
         return self._make_linear("+".join(names), names, read, bits)
 
@@ -117,9 +138,32 @@ class Weights:
     def _tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._store.tensor(name, lambda: self._read(name, dtype))
 
+    def _bias(self, names: Sequence[str]) -> Tensor | None:
+        biases = [self._read(f"{name}.bias", self.dtype) for name in names if f"{name}.bias" in self._specs]
+        return _joined(biases) if biases else None
+
+    def _packed(self, names: Sequence[str]) -> StackedWeight | None:
+        """The linear layers of these names as one layer of packed numbers, if the kernel takes all of them."""
+        specs = [self._specs[f"{name}.weight"] for name in names]
+        if not self.runs_grouped or any(spec.packing is None for spec in specs):
+            return None
+        weights = []
+        for spec in specs:
+            weight = self._open_source().read(spec)
+            assert isinstance(weight, GroupedWeight), "a packed tensor is read as its numbers and scales"
+            if not weight.is_finite():
+                raise ModelError(f"{self.path}: tensor {spec.stored_name} holds NaN or infinity")
+            if spec.head_rows:
+                heads = torch.arange(spec.shape[0]).view(-1, len(spec.head_rows))
+                weight = weight.rows(heads[:, list(spec.head_rows)].flatten())
+            weights.append(weight)
+            self._count(spec)
+        return pack(weights, self.device)
+
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         spec = self._specs[name]
-        tensor = self._open_source().read(spec)
+        stored = self._open_source().read(spec)
+        tensor = stored.floats() if isinstance(stored, GroupedWeight) else stored
         if not tensor.is_floating_point():
             raise ModelError(f"{self.path}: tensor {spec.stored_name} holds {tensor.dtype}, not floats")
         least, greatest = tensor.aminmax()  # NaN if a number is NaN; the quickest of torch's passes over a tensor
@@ -130,9 +174,12 @@ class Weights:
             tensor = heads[:, list(spec.head_rows)].view(tensor.shape)
         if spec.addend:
             tensor = tensor.float() + spec.addend
-        self._num_read += 1
-        self._progress(self._num_read / len(self._specs))
+        self._count(spec)
         return tensor.to(self.device, dtype)
+
+    def _count(self, spec: TensorSpec) -> None:
+        self._read_names.add(spec.name)
+        self._progress(len(self._read_names) / len(self._specs))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -31,7 +31,13 @@ _MAGIC = b"actorserve weights 1\n"
 _FOOTER_BYTES = 16  # the index's offset and length
 _ALIGNMENT = 64
 _UNUSED_DAYS = 30
-_CODE = ("weights/*.py", "kernels/numerics.py", "kernels/quantized_linear.py", "models/*.py")
+_CODE = (
+    "weights/*.py",
+    "kernels/grouped_weight.py",
+    "kernels/numerics.py",
+    "kernels/quantized_linear.py",
+    "models/*.py",
+)
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int8)}
 
 

@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files, a GGUF file, or a random generator."""
+"""Where weights come from: safetensors files (plain or quantized), a GGUF file, or a random generator."""
 
 import hashlib
 import math
@@ -20,7 +20,10 @@ from actorserve.errors import ModelError
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from actorserve.model_files.gguf_reader import GgufTensor, read_gguf
 from actorserve.model_files.gguf_tensors import TYPES
+from actorserve.model_files.packing import Part
+from workers.kernels.grouped_weight import GroupedWeight
 from workers.weights.file_digest import file_digest
+from workers.weights.packed import unpack
 
 _FLOATS = {
     GGMLQuantizationType.F32: torch.float32,
@@ -32,10 +35,12 @@ _RANDOM_NUMBERS = 2**20 + 1  # an odd number, so that the rows of a weight are n
 
 
 class WeightSource(Protocol):
-    def read(self, spec: TensorSpec) -> Tensor:
-        """The part of a stored tensor that ``spec`` names, on the CPU, in the file's type (dequantized to floats).
+    def read(self, spec: TensorSpec) -> Tensor | GroupedWeight:
+        """The part of a stored tensor that ``spec`` names, on the CPU, in the file's type (GGUF's as floats).
 
-        The caller applies ``head_rows`` and ``addend``. Raises: ModelError, in one line that names file and tensor.
+        A packed weight of a quantized checkpoint is a GroupedWeight. The caller applies ``head_rows`` and ``addend``.
+
+        Raises: ModelError, in one line that names file and tensor.
         """
         ...
 
@@ -53,16 +58,26 @@ class SafetensorsSource:
                 raise ModelError(f"cannot read {file}: {error}") from None
             self._places |= dict.fromkeys(opened.keys(), (file, opened))
 
-    def read(self, spec: TensorSpec) -> Tensor:
-        name = spec.stored_name
+    def read(self, spec: TensorSpec) -> Tensor | GroupedWeight:
+        if spec.packing is not None:
+            try:
+                return unpack(spec, self._read)
+            except ValueError as error:
+                file, _ = self._places[spec.parts[0].name]
+                raise ModelError(f"{file}: {error}") from None
+        rows = slice(spec.first_row, spec.first_row + spec.shape[0])
+        index = rows if spec.expert is None else (spec.expert, rows)
+        return self._read(Part(spec.stored_name, spec.stored_shape, ()), index)
+
+    def _read(self, part: Part, index: Any = ...) -> Tensor:
+        name = part.name
         if name not in self._places:
             raise ModelError(f"tensor {name} is missing")
         file, opened = self._places[name]
         try:
             stored = opened.get_slice(name)
-            _check_shape(spec, tuple(stored.get_shape()), file)
-            rows = slice(spec.first_row, spec.first_row + spec.shape[0])
-            tensor: Tensor = stored[rows] if spec.expert is None else stored[spec.expert, rows]
+            _check_shape(name, tuple(stored.get_shape()), part.shape, file)
+            tensor: Tensor = stored[index]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read tensor {name} from {file}: {error}") from None
         return tensor
@@ -81,7 +96,7 @@ class GgufSource:
         entry = self._tensors.get(spec.stored_name)
         if entry is None:
             raise ModelError(f"{self._file}: tensor {spec.stored_name} is missing")
-        _check_shape(spec, entry.shape, self._file)
+        _check_shape(spec.stored_name, entry.shape, spec.stored_shape, self._file)
         if entry.type not in TYPES or (len(entry.shape) == 1 and entry.type not in _FLOATS):
             raise ModelError(f"{self._file}: tensor {entry.name} has type {entry.type.name}, which is not supported")
         raw = self._bytes(entry, spec)
@@ -152,9 +167,9 @@ class DummySource:
         return numbers
 
 
-def _check_shape(spec: TensorSpec, found: tuple[int, ...], file: Path) -> None:
-    if found != spec.stored_shape:
-        raise ModelError(f"{file}: tensor {spec.stored_name} has shape {found}, not {spec.stored_shape}")
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
+    if found != expected:
+        raise ModelError(f"{file}: tensor {name} has shape {found}, not {expected}")
 
 
 def weights_digest(description: ModelDescription) -> str:

@@ -19,18 +19,10 @@ from torch import Tensor
 
 from actorserve.model_files.description import DecoderConfig
 from tests.workers.paged_requests import at_random, attend, dense, forever, in_chunks, make_request
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, row_by_row
 from workers.attention.triton_paged import TritonPagedAttention
 
 interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernel_in_the_interpreter")
-
-
-def row_by_row(a: Any, b: Any, dtype: Any) -> Any:
-    """``a @ b`` with one order of additions, so that a row has the same bits in any place."""
-    total = np.zeros((a.shape[0], b.shape[1]), dtype)
-    for term in range(a.shape[1]):
-        total += a[:, term, None].astype(dtype) * b[term].astype(dtype)
-    return total
 
 
 def by_place(a: Any, b: Any, dtype: Any) -> Any:

@@ -4,9 +4,6 @@ Interpreted tests run in a process of its own, which chooses the interpreter bef
 """
 
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel
+from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel, run_interpreted
 from workers.sampling.grammars import Masks
 from workers.sampling.token_choice import Rule, choose
 from workers.sampling.triton_choice import choose_on_gpu, sizes_for
@@ -77,11 +74,7 @@ def check(logits: Tensor, rules: Sequence[Rule], sets: dict[int, set[int]] | Non
 @pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
 def test_kernels_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 @interpreted

@@ -95,10 +95,6 @@ class _Operations(TorchDispatchMode):
             counts.copies_out += 1
             counts.waits += not kwargs.get("non_blocking", False)
             return torch.ones(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
-        if name == "bincount" and _on_device(args):  # torch knows no shape for it
-            counts.launches[name] += 1
-            counts.waits += 1
-            return torch.empty(args[2], dtype=torch.int64, device=DEVICE)
         result = func(*args, **kwargs)
         if func is _aten.copy_.default and _on_device(args[0]) and not _on_device(args[1]):
             counts.copies_in += 1

@@ -123,6 +123,8 @@ class _KeepsNothing:
 class _GpuKernels(Kernels):
     """A GPU's kernels, for the device without numbers."""
 
+    runs_grouped = True
+
     @property
     def row_ops(self) -> RowOps:
         return TritonRowOps()
