@@ -33,7 +33,7 @@ def test_a_batch_follows_its_plan(tokens_per_block: int, rows: list[tuple[int, i
     assert batch.slots.tolist() == slots
     assert batch.context_lens.tolist() == [start + length for start, length in rows]
     assert batch.query_starts.tolist() == [sum(length for _, length in rows[:n]) for n in range(len(rows) + 1)]
-    assert batch.fresh_blocks.tolist() == [slot // tokens_per_block for slot in slots if slot % tokens_per_block == 0]
+    assert batch.fresh_blocks == [slot // tokens_per_block for slot in slots if slot % tokens_per_block == 0]
     ends = [n - 1 for n in batch.query_starts.tolist()[1:]]
     assert batch.sample_rows.tolist() == [end for end, sample in zip(ends, samples, strict=True) if sample]
     assert [tuple(row[: len(table)]) for row, table in zip(batch.block_tables.tolist(), tables, strict=True)] == tables

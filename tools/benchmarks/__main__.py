@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "start": ("serving.start", "from a process's start to the first token, compared with import torch"),
     "perplexity": ("engine.perplexity", "accuracy of each numeric mode"),
     "step": ("engine.step", "where the time of one iteration goes"),
+    "launches": ("engine.launches", "what one step launches, copies and waits for on a GPU, counted without one"),
     "structured": ("structured.structured", "time per token with a JSON schema, and whether the answers are valid"),
     "tiles": ("engine.tiles", "what batch-independent bits cost in the float modes"),
     "gpu": ("gpu.gpu", "how far the engine is from a GPU's own speed, on a model of random weights"),

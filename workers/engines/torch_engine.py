@@ -14,27 +14,34 @@ from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.grammars import compiler_for
 from workers import native
 from workers.attention import choose_attention
+from workers.attention.triton_paged import TritonPagedAttention
 from workers.batch import Batch, make_batch
 from workers.cuda_version import why_no_cuda
+from workers.engine import PendingStep
 from workers.engine_options import EngineOptions
+from workers.engines.device_steps import DeviceSteps, GraphRecorder, graph_sizes
 from workers.engines.kind import kind_digest, platform_facts
 from workers.engines.last_tokens import LastTokens
 from workers.engines.pools import KVForm, make_pools
+from workers.engines.steps_ahead import StepsAhead
 from workers.engines.tile_log import log_tiles
 from workers.engines.torch_step import TorchStep
 from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows, RowTiles
-from workers.kv.cache import bytes_per_token
+from workers.kv.cache import KVCache, bytes_per_token
 from workers.kv.pools import KVPools
 from workers.memory import MemoryNeeds, MemoryPlan, activation_bytes, weights_bytes
 from workers.models.build import load_model
 from workers.models.decoder import Decoder
 from workers.models.probing import probe_tiles
 from workers.models.rope import angles_follow_context, max_positions
+from workers.packed_batch import PackedBatches, PlanLimits
 from workers.sampling.grammars import Grammars, PreparedGrammar
 from workers.sampling.prompt_scorer import PromptScorer
 from workers.sampling.sampler import Sampler
+from workers.sampling.triton_choice import choose_on_gpu
+from workers.weights.decoder_weights import Progress
 from workers.weights.store import open_store
 
 _log = logging.getLogger(__name__)
@@ -92,6 +99,8 @@ class TorchEngine:
                 config, form, self._device, memory, partial(loading, "pinning host memory for swapped KV")
             )
         self._cache = self._pools.cache
+        self._info = _model_info(description, num_positions, self._cache)
+        self._steps = self._device_steps(options, partial(loading, "recording CUDA graphs"))
 
         num_tokens = self.num_blocks * self.tokens_per_block
         _log.info(
@@ -113,8 +122,19 @@ class TorchEngine:
         self._scorer = PromptScorer()
         self._last_tokens = LastTokens()
         self._newest: TorchStep | None = None
+        self._ahead: StepsAhead | None = None
+        if self._steps is not None:
+            self._ahead = StepsAhead(
+                self._steps,
+                self._head,
+                choose_on_gpu,
+                self._sampler,
+                self._grammars,
+                self._scorer,
+                config.vocab_size,
+                self._device,
+            )
         self._num_prompt_tokens: dict[str, int] = {}
-        self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._kind = kind_digest(
             platform_facts(self._device)
             | kernels.facts()
@@ -172,20 +192,19 @@ class TorchEngine:
         self._sampler.drop(request_id)
         self._grammars.drop(request_id)
         self._scorer.drop(request_id)
+        if self._ahead is not None:
+            self._ahead.drop(request_id)
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> TorchStep:
+    def begin(self, plan: StepPlan) -> PendingStep:
+        if self._ahead is not None:
+            plan = self._ahead.without_failed(plan)
+            return self._ahead.begin(plan, *self._sampled(plan))
         began_s, before = time.perf_counter(), self._newest
         if before is not None and any(tokens[-1] == NOT_YET for tokens in plan.token_ids if tokens):
             before.result()
             plan = self._last_tokens.fill(plan)
-        request_ids, positions = [], []
-        for request_id, start, token_ids, samples in zip(
-            plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
-        ):
-            if samples:
-                request_ids.append(request_id)
-                positions.append(start + len(token_ids) - self._num_prompt_tokens[request_id])
+        request_ids, positions = self._sampled(plan)
         pending_masks = self._grammars.begin(request_ids, positions)  # other threads make them while the model runs
         logits, prompt_logprobs = self._compute(plan)
         masks = pending_masks.result()
@@ -210,6 +229,17 @@ class TorchEngine:
     def _keep_tokens(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> None:
         self._grammars.append(request_ids, token_ids)
         self._last_tokens.set(request_ids, token_ids)
+
+    def _sampled(self, plan: StepPlan) -> tuple[list[str], list[int]]:
+        """The requests that sample, and the output positions of the tokens that they get."""
+        request_ids, positions = [], []
+        for request_id, start, token_ids, samples in zip(
+            plan.request_ids, plan.starts, plan.token_ids, plan.samples, strict=True
+        ):
+            if samples:
+                request_ids.append(request_id)
+                positions.append(start + len(token_ids) - self._num_prompt_tokens[request_id])
+        return request_ids, positions
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         self._pools.host.copy_out(device_blocks, host_blocks)
@@ -236,7 +266,7 @@ class TorchEngine:
         if num_blocks > self.num_blocks:
             raise ValueError(f"{len(token_ids)} tokens do not fit into {self.num_blocks} blocks")
         _, hidden = self._forward(StepPlan(0, ("prompt",), (0,), (token_ids,), (tuple(range(num_blocks)),), (False,)))
-        return self._head(hidden)
+        return self._head(hidden[: len(token_ids)])
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[Tensor, tuple[PromptLogprobs | None, ...]]:
@@ -255,12 +285,27 @@ class TorchEngine:
         return logits
 
     def _forward(self, plan: StepPlan) -> tuple[Batch, Tensor]:
-        """The plan as tensors, and each of its tokens' hidden state, [T, hidden_size]."""
+        """The plan as tensors, and each of its tokens' hidden state, [T or more, hidden_size]."""
+        if self._steps is not None:
+            packed, hidden = self._steps.forward(plan)
+            return packed.batch, hidden
         self._use_threads()
         batch = make_batch(plan, self.tokens_per_block, self._device)
         if self._attention.reads_whole_blocks:
             self._cache.begin(batch)
         return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
+
+    @torch.inference_mode()
+    def _device_steps(self, options: EngineOptions, progress: Progress) -> DeviceSteps | None:
+        """None if the attention reads a batch's numbers on the host."""
+        if not isinstance(self._attention, TritonPagedAttention):
+            return None
+        max_blocks = -(-self._info.max_tokens // self.tokens_per_block) + 1  # a step that runs ahead may need one more
+        limits = PlanLimits(options.max_batch_requests, options.max_batch_tokens, max_blocks)
+        batches = PackedBatches(limits, self.tokens_per_block, self._device)
+        steps = DeviceSteps(self._model, self._cache, self._attention, self.layer_tiles, batches)
+        steps.record(graph_sizes(options.max_batch_requests), GraphRecorder(), progress)
+        return steps
 
     def _use_threads(self) -> None:
         """Set the number of threads again if other code changed it, because it decides bits and is part of the kind."""
@@ -283,13 +328,19 @@ def _num_positions(description: ModelDescription, options: EngineOptions) -> int
     return wanted or description.config.max_position_embeddings
 
 
+def _model_info(description: ModelDescription, num_positions: int, cache: KVCache) -> ModelInfo:
+    num_tokens = cache.num_blocks * cache.tokens_per_block
+    return ModelInfo(description.name, description.config.vocab_size, min(num_positions, num_tokens))
+
+
 def _memory_needs(
     description: ModelDescription, kernels: Kernels, options: EngineOptions, num_positions: int
 ) -> MemoryNeeds:
     config = description.config
+    graph_tokens = options.max_batch_requests if kernels.device.type == "cuda" else 0  # graphs have memory of their own
     return MemoryNeeds(
         weights_bytes=weights_bytes(description, kernels),
-        activation_bytes=activation_bytes(config, options.max_batch_tokens, options.max_batch_requests),
+        activation_bytes=activation_bytes(config, options.max_batch_tokens + graph_tokens, options.max_batch_requests),
         bytes_per_token=bytes_per_token(config, kernels.numerics.kv),
         context_tokens=num_positions,
     )

@@ -1,6 +1,7 @@
 """The kernels that an engine computes with on its device, chosen once at start."""
 
 import hashlib
+import importlib.util
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -14,6 +15,7 @@ from workers.kernels.numerics import Numerics
 from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
 from workers.kernels.triton_grouped import DTYPES, can_run
 from workers.kernels.triton_linear import TritonLinear
+from workers.kernels.triton_row_ops import TritonRowOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,15 @@ class Kernels:
 
     @property
     def row_ops(self) -> RowOps:
+        if self.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+            return TritonRowOps()
         return NativeRowOps() if self.native and self.numerics.activations == torch.float32 else TorchRowOps()
 
     @property
     def rows_are_independent(self) -> bool:
         """Whether every token-wise function gives a row the same bits in any batch, so that it needs no tiles.
 
-        On CUDA only linear layers need tiles: torch's other functions of rows give each row a block of its own.
+        On CUDA only torch's linear layers need tiles: other functions of rows give each row a program of its own.
         """
         if self.device.type == "cuda":
             return self.float_linear is TritonLinear

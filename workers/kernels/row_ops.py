@@ -5,6 +5,7 @@ The functions here round several times, so each implementation gives bits of its
 implementation.
 """
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -12,6 +13,36 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadGains:
+    """The weights of an RMSNorm on each head of the query and one on each key, [head_dim] each."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+class PlaceHeads(Protocol):
+    """All that follows a layer's projection to heads, at once: norms of heads, rotation, and storing in the KV pool."""
+
+    def __call__(
+        self,
+        heads: Tensor,
+        angles: tuple[Tensor, ...],
+        gains: HeadGains | None,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """``heads``: [T, num_heads + 2 * num_kv_heads, head_dim], first the query's, then keys, then values.
+
+        ``angles``: cosines and sines, [T, 1, head_dim / 2] float32 each, or nothing without RoPE. ``slots``: [T]; a
+        token with a negative slot is not stored. ``keys`` and ``values``: one layer's pool, [num_kv_heads, num_slots,
+        head_dim]. Returns the query, [T, num_heads, head_dim]. Raises: ValueError for shapes that do not fit.
+        """
+        ...
 
 
 class RowOps(Protocol):
@@ -22,8 +53,16 @@ class RowOps(Protocol):
         """Part of the worker's kind."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """[..., D] and [D] -> [..., D]: ``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019)."""
+    @property
+    def place_heads(self) -> PlaceHeads | None:
+        """None if there is no such kernel; then norms of heads, ``rotate`` and ``KVCache.write`` do the same."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+        """[..., D] and [D] -> [..., D]: ``x / sqrt(mean(x^2) + eps) * weight`` (Zhang and Sennrich, 2019).
+
+        ``residual``, of the result's shape, is added last.
+        """
         ...
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -51,8 +90,13 @@ class TorchRowOps:
 
     name = "torch"
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+    @property
+    def place_heads(self) -> PlaceHeads | None:
+        return None
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+        y = F.rms_norm(x, weight.shape, weight, eps)
+        return y if residual is None else y + residual
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -74,9 +118,13 @@ class NativeRowOps:
 
     name = "native"
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    @property
+    def place_heads(self) -> PlaceHeads | None:
+        return None
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
         y: Tensor = torch.ops.actorserve.rms_norm(x, weight, eps)
-        return y
+        return y if residual is None else y + residual
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         y: Tensor = torch.ops.actorserve.layer_norm(x, weight, bias, eps)

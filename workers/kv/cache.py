@@ -67,10 +67,11 @@ class KVCache:
         Such attention reads slots beyond a request's tokens with weight 0. A former owner's infinity or NaN there would
         give NaN.
         """
-        if batch.fresh_blocks.numel():
+        fresh = batch.fresh_blocks
+        if fresh:
             layers, both, kv_heads, _, head_dim = self.pool.shape
             blocks = self.pool.view(layers, both, kv_heads, self.num_blocks, self.tokens_per_block, head_dim)
-            blocks.index_fill_(3, batch.fresh_blocks, 0.0)
+            blocks.index_fill_(3, torch.tensor(fresh, device=self.pool.device), 0.0)
 
     def write(self, layer: int, batch: Batch, keys: Tensor, values: Tensor) -> None:
         """Store this step's keys and values, [T, num_kv_heads, head_dim], rounded to the pool's dtype."""

@@ -35,12 +35,17 @@ def load_model(
 
     Raises: ModelError, in one line that names the file or tensor.
     """
-    make_decoder = _DECODERS.get(description.config.architecture)
-    if make_decoder is None:
-        raise ModelError(f"{description.path}: unknown architecture {description.config.architecture}")
     with ExitStack() as stack:
         weights = Weights(description, partial(_source, description, stack), store, kernels, progress)
         return make_decoder(weights, num_positions)
+
+
+def make_decoder(weights: Weights, num_positions: int) -> Decoder:
+    """The decoder that ``weights`` are for. Raises: ModelError as `load_model`."""
+    make = _DECODERS.get(weights.config.architecture)
+    if make is None:
+        raise ModelError(f"{weights.path}: unknown architecture {weights.config.architecture}")
+    return make(weights, num_positions)
 
 
 def _source(description: ModelDescription, stack: ExitStack) -> WeightSource:

@@ -9,6 +9,7 @@ from workers.attention import Attention
 from workers.batch import Batch
 from workers.kernels.tiles import RowFunction
 from workers.kv.cache import KVCache
+from workers.models.blocks import Heads
 from workers.models.random_rows import RandomRows, RowProbe
 from workers.models.rope import RotaryTable
 from workers.weights.decoder_weights import Norm, Weights
@@ -24,11 +25,7 @@ class Layer(Protocol):
     """One layer. R rows are any tokens, T rows are all tokens of a step."""
 
     @property
-    def before_attention(self) -> RowFunction:
-        """[R, hidden] and the positions' cosines and sines, [R, 1, head_dim / 2] each (none without RoPE)
-        -> query [R, num_heads, head_dim], keys and values [R, num_kv_heads, head_dim].
-        """
-        ...
+    def heads(self) -> Heads: ...
 
     def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
         """[T, hidden] and [T, num_heads, head_dim] -> [T, hidden]."""
@@ -65,8 +62,7 @@ class Decoder:
         x = self.embed(batch)
         angles = self._angles(batch.positions)
         for number, (layer, window) in enumerate(zip(self.layers, self._windows, strict=True)):
-            query, keys, values = tiles.run(layer.before_attention, x, *angles[number])
-            cache.write(number, batch, keys, values)
+            query = layer.heads.run(x, angles[number], batch, cache, number, tiles.run)
             attended = attention(query, *cache.layers[number], batch, window)
             x = layer.after_attention(x, attended, tiles)
         return x

@@ -21,7 +21,7 @@ class Gemma3Attention(Qwen3Attention):
         self._after_norm = weights.rms_norm(f"{prefix}post_attention_layernorm")
 
     def after(self, x: Tensor, attended: Tensor) -> Tensor:
-        return x + self._after_norm(self._out(attended.flatten(1)))
+        return self._after_norm(self._out(attended.flatten(1)), residual=x)
 
 
 class Gemma3Layer:
@@ -30,17 +30,17 @@ class Gemma3Layer:
         self._mlp_norm = weights.rms_norm(f"{prefix}pre_feedforward_layernorm")
         self._mlp = GatedMlp(weights, f"{prefix}mlp.")
         self._after_mlp_norm = weights.rms_norm(f"{prefix}post_feedforward_layernorm")
-        self.before_attention = self._attention.before
+        self.heads = self._attention.heads
 
     def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
         return tiles.run(self._after, x, attended)[0]
 
     def row_functions(self, rows: RandomRows) -> list[RowProbe]:
-        return [(self.before_attention, rows.before_attention), (self._after, rows.after_attention)]
+        return [self.heads.row_function(rows), (self._after, rows.after_attention)]
 
     def _after(self, x: Tensor, attended: Tensor) -> tuple[Tensor]:
         x = self._attention.after(x, attended)
-        return (x + self._after_mlp_norm(self._mlp(self._mlp_norm(x))),)
+        return (self._after_mlp_norm(self._mlp(self._mlp_norm(x)), residual=x),)
 
 
 class Gemma3(Decoder):

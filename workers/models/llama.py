@@ -5,6 +5,7 @@ Mistral and SmolLM2 differ only in their sizes, Qwen2 has biases, and Phi-3's fi
 
 from torch import Tensor
 
+from workers.kernels.row_ops import HeadGains
 from workers.models.blocks import GatedMlp, Heads
 from workers.models.decoder import Decoder, Layer, Tiles
 from workers.models.random_rows import RandomRows, RowProbe
@@ -16,14 +17,13 @@ class LlamaAttention:
     """The token-wise parts of attention: before and after tokens attend."""
 
     def __init__(self, weights: Weights, prefix: str) -> None:
-        self._norm = weights.rms_norm(f"{prefix}input_layernorm")
-        self._heads = Heads(weights, f"{prefix}self_attn.")
-        self._rotate = weights.row_ops.rotate
+        norm = weights.rms_norm(f"{prefix}input_layernorm")
+        self.heads = Heads(weights, f"{prefix}self_attn.", norm, self.head_gains(weights, f"{prefix}self_attn."))
         self._out = weights.linear(f"{prefix}self_attn.o_proj")
 
-    def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        query, keys, values = self._heads(self._norm(x))
-        return self._rotate(query, cos, sin), self._rotate(keys, cos, sin), values
+    def head_gains(self, weights: Weights, prefix: str) -> HeadGains | None:
+        """The norms on heads, which this family does not have."""
+        return None
 
     def after(self, x: Tensor, attended: Tensor) -> Tensor:
         return self._out(attended.flatten(1), residual=x)
@@ -36,13 +36,13 @@ class LlamaLayer:
         self._attention = attention
         self._mlp_norm = weights.rms_norm(f"{prefix}post_attention_layernorm")
         self._mlp = GatedMlp(weights, f"{prefix}mlp.")
-        self.before_attention = attention.before
+        self.heads = attention.heads
 
     def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
         return tiles.run(self._after, x, attended)[0]
 
     def row_functions(self, rows: RandomRows) -> list[RowProbe]:
-        return [(self.before_attention, rows.before_attention), (self._after, rows.after_attention)]
+        return [self.heads.row_function(rows), (self._after, rows.after_attention)]
 
     def _after(self, x: Tensor, attended: Tensor) -> tuple[Tensor]:
         x = self._attention.after(x, attended)

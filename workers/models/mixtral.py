@@ -16,7 +16,7 @@ class ExpertLayer:
         self._attention = attention
         self._mlp_norm = weights.rms_norm(f"{prefix}post_attention_layernorm")
         self._experts = make_experts(weights, f"{prefix}mlp.")
-        self.before_attention = attention.before
+        self.heads = attention.heads
 
     def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
         x, normed = tiles.run(self._after, x, attended)
@@ -24,7 +24,7 @@ class ExpertLayer:
 
     def row_functions(self, rows: RandomRows) -> list[RowProbe]:
         return [
-            (self.before_attention, rows.before_attention),
+            self.heads.row_function(rows),
             (self._after, rows.after_attention),
             *self._experts.row_functions(rows),
         ]

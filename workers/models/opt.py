@@ -13,21 +13,17 @@ _FIRST_POSITION = 2  # the table's first rows belong to no position
 
 class OptLayer:
     def __init__(self, weights: Weights, prefix: str) -> None:
-        self._attention_norm = weights.layer_norm(f"{prefix}self_attn_layer_norm")
-        self._heads = Heads(weights, f"{prefix}self_attn.")
+        self.heads = Heads(weights, f"{prefix}self_attn.", weights.layer_norm(f"{prefix}self_attn_layer_norm"))
         self._out = weights.linear(f"{prefix}self_attn.out_proj")
         self._mlp_norm = weights.layer_norm(f"{prefix}final_layer_norm")
         self._up = weights.linear(f"{prefix}fc1")
         self._down = weights.linear(f"{prefix}fc2")
 
-    def before_attention(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self._heads(self._attention_norm(x))
-
     def after_attention(self, x: Tensor, attended: Tensor, tiles: Tiles) -> Tensor:
         return tiles.run(self._after, x, attended)[0]
 
     def row_functions(self, rows: RandomRows) -> list[RowProbe]:
-        return [(self.before_attention, rows.before_attention), (self._after, rows.after_attention)]
+        return [self.heads.row_function(rows), (self._after, rows.after_attention)]
 
     def _after(self, x: Tensor, attended: Tensor) -> tuple[Tensor]:
         x = self._out(attended.flatten(1), residual=x)

@@ -153,6 +153,10 @@ class Grammars:
         self._states.pop(request_id, None)
         self._ahead.pop(request_id, None)
 
+    def has(self, request_id: str) -> bool:
+        """Whether the request was added with a grammar."""
+        return request_id in self._states
+
     def begin(self, request_ids: Sequence[str], positions: Sequence[int]) -> PendingMasks:
         """Begin to make the masks of these rows, of which some may have no grammar, at their output positions.
 

@@ -61,9 +61,32 @@ class Sampler:
         """Choose each row's token, as ``begin`` does, and wait for it."""
         return self.begin(logits, request_ids, positions, masks).result()
 
+    def rules(self, request_ids: Sequence[str], positions: Sequence[int]) -> list[Rule]:
+        """How to choose each request's token at its output position. Raises: KeyError if a request was not added."""
+        return [_rule(state.sampling, at) for state, at in zip(self._of(request_ids), positions, strict=True)]
+
+    def edit(self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int]) -> None:
+        """Change contiguous logits in place by what their requests want, beside grammars. Raises: as ``begin``."""
+        edits = [state.edits for state in self._of(request_ids)]
+        rows = [row for row, edit in enumerate(edits) if edit.touches(positions[row])]
+        if rows:
+            apply_edits(logits, rows, [edits[row] for row in rows], [positions[row] for row in rows])
+
     def needs_tokens(self, request_ids: Sequence[str]) -> bool:
         """Whether penalties of one of these requests depend on its newest token."""
-        return any(self._states[request_id].edits.penalties is not None for request_id in request_ids)
+        return any(state.edits.penalties is not None for state in self._of(request_ids))
+
+    def append(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> None:
+        """These requests got these tokens. Unknown ids are ignored."""
+        for request_id, token_id in zip(request_ids, token_ids, strict=True):
+            state = self._states.get(request_id)
+            if state is not None and state.edits.penalties is not None:
+                state.edits.penalties.append(token_id)
+
+    def num_best(self, request_ids: Sequence[str]) -> dict[int, int]:
+        """The rows whose log-probabilities are wanted, and of how many of the best tokens besides the chosen one."""
+        wanted = (state.sampling.top_logprobs for state in self._of(request_ids))
+        return {row: count for row, count in enumerate(wanted) if count >= 0}
 
     def begin(
         self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int], masks: Masks | None = None
@@ -85,18 +108,18 @@ class Sampler:
             )
         if logits.dtype != torch.float32 or logits.device.type != self._device.type:
             raise ValueError(f"logits are {logits.dtype} on {logits.device}; float32 on {self._device} is wanted")
-        states = [self._states[request_id] for request_id in request_ids]
+        states = self._of(request_ids)
         if not states:
             return PendingSample((), [], (), None)
         logits = logits.contiguous()
 
         wanting = tuple(row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0)
         raw = logits.index_select(0, torch.tensor(wanting, device=logits.device)) if wanting else None
-        edited = [row for row, state in enumerate(states) if state.edits.touches(positions[row])]
-        if edited:
-            apply_edits(logits, edited, [states[row].edits for row in edited], [positions[row] for row in edited])
-        rules = [_rule(state.sampling, position) for state, position in zip(states, positions, strict=True)]
-        return PendingSample(states, self._choose(logits, rules, masks), wanting, raw)
+        self.edit(logits, request_ids, positions)
+        return PendingSample(states, self._choose(logits, self.rules(request_ids, positions), masks), wanting, raw)
+
+    def _of(self, request_ids: Sequence[str]) -> list[_State]:
+        return [self._states[request_id] for request_id in request_ids]
 
 
 @dataclass(frozen=True, slots=True)

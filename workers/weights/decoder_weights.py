@@ -6,6 +6,7 @@ here when it is read, because the file may have changed since.
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,8 +21,18 @@ from workers.kernels.triton_grouped import CompactLinear, StackedWeight, pack, s
 from workers.weights.sources import WeightSource
 from workers.weights.store import WeightStore
 
-Norm = Callable[[Tensor], Tensor]
-"""[..., D] -> [..., D]."""
+
+class Norm(Protocol):
+    """[..., D] -> [..., D]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class RmsNorm(Protocol):
+    """[..., D] -> [..., D]; ``residual``, of the result's shape, is added last."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+
 
 ReadLinear = Callable[[], tuple[Tensor, Tensor | None]]
 """Reads a weight, [out_features, in_features], and a bias, [out_features], in the dtype between the layers."""
@@ -77,9 +88,12 @@ class Weights:
             return table, self._linear((output,), bits)
         return table, self._make_linear(output, [embedding], lambda: (table.to(self.dtype), None), bits)
 
-    def rms_norm(self, name: str) -> Norm:
-        weight = self._tensor(f"{name}.weight", self.dtype)
-        return partial(self.row_ops.rms_norm, weight=weight, eps=self.config.norm_eps)
+    def gain(self, name: str) -> Tensor:
+        """The weight of a norm, in the dtype between the layers."""
+        return self._tensor(f"{name}.weight", self.dtype)
+
+    def rms_norm(self, name: str) -> RmsNorm:
+        return partial(self.row_ops.rms_norm, weight=self.gain(name), eps=self.config.norm_eps)
 
     def layer_norm(self, name: str) -> Norm:
         weight, bias = (self._tensor(f"{name}.{part}", self.dtype) for part in ("weight", "bias"))
