@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorserve.core.messages import NOT_YET, ModelInfo, PromptLogprobs, RequestSpec, StepPlan
+from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.grammars import compiler_for
@@ -17,7 +17,7 @@ from workers.attention import choose_attention
 from workers.attention.triton_paged import TritonPagedAttention
 from workers.batch import Batch, make_batch
 from workers.cuda_version import why_no_cuda
-from workers.engine import PendingStep
+from workers.engine import EndedStep, PendingStep
 from workers.engine_options import EngineOptions
 from workers.engines.device_steps import DeviceSteps, GraphRecorder, graph_sizes
 from workers.engines.kind import kind_digest, platform_facts
@@ -25,7 +25,6 @@ from workers.engines.last_tokens import LastTokens
 from workers.engines.pools import KVForm, make_pools
 from workers.engines.steps_ahead import StepsAhead
 from workers.engines.tile_log import log_tiles
-from workers.engines.torch_step import TorchStep
 from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows, RowTiles
@@ -121,7 +120,6 @@ class TorchEngine:
         )
         self._scorer = PromptScorer()
         self._last_tokens = LastTokens()
-        self._newest: TorchStep | None = None
         self._ahead: StepsAhead | None = None
         if self._steps is not None:
             self._ahead = StepsAhead(
@@ -200,35 +198,34 @@ class TorchEngine:
         if self._ahead is not None:
             plan = self._ahead.without_failed(plan)
             return self._ahead.begin(plan, *self._sampled(plan))
-        began_s, before = time.perf_counter(), self._newest
-        if before is not None and any(tokens[-1] == NOT_YET for tokens in plan.token_ids if tokens):
-            before.result()
-            plan = self._last_tokens.fill(plan)
+        return EndedStep(self._run(self._last_tokens.fill(plan)))
+
+    def _run(self, plan: StepPlan) -> StepDone:
+        began_s = time.perf_counter()
         request_ids, positions = self._sampled(plan)
         pending_masks = self._grammars.begin(request_ids, positions)  # other threads make them while the model runs
         logits, prompt_logprobs = self._compute(plan)
         masks = pending_masks.result()
-        sample = self._sampler.begin(logits, request_ids, positions, masks)
-        step = TorchStep(
-            plan.step_id,
-            request_ids,
-            positions,
-            sample,
-            masks,
-            prompt_logprobs,
-            self._keep_tokens,
-            began_s,
-            before,
-            self._device,
+        sampled = self._sampler(logits, request_ids, positions, masks)
+        if self._device.type == "cuda" and not request_ids:
+            # No token was fetched, so wait for the device: the step's time and KV must be complete.
+            torch.cuda.current_stream(self._device).synchronize()
+        good = [row for row in range(len(request_ids)) if row not in masks.failed]
+        names = tuple(request_ids[row] for row in good)
+        token_ids = tuple(sampled.token_ids[row] for row in good)
+        self._grammars.append(names, token_ids)
+        self._last_tokens.set(names, token_ids)
+        logprobs = tuple(sampled.logprobs[row] for row in good)
+        return StepDone(
+            step_id=plan.step_id,
+            duration_s=time.perf_counter() - began_s,
+            request_ids=names,
+            positions=tuple(positions[row] for row in good),
+            token_ids=token_ids,
+            logprobs=logprobs if any(entry is not None for entry in logprobs) else (),
+            prompt_logprobs=prompt_logprobs,
+            failed=tuple(request_ids[row] for row in masks.failed),
         )
-        if self._device.type == "cpu":
-            step.result()  # the step after this one is begun with its tokens
-        self._newest = step
-        return step
-
-    def _keep_tokens(self, request_ids: Sequence[str], token_ids: Sequence[int]) -> None:
-        self._grammars.append(request_ids, token_ids)
-        self._last_tokens.set(request_ids, token_ids)
 
     def _sampled(self, plan: StepPlan) -> tuple[list[str], list[int]]:
         """The requests that sample, and the output positions of the tokens that they get."""
@@ -303,7 +300,8 @@ class TorchEngine:
         max_blocks = -(-self._info.max_tokens // self.tokens_per_block) + 1  # a step that runs ahead may need one more
         limits = PlanLimits(options.max_batch_requests, options.max_batch_tokens, max_blocks)
         batches = PackedBatches(limits, self.tokens_per_block, self._device)
-        steps = DeviceSteps(self._model, self._cache, self._attention, self.layer_tiles, batches)
+        has_room = partial(self._attention.has_room, self._model.config.num_heads, self._model.config.head_dim)
+        steps = DeviceSteps(self._model, self._cache, self._attention, self.layer_tiles, batches, has_room)
         steps.record(graph_sizes(options.max_batch_requests), GraphRecorder(), progress)
         return steps
 

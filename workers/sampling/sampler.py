@@ -58,15 +58,44 @@ class Sampler:
     def __call__(
         self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int], masks: Masks | None = None
     ) -> Sampled:
-        """Choose each row's token, as ``begin`` does, and wait for it."""
-        return self.begin(logits, request_ids, positions, masks).result()
+        """Choose each row's token, and count it for the penalties. Blocks until the tokens are on the host.
+
+        ``logits``: [B, vocab_size] float32 on the sampler's device, one row for each request; edited in place.
+        ``positions``: output positions (0 is the first generated token). A position may be sampled again, and gives
+        the same token for the same logits; tokens after it are forgotten. ``masks``: of the rows that have a grammar;
+        log-probabilities do not depend on them.
+
+        Raises: KeyError if a request was not added; ValueError for wrong shapes, or if a request has penalties and its
+        tokens before the position are unknown.
+        """
+        if tuple(logits.shape) != (len(request_ids), self._vocab_size) or len(positions) != len(request_ids):
+            raise ValueError(
+                f"logits are {tuple(logits.shape)}, with {len(request_ids)} ids and {len(positions)} positions; "
+                f"[batch, {self._vocab_size}] is wanted"
+            )
+        if logits.dtype != torch.float32 or logits.device.type != self._device.type:
+            raise ValueError(f"logits are {logits.dtype} on {logits.device}; float32 on {self._device} is wanted")
+        if not request_ids:
+            return Sampled((), ())
+        logits = logits.contiguous()
+        num_best = self.num_best(request_ids)
+        raw = logits.index_select(0, torch.tensor(list(num_best), device=logits.device)) if num_best else None
+        self.edit(logits, request_ids, positions)
+        token_ids = self._choose(logits, self.rules(request_ids, positions), masks)
+        self.append(request_ids, token_ids)
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        if raw is not None:
+            found = read_logprobs(raw, [token_ids[row] for row in num_best], list(num_best.values()))
+            for row, entry in zip(num_best, found, strict=True):
+                logprobs[row] = entry
+        return Sampled(tuple(token_ids), tuple(logprobs))
 
     def rules(self, request_ids: Sequence[str], positions: Sequence[int]) -> list[Rule]:
         """How to choose each request's token at its output position. Raises: KeyError if a request was not added."""
         return [_rule(state.sampling, at) for state, at in zip(self._of(request_ids), positions, strict=True)]
 
     def edit(self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int]) -> None:
-        """Change contiguous logits in place by what their requests want, beside grammars. Raises: as ``begin``."""
+        """Change contiguous logits in place by what their requests want, beside grammars. Raises: as a call."""
         edits = [state.edits for state in self._of(request_ids)]
         rows = [row for row, edit in enumerate(edits) if edit.touches(positions[row])]
         if rows:
@@ -88,62 +117,8 @@ class Sampler:
         wanted = (state.sampling.top_logprobs for state in self._of(request_ids))
         return {row: count for row, count in enumerate(wanted) if count >= 0}
 
-    def begin(
-        self, logits: Tensor, request_ids: Sequence[str], positions: Sequence[int], masks: Masks | None = None
-    ) -> "PendingSample":
-        """Choose each row's token. A GPU goes on after the return.
-
-        ``logits``: [B, vocab_size] float32 on the sampler's device, one row for each request; edited in place.
-        ``positions``: output positions (0 is the first generated token). A position may be sampled again, and gives
-        the same token for the same logits; tokens after it are forgotten. ``masks``: of the rows that have a grammar;
-        log-probabilities do not depend on them.
-
-        Raises: KeyError if a request was not added; ValueError for wrong shapes, or if a request has penalties and its
-        tokens before the position are unknown.
-        """
-        if tuple(logits.shape) != (len(request_ids), self._vocab_size) or len(positions) != len(request_ids):
-            raise ValueError(
-                f"logits are {tuple(logits.shape)}, with {len(request_ids)} ids and {len(positions)} positions; "
-                f"[batch, {self._vocab_size}] is wanted"
-            )
-        if logits.dtype != torch.float32 or logits.device.type != self._device.type:
-            raise ValueError(f"logits are {logits.dtype} on {logits.device}; float32 on {self._device} is wanted")
-        states = self._of(request_ids)
-        if not states:
-            return PendingSample((), [], (), None)
-        logits = logits.contiguous()
-
-        wanting = tuple(row for row, state in enumerate(states) if state.sampling.top_logprobs >= 0)
-        raw = logits.index_select(0, torch.tensor(wanting, device=logits.device)) if wanting else None
-        self.edit(logits, request_ids, positions)
-        return PendingSample(states, self._choose(logits, self.rules(request_ids, positions), masks), wanting, raw)
-
     def _of(self, request_ids: Sequence[str]) -> list[_State]:
         return [self._states[request_id] for request_id in request_ids]
-
-
-@dataclass(frozen=True, slots=True)
-class PendingSample:
-    """Tokens that are being chosen. ``raw``: the logits of the rows ``wanting``, which want log-probabilities."""
-
-    states: Sequence[_State]
-    token_ids: list[int]
-    wanting: tuple[int, ...]
-    raw: Tensor | None
-
-    def result(self) -> Sampled:
-        """Wait until the tokens are on the host, and count them for the penalties. Once."""
-        token_ids = self.token_ids
-        for state, token_id in zip(self.states, token_ids, strict=True):
-            if state.edits.penalties is not None:
-                state.edits.penalties.append(token_id)
-        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
-        if self.raw is not None:
-            num_best = [self.states[row].sampling.top_logprobs for row in self.wanting]
-            found = read_logprobs(self.raw, [token_ids[row] for row in self.wanting], num_best)
-            for row, entry in zip(self.wanting, found, strict=True):
-                logprobs[row] = entry
-        return Sampled(tuple(token_ids), tuple(logprobs))
 
 
 def _rule(sampling: SamplingParams, position: int) -> Rule:
