@@ -121,6 +121,7 @@ async def test_a_closed_loop_keeps_its_concurrency(tmp_path: Path) -> None:
     assert set(server.paths) == {"/v1/chat/completions"}
     for body in server.bodies:
         assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["stream"]) == (4, 4, True, True)
+        assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, 0, 0.0)
     written = read_figures(report).details
     result = written["result"]
     assert (result["num_completed"], result["output_tokens"], result["prompt_tokens"]) == (12, 48, 60)

@@ -64,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-range", type=_token_range, default=(1000, 30000), metavar="LOW:HIGH", help="prompts' token ids"
     )
-    parser.add_argument("--temperature", type=float, default=0.0, help="sampling temperature (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="sampling temperature; 0 is greedy (%(default)s, the API's)"
+    )
+    parser.add_argument("--top-p", type=positive, default=1.0, help="sample from this share of the probability (1.0)")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample from the K best tokens (0: all)")
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the workload: the same seed gives the same requests"
     )
@@ -111,6 +115,9 @@ def make_body(arrival: Arrival, arguments: argparse.Namespace, model: str, rng: 
         "min_tokens": arrival.output_tokens,
         "ignore_eos": True,
         "temperature": arguments.temperature,
+        "top_p": arguments.top_p,
+        "top_k": arguments.top_k,  # said always, because llama-server samples from 40 unless told otherwise
+        "min_p": 0.0,  # likewise, and llama-server drops tokens below a twentieth of the best
         "seed": rng.randrange(2**31),
     }
     if arguments.api == "chat":

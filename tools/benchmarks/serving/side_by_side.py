@@ -124,10 +124,19 @@ def show(results: Sequence[Served], console: Console) -> None:
         say(console, f"servers counted different numbers of prompt and output tokens: {counts}")
 
 
-def table_of(results: Sequence[Served], concurrency: int) -> FigureTable:
+def table_of(results: Sequence[Served], concurrency: int, sampling: str = "") -> FigureTable:
     columns = (Column("output", "tokens/s", 0), Column("mean TTFT", "s", 2), Column("mean TPOT", "ms", 0))
     rows = tuple(Row(served.name, (served.tokens_per_s, served.ttft_s, served.tpot_ms)) for served in results)
-    return FigureTable(f"{concurrency} {TITLE.lower()}", "server", columns, rows)
+    return FigureTable(f"{concurrency} {TITLE.lower()}{sampling}", "server", columns, rows)
+
+
+def sampling_of(arguments: argparse.Namespace) -> str:
+    """How tokens are chosen, for a title."""
+    if arguments.temperature == 0.0:
+        return ", greedy"
+    limits = f", top_p {arguments.top_p:g}" if arguments.top_p < 1.0 else ""
+    limits += f", top_k {arguments.top_k}" if arguments.top_k > 0 else ""
+    return f", temperature {arguments.temperature:g}{limits}"
 
 
 def turn(arguments: argparse.Namespace, url: str, number: int) -> argparse.Namespace:
@@ -166,8 +175,9 @@ def run(arguments: argparse.Namespace) -> int:
                     raise KeyboardInterrupt
                 reports[server.spec.name].append(measured.report)
     results = [summarize(name, turns) for name, turns in reports.items()]
-    load = f"{concurrency} chats at once, {arguments.requests or REQUESTS} a turn, {arguments.rounds} turns"
-    say(console, f"{load}; servers and client on {machine_line(machine)}")
+    load = f"{concurrency} chats at once{sampling_of(arguments)}"
+    turns = f"{arguments.requests or REQUESTS} a turn, {arguments.rounds} turns"
+    say(console, f"{load}, {turns}; servers and client on {machine_line(machine)}")
     show(results, console)
-    save_figures(arguments, [table_of(results, concurrency)], machine=machine)
+    save_figures(arguments, [table_of(results, concurrency, sampling_of(arguments))], machine=machine)
     return 0
