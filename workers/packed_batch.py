@@ -99,7 +99,7 @@ class PackedBatches:
 
     def __init__(self, limits: PlanLimits, tokens_per_block: int, device: torch.device) -> None:
         """Raises: ImportError if Triton cannot be imported."""
-        self._kernels: Any = importlib.import_module("workers.kernels.triton_plan")
+        self._kernels: Any = importlib.import_module("workers.kernels.triton.plan_kernel")
         self._limits = limits
         self._tokens_per_block = tokens_per_block
         self._device = device

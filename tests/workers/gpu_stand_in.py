@@ -17,7 +17,7 @@ from workers.engines.device_steps import DeviceSteps, HasRoom, graph_sizes
 from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows
-from workers.kernels.triton_row_ops import TritonRowOps
+from workers.kernels.triton.row_ops import TritonRowOps
 from workers.kv.cache import KVCache
 from workers.models.build import load_model
 from workers.models.decoder import Decoder

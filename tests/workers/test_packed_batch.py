@@ -44,7 +44,7 @@ def test_compiles_for_cuda(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     pointers = ("token_ids", "tokens", "query_starts", "rows", "num_blocks", "num_kept", "first_values", "values")
     types = dict.fromkeys((*pointers, "kept_tables", "last_tokens", "block_tables"), "*i32")
-    compiled = compile_kernel(f"workers.kernels.triton_plan:{name}", constants, types, capability)
+    compiled = compile_kernel(f"workers.kernels.triton.plan_kernel:{name}", constants, types, capability)
     assert compiled.num_spilled_bytes == 0
 
 

@@ -13,9 +13,9 @@ from workers import native
 from workers.kernels.linear import PackedLinear, PlainLinear, linear_class
 from workers.kernels.numerics import Numerics
 from workers.kernels.row_ops import NativeRowOps, RowOps, TorchRowOps
-from workers.kernels.triton_grouped import DTYPES, can_run
-from workers.kernels.triton_linear import TritonLinear
-from workers.kernels.triton_row_ops import TritonRowOps
+from workers.kernels.triton.grouped import DTYPES, can_run
+from workers.kernels.triton.linear import TritonLinear
+from workers.kernels.triton.row_ops import TritonRowOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Kernels:
 
     @property
     def runs_grouped(self) -> bool:
-        """Whether the kernel of ``triton_grouped`` runs, which multiplies all experts at once, and packed weights."""
+        """Whether the kernel of ``triton.grouped`` runs, which multiplies all experts at once, and packed weights."""
         return self.device.type == "cuda" and self.numerics.activations in DTYPES and can_run(self.device)
 
     def facts(self) -> dict[str, object]:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from workers.kernels.tiles import RowFunction
-from workers.kernels.triton_linear import DTYPES, TritonLinear
+from workers.kernels.triton.linear import DTYPES, TritonLinear
 
 _MAX_EXPONENT = 8
 _MAX_DISTINCT_OUTPUTS = 512  # random numbers take longer to make than to multiply

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from actorserve.errors import ModelError
 from workers.kernels.row_ops import Activation
 from workers.kernels.tiles import RowTiles, probe
-from workers.kernels.triton_grouped import SortedRows, StackedWeight, add_experts, agreeing_rows, choose_experts, run
+from workers.kernels.triton.grouped import SortedRows, StackedWeight, add_experts, agreeing_rows, choose_experts, run
 from workers.models.blocks import GatedMlp
 from workers.models.decoder import Tiles
 from workers.models.random_rows import RandomRows, RowProbe

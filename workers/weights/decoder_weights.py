@@ -17,7 +17,7 @@ from workers.kernels.choose import Kernels
 from workers.kernels.grouped_weight import GroupedWeight
 from workers.kernels.linear import Linear
 from workers.kernels.quantized_linear import QuantizedLinear, quantize
-from workers.kernels.triton_grouped import CompactLinear, StackedWeight, pack, stack
+from workers.kernels.triton.grouped import CompactLinear, StackedWeight, pack, stack
 from workers.weights.sources import WeightSource
 from workers.weights.store import WeightStore
 

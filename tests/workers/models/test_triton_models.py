@@ -15,8 +15,8 @@ from tests.workers.small_models import save_model
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, run_interpreted
 from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
-from workers.kernels import triton_grouped
 from workers.kernels.choose import Kernels
+from workers.kernels.triton import grouped
 
 interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_models_in_the_interpreter")
 PLAN = StepPlan(0, ("a", "b"), (0, 0), (tuple(range(40, 60)), (7,)), ((0, 1), (2,)), (True, True))
@@ -37,13 +37,13 @@ def logits_of(folder: Path) -> Tensor:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A CPU's engines take the kernel, as a GPU's do. The forms of the weights that it multiplied."""
     forms: list[str] = []
-    kernel = triton_grouped.run
+    kernel = grouped.run
 
-    def run(x: Tensor, weight: triton_grouped.StackedWeight, *arguments: object, **options: object) -> Tensor:
+    def run(x: Tensor, weight: grouped.StackedWeight, *arguments: object, **options: object) -> Tensor:
         forms.append(weight.form)
         return kernel(x, weight, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(triton_grouped, "run", run)
+    monkeypatch.setattr(grouped, "run", run)
     monkeypatch.setattr("workers.models.experts.run", run)
     monkeypatch.setattr(Kernels, "runs_grouped", True)
     monkeypatch.setattr(Kernels, "rows_are_independent", True)  # so that no tiles are probed

@@ -32,7 +32,7 @@ from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.row_ops import RowOps
 from workers.kernels.tiles import AnyRows
-from workers.kernels.triton_row_ops import TritonRowOps
+from workers.kernels.triton.row_ops import TritonRowOps
 from workers.kv.cache import KVCache
 from workers.models.build import make_decoder
 from workers.packed_batch import PackedBatches, PlanLimits

@@ -15,7 +15,7 @@ import torch
 from tools.benchmarks.kernels.gpus import GPUS
 from workers.attention import triton_paged
 from workers.kernels.gpu import Gpu
-from workers.kernels.triton_linear import TILES, fitting_tiles, run
+from workers.kernels.triton.linear import TILES, fitting_tiles, run
 
 META: Final = torch.device("meta")
 _TOKENS_PER_BLOCK = 16

@@ -1,4 +1,4 @@
-"""The Triton kernels of ``workers.kernels.triton_row_ops``. Importing this module needs the package ``triton``.
+"""The Triton kernels of ``workers.kernels.triton.row_ops``. Importing this module needs the package ``triton``.
 
 A program computes one row, or a fixed part of one row, and sums in float32 in an order that only the row's width
 decides. No machine code is made for an argument that changes between steps. So a row has the same bits in any batch.

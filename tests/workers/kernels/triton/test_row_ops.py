@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.workers.compiled_triton import compile_kernel
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.kernels.row_ops import HeadGains, TorchRowOps
-from workers.kernels.triton_row_ops import TritonRowOps
+from workers.kernels.triton.row_ops import TritonRowOps
 
 interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernels_in_the_interpreter")
 dtypes = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 8e-3)])
@@ -161,7 +161,7 @@ def test_compiles_for_cuda(name: str, capability: int, tmp_path: Path, monkeypat
     )
     pointers |= {"query_gain": "*bf16", "key_gain": "*bf16", "cos": "*fp32", "sin": "*fp32", "slots": "*i32"}
     compiled = compile_kernel(
-        f"workers.kernels.triton_rows:{name}", KERNELS[name], pointers | {"eps": "fp32"}, capability
+        f"workers.kernels.triton.row_ops_kernel:{name}", KERNELS[name], pointers | {"eps": "fp32"}, capability
     )
     assert compiled.num_spilled_bytes == 0
     assert ("ld.global.v" in compiled.ptx) == (name != "softmax")

@@ -1,4 +1,4 @@
-"""The Triton kernel of ``workers.kernels.triton_linear``. Importing this module needs the package ``triton``."""
+"""The Triton kernel of ``workers.kernels.triton.linear``. Importing this module needs the package ``triton``."""
 
 import triton
 import triton.language as tl

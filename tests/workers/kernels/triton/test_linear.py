@@ -17,7 +17,7 @@ from workers.kernels.choose import Kernels
 from workers.kernels.gpu import Gpu
 from workers.kernels.linear import PlainLinear
 from workers.kernels.numerics import numerics
-from workers.kernels.triton_linear import TILES, LinearTile, TritonLinear, fitting_tiles, run, tile_for
+from workers.kernels.triton.linear import TILES, LinearTile, TritonLinear, fitting_tiles, run, tile_for
 
 H200 = Gpu(132, 227 * 1024)
 SMALL = LinearTile(32, 16, 16, 4, 2)

@@ -1,4 +1,4 @@
-"""The Triton kernels of ``workers.kernels.triton_grouped``. Importing this module needs the package ``triton``."""
+"""The Triton kernels of ``workers.kernels.triton.grouped``. Importing this module needs the package ``triton``."""
 
 # mypy: disable-error-code="untyped-decorator"
 

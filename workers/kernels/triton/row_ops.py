@@ -15,12 +15,12 @@ _TILE_HEADS = 8
 
 
 class TritonRowOps(TorchRowOps):
-    """A row's bits are the same in any batch (``workers.kernels.triton_rows``). ``rotate`` is torch's; models use
-    ``place_heads`` instead."""
+    """A row's bits are the same in any batch (``workers.kernels.triton.row_ops_kernel``). ``rotate`` is torch's; models
+    use ``place_heads`` instead."""
 
     def __init__(self) -> None:
         """Raises: ImportError if Triton cannot be imported."""
-        self._kernels: Any = importlib.import_module("workers.kernels.triton_rows")
+        self._kernels: Any = importlib.import_module("workers.kernels.triton.row_ops_kernel")
         self.name = f"triton {version('triton')}"
 
     @property

@@ -340,7 +340,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def _kernels() -> Any:
-    return importlib.import_module("workers.kernels.triton_grouped_kernel")
+    return importlib.import_module("workers.kernels.triton.grouped_kernel")
 
 
 def can_run(device: torch.device) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel, row_by_row, run_interpreted
 from workers.kernels.grouped_weight import GroupedWeight
-from workers.kernels.triton_grouped import (
+from workers.kernels.triton.grouped import (
     CompactLinear,
     SortedRows,
     StackedWeight,
@@ -195,7 +195,7 @@ def test_interpreted_bits_do_not_depend_on_the_batch(kind: str, monkeypatch: pyt
 @pytest.mark.parametrize("form", range(4))
 def test_compiles_for_cuda(form: int, capability: int) -> None:
     """The kernel compiles to machine code without a GPU, for plain and packed weights, dense and by experts."""
-    kernels = importlib.import_module("workers.kernels.triton_grouped_kernel")
+    kernels = importlib.import_module("workers.kernels.triton.grouped_kernel")
     pointers: dict[str, str] = dict.fromkeys(("x", "residual", "bias", "out"), "*bf16")
     pointers |= {"weight": "*bf16" if form == 0 else "*u8", "scales": "*fp16", "zeros": "*i16"}
     pointers |= {"order": "*i64", "starts": "*i32"}

@@ -116,7 +116,7 @@ def run(tile: LinearTile, x: Tensor, weight: Tensor, bias: Tensor | None, residu
     x = x if x.stride(1) == 1 else x.contiguous()
     residual = residual if residual is None or residual.stride(1) == 1 else residual.contiguous()
     num_programs = math.ceil(out_features / tile.outputs) * math.ceil(num_rows / tile.rows)
-    importlib.import_module("workers.kernels.triton_linear_kernel").linear[(num_programs,)](
+    importlib.import_module("workers.kernels.triton.linear_kernel").linear[(num_programs,)](
         x,
         weight,
         bias,
