@@ -5,13 +5,11 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from actorserve.core.messages import NOT_YET, StepPlan
-from tests.workers.compiled_triton import compile_kernel
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.batch import Batch, make_batch
 from workers.packed_batch import PackedBatches, PlanLimits
@@ -32,20 +30,6 @@ def test_packing_in_the_interpreter() -> None:
         command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
-@pytest.mark.parametrize(("name", "constants"), [("unpack", {"tile_blocks": 1024}), ("keep_tokens", {"tile": 128})])
-def test_compiles_for_cuda(
-    name: str, constants: dict[str, int], capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every kernel compiles to machine code without a GPU, and spills no registers."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    pointers = ("token_ids", "tokens", "query_starts", "rows", "num_blocks", "num_kept", "first_values", "values")
-    types = dict.fromkeys((*pointers, "kept_tables", "last_tokens", "block_tables"), "*i32")
-    compiled = compile_kernel(f"workers.kernels.triton.plan_kernel:{name}", constants, types, capability)
-    assert compiled.num_spilled_bytes == 0
 
 
 class Requests:

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,32 +62,3 @@ def by_place(a: Any, b: Any, dtype: Any) -> Any:
     product = row_by_row(a, b, dtype)
     product[1::2] = np.nextafter(product[1::2], dtype.type(np.inf))
     return product
-
-
-def compile_kernel(
-    kernel: Any,
-    capability: int,
-    pointers: Mapping[str, str],
-    constants: Mapping[str, int | None],
-    multiples: Collection[str] = (),
-    **options: int,
-) -> Any:
-    """The kernel's machine code (cubin) for a GPU of this capability, made without one. Integers are int32.
-
-    ``pointers``: the types of the arguments that are pointers, aligned to 16 bytes. ``multiples``: the integers that
-    are multiples of 16. ``constants``: of them, those that the kernel takes.
-    """
-    compiler = importlib.import_module("triton.compiler")
-    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
-    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    types = dict.fromkeys(kernel.arg_names, "i32")
-    types |= {name: kind for name, kind in pointers.items() if name in kernel.arg_names}
-    types |= dict.fromkeys(constants, "constexpr")
-    aligned = [name for name in kernel.arg_names if name not in constants and (name in pointers or name in multiples)]
-    source = compiler.ASTSource(
-        kernel,
-        types,
-        {(kernel.arg_names.index(name),): value for name, value in constants.items()},
-        {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned},
-    )
-    return importlib.import_module("triton").compile(source, target=target, options=options)

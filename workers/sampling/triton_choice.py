@@ -46,7 +46,7 @@ def choose_on_gpu(logits: Tensor, rules: Tensor, masks: Tensor, allowed: Tensor)
     if num_rows == 0:
         return chosen
     kernels: Any = importlib.import_module("workers.sampling.triton_choice_kernel")
-    sizes = sizes_for(vocab_size)
+    sizes = _sizes_for(vocab_size)
     num_groups, num_chunks = -(-vocab_size // sizes["group_tokens"]), -(-vocab_size // sizes["chunk_tokens"])
 
     def scratch(width: int, dtype: torch.dtype) -> Tensor:
@@ -77,7 +77,7 @@ def choose_on_gpu(logits: Tensor, rules: Tensor, masks: Tensor, allowed: Tensor)
     return chosen
 
 
-def sizes_for(vocab_size: int) -> dict[str, int]:
+def _sizes_for(vocab_size: int) -> dict[str, int]:
     """The kernels' compile-time sizes, which the vocabulary alone decides."""
     group_tokens = max(_LEAST_GROUP_TOKENS, _next_power_of_two(-(-vocab_size // _MAX_GROUPS)))
     chunk_tokens = max(_CHUNK_TOKENS, group_tokens)

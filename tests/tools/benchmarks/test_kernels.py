@@ -16,7 +16,11 @@ pytestmark = [needs_triton, pytest.mark.skipif(INTERPRETED, reason="nothing is c
 
 INSTRUCTIONS = {80: "mma.sync", 90: "wgmma", 100: "tcgen05", 120: "mma.sync"}
 SUMS_WEIGHTS = "mma.sync"  # attention's weights, by a product with ones
-EVERYWHERE = ("attention 32/8 x 128", "linear 128 x 256", "linear 64 x 16")
+WIDEST = ("attention 8/4 x 256", "attention 32/8 x 128", "linear 128 x 256", "linear 64 x 16", "int8 linear 64 x 128")
+ROW_OPERATIONS = tuple(name for name in LAUNCHES if name.startswith(("rows", "heads")))
+CHOICES_OF_TOKENS = tuple(name for name in LAUNCHES if name.startswith("choice"))
+WITHOUT_PRODUCTS = (*ROW_OPERATIONS, "plan", "128 experts, 8 a token", *CHOICES_OF_TOKENS)
+MANY_TILES = ("linear", "int4 linear", "int8 linear", "FP8 linear", "experts")
 
 
 @cache
@@ -48,18 +52,43 @@ def test_prefill_and_decode_multiply_by_the_same_instructions(capability: int) -
 
 
 @pytest.mark.parametrize("capability", GPUS)
-def test_every_tile_of_a_linear_layer_multiplies_by_the_same_instruction(capability: int) -> None:
+@pytest.mark.parametrize("form", MANY_TILES)
+def test_every_tile_of_a_linear_layer_multiplies_by_the_same_instruction(form: str, capability: int) -> None:
     """On each GPU, tiles for few rows and for many take one instruction, because others may round otherwise."""
-    for name in ("linear 128 x 256", "linear 64 x 16"):
+    names = [name for name in LAUNCHES if name.startswith(f"{form} 64 x") or name == f"{form} 128 x 256"]
+    for name in (names[0], names[-1]):
         (kernel,) = compiled(name, capability)
         assert instructions(kernel) == {INSTRUCTIONS[capability]}
 
 
 @pytest.mark.parametrize("capability", GPUS)
-def test_every_kernel_has_room_on_every_gpu(capability: int) -> None:
+@pytest.mark.parametrize("name", WIDEST)
+def test_every_kernel_has_room_on_every_gpu(name: str, capability: int) -> None:
     """The widest heads and the largest tiles fit the shared memory of each kind of GPU."""
-    for name in ("attention 8/4 x 256", *EVERYWHERE):
-        assert all(programs_at_once(kernel) >= 1 for kernel in compiled(name, capability))
+    assert all(programs_at_once(kernel) >= 1 for kernel in compiled(name, capability))
+
+
+@pytest.mark.parametrize("capability", GPUS)
+@pytest.mark.parametrize("name", WITHOUT_PRODUCTS)
+def test_kernels_without_products_hardly_spill(name: str, capability: int) -> None:
+    """On each GPU, norms, gates, heads and plans fit their registers; choices lack at most two of them."""
+    for kernel in compiled(name, capability):
+        assert kernel.spilled_bytes <= (8 if name in CHOICES_OF_TOKENS else 0), kernel.kernel
+        assert programs_at_once(kernel) >= 1
+
+
+@pytest.mark.parametrize("name", ROW_OPERATIONS)
+def test_row_operations_load_vectors(name: str) -> None:
+    """All row operations but the softmax of a few numbers load several numbers by one instruction."""
+    for kernel in compiled(name, 90):
+        assert ("ld.global.v" in kernel.ptx) == (kernel.kernel != "softmax"), kernel.kernel
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_an_entry_compiles_each_kernel_once(name: str) -> None:
+    """The table names a row by its entry and its kernel, so an entry has one configuration of each kernel."""
+    kernels = [kernel.kernel for kernel in compiled(name, 90)]
+    assert len(set(kernels)) == len(kernels)
 
 
 def test_prefill_and_decode_have_instructions_of_the_same_shape() -> None:
@@ -79,7 +108,7 @@ def test_float32_is_not_rounded_to_tf32() -> None:
 
 def test_no_kernel_fuses_products_and_sums_by_itself() -> None:
     """A compiler that fuses a product and a sum in one kernel and not in another would change bits, so none may."""
-    for name in EVERYWHERE:
+    for name in WIDEST:
         for kernel in compiled(name, 90):
             assert not kernel.fuses
 

@@ -1,11 +1,15 @@
 """A step on a GPU launches few kernels, copies once in and once out, and waits for nothing: counted without a GPU."""
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
+from tests.workers.small_models import ARCHITECTURES
 from tests.workers.triton import HAS_TRITON, INTERPRETED
 from tools.benchmarks.engine.launch_counter import DEVICE, counting
 from tools.benchmarks.engine.launches import SHAPES, count_model, table_of
@@ -15,16 +19,36 @@ pytestmark = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the
 MAX_LAUNCHES_A_LAYER = 15
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_step_is_cheap_in_launches(name: str) -> None:
-    """A layer is at most 15 launches; a step is one copy in and one out, and waits for neither."""
-    counts = count_model(name, SHAPES[name] | {"num_hidden_layers": 3}, num_requests=5)
+def small_shape(architecture: str) -> dict[str, Any]:
+    """The config.json of a small model, whose layers are all of one kind."""
+    class_name, settings = ARCHITECTURES[architecture]
+    shape: dict[str, Any] = json.loads(getattr(transformers, class_name)(**settings).to_json_string(use_diff=False))
+    shape.pop("layer_types", None)  # they would name as many layers as the model has
+    return shape
+
+
+def check(name: str, shape: dict[str, Any]) -> None:
+    counts = count_model(name, shape | {"num_hidden_layers": 3}, num_requests=5)
     assert 0 < counts.layer <= MAX_LAUNCHES_A_LAYER
     assert counts.step.num_launches <= 3 * counts.layer + 15
     assert (counts.step.copies_in, counts.step.copies_out, counts.step.waits) == (1, 1, 0)
     assert counts.step.launches["_place_heads"] == 3
+    assert counts.step.launches["_linear"] + counts.step.launches["grouped_linear"] >= 3 * 4
+    assert not {"addmm", "mm", "bmm"} & set(counts.step.launches), "torch multiplies in another order for each batch"
     (row,) = table_of([counts]).rows
     assert [cell.median for cell in row.cells if cell is not None][2:] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_step_is_cheap_in_launches(name: str) -> None:
+    """A layer is at most 15 launches; a step is one copy in and one out, and waits for neither."""
+    check(name, SHAPES[name])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_step_of_any_family_is_cheap_in_launches(architecture: str) -> None:
+    """The same holds for every architecture that is served."""
+    check(architecture, small_shape(architecture))
 
 
 def on_device(*shape: int) -> Tensor:

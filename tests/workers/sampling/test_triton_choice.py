@@ -3,7 +3,6 @@
 Interpreted tests run in a process of its own, which chooses the interpreter before the import.
 """
 
-import importlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,10 +12,10 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel, run_interpreted
+from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, run_interpreted
 from workers.sampling.grammars import Masks
 from workers.sampling.token_choice import Rule, choose
-from workers.sampling.triton_choice import choose_on_gpu, sizes_for
+from workers.sampling.triton_choice import choose_on_gpu
 
 interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernels_in_the_interpreter")
 needs_triton = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs triton, and a process that compiles")
@@ -24,18 +23,6 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs t
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 GREEDY = Rule(0.0, 1.0, 0, 0.0, 0.0)
 VOCAB_SIZE = 21
-POINTERS = {
-    "logits": "*fp32",
-    "rules": "*fp64",
-    "masks": "*i64",
-    "allowed": "*u8",
-    "maxima": "*i64",
-    "weights": "*i64",
-    "chunk_sums": "*i64",
-    "candidates": "*i32",
-    "num_candidates": "*i32",
-    "chosen": "*i64",
-}
 rules_of_rows = st.builds(
     Rule,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
@@ -169,16 +156,6 @@ def test_wrong_shapes_are_refused(wrong: str) -> None:
     tensors[wrong] = tensors[wrong].double() if wrong == "logits" else tensors[wrong][..., :-1]
     with pytest.raises(ValueError, match=wrong):
         choose_on_gpu(**tensors)
-
-
-@needs_triton
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
-@pytest.mark.parametrize("vocab_size", [128_256, 2**20])
-def test_compiles_for_cuda(capability: int, vocab_size: int) -> None:
-    """All four kernels compile to machine code without a GPU."""
-    kernels = importlib.import_module("workers.sampling.triton_choice_kernel")
-    for name in ("find_maxima", "weigh", "gather_candidates", "pick"):
-        assert compile_kernel(getattr(kernels, name), capability, POINTERS, sizes_for(vocab_size), num_warps=8)
 
 
 @pytest.mark.gpu

@@ -32,6 +32,7 @@ from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.row_ops import RowOps
 from workers.kernels.tiles import AnyRows
+from workers.kernels.triton.linear import TritonLinear
 from workers.kernels.triton.row_ops import TritonRowOps
 from workers.kv.cache import KVCache
 from workers.models.build import make_decoder
@@ -124,6 +125,10 @@ class _GpuKernels(Kernels):
     """A GPU's kernels, for the device without numbers."""
 
     runs_grouped = True
+
+    @property
+    def float_linear(self) -> type[TritonLinear]:
+        return TritonLinear
 
     @property
     def row_ops(self) -> RowOps:

@@ -3,15 +3,12 @@
 Interpreted tests run in a process of its own, which chooses the interpreter before the import.
 """
 
-import importlib
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, compile_kernel, row_by_row, run_interpreted
+from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, row_by_row, run_interpreted
 from workers.kernels.grouped_weight import GroupedWeight
 from workers.kernels.triton.grouped import (
     CompactLinear,
@@ -188,39 +185,6 @@ def test_interpreted_bits_do_not_depend_on_the_batch(kind: str, monkeypatch: pyt
     for tile_rows in (32, 64):
         assert torch.equal(run(x, weight, tile_rows=tile_rows), whole)
     assert torch.equal(run(x[7:9], weight), whole[7:9])
-
-
-@needs_triton
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
-@pytest.mark.parametrize("form", range(4))
-def test_compiles_for_cuda(form: int, capability: int) -> None:
-    """The kernel compiles to machine code without a GPU, for plain and packed weights, dense and by experts."""
-    kernels = importlib.import_module("workers.kernels.triton.grouped_kernel")
-    pointers: dict[str, str] = dict.fromkeys(("x", "residual", "bias", "out"), "*bf16")
-    pointers |= {"weight": "*bf16" if form == 0 else "*u8", "scales": "*fp16", "zeros": "*i16"}
-    pointers |= {"order": "*i64", "starts": "*i32"}
-    constants: dict[str, Any] = {
-        "form": form,
-        "middle": 8,
-        "group_inputs": 128,
-        "padded_experts": 128,
-        "gathered_ranks": 8,
-        "scatters": False,
-        "tile_out": 64,
-        "tile_rows": 128,
-        "tile_in": 128 if form == 1 else 64,
-    }
-    options = {"num_warps": 4, "num_stages": 3, "enable_fp_fusion": False}
-    multiples = ("in_features", "out_features", "x_stride", "out_stride", "residual_stride")
-    assert compile_kernel(kernels.grouped_linear, capability, pointers, constants, multiples, **options)
-    alone = constants | {"starts": None, "order": None, "gathered_ranks": 0}
-    assert compile_kernel(kernels.grouped_linear, capability, pointers, alone, multiples, **options)
-    constants = {"ranks": 8, "block": 1024}
-    pointers = dict.fromkeys(("results", "residual", "out"), "*bf16") | {"shares": "*fp32"}
-    assert compile_kernel(kernels.add_experts, capability, pointers, constants)
-    pointers = {"logits": "*fp32", "shares": "*fp32", "experts": "*i64"}
-    constants = {"padded_experts": 128, "ranks": 8, "padded_ranks": 8, "normalizes": True}
-    assert compile_kernel(kernels.choose_experts, capability, pointers, constants, num_warps=1)
 
 
 @pytest.mark.gpu

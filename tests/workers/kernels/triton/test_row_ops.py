@@ -1,4 +1,4 @@
-"""The Triton row operations agree with torch's in Triton's interpreter, and compile for CUDA.
+"""The Triton row operations agree with torch's in Triton's interpreter.
 
 A process of its own chooses the interpreter before the kernels are imported.
 """
@@ -6,14 +6,11 @@ A process of its own chooses the interpreter before the kernels are imported.
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.compiled_triton import compile_kernel
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.kernels.row_ops import HeadGains, TorchRowOps
 from workers.kernels.triton.row_ops import TritonRowOps
@@ -138,30 +135,3 @@ def test_interpreted_misfits_are_refused() -> None:
     assert ops.place_heads is not None
     with pytest.raises(ValueError, match="slots"):
         ops.place_heads(normal(2, 4, 16), (), None, torch.zeros(3), normal(1, 5, 16), normal(1, 5, 16))
-
-
-HEADS: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "padded_half": 64, "tile_heads": 8}
-KERNELS: dict[str, dict[str, Any]] = {
-    "rms_norm": {"width": 4096, "padded": 4096, "adds": True},
-    "layer_norm": {"width": 4096, "padded": 4096},
-    "softmax": {"width": 60, "padded": 64},
-    "gated": {"width": 14336, "tile_columns": 1024, "is_silu": True},
-    "place_heads": HEADS | {"norms": True, "rotates": True},
-}
-
-
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
-@pytest.mark.parametrize("name", KERNELS)
-def test_compiles_for_cuda(name: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kernel compiles without a GPU and spills no registers; all but the softmax of a few load vectors."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    pointers = dict.fromkeys(
-        ("x", "weight", "bias", "residual", "out", "gate_up", "heads", "query", "keys", "values"), "*bf16"
-    )
-    pointers |= {"query_gain": "*bf16", "key_gain": "*bf16", "cos": "*fp32", "sin": "*fp32", "slots": "*i32"}
-    compiled = compile_kernel(
-        f"workers.kernels.triton.row_ops_kernel:{name}", KERNELS[name], pointers | {"eps": "fp32"}, capability
-    )
-    assert compiled.num_spilled_bytes == 0
-    assert ("ld.global.v" in compiled.ptx) == (name != "softmax")
