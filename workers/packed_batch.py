@@ -113,6 +113,7 @@ class PackedBatches:
             3 * _aligned(max(limits.max_tokens, limits.max_requests))
             + 8 * _aligned(rows)
             + _aligned(limits.max_requests * limits.max_blocks)
+            + limits.max_requests * _MAX_RULE_INTS
         )
         self._packed = torch.empty(size, dtype=torch.int32, device=device)
         self._tables = torch.zeros(limits.max_requests * limits.max_blocks, dtype=torch.int32, device=device)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from actorserve.core.messages import NOT_YET, StepPlan
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.batch import Batch, make_batch
 from workers.packed_batch import PackedBatches, PlanLimits
+from workers.sampling.token_choice import Rule
 
 CPU = torch.device("cpu")
 SIZE = 4  # tokens per block
@@ -105,6 +107,24 @@ def test_interpreted_padding_is_stored_nowhere() -> None:
         assert (batch.num_requests, batch.num_tokens) == (LIMITS.max_requests, LIMITS.max_requests)
         tensors = (batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.context_lens)
         places.add(tuple(tensor.data_ptr() for tensor in (*tensors, batch.block_tables, *packed._unpack_fields)))
+    assert len(places) == 1
+
+
+@interpreted
+def test_interpreted_full_plans_lie_at_the_same_addresses() -> None:
+    """A recorded graph reads fixed addresses, so the largest plan with all rules fits into the buffers, too."""
+    limits = replace(LIMITS, max_tokens=LIMITS.max_requests)
+    batches, names = PackedBatches(limits, SIZE, CPU), tuple("abcd")
+    places = set()
+    for num_blocks in (1, limits.max_blocks):
+        tables = tuple(tuple(range(first, first + num_blocks)) for first in range(num_blocks, num_blocks + 4))
+        starts = (num_blocks * SIZE - 1,) * 4
+        plan = StepPlan(0, names, starts, ((5,),) * 4, tables, (True,) * 4)
+        packed = batches.make(plan, 4, np.full((4, len(Rule._fields)), 0.5))
+        batches.unpack(packed)
+        check(packed.batch, plan)
+        assert (packed.rules == 0.5).all()
+        places.add(packed.batch.token_ids.data_ptr())
     assert len(places) == 1
 
 

@@ -185,7 +185,9 @@ class _Timer:
 
     def __init__(self, device: torch.device) -> None:
         make: Any = torch.cuda.Event
-        self._events = (make(enable_timing=True), make(enable_timing=True)) if device.type == "cuda" else None
+        self._events = None
+        if device.type == "cuda":  # waiting for a blocking event leaves the core to other threads
+            self._events = (make(enable_timing=True), make(enable_timing=True, blocking=True))
         if self._events is not None:
             self._events[0].record()
         self._began = self._ended = time.perf_counter()

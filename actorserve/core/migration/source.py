@@ -196,6 +196,10 @@ class MigrationSource(Participant):
             return False
         if outgoing.stage_bytes:
             self._times.observe_transfer(outgoing.stage_bytes, now - outgoing.began_s)
+        if self._is_void(outgoing):
+            self._withdraw(outgoing)
+            self._cancel(outgoing)
+            return True
         if outgoing.is_last:
             self._ask_to_hand_over(outgoing, now)
             return True
@@ -266,7 +270,7 @@ class MigrationSource(Participant):
             if outgoing.phase is _Phase.LAST_DUE:
                 if not self._steps.is_running(request):
                     self._begin_last_stage(outgoing, now)
-            elif request not in self.paused and (request.blocks is not outgoing.blocks or request.copy_id is not None):
+            elif self._is_void(outgoing):
                 self._withdraw(outgoing)
                 self._cancel(outgoing)
         if target is None:
@@ -275,6 +279,11 @@ class MigrationSource(Participant):
             self._target = None
         elif target.to in self._peers:
             self._begin(target, now)
+
+    def _is_void(self, outgoing: _Outgoing) -> bool:
+        """Whether preemption took the blocks that a stage names. The destination may read other requests' KV there."""
+        request = outgoing.request
+        return request not in self.paused and (request.blocks is not outgoing.blocks or request.copy_id is not None)
 
     def _begin(self, target: _Target, now: float) -> None:
         size = self._memory.tokens_per_block

@@ -114,6 +114,20 @@ def test_it_is_preempted(stage: str, num_host_blocks: int) -> None:
     assert_goes_on(instance)
 
 
+@pytest.mark.parametrize("num_host_blocks", [0, 8], ids=["dropped", "swapped"])
+def test_a_stage_that_is_copied_after_the_preemption_does_not_count(num_host_blocks: int) -> None:
+    """The destination may have read blocks that another request had already got, so the move is given up."""
+    instance = short_of_memory(num_host_blocks=num_host_blocks)
+    order(instance)
+    order(instance, num_bytes=0)
+    instance.done()
+    assert not request_of(instance).is_resident
+    effects = instance.handle(Copied(migration_id(), 0), 0.0, D)
+    assert told(effects, D, GATEWAY) == [Withdrawn(migration_id())]
+    assert chosen(instance) == []
+    assert request_of(instance) not in instance.state.migration_source.paused
+
+
 def test_a_paused_request_is_not_preempted() -> None:
     """A request that needs its blocks waits until it is gone, however long that takes, and then goes on."""
     instance = short_of_memory()
