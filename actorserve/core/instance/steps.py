@@ -55,7 +55,6 @@ class Steps:
         self.in_flight: deque[Step] = deque()
         self.next_plan_s: float | None = None
         """When the next iteration is due to be planned while one is in flight; None if an event is waited for."""
-        self._parts = parts
         self._requests = parts.requests
         self._memory = parts.memory
         self._policy = parts.policy
