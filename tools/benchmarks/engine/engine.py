@@ -84,9 +84,11 @@ def _better(a: Result, b: Result) -> Result:
 
 
 def ratios(results: Sequence[Result], shape: str) -> dict[str, dict[str, float]]:
-    """For each engine of ours: its speed over llama.cpp's on the same file, and over llama.cpp's best format."""
+    """For each engine of ours: its speed over llama.cpp's on the same file, and over llama.cpp's best format. Empty if
+    llama.cpp did not run the same file.
+    """
     llama = {result.name: result.tokens_per_s[shape].median for result in results if result.name.startswith(LLAMA)}
-    if not llama:
+    if f"{LLAMA} {SAME_FILE}" not in llama:
         return {}
     return {
         result.name: {
