@@ -23,7 +23,7 @@ from actorserve.core.scheduling.batch import Batch
 
 _MAX_IN_FLIGHT = 2
 _PLANNING_S = 0.003  # to plan an iteration and bring it to the engine, with the event loop's delay of 1 ms
-_EARLIER = 0.1  # of the expected duration, because an iteration may end earlier than expected
+_EARLIER = 0.05  # of the expected duration, because an iteration may end earlier than expected
 
 
 def plan_after_s(expected_s: float) -> float:
