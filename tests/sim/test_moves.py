@@ -85,12 +85,13 @@ def test_requests_move_and_lose_nothing(mode: str, policy: str) -> None:
 
 def test_a_live_move_is_shorter_than_a_copy() -> None:
     """A request pauses for a shorter time if it decodes while its KV is copied."""
+    cluster = {"run_ahead": False}  # with iterations as long as the coordinator's rounds it moves waiting requests
     gaps = {
-        mode: run(merged(MOVING, {"cluster": {"migration": {"mode": mode}}})).figures()["migration"]["gap_s"]["mean"]
+        mode: run(merged(MOVING, {"cluster": cluster | {"migration": {"mode": mode}}})).figures()["migration"]["gap_s"]
         for mode in ("live", "blocking", "recompute")
     }
-    assert gaps["live"] < gaps["blocking"]
-    assert gaps["live"] < gaps["recompute"]
+    assert gaps["live"]["mean"] < gaps["blocking"]["mean"]
+    assert gaps["live"]["mean"] < gaps["recompute"]["mean"]
 
 
 def test_a_pace_holds_copies_back() -> None:
@@ -120,7 +121,7 @@ def test_many_steps_in_one_event_are_the_same_with_moves(
     mode: str, slowdown: float, failures: list[dict[str, Any]]
 ) -> None:
     """Quiet steps are one event, whatever migrates at the same time, and that changes no time or figure."""
-    overhead_s = 0.0 if slowdown else 0.01  # whether slow steps hide it depends on when the next one is planned
+    overhead_s = 0.0 if slowdown else 0.005  # whether slow steps hide it depends on when the next one is planned
     changes = merged(
         MOVING,
         {

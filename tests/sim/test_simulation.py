@@ -70,8 +70,8 @@ def test_overhead_lies_between_iterations() -> None:
 
 def test_running_ahead_hides_the_overhead() -> None:
     """An iteration that was planned while the one before it ran begins when that one ends; the first one waits."""
-    plain, slow = run(), run({"cluster": {"step_overhead_s": 0.05}})
-    assert times(slow.outcomes)[0][1] == pytest.approx(times(plain.outcomes)[0][1] + 0.05)
+    plain, slow = run(), run({"cluster": {"step_overhead_s": 0.02}})
+    assert times(slow.outcomes)[0][1] == pytest.approx(times(plain.outcomes)[0][1] + 0.02)
 
 
 def test_noise_is_seeded() -> None:
@@ -160,7 +160,7 @@ def test_many_steps_in_one_event_are_the_same_as_each_alone(policy: str, failure
             "kv_tokens": 400,
             "policy": policy,
             "load_report_s": 3.0,
-            "step_overhead_s": 0.01,
+            "step_overhead_s": 0.005,
         },
         "arrivals": {"process": "poisson", "rate_per_s": 0.5},
         "failures": failures,
