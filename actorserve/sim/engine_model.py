@@ -51,8 +51,8 @@ class EngineModel:
     was planned, and not before the step before it has ended.
 
     With ``run_ahead`` the core plans quiet steps ahead of need (``core.instance.steps``). When it does so is computed
-    here from the profile, and in the core from durations measured before, so with noise a step in some hundreds begins
-    a little earlier here.
+    here from the profile, but in the core from durations that it learned. Where these differ, quiet steps may begin a
+    little sooner or later than single steps would, if ``overhead_s`` is longer than planning ahead hides.
     """
 
     def __init__(
