@@ -24,6 +24,10 @@ constexpr int64_t kBlockRows = kLanes == 16 ? 8 : 6;  // the sums of so many row
 template <typename T>
 constexpr int64_t kNumbersPerWord = sizeof(uint32_t) / sizeof(T);
 
+constexpr int64_t kLineBytes = 64;
+template <typename T>
+constexpr int64_t kLineNumbers = kLineBytes / static_cast<int64_t>(sizeof(T));
+
 // How many vectors to compute together: enough independent sums to hide the latency of an addition.
 template <int Rows>
 constexpr int kVectors = Rows <= (kLanes == 16 ? 5 : 2) ? 4 : 2;
@@ -116,10 +120,11 @@ inline int64_t place_of(int64_t d) {
 }
 
 // sums [Rows, Vectors vectors] += weights [Rows, count] values [count], from number `offset` of each value on. Each sum is
-// one chain of fused multiply-adds in the order of the values.
+// one chain of fused multiply-adds in the order of the values. `next_values` are those of the next tile, which are
+// prefetched.
 template <int Rows, int Vectors, typename T>
-inline void gather_block(const float* weights, int64_t weights_stride, const T* const* values, int64_t offset,
-                         int64_t count, float* sums, int64_t sums_stride) {
+inline void gather_block(const float* weights, int64_t weights_stride, const T* const* values,
+                         const T* const* next_values, int64_t offset, int64_t count, float* sums, int64_t sums_stride) {
   Floats out[Rows][Vectors];
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
@@ -127,6 +132,7 @@ inline void gather_block(const float* weights, int64_t weights_stride, const T* 
     for (int v = 0; v < Vectors; ++v) out[r][v] = load(sums + r * sums_stride + offset + v * kLanes);
   }
   for (int64_t k = 0; k < count; ++k) {
+    for (int64_t at = 0; at < Vectors * kLanes; at += kLineNumbers<T>) fetch_line(next_values[k] + offset + at);
     Floats numbers[Vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; v += 2) load_pair(values[k] + offset + v * kLanes, numbers[v], numbers[v + 1]);
@@ -146,16 +152,17 @@ inline void gather_block(const float* weights, int64_t weights_stride, const T* 
 
 // All dimensions.
 template <int Rows, typename T>
-inline void gather_rows(const float* weights, int64_t weights_stride, const T* const* values, int64_t padded_dim,
-                        int64_t count, float* sums, int64_t sums_stride) {
+inline void gather_rows(const float* weights, int64_t weights_stride, const T* const* values,
+                        const T* const* next_values, int64_t padded_dim, int64_t count, float* sums,
+                        int64_t sums_stride) {
   int64_t d = 0;
   if constexpr (kVectors<Rows> == 4) {
     for (; d + 4 * kLanes <= padded_dim; d += 4 * kLanes) {
-      gather_block<Rows, 4>(weights, weights_stride, values, d, count, sums, sums_stride);
+      gather_block<Rows, 4>(weights, weights_stride, values, next_values, d, count, sums, sums_stride);
     }
   }
   for (; d < padded_dim; d += 2 * kLanes) {
-    gather_block<Rows, 2>(weights, weights_stride, values, d, count, sums, sums_stride);
+    gather_block<Rows, 2>(weights, weights_stride, values, next_values, d, count, sums, sums_stride);
   }
 }
 
@@ -163,7 +170,7 @@ inline void gather_rows(const float* weights, int64_t weights_stride, const T* c
 template <typename T>
 struct Products {
   using Score = void (*)(const float*, int64_t, const TileKeys<T>&, float*, int64_t);
-  using Gather = void (*)(const float*, int64_t, const T* const*, int64_t, int64_t, float*, int64_t);
+  using Gather = void (*)(const float*, int64_t, const T* const*, const T* const*, int64_t, int64_t, float*, int64_t);
   template <int... Rows>
   static constexpr auto scores_of(std::integer_sequence<int, Rows...>) {
     return std::array<Score, sizeof...(Rows)>{score_tile<Rows + 1, T>...};

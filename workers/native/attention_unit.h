@@ -19,7 +19,6 @@
 namespace actorserve::attention {
 
 constexpr int64_t kPartitionKeys = 256;
-constexpr int64_t kLineBytes = 64;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 // The values that all units of a call share. Strides are in numbers.
@@ -250,7 +249,7 @@ class UnitWork {
   // Adds the tile's values times the rows' weights to their sums.
   void gather(int64_t tile, int64_t origin, const Range& seen, const Partial& out) {
     const Range present = {std::max(tile, seen.begin), std::min(tile + kTileKeys, seen.end)};
-    std::array<const T*, kTileKeys> values;  // from the first present one
+    std::array<const T*, kTileKeys> values, next_values;  // from the first present one
     for (int64_t position = present.begin; position < present.end;) {
       const T* at = value_at(position);
       for (const int64_t end = std::min(present.end, block_end(position)); position < end; ++position) {
@@ -258,12 +257,20 @@ class UnitWork {
         at += call_.value_slot_stride;
       }
     }
+    for (int64_t k = 0; k < present.end - present.begin;) {
+      const int64_t position = std::min(present.begin + kTileKeys + k, unit_.end() - 1);
+      const T* at = value_at(position);
+      for (int64_t left = block_end(position) - position; left > 0 && k < kTileKeys; --left, ++k) {
+        next_values[static_cast<size_t>(k)] = at;
+        at += call_.value_slot_stride;
+      }
+    }
     const auto add_keys = [&](int64_t row, int64_t count, Range keys) {
       if (keys.empty()) return;
       Products<T>::gather[static_cast<size_t>(count - 1)](
           weights_ + row * kPartitionKeys + keys.begin - origin, kPartitionKeys,
-          values.data() + (keys.begin - present.begin), padded_dim_, keys.end - keys.begin,
-          out.sums + row * padded_dim_, padded_dim_);
+          values.data() + (keys.begin - present.begin), next_values.data() + (keys.begin - present.begin), padded_dim_,
+          keys.end - keys.begin, out.sums + row * padded_dim_, padded_dim_);
     };
     const auto within = [&](Range range) {
       return Range{std::max(range.begin, present.begin), std::min(range.end, present.end)};
