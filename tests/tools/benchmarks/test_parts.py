@@ -134,6 +134,13 @@ def test_the_peers_version_is_pinned() -> None:
     assert llama_build.pinned_version()[0].isdecimal()
 
 
+def test_llama_cpps_amx_kernels_are_built_so_that_they_run() -> None:
+    """Where a CPU has AMX, the compiler keeps the stores that the tile configuration consists of."""
+    with_amx = llama_build.configure_flags(("avx2", "amx_int8"))
+    assert any("CXX_FLAGS" in flag and "-fno-dse" in flag for flag in with_amx)
+    assert not any("-fno-dse" in flag for flag in llama_build.configure_flags(("avx2",)))
+
+
 def test_a_missing_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without build tools the error names them, and leaves no build that looks complete."""
     monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))
