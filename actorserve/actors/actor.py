@@ -38,7 +38,7 @@ class Core(Protocol[_M_in, E]):
 class Actor(Generic[M, E]):
     """A core and its mailbox. A concrete actor says in ``perform`` what each effect of its core does.
 
-    For ``run``, ``clock`` must be the event loop's (``loop.time``).
+    For ``run``, ``clock`` must be ``time.monotonic``, which event loops count from, too.
     """
 
     def __init__(self, name: str, core: Core[M, E], clock: Callable[[], float]) -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 from math import inf
+from typing import Final
+
+_LATER_S: Final = 0.0005  # uvloop rounds times to the nearest millisecond, and would ring a little too early
 
 
 class Alarm:
@@ -25,13 +28,15 @@ class Alarm:
         self._is_rung = False
 
     async def wait(self, until: float | None) -> None:
-        """Return when the alarm is rung, and at ``until`` (loop time) at the latest. It may return earlier."""
+        """Return when the alarm is rung, or at ``until`` (``time.monotonic``), a timer's millisecond later at most. It
+        may return earlier.
+        """
         if self._is_rung:
             return
         if until is not None and until < self._timer_at:
             self.cancel()
             self._timer_at = until
-            self._timer = self._loop.call_at(until, self._on_timer)
+            self._timer = self._loop.call_at(until + _LATER_S, self._on_timer)
         self._waiter = self._loop.create_future()
         await self._waiter
 

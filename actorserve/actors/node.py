@@ -1,6 +1,5 @@
 """A node: the parts that connect one process to the cluster (transport, membership, clock, journal)."""
 
-import asyncio
 import resource
 import time
 from collections.abc import Callable
@@ -49,7 +48,8 @@ def open_node(
     recorder = None
     if settings.journal_dir is not None:
         recorder = JournalRecorder(open_journal(settings.journal_dir, me), recipe)
-    return Node(transport, membership, asyncio.get_running_loop().time, recorder)
+    # The event loop's own clock is too coarse for a journal, because uvloop's counts whole milliseconds.
+    return Node(transport, membership, time.monotonic, recorder)
 
 
 def address_of(name: str, runtime_dir: Path) -> str:

@@ -7,16 +7,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import uvloop
 
 from actorserve.actors.cluster_actor import ClusterActor
 from actorserve.actors.membership import COORDINATOR_NAME, Membership, WatchTimes
-from actorserve.actors.node import Node, fresh_incarnation
-from actorserve.core.messages import PROTOCOL_VERSION, Hello, Peer, PeerUp
+from actorserve.actors.node import Node, fresh_incarnation, open_node
+from actorserve.core.effects import Effect
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, PeerUp, Tick
+from actorserve.settings import ClusterSettings
 from actorserve.wire.zmq_transport import ZmqTransport
-from tests.actors.cluster import GreetingCore, role_of
+from tests.actors.cluster import EntryList, GreetingCore, role_of
 
 C, G, W = COORDINATOR_NAME, "gateway-0", "worker-0"
 
@@ -61,7 +64,7 @@ class _Live:
             WatchTimes(0.05, 1.0),
         )
         core = self.cores[name] = GreetingCore()
-        node = Node(transport, membership, asyncio.get_running_loop().time)
+        node = Node(transport, membership, time.monotonic)
         actor = self.actors[name] = ClusterActor(core, node)
         self._tasks[name] = self._group.create_task(actor.run())
 
@@ -110,3 +113,53 @@ def test_a_cluster_over_zeromq_on_uvloop_survives_restarts() -> None:
 async def test_a_cluster_over_zeromq_survives_restarts() -> None:
     """The same test on asyncio's own loop."""
     await _a_life_over_zeromq()
+
+
+class _TickingCore(GreetingCore):
+    """A core that wants a tick 1.3 ms after the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_asked = 0
+        self.ticks: list[tuple[float, float]] = []  # when each was due, and when it came
+        self.tick_at = time.monotonic()
+
+    def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
+        if isinstance(message, Tick):
+            assert self.tick_at is not None
+            self.ticks.append((self.tick_at, now))
+            self.tick_at = now + 0.0013
+        return []
+
+    def next_deadline(self) -> float | None:
+        self.num_asked += 1
+        return self.tick_at
+
+
+def test_a_journal_tells_times_within_a_millisecond_apart() -> None:
+    """On uvloop, whose own clock counts whole milliseconds, the node's clock is finer, and no deadline comes early."""
+
+    async def ticks(folder: Path) -> list[tuple[float, float]]:
+        hello = Hello(PROTOCOL_VERSION, role_of(G), f"ipc://{folder / G}")
+        core, entries = _TickingCore(), EntryList()
+        node = replace(open_node(G, hello, ClusterSettings(), folder), recorder=entries)
+        actor = ClusterActor(core, node)
+        async with asyncio.timeout(15), asyncio.TaskGroup() as group:
+            group.create_task(actor.run())
+            while len(core.ticks) < 20:  # noqa: ASYNC110 -- the core has no event
+                await asyncio.sleep(0.005)
+            actor.stop()
+        assert [entry.now for entry in entries.entries if isinstance(entry.message, Tick)] == [
+            at for _, at in core.ticks
+        ]
+        assert core.num_asked < 20 * 20  # the actor does not spin until a deadline comes
+        return core.ticks
+
+    with (
+        tempfile.TemporaryDirectory(prefix="as-") as name,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        os.chmod(name, 0o700)
+        found = runner.run(ticks(Path(name)))
+    assert all(now >= due for due, now in found)
+    assert any(abs(1e3 * now - round(1e3 * now)) > 1e-3 for _, now in found)

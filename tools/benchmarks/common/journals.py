@@ -1,7 +1,4 @@
-"""Requests and times from a server's journals (``cluster.journal_dir``).
-
-The journals' clock counts milliseconds, so short times are means over many entries.
-"""
+"""Requests and times from a server's journals (``cluster.journal_dir``)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -148,7 +148,7 @@ def parts_of(
 ) -> dict[str, float]:
     """The parts (PARTS) of the time from the source's last token to the destination's first.
 
-    Journals count milliseconds. Raises: BenchError, if they lack a message of the migration.
+    Raises: BenchError, if they lack a message of the migration.
     """
     stages_s = [entry.now for entry in destination if _is_stage(entry, migration)]
     asked_s = [

@@ -1,9 +1,9 @@
 """``tools/bench ahead``: what running one iteration ahead gains, and what it costs.
 
 Two servers, with ``workers.run_ahead`` and without, take turns. A closed loop shows the tokens per second and the time
-that the engine waits between two iterations. It comes from the worker's journal, whose clock counts milliseconds, so it
-is a mean over all iterations of a turn. Then requests arrive at a share of what the slower server can serve: a request
-that arrives just after an iteration was planned waits for the next one, and that is in its time to first token.
+that the engine waits between two iterations, which comes from the worker's journal. Then requests arrive at a share of
+what the slower server can serve: a request that arrives just after an iteration was planned waits for the next one, and
+that is in its time to first token.
 """
 
 import argparse
@@ -145,7 +145,7 @@ def _saturate(
 
 
 def _since(entries: Iterator[Entry], begun_s: float) -> Iterator[Entry]:
-    """The event loop's clock is the system's monotonic one, in all processes of this machine."""
+    """A journal's clock is the system's monotonic one, in all processes of this machine."""
     return (entry for entry in entries if entry.now >= begun_s)
 
 
