@@ -65,7 +65,10 @@ _SAMPLE_S = 1.0  # time between two samples of the memory's fragmentation
 
 
 class Simulation:
-    """One run. ``on_progress`` is called with the virtual time, and how many requests have arrived and ended."""
+    """One run. ``on_progress`` is called with the virtual time, and how many requests have arrived and ended.
+
+    ``make_engine`` gets what ``EngineModel`` gets, and makes the engine of each instance.
+    """
 
     def __init__(
         self,
@@ -73,8 +76,10 @@ class Simulation:
         profile: Profile,
         trace: Sequence[TraceRow] = (),
         on_progress: Callable[[float, int, int], None] = lambda now, arrived, ended: None,
+        make_engine: Callable[..., EngineModel] = EngineModel,
     ) -> None:
         """Raises: SimulationError, WorkloadError."""
+        self._make_engine = make_engine
         self._timeline = Timeline()
         self._clients = Clients(config, trace, self._timeline, self._send_request, on_progress)
         self.counts = Counts()
@@ -253,7 +258,7 @@ class Simulation:
             peer,
             Role.WORKER,
             make_instance(cluster, self._profile),
-            EngineModel(
+            self._make_engine(
                 self._profile,
                 cluster.tokens_per_block * self._profile.kv_bytes_per_token,
                 rng,

@@ -1,9 +1,11 @@
 """Replay: gives a new core the inputs of a journal, and compares its effects with the recorded ones."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from actorserve.core.cluster.state import ClusterState
+from actorserve.core.effects import Effect
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.replay import make_core
@@ -27,8 +29,9 @@ class Replay:
     difference: str | None
 
 
-def replay(file: BinaryIO) -> Replay:
-    """Replay the journal up to the first input whose effects differ from the recorded ones.
+def replay(file: BinaryIO, on_input: Callable[[Entry, Sequence[Effect]], None] = lambda entry, effects: None) -> Replay:
+    """Replay the journal up to the first input whose effects differ from the recorded ones. ``on_input`` gets each
+    input and its effects.
 
     Raises: ProtocolError if the file is no such log.
     """
@@ -48,7 +51,9 @@ def replay(file: BinaryIO) -> Replay:
             entry, end_s = record, record.now
             begin_s = begin_s if num_entries else end_s
             num_entries += 1
-            now_digest = digest(core.handle(entry.message, entry.now, entry.sender))
+            effects = core.handle(entry.message, entry.now, entry.sender)
+            now_digest = digest(effects)
+            on_input(entry, effects)
         elif entry is None or isinstance(record, str):
             raise ProtocolError("log holds effects of no input")
         else:

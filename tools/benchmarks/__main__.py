@@ -18,7 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engine": ("engine.engine", "tokens/s and memory of the engine, compared with llama.cpp and transformers"),
     "ahead": ("serving.ahead", "what planning one iteration ahead gains, and what it costs"),
     "policies": ("serving.policies", "latencies under each scheduling policy, side by side on the real engine"),
-    "fidelity": ("serving.fidelity", "the simulator compared with the real engine, on the same arrivals"),
+    "fidelity": ("fidelity.fidelity", "the simulator compared with the real engine: schedule, profile, end to end"),
     "start": ("serving.start", "from a process's start to the first token, compared with import torch"),
     "perplexity": ("engine.perplexity", "accuracy of each numeric mode"),
     "step": ("engine.step", "where the time of one iteration goes"),

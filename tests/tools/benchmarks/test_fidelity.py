@@ -1,8 +1,10 @@
-"""tools/bench fidelity: records from journals, the simulated twin of a server, and the ratios of both."""
+"""tools/bench fidelity: records from journals, the simulated twins of a server, and the ratios of both."""
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,7 +21,9 @@ from actorserve.core.messages import (
     Placed,
     RequestSpec,
     SamplingParams,
+    Start,
     StepDone,
+    StepPlan,
     Tokens,
 )
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -28,6 +32,8 @@ from actorserve.profile_files import save_profile
 from actorserve.settings import Settings, load_settings
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import RunConfig
+from actorserve.sim.engine_model import EngineModel, Flight
+from actorserve.sim.results import Counts
 from actorserve.sim.simulation import Simulation
 from actorserve.wire.journal import Entry, write_entry
 from tests.tools.benchmarks.run_bench import run_bench
@@ -38,13 +44,18 @@ from tools.benchmarks.common.journals import (
     between_steps_s,
     entries_of,
     last_report,
-    network_s,
+    message_s,
     pools_of,
     records_of,
 )
-from tools.benchmarks.serving import fidelity
-from tools.benchmarks.serving.fidelity import Overheads, compare, latencies_of, ratios, run_config, simulated_records
+from tools.benchmarks.fidelity import fidelity
+from tools.benchmarks.fidelity.recorded_engine import RecordedTimes
+from tools.benchmarks.fidelity.server_runs import LoadedRun
+from tools.benchmarks.fidelity.simulated import Twin, records_in, with_recorded_times
+from tools.benchmarks.fidelity.tables import compare, kind_ratios, latencies_of, latency_table, profile_table
+from tools.figures.figure import Figure
 from tools.figures.files import read_figures
+from tools.journals.steps import Kind, RecordedStep, Work, work_of
 from workers.engines.fake_engine import BYTES_PER_TOKEN
 
 WORKER = Peer("worker-0", 1)
@@ -74,6 +85,10 @@ FLAT = Profile(
     swap=Link(0.0, 1e9),
     transfer=Link(0.0, 1e9),
     kv_bytes_per_token=BYTES_PER_TOKEN,
+)
+
+SLOPED = replace(
+    FLAT, prefill=Curve((1.0, 2.0), (0.01, 0.02)), decode=Curve((1.0, 2.0), (0.01, 0.02)), name="10 ms for each row"
 )
 
 
@@ -109,13 +124,18 @@ UNUSUAL: dict[str, dict[str, Any]] = {
 }
 
 
+SMALL = ("--requests", "60", "--prompt-tokens", "uniform:20:90", "--output-tokens", "uniform:5:90")
+
+
 def small_run(*options: str, load_tokens_per_s: float = 400.0, settings: Settings | None = None) -> RunConfig:
     """A simulated worker whose pool is too small for its requests."""
-    arguments = parsed(
-        "--requests", "60", "--prompt-tokens", "uniform:20:90", "--output-tokens", "uniform:5:90", *options
-    )
+    arguments = parsed(*SMALL, *options)
+    return twin_of(arguments, settings).config(load_tokens_per_s)
+
+
+def twin_of(arguments: argparse.Namespace, settings: Settings | None = None) -> Twin:
     pools = Pools(kv_tokens=384, host_kv_tokens=1024, tokens_per_block=16, bytes_per_token=BYTES_PER_TOKEN)
-    return run_config(arguments, settings or Settings(), pools, Overheads(0.0005, 0.0002), load_tokens_per_s)
+    return Twin(arguments, settings or Settings(), pools, 0.0005)
 
 
 def test_a_request_is_measured_at_the_gateways_core() -> None:
@@ -131,7 +151,7 @@ def test_a_request_is_measured_at_the_gateways_core() -> None:
         (6.0, Finished("a", 1, FinishReason.LENGTH, 4)),
         (7.0, Finished("a", 1, FinishReason.LENGTH, 4)),
     )
-    assert records_of(entries, "x") == [Record(2.0, 3.0, 6.0, 4), Record(2.5, 4.0, 4.0, 1)]
+    assert records_of(entries, "x") == [Record(2.0, 3.0, 6.0, 2, 4), Record(2.5, 4.0, 4.0, 2, 1)]
 
 
 @pytest.mark.parametrize("last", [tokens(("a", 1)), Finished("a", 1, FinishReason.ABORT, 1)])
@@ -142,15 +162,14 @@ def test_a_request_without_its_whole_answer_is_no_measurement(last: Message) -> 
         records_of(entries, "x")
 
 
-def test_a_message_takes_half_of_a_placement() -> None:
-    """Placing takes one message each way; a second placement, after a failover, does not count."""
-    placed = Placed("a", 1, WORKER)
-    entries = told(
-        (1.0, opened("a", "x")), (1.25, placed), (2.0, opened("w", "")), (4.0, Placed("w", 1, WORKER)), (9.0, placed)
-    )
-    assert network_s(entries, "x") == 0.125
-    with pytest.raises(BenchError, match="no request was placed"):
-        network_s(told((1.0, opened("a", "x"))), "x")
+def test_a_message_takes_the_time_between_two_cores() -> None:
+    """The time is that from a placement to the start at the worker, and from a token's iteration to the gateway."""
+    start = Start(1, RequestSpec("a", (1, 2), SamplingParams(seed=0, max_tokens=4)))
+    gateway = [*told((1.0, Placed("a", 1, WORKER)), (2.5, tokens(("a", 0))), (9.0, tokens(("a", 1))))]
+    worker = [*told((1.125, start), (2.25, StepDone(1, 0.5, ("a",), (0,), (7,))), (5.0, start))]
+    assert message_s(gateway, worker) == (0.125 + 0.25) / 2
+    with pytest.raises(BenchError, match="no request that started"):
+        message_s(gateway[:1], [])
 
 
 def test_pauses_of_a_worker_do_not_count_between_iterations() -> None:
@@ -182,10 +201,10 @@ def test_journals_of_all_incarnations_are_read(tmp_path: Path) -> None:
 
 
 def test_the_simulated_cluster_is_the_measured_one() -> None:
-    """Pools and overheads are as measured; everything else is as in the settings."""
+    """Pools and the time of a message are as measured; everything else is as in the settings."""
     cluster = small_run("--policy", "fcfs", "--max-tokens", "128").cluster
     assert (cluster.num_blocks, cluster.num_host_blocks, cluster.max_tokens) == (24, 64, 128)
-    assert (cluster.network_s, cluster.step_overhead_s) == (0.0005, 0.0002)
+    assert cluster.network_s == 0.0005
 
 
 @pytest.mark.parametrize("settings", [Settings(), load_settings(None, UNUSUAL)])
@@ -212,44 +231,131 @@ def test_both_sides_get_the_same_arrivals() -> None:
         assert list(met.arrived_s) == [arrival.at_s for arrival in drawn]
 
 
-def test_a_simulator_that_is_right_has_ratios_of_one() -> None:
-    """A simulation that is compared with itself is equal, with preemptions and prefix hits on both sides."""
-    config = small_run()
-    results = Simulation(config, FLAT).run()
-    compared = compare(config, FLAT, 0.9, simulated_records(results), REPORT)
-    assert compared.simulated["ttft_s"]["p50"] > 0.005
-    assert compared.ratios == {name: {"p50": 1.0, "p99": 1.0} for name in ("ttft_s", "tpot_s", "e2e_s")}
-    assert compared.measured_counts == {"num_preemptions": 3, "num_swap_outs": 2, "num_tokens_found": 32}
+class Recorder(EngineModel):
+    """An engine of which a test gets the iterations, with times that no profile predicts."""
+
+    def __init__(self, steps: list[RecordedStep], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._steps = steps
+
+    def begin(self, plan: StepPlan, num_quiet: int, planned_s: float, free_s: float) -> Flight:
+        assert num_quiet == 0  # prompts share prefixes
+        flight = super().begin(plan, 0, planned_s, free_s)
+        slower = 2.0 if 1.0 < planned_s < 2.0 else 1.0
+        duration_s = slower * (0.004 + 0.0003 * work_of(plan).num_rows + 0.00005 * sum(map(len, plan.token_ids)))
+        ends_s = max(planned_s, free_s) + duration_s + 0.001
+        flight.ends[:] = [(ends_s, duration_s)]
+        before_s = self._steps[-1].ended_s if self._steps else -math.inf
+        self._steps.append(RecordedStep(planned_s, before_s, ends_s, duration_s, work_of(plan)))
+        return flight
+
+
+def recorded_run(load_tokens_per_s: float) -> LoadedRun:
+    steps: list[RecordedStep] = []
+    config = small_run(load_tokens_per_s=load_tokens_per_s)
+    results = Simulation(config, FLAT, make_engine=partial(Recorder, steps)).run()
+    report = replace(REPORT, num_preemptions=results.counts.num_preemptions)
+    return LoadedRun(records_in(results), 0.0005, steps, report)
+
+
+@pytest.mark.parametrize("load_tokens_per_s", [400.0, 600.0])
+def test_recorded_times_give_the_recorded_schedule(load_tokens_per_s: float) -> None:
+    """A run's arrivals and the times of its iterations give its latencies again, with preemptions and prefix hits, also
+    if its engine was slow for a while, and took other times than its profile says.
+    """
+    run = recorded_run(load_tokens_per_s)
+    results = with_recorded_times(twin_of(parsed(*SMALL)), FLAT, run)
+    compared = compare(run.records, run.report, records_in(results), results.counts)
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        for percentile in ("p50", "p99"):
+            assert compared.ratio(name, percentile) == pytest.approx(1.0, abs=0.05), (name, percentile)
     assert compared.simulated_counts["num_preemptions"] > 0
     assert compared.simulated_counts["num_tokens_found"] > 0
+    blind = Simulation(twin_of(parsed(*SMALL)).config(load_tokens_per_s), FLAT).run()
+    assert latencies_of(records_in(blind))["e2e_s"]["p50"] < 0.8 * compared.measured["e2e_s"]["p50"]
+
+
+def test_an_iteration_takes_the_time_of_one_like_it() -> None:
+    """The recorded iteration has prefills and was planned ahead if the simulated one is so. It is alike first, and near
+    in time second. The profile corrects for the remaining difference.
+    """
+    decode, large, prefill = Work((), 1, 10), Work((), 9, 10), Work(((30, 0),), 1, 10)
+    steps = [
+        RecordedStep(10.0, -math.inf, 10.11, 0.1, decode),
+        RecordedStep(11.0, 10.11, 11.22, 0.2, decode),
+        RecordedStep(11.1, 11.22, 11.52, 0.3, large),
+        RecordedStep(11.3, 11.52, 12.0, 0.4, prefill),
+        RecordedStep(20.0, 11.52, 20.53, 0.5, decode),
+    ]
+    times = RecordedTimes(steps, SLOPED, began_s=9.0)
+    assert times.times_of(decode, 1.0, was_ahead=False) == pytest.approx((0.01, 0.1))
+    assert times.times_of(decode, 1.9, was_ahead=False) == pytest.approx((0.02, 0.2))
+    assert times.times_of(decode, 99.0, was_ahead=False) == pytest.approx((0.03, 0.5))
+    assert times.times_of(large, 1.0, was_ahead=True)[1] == pytest.approx(0.3)
+    assert times.times_of(decode, 1.0, was_ahead=True)[1] == pytest.approx(0.3 * 0.01 / 0.09)
+    assert times.times_of(prefill, 1.0, was_ahead=False)[1] == pytest.approx(0.4)
+    assert RecordedTimes([], SLOPED, 0.0).times_of(large, 0.0, was_ahead=True) == pytest.approx((0.0, 0.09))
+
+
+def test_each_kind_of_iteration_is_compared() -> None:
+    """Predicted over actual time is the median of a kind's iterations; a chunk behind context is a kind of its own."""
+    works = {
+        Kind.DECODE: Work((), 4, 100),
+        Kind.PREFILL: Work(((30, 0), (20, 0)), 0, 0),
+        Kind.MIXED: Work(((30, 0),), 2, 50),
+        Kind.BEHIND: Work(((30, 0), (30, 16)), 2, 50),
+    }
+    steps = [
+        RecordedStep(0.0, 0.0, 9.0, slower * work.predicted_s(SLOPED), work)
+        for work in works.values()
+        for slower in (0.5, 2.0, 40.0)
+    ]
+    ratios = kind_ratios(SLOPED, steps)
+    assert {kind: count for kind, (_, count) in ratios.items()} == dict.fromkeys(works, 3)
+    assert [ratio for ratio, _ in ratios.values()] == pytest.approx([0.5] * 4)
+    table = profile_table([kind_ratios(SLOPED, steps), kind_ratios(SLOPED, steps[:3])])
+    assert [(row.name, row.cells[1].rounds if row.cells[1] else 0) for row in table.rows] == [
+        ("decodes only", 2),
+        ("prefills only", 1),
+        ("prefills with decodes", 1),
+        ("chunks behind context", 1),
+    ]
 
 
 def test_ratios_are_simulated_over_measured() -> None:
     """A ratio above one means that the simulator is too slow; a request of one token has no TPOT."""
-    simulated = latencies_of([Record(0.0, 3.0, 6.0, 4), Record(5.0, 8.0, 8.0, 1)])
-    measured = latencies_of([Record(0.0, 2.0, 8.0, 4)])
-    assert ratios(simulated, measured)["ttft_s"] == {"p50": 1.5, "p99": 1.5}
-    assert ratios(simulated, measured)["tpot_s"] == {"p50": 0.5, "p99": 0.5}
+    simulated = [Record(0.0, 3.0, 6.0, 9, 4), Record(5.0, 8.0, 8.0, 9, 1)]
+    compared = compare([Record(0.0, 2.0, 8.0, 9, 4)], REPORT, simulated, Counts())
+    assert (compared.ratio("ttft_s", "p50"), compared.ratio("tpot_s", "p99")) == (1.5, 0.5)
+    assert dict(compared.measured_counts) == {"num_preemptions": 3, "num_tokens_found": 32}
+    (row,) = latency_table("a title", {0.9: [compared] * 3}).rows
+    assert row.name == "90 % of saturation"
+    assert row.cells[0] == Figure(1.5, 1.5, 1.5, 3)
 
 
 @pytest.mark.e2e
 @pytest.mark.model
 def test_a_real_server_is_compared(tmp_path: Path, default_model_path: Path) -> None:
-    """With the fake engine and its profile both sides have figures at each load, preempt, and find prefixes."""
+    """With the fake engine and its profile all three tables have figures at each load, with preemptions and prefixes on
+    both sides.
+    """
     profile, figures = tmp_path / "flat.toml", tmp_path / "figures.json"
     save_profile(FLAT, profile)
     options = (
         *("--model", str(default_model_path), "--engine", "fake", "--dtype", "auto", "--profile", str(profile)),
-        *("--kv-mib", "0.003", "--host-kv-mib", "0.02", "--max-tokens", "256", "--loads", "0.5,2"),
+        *("--kv-mib", "0.003", "--host-kv-mib", "0.02", "--max-tokens", "256", "--loads", "0.5,2", "--rounds", "2"),
         *("--requests", "40", "--concurrency", "12", "--prompt-tokens", "uniform:40:90", "--output-tokens", "40"),
         *("--prefixes", "2", "--prefix-tokens", "32"),
     )
     done = run_bench("fidelity", *options, "--json", str(figures))
     assert done.returncode == 0, done.stderr
-    assert "simulated / measured" in done.stdout
-    loads = read_figures(figures).details["loads"]
-    assert [load["load"] for load in loads] == [0.5, 2.0]
-    assert all(set(load["ratios"]) == {"ttft_s", "tpot_s", "e2e_s"} for load in loads)
-    for side in ("measured_counts", "simulated_counts"):
-        assert loads[1][side]["num_preemptions"] > 0
-        assert loads[1][side]["num_tokens_found"] > 0
+    found = read_figures(figures)
+    schedule, kinds, end_to_end = found.tables
+    for table in (schedule, end_to_end):
+        assert [row.name for row in table.rows] == ["50 % of saturation", "200 % of saturation"]
+        assert all(cell is not None and cell.rounds == 2 for row in table.rows for cell in row.cells)
+        assert table.title in done.stdout
+        for cell in table.rows[1].cells[6:]:
+            assert cell is not None
+            assert cell.median > 0
+    assert kinds.rows[0].name == "decodes only"

@@ -1,12 +1,12 @@
 """Requests and times from a server's journals (``cluster.journal_dir``)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
-from actorserve.core.messages import Finished, FinishReason, LoadReport, Open, Placed, StepDone, Tokens
+from actorserve.core.messages import Finished, FinishReason, LoadReport, Open, Placed, Start, StepDone, Tokens
 from actorserve.wire.journal import Entry, read_entries
 from tools.benchmarks.common.errors import BenchError
 
@@ -18,6 +18,7 @@ class Record:
     arrived_s: float
     first_token_s: float
     ended_s: float
+    num_prompt: int
     num_output: int
 
 
@@ -45,12 +46,14 @@ def records_of(entries: Iterator[Entry], salt: str) -> list[Record]:
     """The requests with this ``cache_salt``, in order of arrival. Raises: BenchError, if a request did not end."""
     arrived: dict[str, float] = {}
     first: dict[str, float] = {}
+    num_prompt: dict[str, int] = {}
     num_output: dict[str, int] = {}
     ended: dict[str, float] = {}
     for entry in entries:
         match entry.message:
             case Open(request=request) if request.cache_salt == salt:
                 arrived[request.request_id] = entry.now
+                num_prompt[request.request_id] = len(request.prompt_token_ids)
             case Tokens(request_ids=request_ids, positions=positions):
                 for request_id, position in zip(request_ids, positions, strict=True):
                     first.setdefault(request_id, entry.now)
@@ -60,24 +63,41 @@ def records_of(entries: Iterator[Entry], salt: str) -> list[Record]:
     if unfinished := arrived.keys() - ended.keys():
         raise BenchError(f"{len(unfinished)} of {len(arrived)} requests have no end in the gateway's journal")
     return [
-        Record(at_s, first[request_id], ended[request_id], num_output[request_id])
+        Record(at_s, first[request_id], ended[request_id], num_prompt[request_id], num_output[request_id])
         for request_id, at_s in arrived.items()
     ]
 
 
-def network_s(entries: Iterator[Entry], salt: str) -> float:
-    """The time of one message, which is half the time from a request's arrival to its placement. Raises: BenchError."""
-    arrived: dict[str, float] = {}
-    trips_s: list[float] = []
-    for entry in entries:
+def message_s(gateway: Iterable[Entry], worker: Iterable[Entry]) -> float:
+    """The median time of a message between these two processes, of the same host: from the decision to send it until
+    the other core gets it.
+
+    Messages to the worker are those that start requests, and messages from it are their first tokens.
+
+    Raises: BenchError, if no such message came.
+    """
+    placed: dict[str, float] = {}
+    came: dict[str, float] = {}
+    for entry in gateway:
         match entry.message:
-            case Open(request=request) if request.cache_salt == salt:
-                arrived[request.request_id] = entry.now
-            case Placed(request_id=request_id) if request_id in arrived:
-                trips_s.append(entry.now - arrived.pop(request_id))
+            case Placed(request_id=request_id):
+                placed.setdefault(request_id, entry.now)
+            case Tokens(request_ids=request_ids):
+                for request_id in request_ids:
+                    came.setdefault(request_id, entry.now)
+    trips_s: list[float] = []
+    for entry in worker:
+        match entry.message:
+            case Start(request=request):
+                sent_s = placed.pop(request.request_id, None)
+                if sent_s is not None:
+                    trips_s.append(entry.now - sent_s)
+            case StepDone(request_ids=request_ids):
+                firsts = [first_s for each in request_ids if (first_s := came.pop(each, None)) is not None]
+                trips_s += (first_s - entry.now for first_s in firsts)
     if not trips_s:
-        raise BenchError("no request was placed")
-    return _trimmed_mean(trips_s) / 2
+        raise BenchError("the journals tell of no request that started")
+    return max(0.0, median(trips_s))
 
 
 def between_steps_s(entries: Iterator[Entry]) -> float:

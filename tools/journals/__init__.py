@@ -1,0 +1,1 @@
+"""What journals of real servers (``cluster.journal_dir``) tell about their iterations."""
