@@ -1,5 +1,9 @@
 """Reads and writes profiles as small TOML files, which a person can read and edit. Reading is strict.
 
+``core.timing.profile`` says what the values mean, and ``profile_text`` shows where each of them stands. These may be
+missing, because older files do not have them, and are then 0: ``prefill.weights_s``, ``decode.mixed_s``, and the table
+``pause`` with ``seconds`` and ``row_s``. ``source`` and the table ``errors`` may be missing as well.
+
 The error for a wrong file is one line with the file, the key, and the expected value. ``config/profiles`` holds
 published profiles. Workers keep the profiles that they measure in the cache's ``profiles`` folder.
 """
@@ -42,6 +46,8 @@ def parse_profile(text: str, place: str) -> Profile:
     top = _Table(values, place, "")
     prefill, decode = top.table("prefill"), top.table("decode")
     context = top.table("decode_context")
+    pause = top.table("pause") if "pause" in values else None
+    prefill_s, decode_s = prefill.curve("tokens", least_x=1.0), decode.curve("requests", least_x=1.0)
     profile = Profile(
         name=top.text("name"),
         model=top.text("model"),
@@ -49,12 +55,16 @@ def parse_profile(text: str, place: str) -> Profile:
         dtype=top.text("dtype"),
         threads=top.integer("threads", 0, 65536),
         kv_bytes_per_token=top.integer("kv_bytes_per_token", 1, 10**9),
-        prefill=prefill.curve("tokens", least_x=1.0),
+        prefill=prefill_s,
         prefill_context_s=prefill.number("context_s", 0.0, 1.0),
-        decode=decode.curve("requests", least_x=1.0),
+        weights_s=prefill.optional_number("weights_s", 0.0, min(prefill_s.ys[0], decode_s.ys[0])),
+        decode=decode_s,
+        decode_mixed_s=decode.optional_number("mixed_s", 0.0, 1.0),
         decode_context=context.curve("tokens", least_x=0.0, may_be_zero=True),
         swap=top.table("swap").link(),
         transfer=top.table("transfer").link(),
+        pause_s=pause.number("seconds", 0.0, _MAX_SECONDS) if pause else 0.0,
+        pause_row_s=pause.number("row_s", 0.0, 1.0) if pause else 0.0,
         source=top.text("source") if "source" in values else "",
         errors=top.table("errors").errors() if "errors" in values else (),
     )
@@ -69,19 +79,20 @@ def profile_text(profile: Profile) -> str:
     lines += [f"threads = {profile.threads}", f"kv_bytes_per_token = {profile.kv_bytes_per_token}"]
     if profile.source:
         lines.append(f"source = {json.dumps(profile.source)}")
-    lines += ["", "[prefill]  # an iteration, by its tokens; context_s: added per pair of a token and an earlier one"]
-    lines += [*_points("tokens", profile.prefill), f"context_s = {_number(profile.prefill_context_s)}"]
-    lines += [
-        "",
-        "[decode]  # an iteration, by its requests, without their context",
-        *_points("requests", profile.decode),
-    ]
+    lines += ["", "[prefill]  # an iteration, by the tokens of one prompt", *_points("tokens", profile.prefill)]
+    lines += [f"context_s = {_number(profile.prefill_context_s)}  # added per pair of a token and one before its chunk"]
+    lines += [f"weights_s = {_number(profile.weights_s)}  # to read the weights: the least cost of a further chunk"]
+    lines += ["", "[decode]  # an iteration, by its requests, without their context"]
+    lines += [*_points("requests", profile.decode)]
+    lines += [f"mixed_s = {_number(profile.decode_mixed_s)}  # added per decode if the iteration also prefills"]
     lines += ["", "[decode_context]  # added for context, by the tokens of all requests together"]
     lines += _points("tokens", profile.decode_context)
     for name, link in (("swap", profile.swap), ("transfer", profile.transfer)):
         to = "KV to host memory, and back" if name == "swap" else "KV to another instance"
         lines += ["", f"[{name}]  # {to}", f"latency_s = {_number(link.latency_s)}"]
         lines.append(f"bytes_per_s = {_number(link.bytes_per_s)}")
+    lines += ["", "[pause]  # between two iterations; row_s: added per request of the second one"]
+    lines += [f"seconds = {_number(profile.pause_s)}", f"row_s = {_number(profile.pause_row_s)}"]
     if profile.errors:
         lines += ["", "[errors]  # of the fit, relative to the measurements"]
         lines += [f"{name} = {_number(error)}" for name, error in profile.errors]
@@ -160,6 +171,11 @@ class _Table:
 
     def number(self, name: str, least: float, most: float) -> float:
         return self._check(name, self._get(name, _range(least, most)), least, most)
+
+    def optional_number(self, name: str, least: float, most: float) -> float:
+        """0 if it is missing."""
+        self._known.add(name)
+        return self.number(name, least, most) if name in self._values else 0.0
 
     def curve(self, x_name: str, least_x: float, may_be_zero: bool = False) -> Curve:
         xs = self._array(x_name, least_x, _MAX_COUNT)

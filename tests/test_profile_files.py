@@ -10,7 +10,17 @@ from actorserve.profile_files import load_profile, parse_profile, profile_text, 
 from tests.core.harness.profiles import PROFILE
 
 SHIPPED = sorted((Path(__file__).resolve().parent.parent / "config" / "profiles").glob("*.toml"))
-WHOLE = replace(PROFILE, dtype="int8", threads=2, source='a "paper"', errors=(("a", 0.25), ("b", 0.0)))
+WHOLE = replace(
+    PROFILE,
+    weights_s=0.003,
+    decode_mixed_s=1e-5,
+    pause_s=0.001,
+    pause_row_s=2e-6,
+    dtype="int8",
+    threads=2,
+    source='a "paper"',
+    errors=(("a", 0.25), ("b", 0.0)),
+)
 TEXT = profile_text(WHOLE)
 
 
@@ -26,6 +36,14 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_a_profile_without_source_and_errors_is_whole() -> None:
     """The source and the errors of a fit may be missing."""
     assert parse_profile(profile_text(replace(WHOLE, source="", errors=())), "x").errors == ()
+
+
+def test_a_file_of_the_older_format_is_whole() -> None:
+    """Values that older files do not have are 0."""
+    kept = [line for line in TEXT.splitlines() if not line.startswith(("weights_s", "mixed_s", "row_s", "[pause]"))]
+    kept.remove("seconds = 0.001")
+    older = parse_profile("\n".join(kept), "x")
+    assert older == replace(WHOLE, weights_s=0.0, decode_mixed_s=0.0, pause_s=0.0, pause_row_s=0.0)
 
 
 @pytest.mark.parametrize(
@@ -78,8 +96,11 @@ def test_a_profile_without_source_and_errors_is_whole() -> None:
         (
             "context_s = 1e-08",
             "context_s = 1e-08\nfoo = 1",
-            "prefill.foo is unknown: expected context_s, seconds, tokens",
+            "prefill.foo is unknown: expected context_s, seconds, tokens, weights_s",
         ),
+        ("weights_s = 0.003", "weights_s = 0.02", "prefill.weights_s is 0.02: expected a number from 0 to 0.01"),
+        ("mixed_s = 1e-05", "mixed_s = -1", "decode.mixed_s is -1: expected a number from 0"),
+        ("row_s = 2e-06\n", "", "pause.row_s is missing: expected a number from 0"),
         ("[transfer]", "[transfers]", "transfer is missing: expected a table"),
         ("threads = 2", "threads = 2\nswap = 1", "not TOML"),
         ("threads = 2", "threads = ", "not TOML"),

@@ -36,7 +36,7 @@ class TokenBudget:
 
     def begin(self, num_decodes: int, num_context_tokens: int) -> "IterationBudget":
         """Plan an iteration with so many decodes, which attend to ``num_context_tokens`` together."""
-        iteration = Iteration(num_decodes, num_context_tokens)
+        iteration = Iteration(self._times.profile, num_decodes, num_context_tokens)
         aim_s = self._aim_s if num_decodes else math.inf
         return IterationBudget(iteration, aim_s, self._max_batch_tokens - num_decodes, self._times)
 
@@ -59,21 +59,22 @@ class IterationBudget:
         """Whether no prefill gets another token."""
         return self._num_left <= 0 or (self._is_full and self.iteration.num_tokens >= MIN_PREFILL_TOKENS)
 
-    def take(self, num_wanted: int, num_context_tokens: int) -> int:
-        """The next chunk of a prefill that wants ``num_wanted`` tokens and has computed ``num_context_tokens``.
+    def take(self, num_wanted: int, num_before: int) -> int:
+        """The next chunk of a prefill that wants ``num_wanted`` tokens and has computed ``num_before``.
 
-        It has at least 1 token while the budget is not spent, and 0 tokens once it is.
+        It has at least 1 token while the budget is not spent, and 0 tokens once it is. The iteration then takes no
+        longer than the target, or than with the fewest tokens that the chunk may have.
         """
         if self.is_spent:
             return 0
-        iteration = self.iteration
-        num_fitting = math.inf
+        iteration, times = self.iteration, self._times
+        num_taken = most = min(num_wanted, self._num_left)
         if self._aim_s < math.inf:
-            left_s = self._aim_s - self._times.step_s(iteration)
-            num_fitting = self._times.num_fitting_tokens(iteration, num_context_tokens, left_s)
-            self._is_full = num_fitting < num_wanted
-        num_least = MIN_PREFILL_TOKENS - iteration.num_tokens
-        num_taken = min(num_wanted, self._num_left, max(1, num_least, int(min(num_fitting, self._num_left))))
-        iteration.add_chunk(num_taken, num_context_tokens)
+            least = min(most, max(1, MIN_PREFILL_TOKENS - iteration.num_tokens))
+            # If even the least takes too long, the chunk also has those tokens that cost no time in addition.
+            limit_s = max(self._aim_s, times.step_s(iteration.with_chunk(least, num_before)))
+            num_taken = times.num_fitting_tokens(iteration, num_before, limit_s, most)
+            self._is_full = num_taken < most
+        iteration.add_chunk(num_taken, num_before)
         self._num_left -= num_taken
         return num_taken

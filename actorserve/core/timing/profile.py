@@ -45,25 +45,9 @@ class Curve:
         i = bisect_right(self.xs, x) - 1
         return self.ys[0] if i < 0 else self.ys[i] + self._slopes[i] * (x - self.xs[i])
 
-    def reach(self, start: float, budget: float, scale: float = 1.0, extra: float = 0.0) -> float:
-        """How far beyond ``start`` a ``budget`` reaches; may be infinite.
-
-        The curve's rise costs ``scale`` times itself, and each unit of x costs ``extra`` in addition. ``extra`` may be
-        negative, but no piece costs less than 0.
-        """
-        xs = self.xs
-        i = bisect_right(xs, start)
-        x = start
-        while True:
-            cost = max(0.0, (scale * self._slopes[i - 1] if i else 0.0) + extra)
-            if i == len(xs):
-                return x - start + budget / cost if cost else math.inf
-            piece = cost * (xs[i] - x)
-            if cost and piece >= budget:
-                return x - start + budget / cost
-            budget -= piece
-            x = xs[i]
-            i += 1
+    def pieces(self) -> list[tuple[float, float, float]]:
+        """The pieces between its points: each one's first x, last x, and slope."""
+        return [(left, right, slope) for (left, right), slope in zip(pairwise(self.xs), self._slopes, strict=False)]
 
 
 def not_falling(ys: Sequence[float]) -> list[float]:
@@ -95,13 +79,29 @@ class Link:
 class Profile:
     """How long each kind of work takes.
 
-    - ``prefill``: tokens -> seconds of an iteration that prefills them, with no tokens before them.
+    - ``prefill``: tokens -> seconds of an iteration that prefills them as one prompt, with no tokens before them.
     - ``prefill_context_s``: additional seconds for each pair of one of its tokens and one token before its chunk.
+    - ``weights_s``: seconds to read the weights once. Each chunk of a prompt after the first one costs at least so much
+      in addition to the whole prompt.
     - ``decode``: requests -> seconds of an iteration that decodes them, without context.
     - ``decode_context``: tokens of context of all decodes together -> additional seconds.
+    - ``decode_mixed_s``: additional seconds for each decode whose iteration also prefills, because a decode has work
+      that a prefill's token has not: it samples a token.
+    - ``pause_s``, ``pause_row_s``: seconds between the end of an iteration and the beginning of the next one, and
+      additional seconds for each request in it. An iteration that was planned ahead does not wait for so long.
 
     ``threads`` is 0 on a GPU. ``source`` says where a published profile comes from and what was derived from it.
     ``errors`` are the relative errors of fits, by name.
+
+    Times for an iteration follow these rules, whatever the numbers are:
+
+    - It never takes less than its prefills alone, nor than its decodes alone. It takes as long as a prompt of all its
+      tokens, those of decodes included, and in addition the time for the contexts.
+    - A prompt in chunks never takes less than the prompt whole.
+    - Prompts that share an iteration do not attend to each other.
+    - No time falls as tokens, requests or contexts grow.
+
+    Raises: ValueError if ``weights_s`` is more than the shortest iteration, because every iteration reads the weights.
     """
 
     name: str
@@ -114,57 +114,128 @@ class Profile:
     swap: Link
     transfer: Link
     kv_bytes_per_token: int
+    weights_s: float = 0.0
+    decode_mixed_s: float = 0.0
+    pause_s: float = 0.0
+    pause_row_s: float = 0.0
     dtype: str = ""
     threads: int = 0
     source: str = ""
     errors: tuple[tuple[str, float], ...] = ()
     floor_s: float = field(init=False, repr=False, compare=False)
-    """Seconds that every iteration takes at least, to read the weights."""
+    """Seconds that every iteration takes at least."""
+    attention: Curve = field(init=False, repr=False, compare=False)
+    """Tokens of a prompt -> the part of ``prefill`` in which they attend to each other."""
+    _growth: Curve = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "floor_s", min(self.prefill(1), self.decode(1)))
+        floor_s = min(self.prefill.ys[0], self.decode.ys[0])
+        if self.weights_s > floor_s:
+            raise ValueError(f"weights_s is {self.weights_s:g}: expected at most {floor_s:g}, the shortest iteration")
+        object.__setattr__(self, "floor_s", floor_s)
+        object.__setattr__(self, "attention", _attention(self.prefill, self.prefill_context_s))
+        object.__setattr__(self, "_growth", _growth(self.prefill, self.weights_s))
 
     @property
     def min_iteration_s(self) -> float:
         """The shortest iteration: one decode without context. FastServe's first quantum."""
         return self.decode(1) + self.decode_context(0)
 
-    def prefill_s(self, num_tokens: int, num_context_tokens: int = 0) -> float:
+    def prefill_s(self, num_tokens: int, num_before: int = 0) -> float:
         """Seconds of an iteration that only prefills ``num_tokens`` tokens of one request; 0 for none."""
         if num_tokens <= 0:
             return 0.0
-        return self.prefill(num_tokens) + self.prefill_context_s * num_tokens * num_context_tokens
+        return self.prefill(num_tokens) + self.before_s(num_tokens, num_before)
 
     def decode_s(self, num_requests: int, num_context_tokens: int) -> float:
         """Seconds of an iteration that decodes these requests, which attend to that many tokens in all; 0 for none."""
         return self.decode(num_requests) + self.decode_context(num_context_tokens) if num_requests else 0.0
 
-    def chunks_s(self, num_tokens: int, num_apart: int, num_decodes: int) -> float:
-        """Seconds that prefill chunks of ``num_tokens`` in all add to an iteration, without their context.
+    def before_s(self, num_tokens: int, num_before: int) -> float:
+        """Seconds that a chunk takes longer because its prompt has ``num_before`` tokens before it.
 
-        ``num_apart``: pairs of a chunk token with a token of another request, decodes included. They are subtracted,
-        because such tokens do not attend to each other. In published measurements (``config/profiles``) b prompts of n
-        tokens take nearly as long as one of b x n tokens: the sum decides, not each chunk's own time. Tokens of decodes
-        count as well, because they fill an iteration up to the point at which computing bounds it, just like prompts.
+        It is the largest of three. Its tokens attend to the earlier ones. It reads their KV, as a decode does. And the
+        prompt's chunks together take at least as long as the whole prompt in one iteration, and ``weights_s`` longer
+        for each further chunk.
         """
-        least_s = self.prefill(num_decodes) if num_decodes else self.floor_s
-        return max(0.0, self.prefill(num_decodes + num_tokens) - self.prefill_context_s * num_apart - least_s)
+        if not num_tokens or not num_before:
+            return 0.0
+        growth, context = self._growth, self.decode_context
+        return max(
+            self.prefill_context_s * num_tokens * num_before,
+            context(num_before) - context.ys[0],
+            growth(num_before + num_tokens) - growth(num_before) - growth(num_tokens),
+        )
+
+    def rows_s(self, num_tokens: int, attention_s: float, num_decodes: int) -> float:
+        """Seconds for all tokens of prefill chunks and decodes together, without the contexts of both.
+
+        ``attention_s``: the sum of ``attention`` of each chunk. Together they would attend to each other in addition,
+        which is subtracted. In published measurements (``config/profiles``) b prompts of n tokens take nearly as long
+        as one of b x n tokens: the sum decides, not each chunk's own time. Tokens of decodes count as well, because
+        they fill an iteration up to the point at which computing bounds it, just like prompts.
+        """
+        alone_s = self.prefill(num_decodes + num_tokens) + self.decode_mixed_s * num_decodes
+        return alone_s - (self.attention(num_tokens) - attention_s)
 
     def step_s(self, chunks: Sequence[tuple[int, int]], num_decodes: int, num_context_tokens: int) -> float:
-        """Seconds of an iteration of prefill chunks, each (tokens, tokens before it), and of decodes that share it.
-
-        ``floor_s`` is counted once, because the weights are read once for all of them.
-        """
-        num_tokens = num_before = num_apart = 0
-        for tokens, context in chunks:
-            num_apart += tokens * (num_decodes + num_tokens)
-            num_before += tokens * context
+        """Seconds of an iteration of prefill chunks, each (tokens, tokens before it), and of decodes that share it."""
+        num_tokens = 0
+        attention_s = before_s = 0.0
+        for tokens, before in chunks:
             num_tokens += tokens
+            attention_s += self.attention(tokens)
+            before_s += self.before_s(tokens, before)
         if not num_tokens:
             return self.decode_s(num_decodes, num_context_tokens)
-        chunks_s = self.chunks_s(num_tokens, num_apart, num_decodes) + self.prefill_context_s * num_before
-        return chunks_s + (self.decode_s(num_decodes, num_context_tokens) if num_decodes else self.floor_s)
+        rows_s = self.rows_s(num_tokens, attention_s, num_decodes)
+        if num_decodes:
+            rows_s = max(rows_s, self.decode(num_decodes)) + self.decode_context(num_context_tokens)
+        return rows_s + before_s
+
+    def idle_s(self, num_requests: int) -> float:
+        """Seconds between two iterations, if the second one, of that many requests, was not planned ahead."""
+        return self.pause_s + self.pause_row_s * num_requests
 
     def speed(self) -> Speed:
         """The part of the profile that the coordinator gets."""
         return Speed(tuple(round(x) for x in self.prefill.xs), self.prefill.ys, self.min_iteration_s)
+
+
+def _attention(prefill: Curve, context_s: float) -> Curve:
+    """The time in which n tokens of a prompt attend to each other: ``context_s`` for each of n * n / 2 pairs.
+
+    Between measured lengths it is linear. It is convex, and grows no faster than ``prefill``, so that the time for
+    prompts without the attention between them never falls.
+    """
+    least = math.inf
+    slopes = []
+    for left, right, slope in reversed(prefill.pieces()):
+        least = min(least, slope, context_s * (left + right) / 2.0)
+        slopes.append(least)
+    return _from_slopes(prefill.xs, slopes[::-1])
+
+
+def _growth(prefill: Curve, weights_s: float) -> Curve:
+    """The part of ``prefill`` that grows faster than in proportion to the tokens.
+
+    Without it and ``weights_s``, a token's share of the time never grows with the tokens. So a prompt of the remaining
+    times never takes longer than its parts. It is convex, so that a chunk's time never falls as its context grows.
+    """
+    steepest = 0.0
+    slopes = []
+    rest_s = prefill.ys[0] - weights_s
+    for left, right, slope in prefill.pieces():
+        if left > 0.0:
+            steepest = max(steepest, slope - rest_s / left)
+        slopes.append(steepest)
+        rest_s += (slope - steepest) * (right - left)
+    return _from_slopes(prefill.xs, slopes)
+
+
+def _from_slopes(xs: Sequence[float], slopes: Sequence[float]) -> Curve:
+    """The curve that is 0 up to the first x, and has these slopes between the points."""
+    ys = [0.0]
+    for (left, right), slope in zip(pairwise(xs), slopes, strict=True):
+        ys.append(ys[-1] + slope * (right - left))
+    return Curve(tuple(xs), tuple(ys))

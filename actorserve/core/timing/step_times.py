@@ -1,14 +1,19 @@
 """How long iterations and copies take on this engine now: its profile, corrected by measurements while it runs.
 
-The profile gives an iteration's time as a sum of five parts: the floor of any iteration, its decodes, the tokens that
-these attend to, its prefill tokens, and the tokens that these attend to before their chunks. Each part has a factor,
-which begins at 1. A measurement scales each factor by a power of measured over predicted duration. The power grows with
-the part's share of the prediction (the multiplicative algebraic reconstruction technique: Gordon, Bender and Herman,
-1970). So predictions soon fit iterations like the last ones, however wrong the profile was; iterations of decodes alone
-or prefills alone tell the parts apart; and times stay positive. It is deterministic and has seven numbers of state.
+The profile gives an iteration's time as a sum of parts: the floor of any iteration, what its rows take beyond the
+floor, the tokens that its decodes attend to, and the tokens before its prefill chunks. What the rows take is the larger
+of two parts: that of all its tokens, and that of its decodes. Each part has a factor, which begins at 1. A measurement
+scales each factor by a power of measured over predicted duration. The power grows with the part's share of the
+prediction (the multiplicative algebraic reconstruction technique: Gordon, Bender and Herman, 1970). So predictions soon
+fit iterations like the last ones, however wrong the profile was; iterations of decodes alone or prefills alone tell the
+parts apart; and times stay positive. It is deterministic and has seven numbers of state.
+
+Whatever the factors are, the profile's rules hold (``Profile``): an iteration never takes less than its prefills alone,
+nor than its decodes alone, and no time falls as tokens, requests or contexts grow.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from actorserve.core.timing.profile import Profile
@@ -24,28 +29,37 @@ _FACTOR_BOUNDS = (1e-3, 1e3)
 class Iteration:
     """What one iteration computes, as far as its duration depends on it. Chunks are added one by one."""
 
-    __slots__ = ("num_apart", "num_before", "num_context_tokens", "num_decodes", "num_tokens")
+    __slots__ = ("_profile", "attention_s", "before_s", "num_context_tokens", "num_decodes", "num_tokens")
 
-    def __init__(self, num_decodes: int, num_context_tokens: int, chunks: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self, profile: Profile, num_decodes: int, num_context_tokens: int, chunks: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """``num_context_tokens``: what the decodes attend to together. ``chunks``: each (tokens, tokens before it)."""
+        self._profile = profile
         self.num_decodes = num_decodes
         self.num_context_tokens = num_context_tokens
         self.num_tokens = 0  # in prefill chunks
-        self.num_before = 0  # sum, over the prefill tokens, of the tokens before their chunk
-        self.num_apart = 0  # pairs of a prefill token and another request's token (``Profile.chunks_s``)
+        self.attention_s = 0.0  # of the chunks' tokens to others of the same chunk, by the profile
+        self.before_s = 0.0  # what the tokens before the chunks cost, by the profile
         for num_tokens, num_before in chunks:
             self.add_chunk(num_tokens, num_before)
 
     def set_decodes(self, num_decodes: int, num_context_tokens: int) -> None:
         """Replace its decodes."""
-        self.num_apart += self.num_tokens * (num_decodes - self.num_decodes)
         self.num_decodes, self.num_context_tokens = num_decodes, num_context_tokens
 
-    def add_chunk(self, num_tokens: int, num_context_tokens: int) -> None:
-        """Add a prefill chunk with ``num_context_tokens`` tokens before it."""
-        self.num_apart += num_tokens * (self.num_decodes + self.num_tokens)
-        self.num_before += num_tokens * num_context_tokens
+    def add_chunk(self, num_tokens: int, num_before: int) -> None:
+        """Add a prefill chunk with ``num_before`` tokens before it."""
         self.num_tokens += num_tokens
+        self.attention_s += self._profile.attention(num_tokens)
+        self.before_s += self._profile.before_s(num_tokens, num_before)
+
+    def with_chunk(self, num_tokens: int, num_before: int) -> "Iteration":
+        """An iteration that has this chunk in addition."""
+        other = Iteration(self._profile, self.num_decodes, self.num_context_tokens)
+        other.num_tokens, other.attention_s, other.before_s = self.num_tokens, self.attention_s, self.before_s
+        other.add_chunk(num_tokens, num_before)
+        return other
 
 
 class StepTimes:
@@ -62,7 +76,7 @@ class StepTimes:
         """The shortest iteration: one decode without context. FastServe's first quantum."""
         return self.decode_s(1, 0)
 
-    def prefill_s(self, num_tokens: int, num_context_tokens: int = 0) -> float:
+    def prefill_s(self, num_tokens: int, num_before: int = 0) -> float:
         """Seconds of an iteration that only prefills ``num_tokens`` tokens of one request; 0 for none."""
         if num_tokens <= 0:
             return 0.0
@@ -70,7 +84,7 @@ class StepTimes:
         return (
             factors[0] * profile.floor_s
             + factors[3] * (profile.prefill(num_tokens) - profile.floor_s)
-            + factors[4] * profile.prefill_context_s * num_tokens * num_context_tokens
+            + factors[4] * profile.before_s(num_tokens, num_before)
         )
 
     def decode_s(self, num_requests: int, num_context_tokens: int) -> float:
@@ -88,16 +102,17 @@ class StepTimes:
         """Seconds of an iteration of prefill chunks and decodes together."""
         return sum(self._parts(iteration))
 
-    def num_fitting_tokens(self, iteration: Iteration, num_context_tokens: int, budget_s: float) -> float:
-        """How many more prefill tokens, of a chunk behind ``num_context_tokens`` tokens, take ``budget_s`` in addition.
-        May be infinite. The iteration has decodes.
+    def num_fitting_tokens(self, iteration: Iteration, num_before: int, limit_s: float, most: int) -> int:
+        """How many more prefill tokens, up to ``most``, of a chunk with ``num_before`` tokens before it, can join the
+        iteration so that it takes no longer than ``limit_s``.
         """
-        if budget_s <= 0.0:
-            return 0.0
-        profile, factors = self.profile, self._factors
-        start = iteration.num_decodes + iteration.num_tokens
-        attention_s = profile.prefill_context_s * (factors[4] * num_context_tokens - factors[3] * start)
-        return profile.prefill.reach(start, budget_s, factors[3], attention_s)
+
+        def with_tokens_s(num_tokens: int) -> float:
+            return self.step_s(iteration.with_chunk(num_tokens, num_before))
+
+        if with_tokens_s(most) <= limit_s:
+            return most
+        return bisect_right(range(1, most), limit_s, key=with_tokens_s)
 
     def observe(self, iteration: Iteration, duration_s: float) -> None:
         """Learn from the measured duration of ``iteration``. An impossible duration is ignored."""
@@ -135,14 +150,17 @@ class StepTimes:
     def _parts(self, iteration: Iteration) -> tuple[float, float, float, float, float]:
         """The iteration's five parts in seconds, with their factors."""
         profile, factors = self.profile, self._factors
-        decodes, tokens = iteration.num_decodes, iteration.num_tokens
-        return (
-            factors[0] * profile.floor_s,
-            factors[1] * (profile.decode(decodes) - profile.floor_s) if decodes else 0.0,
-            factors[2] * profile.decode_context(iteration.num_context_tokens) if decodes else 0.0,
-            factors[3] * profile.chunks_s(tokens, iteration.num_apart, decodes) if tokens else 0.0,
-            factors[4] * profile.prefill_context_s * iteration.num_before,
-        )
+        decodes_s = context_s = rows_s = 0.0
+        if decodes := iteration.num_decodes:
+            decodes_s = factors[1] * (profile.decode(decodes) - profile.floor_s)
+            context_s = factors[2] * profile.decode_context(iteration.num_context_tokens)
+        if tokens := iteration.num_tokens:
+            rows_s = factors[3] * (profile.rows_s(tokens, iteration.attention_s, decodes) - profile.floor_s)
+            if rows_s >= decodes_s:
+                decodes_s = 0.0
+            else:
+                rows_s = 0.0
+        return factors[0] * profile.floor_s, decodes_s, context_s, rows_s, factors[4] * iteration.before_s
 
 
 def _deviation(duration_s: float, predicted_s: float) -> float:

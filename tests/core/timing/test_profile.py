@@ -2,9 +2,9 @@
 
 import math
 from bisect import bisect_left
+from dataclasses import replace
 
 import pytest
-from hypothesis import given, strategies as st
 
 from actorserve.core.messages import Speed
 from actorserve.core.timing.profile import Curve
@@ -41,43 +41,15 @@ def test_wrong_points_are_refused(xs: tuple[float, ...], ys: tuple[float, ...]) 
         Curve(xs, ys)
 
 
-def test_how_far_a_budget_reaches() -> None:
-    """Flat pieces cost only the extra, and on a curve that stays flat the reach is infinite."""
-    assert CURVE.reach(0, 5.0) == pytest.approx(150)
-    assert CURVE.reach(50, 5.0) == pytest.approx(100)
-    assert CURVE.reach(100, 5.0, scale=2.0) == pytest.approx(25)
-    assert CURVE.reach(100, 6.0, extra=0.1) == pytest.approx(30)
-    assert CURVE.reach(100, 100.0, extra=-1.0) == math.inf
-    assert CURVE.reach(400, 5.0) == pytest.approx(50)
-    assert CURVE.reach(0, math.inf) == math.inf
-    assert Curve((1,), (1.0,)).reach(0, 0.0) == math.inf
-    assert Curve((1,), (1.0,)).reach(5, 3.0, extra=0.5) == pytest.approx(6)
-
-
-_STEPS = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 20)), min_size=1, max_size=6)
-
-
-@given(_STEPS, st.integers(0, 100), st.floats(0.1, 100.0), st.floats(0.1, 3.0), st.floats(0.01, 1.0))
-def test_a_budget_reaches_as_far_as_its_cost_says(
-    steps: list[tuple[int, int]], start: int, budget: float, scale: float, extra: float
-) -> None:
-    """Going as far as a budget reaches costs exactly the budget."""
-    xs, ys = [1.0], [5.0]
-    for right, up in steps:
-        xs.append(xs[-1] + right)
-        ys.append(ys[-1] + up)
-    curve = Curve(tuple(xs), tuple(ys))
-    num = curve.reach(start, budget, scale, extra)
-    assert scale * (curve(start + num) - curve(start)) + extra * num == pytest.approx(budget)
-
-
 def test_prompts_together_take_what_one_of_their_sum_takes() -> None:
     """The attention between the prompts is subtracted, and a chunk's own context is added."""
     one = PROFILE.prefill_s(600)
     assert PROFILE.step_s([(600, 0)], 0, 0) == one
-    assert PROFILE.step_s([(200, 0), (400, 0)], 0, 0) == pytest.approx(one - 80_000 * 1e-8)
-    assert PROFILE.step_s([(600, 1000)], 0, 0) == pytest.approx(one + 600_000 * 1e-8)
-    assert PROFILE.prefill_s(600, 1000) == pytest.approx(one + 600_000 * 1e-8)
+    # Attention grows by 600 * 1e-8 s for each token between 100 and 1,100.
+    assert PROFILE.step_s([(200, 0), (400, 0)], 0, 0) == pytest.approx(one - (500 - 100 - 300) * 600 * 1e-8)
+    assert PROFILE.step_s([(600, 10_000)], 0, 0) == pytest.approx(one + 600 * 10_000 * 1e-8)
+    assert PROFILE.prefill_s(600, 10_000) == pytest.approx(one + 600 * 10_000 * 1e-8)
+    assert PROFILE.prefill_s(1, 10_000) == pytest.approx(0.01 + PROFILE.decode_context(10_000))
 
 
 def test_short_prompts_share_the_reading_of_weights_up_to_the_knee() -> None:
@@ -87,13 +59,37 @@ def test_short_prompts_share_the_reading_of_weights_up_to_the_knee() -> None:
 
 
 def test_decodes_and_prefills_share_an_iteration() -> None:
-    """Prefill tokens add to the decodes, and below the knee they fill what the decodes leave."""
+    """The iteration takes as long as a prompt of all tokens, or as the decodes if they take longer, with the decodes'
+    context.
+    """
     decode_s = PROFILE.decode_s(50, 1000)
     assert decode_s == pytest.approx(0.0149 + 0.001)
     assert PROFILE.step_s([], 50, 1000) == decode_s
     assert PROFILE.step_s([(0, 7)], 50, 1000) == decode_s
     assert PROFILE.step_s([(50, 0)], 50, 1000) == pytest.approx(decode_s)
-    assert PROFILE.step_s([(150, 0)], 50, 1000) == pytest.approx(decode_s + 100 * 1e-4 - 150 * 50 * 1e-8)
+    assert PROFILE.step_s([(150, 0)], 50, 1000) == pytest.approx(0.02 + 0.001)
+    sampling = replace(PROFILE, decode_mixed_s=1e-4)
+    assert sampling.step_s([], 50, 1000) == decode_s
+    assert sampling.step_s([(150, 0)], 50, 1000) == pytest.approx(0.02 + 0.001 + 50 * 1e-4)
+
+
+def test_a_chunk_reads_the_weights_again() -> None:
+    """A prompt in chunks takes as long as whole, and the weights are read once more for each further chunk."""
+    free = Curve((0,), (0.0,))
+    steady = replace(PROFILE, prefill=Curve((1, 1000), (0.01, 1.009)), prefill_context_s=0.0, decode_context=free)
+    for weights_s, further_s in ((0.0, 0.009), (0.005, 0.009), (0.01, 0.01)):  # the curve begins 9 ms above 0
+        profile = replace(steady, weights_s=weights_s)
+        assert profile.prefill_s(400) + profile.prefill_s(600, 400) == pytest.approx(
+            profile.prefill_s(1000) + further_s
+        )
+    with pytest.raises(ValueError, match=r"weights_s is 0\.011: expected at most 0\.01, the shortest iteration"):
+        replace(PROFILE, weights_s=0.011)
+
+
+def test_pauses_grow_with_requests() -> None:
+    """Between iterations lies the profile's pause, and more for each request."""
+    assert PROFILE.idle_s(64) == 0.0
+    assert replace(PROFILE, pause_s=0.001, pause_row_s=1e-5).idle_s(64) == pytest.approx(0.00164)
 
 
 def test_nothing_takes_no_time() -> None:
