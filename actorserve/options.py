@@ -189,7 +189,7 @@ class ClusterOptions(Options):
         default_of(ClusterConfig, "max_waiting_requests"),
         description="maximum number of requests that wait at the coordinator; further requests are refused",
     )
-    dispatch: Literal["freeness", "least_loaded", "round_robin"] = Field(
+    dispatch: Literal["freeness", "shortest_queue", "least_loaded", "round_robin"] = Field(
         default_of(ClusterConfig, "dispatch"), description="the rule that chooses a request's worker"
     )
     late_binding: bool = Field(

@@ -15,7 +15,7 @@ from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
-from actorserve.core.placement.baselines import DISPATCH_RULES
+from actorserve.core.placement.rules import DISPATCH_RULES
 from actorserve.core.replay import InstanceRecipe
 from actorserve.core.scheduling.policies import POLICIES
 from actorserve.core.scheduling.swapping import SwapMode

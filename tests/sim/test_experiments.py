@@ -197,7 +197,10 @@ WRONG = [
 FAR_OFF = [
     ('figures=["speed"]', "figures.0 is 'speed': expected a figure, as latency.ttft_s.p99"),
     ('plot_by="instances.mean"', "plot_by is not expected without figures"),
-    ('cluster.dispatch="random"', "cluster.dispatch is 'random': expected 'freeness', 'least_loaded' or 'round_robin'"),
+    (
+        'cluster.dispatch="random"',
+        "cluster.dispatch is 'random': expected 'freeness', 'shortest_queue', 'least_loaded'",
+    ),
     ("cluster.migration=true", "cluster.migration is true: expected a table"),
     ('cluster.migration.mode="off"', "cluster.migration.mode is 'off': expected 'live', 'blocking' or 'recompute'"),
     ("cluster.migration.source_until=500.0", "cluster.migration.source_until is 500: expected a number from 32"),

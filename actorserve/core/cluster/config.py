@@ -19,7 +19,7 @@ class ClusterConfig:
     ``promote_after_s_of`` is by priority, for classes whose promotion time is not ``promote_after_s``. An instance that
     has not reported for ``report_ttl_s`` gets no requests until it reports again.
 
-    ``dispatch`` is one of ``core.placement.baselines.DISPATCH_RULES``. Without ``late_binding`` each request goes at
+    ``dispatch`` is one of ``core.placement.rules.DISPATCH_RULES``. Without ``late_binding`` each request goes at
     once to an instance that could ever hold it, and waits there. ``prefix_aware`` must be off if instances have no
     prefix cache but prompts have prefixes in common. ``migration``, ``scaling`` and ``checkpoints`` are decided once
     per ``round_s``; None or False switches them off.

@@ -40,9 +40,9 @@ from actorserve.core.messages import (
     WorkerInfo,
 )
 from actorserve.core.migration.pairing import Pairing
-from actorserve.core.placement.baselines import DISPATCH_RULES
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
+from actorserve.core.placement.rules import DISPATCH_RULES
 
 
 class ClusterState:

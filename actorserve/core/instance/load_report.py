@@ -80,4 +80,5 @@ def memory_report(memory: KVMemory, order: Sequence[Request], headroom_bytes: Ma
         num_swap_outs=memory.num_swap_outs,
         swapped_bytes=memory.num_copied_blocks * bytes_per_block,
         kv_wanted_bytes=sum(memory.blocks_wanted(request) for request in waiting) * bytes_per_block,
+        pending_prompt_tokens=sum(left for request in order if (left := request.num_without_kv) > 1),
     )

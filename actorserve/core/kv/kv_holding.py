@@ -63,6 +63,11 @@ class KVHolding:
         return len(self.token_ids) + self.num_coming - self.num_computed - self.num_ahead
 
     @property
+    def num_without_kv(self) -> int:
+        """Known tokens that have no KV yet, even if iterations in flight compute it: 1 in decode, more in prefill."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
     def may_reuse_kv(self) -> bool:
         """Whether it may take KV that exists, in cached blocks or in other workers' copies, instead of computing it."""
         return True

@@ -93,7 +93,7 @@ from actorserve.core.messages.values import (
     WorkerInfo as WorkerInfo,
 )
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
 """Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of a worker's participants gets

@@ -14,6 +14,8 @@ class LoadReport:
       ``kv_reserved_bytes``, the blocks that incoming migrations hold, and the demand of the first waiting request.
       ``kv_wanted_bytes`` is the demand of all waiting requests.
     - ``kv_needed_bytes`` is the whole KV of all started requests, wherever it lies.
+    - ``pending_prompt_tokens`` is what is left to compute of the prompts that wait or are being computed. A prompt that
+      is computed again after a preemption counts with its output so far.
     - ``accepted`` names the requests that arrived since the previous report, so that the coordinator can drop them from
       its own account of requests in flight.
     - ``num_tokens_looked_up`` tokens of newly admitted requests were looked up in the prefix cache, and
@@ -53,3 +55,4 @@ class LoadReport:
     kv_reserved_bytes: int = 0
     kv_wanted_bytes: int = 0
     checkpointed_bytes: int = 0
+    pending_prompt_tokens: int = 0

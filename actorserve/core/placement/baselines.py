@@ -4,11 +4,6 @@ Neither counts prefixes, and neither moves a request afterwards. To behave like 
 dispatch at once (``ClusterConfig.late_binding`` off), and so must Llumnix's own rule when it is compared with them.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Final
-
-from actorserve.core.placement.dispatch import DispatchRule, HighestFreeness
 from actorserve.core.placement.instance_view import InstanceView
 
 
@@ -35,13 +30,3 @@ class LeastLoaded:
         in_flight_bytes = view.num_blocks_in_flight * report.bytes_per_block
         needed_bytes = report.kv_needed_bytes + report.kv_wanted_bytes + in_flight_bytes
         return -needed_bytes / max(1, report.kv_total_bytes)
-
-
-DISPATCH_RULES: Final[Mapping[str, DispatchRule]] = MappingProxyType(
-    {
-        "freeness": HighestFreeness(),
-        "least_loaded": LeastLoaded(),
-        "round_robin": RoundRobin(),
-    }
-)
-"""The rules by the names that settings give them."""

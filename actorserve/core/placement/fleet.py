@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from math import inf
 
-from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.messages import LoadReport, Peer, Place, Placed
 from actorserve.core.placement.dispatch import DispatchRule, HighestFreeness, dispatch
 from actorserve.core.placement.index import InstanceIndex
@@ -163,11 +162,10 @@ class Fleet:
 
     def place(self, view: InstanceView, gateway: Peer, place: Place, now: float, waited_s: float = 0.0) -> Placed:
         """Count the request as sent to this instance, and to no other."""
-        report = view.report
         self._forget(place.request_id)
         self.release(place.request_id)
         placed = Placed(place.request_id, place.epoch, view.peer, waited_s)
-        self._placements.add(view, gateway, placed, blocks_for(place.num_tokens, report.tokens_per_block), now)
+        self._placements.add(view, gateway, placed, place.num_tokens, now)
         self._num_turns += 1
         view.last_turn = self._num_turns
         if place.prefix_names and self._counts_prefixes:

@@ -19,10 +19,11 @@ NO_ROOM = -1
 
 @dataclass(frozen=True, slots=True)
 class PlacementInFlight:
-    """A placement that no load report has confirmed yet."""
+    """A placement that no load report has confirmed yet. Its ``num_tokens`` to prefill take ``num_blocks``."""
 
     gateway: Peer
     placed: Placed
+    num_tokens: int
     num_blocks: int
     expires_s: float
 
@@ -51,6 +52,7 @@ class InstanceView:
     report: LoadReport
     in_flight: dict[str, PlacementInFlight] = field(default_factory=dict)  # by request id, in the order of placement
     num_blocks_in_flight: int = 0
+    num_tokens_in_flight: int = 0
     reserved_for: Place | None = None
     promised_bytes: int = 0
     told_to_drain: bool = False
@@ -125,7 +127,10 @@ class InstanceView:
 
     def add_placement(self, placement: PlacementInFlight) -> None:
         self.in_flight[placement.placed.request_id] = placement
+        self.num_tokens_in_flight += placement.num_tokens
         self.num_blocks_in_flight += placement.num_blocks
 
     def drop_placement(self, request_id: str) -> None:
-        self.num_blocks_in_flight -= self.in_flight.pop(request_id).num_blocks
+        placement = self.in_flight.pop(request_id)
+        self.num_tokens_in_flight -= placement.num_tokens
+        self.num_blocks_in_flight -= placement.num_blocks

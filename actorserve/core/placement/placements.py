@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.messages import Peer, Placed
 from actorserve.core.placement.instance_view import InstanceView, PlacementInFlight
 
@@ -20,10 +21,11 @@ class PlacementsInFlight:
         view = self._views.get(request_id)
         return None if view is None else view.in_flight[request_id]
 
-    def add(self, view: InstanceView, gateway: Peer, placed: Placed, num_blocks: int, now: float) -> None:
-        """Count a request that is not in flight as sent to ``view``."""
+    def add(self, view: InstanceView, gateway: Peer, placed: Placed, num_tokens: int, now: float) -> None:
+        """Count a request that is not in flight, with ``num_tokens`` to prefill, as sent to ``view``."""
         self._views[placed.request_id] = view
-        view.add_placement(PlacementInFlight(gateway, placed, num_blocks, now + self._ttl_s))
+        num_blocks = blocks_for(num_tokens, view.report.tokens_per_block)
+        view.add_placement(PlacementInFlight(gateway, placed, num_tokens, num_blocks, now + self._ttl_s))
 
     def drop(self, request_id: str) -> InstanceView | None:
         """Stop counting a request. Returns the instance that it was sent to; None if it is not in flight."""
@@ -64,6 +66,8 @@ class PlacementsInFlight:
                 assert self._views.get(request_id) is view, f"{request_id} counts where it was sent last"
                 assert placement.placed.request_id == request_id, f"{request_id} has its own placement"
                 assert placement.placed.instance == view.peer, f"{request_id} was sent to the instance that counts it"
+            num_tokens = sum(placement.num_tokens for placement in view.in_flight.values())
+            assert view.num_tokens_in_flight == num_tokens, "tokens in flight are those of the placements in flight"
             num_blocks = sum(placement.num_blocks for placement in view.in_flight.values())
             assert view.num_blocks_in_flight == num_blocks, "blocks in flight are those of the placements in flight"
         assert num_counted == len(self._views), "every placement in flight counts at one known instance"

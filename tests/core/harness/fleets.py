@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from actorserve.core.messages import LoadReport, ModelInfo, Peer, Place
-from actorserve.core.placement.baselines import DISPATCH_RULES
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
+from actorserve.core.placement.rules import DISPATCH_RULES
 
 GATEWAY = Peer("gateway-0", 1)
 MODEL = ModelInfo("m", 100, 1000)

@@ -298,8 +298,22 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
             num_tokens_looked_up=6,
             kv_needed_bytes=200,
             kv_wanted_bytes=800,
+            pending_prompt_tokens=35,  # those that the iteration in flight computes, too
         )
     ]
+
+
+def test_load_reports_tell_what_is_left_of_prompts() -> None:
+    """A prompt counts until it is computed, chunk by chunk; a request that decodes does not count."""
+    instance = Instance()
+    instance.start(spec("a", 20, max_tokens=3))
+    pending = [instance.state.load_report().pending_prompt_tokens]
+    while instance.state.steps.in_flight:
+        instance.done()
+        pending.append(instance.state.load_report().pending_prompt_tokens)
+    assert pending[0] == 20
+    assert pending == sorted(pending, reverse=True)
+    assert pending[-3:] == [0, 0, 0]
 
 
 def test_reports_end_with_the_last_listener_and_begin_again() -> None:
