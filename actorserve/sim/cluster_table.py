@@ -1,6 +1,7 @@
 """The simulated cluster as a run's configuration describes it, checked."""
 
-from typing import Annotated, Final, Self
+from functools import cached_property
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -18,6 +19,12 @@ from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
 
 _MAX_BLOCKS: Final = 10**8  # of all instances together, because the simulator holds an entry for each block
 _MAX_INSTANCES: Final = 10_000
+_MAX_GROUPS: Final = 100
+_OF_ONE_GROUP: Final = ("profile", "instances", "kv_tokens", "host_kv_tokens")  # keys that groups have themselves
+
+_PROFILE: Final = "the name of a shipped profile, or a file"
+_KV_TOKENS: Final = "tokens whose KV fits into an instance's device memory"
+_HOST_KV_TOKENS: Final = "tokens whose KV fits into the host memory that an instance swaps to"
 
 Lengths = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
 
@@ -36,24 +43,42 @@ class MigrationTable(Table, MigrationOptions):
 class ScalingTable(Table, ScalingOptions):
     """How many instances there are."""
 
+    group: str | None = Field(
+        None, description="the name of the group whose instances are started; default: the only one"
+    )
     warm_up_s: float = Field(
         10.0, ge=0, le=MAX_S, description="time from the order to start an instance until it is up"
     )
 
 
+class GroupTable(Table):
+    """Instances that are alike. ``cost_per_hour`` and ``watts``, if known, are those of one instance's machine."""
+
+    name: str = Field(pattern=r"^[a-z0-9-]{1,40}$", description="a name, of small letters, digits and -")
+    count: int = Field(ge=1, le=_MAX_INSTANCES, description="number of instances at the start")
+    profile: str = Field(min_length=1, description=_PROFILE)
+    role: Literal["mixed"] = Field("mixed", description="what its instances compute: prompts and their answers")
+    kv_tokens: int = Field(ge=1, le=MAX_COUNT, description=_KV_TOKENS)
+    host_kv_tokens: int = Field(0, ge=0, le=MAX_COUNT, description=_HOST_KV_TOKENS)
+    cost_per_hour: float | None = Field(None, ge=0, le=1e9, description="cost of a machine per hour, in any currency")
+    watts: float | None = Field(None, ge=0, le=1e9, description="average power of a machine, in watts")
+
+
 class ClusterTable(Table, SchedulingOptions, ClusterOptions):
-    """The instances, all alike, and the processes around them. Options that a server's settings also have use the
-    same names and, except ``migration.enabled`` and ``prefix_cache``, the same defaults.
+    """The instances and the processes around them. Options that a server's settings also have use the same names and,
+    except ``migration.enabled`` and ``prefix_cache``, the same defaults.
+
+    The instances are described by ``groups``, or, if all are alike, by ``profile``, ``instances``, ``kv_tokens`` and
+    ``host_kv_tokens``.
     """
 
-    profile: str = Field(min_length=1, description="the name of a shipped profile, or a file")
+    profile: str | None = Field(None, min_length=1, description=_PROFILE)
     instances: int = Field(1, ge=1, le=_MAX_INSTANCES, description="number of instances at the start")
+    kv_tokens: int | None = Field(None, ge=1, le=MAX_COUNT, description=_KV_TOKENS)
+    host_kv_tokens: int = Field(0, ge=0, le=MAX_COUNT, description=_HOST_KV_TOKENS)
+    groups: tuple[GroupTable, ...] = Field((), strict=False, max_length=_MAX_GROUPS)
     migration: MigrationTable = MigrationTable()
     scaling: ScalingTable = ScalingTable()
-    kv_tokens: int = Field(ge=1, le=MAX_COUNT, description="tokens whose KV fits into an instance's device memory")
-    host_kv_tokens: int = Field(
-        0, ge=0, le=MAX_COUNT, description="tokens whose KV fits into the host memory that an instance swaps to"
-    )
     max_context_tokens: int = Field(
         ge=2, le=MAX_TRACE_TOKENS, description="prompt and output of the longest request; longer ones are cut"
     )
@@ -80,34 +105,103 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
 
     @property
     def num_workers(self) -> int:
-        return self.instances
+        """The number of instances at the start."""
+        return sum(group.count for group in self.all_groups)
+
+    @cached_property
+    def all_groups(self) -> tuple[GroupTable, ...]:
+        """The groups; one if all instances are alike."""
+        if self.groups:
+            return self.groups
+        assert self.profile is not None
+        assert self.kv_tokens is not None
+        alike = GroupTable(
+            name="all",
+            count=self.instances,
+            profile=self.profile,
+            kv_tokens=self.kv_tokens,
+            host_kv_tokens=self.host_kv_tokens,
+        )
+        return (alike,)
 
     @property
-    def num_blocks(self) -> int:
-        return self.kv_tokens // self.tokens_per_block
+    def scaled_group(self) -> GroupTable:
+        """The group whose instances scaling starts."""
+        named = (group for group in self.all_groups if group.name == self.scaling.group)
+        return next(named, self.all_groups[0])
 
-    @property
-    def num_host_blocks(self) -> int:
-        return self.host_kv_tokens // self.tokens_per_block
+    def group_of(self, number: int) -> GroupTable:
+        """The group of worker ``number``. The first workers are those of the first group, and so on; the workers after
+        the last group are those that scaling starts.
+        """
+        for group in self.all_groups:
+            if number < group.count:
+                return group
+            number -= group.count
+        return self.scaled_group
+
+    def num_blocks(self, group: GroupTable) -> int:
+        """Blocks of the device memory of each of its instances."""
+        return group.kv_tokens // self.tokens_per_block
+
+    def num_host_blocks(self, group: GroupTable) -> int:
+        return group.host_kv_tokens // self.tokens_per_block
+
+    def max_tokens_of(self, group: GroupTable) -> int:
+        """Prompt and output of the largest request that its instances serve."""
+        return min(self.max_context_tokens, self.num_blocks(group) * self.tokens_per_block)
 
     @property
     def max_tokens(self) -> int:
-        """Prompt and output of the largest request that an instance serves."""
-        return min(self.max_context_tokens, self.num_blocks * self.tokens_per_block)
+        """Prompt and output of the largest request that any instance serves."""
+        return max(map(self.max_tokens_of, self.all_groups))
 
-    @property
-    def max_instances(self) -> int:
-        return max(self.instances, self.scaling.max_workers or 0)
+    @model_validator(mode="after")
+    def _check_groups(self) -> Self:
+        if not self.groups:
+            if "groups" in self.model_fields_set:
+                raise ValueError("groups is empty: expected at least one")
+            for name in ("profile", "kv_tokens"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"{name} is missing: expected {type(self).model_fields[name].description}")
+        for name in _OF_ONE_GROUP if self.groups else ():
+            if name in self.model_fields_set:
+                raise ValueError(f"{name} is not expected together with groups, which have it themselves")
+        names = [group.name for group in self.all_groups]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise ValueError(f"groups.{place}.name is {name!r}: expected another name than those before it")
+        for name in ("cost_per_hour", "watts"):
+            missing = [place for place, group in enumerate(self.groups) if getattr(group, name) is None]
+            if 0 < len(missing) < len(self.groups):
+                raise ValueError(f"groups.{missing[0]}.{name} is missing: expected it in all groups, or in none")
+        known = ", ".join(names)
+        if self.scaling.group is not None and self.scaling.group not in names:
+            raise ValueError(f"scaling.group is {self.scaling.group[:60]!r}: expected one of {known}")
+        if self.scaling.group is None and self.scaling.max_workers is not None and len(names) > 1:
+            raise ValueError(f"scaling.group is missing: expected one of {known}")
+        return self
 
     @model_validator(mode="after")
     def _check_memory(self) -> Self:
-        require_path("profile", self.profile)
-        if self.num_blocks < blocks_for(2, self.tokens_per_block):
-            raise ValueError(f"kv_tokens is {self.kv_tokens}: expected at least a block of {self.tokens_per_block}")
-        num_blocks = self.max_instances * (self.num_blocks + self.num_host_blocks)
+        num_blocks = max(0, (self.scaling.max_workers or 0) - self.num_workers) * self._num_all_blocks(
+            self.scaled_group
+        )
+        for place, group in enumerate(self.all_groups):
+            key = f"groups.{place}." if self.groups else ""
+            require_path(f"{key}profile", group.profile)
+            if self.num_blocks(group) < blocks_for(2, self.tokens_per_block):
+                least = f"at least a block of {self.tokens_per_block}"
+                raise ValueError(f"{key}kv_tokens is {group.kv_tokens}: expected {least}")
+            num_blocks += group.count * self._num_all_blocks(group)
         if num_blocks > _MAX_BLOCKS:
             raise ValueError(
                 f"tokens_per_block is {self.tokens_per_block}: it makes {num_blocks} blocks of kv_tokens and "
                 f"host_kv_tokens, on all instances: expected at most {_MAX_BLOCKS}"
             )
+        if self.num_workers > _MAX_INSTANCES:
+            raise ValueError(f"groups have {self.num_workers} instances: expected at most {_MAX_INSTANCES}")
         return self
+
+    def _num_all_blocks(self, group: GroupTable) -> int:
+        return self.num_blocks(group) + self.num_host_blocks(group)

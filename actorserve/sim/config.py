@@ -168,9 +168,9 @@ class RunConfig(Table):
         last: dict[str, float | None] = {}
         for failure in sorted(self.failures, key=lambda failure: failure.at_s):
             name = failure.process
-            if name != COORDINATOR and int(name.removeprefix("worker-")) >= self.cluster.instances:
+            if name != COORDINATOR and int(name.removeprefix("worker-")) >= self.cluster.num_workers:
                 raise ValueError(
-                    f"failures: there is no {name}: expected worker-0 to worker-{self.cluster.instances - 1}"
+                    f"failures: there is no {name}: expected worker-0 to worker-{self.cluster.num_workers - 1}"
                 )
             restarted_s = last.get(name, 0.0)
             if restarted_s is None or failure.at_s < restarted_s:

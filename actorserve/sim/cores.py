@@ -5,7 +5,7 @@ from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, cluster_config, gateway_config, instance_recipe
-from actorserve.sim.cluster_table import ClusterTable
+from actorserve.sim.cluster_table import ClusterTable, GroupTable
 
 _TICKET_KEY = b"\0"  # simulated instances do not check tickets
 
@@ -18,13 +18,13 @@ def make_gateway(cluster: ClusterTable) -> GatewayState:
     return GatewayState(gateway_config(cluster))
 
 
-def make_instance(cluster: ClusterTable, profile: Profile) -> InstanceState:
-    """An instance with the memory that ``cluster`` gives, and the step and copy times of ``profile``."""
+def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) -> InstanceState:
+    """An instance of ``group``, with the step and copy times of ``profile``."""
     sizes = EngineSizes(
-        cluster.num_blocks,
+        cluster.num_blocks(group),
         cluster.tokens_per_block,
         cluster.tokens_per_block * profile.kv_bytes_per_token,
         cluster.max_context_tokens,
-        cluster.num_host_blocks,
+        cluster.num_host_blocks(group),
     )
     return instance_recipe(cluster, sizes, profile, _TICKET_KEY).make()

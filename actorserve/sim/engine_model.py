@@ -166,8 +166,8 @@ class EngineModel:
         from one source that are not urgent. A copy ``into_host`` memory slows only the source's iterations down.
         """
         num_bytes = num_blocks * self._bytes_per_block
-        copy_s = self._profile.transfer.copy_s(num_bytes)
         ends = (self, source)
+        copy_s = max(engine._profile.transfer.copy_s(num_bytes) for engine in ends)
         if is_urgent:
             done_s = max(now, *(engine._urgent_free_s for engine in ends)) + copy_s
             for engine in ends:

@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import fmean
@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from actorserve.core.messages import FinishReason, LoadReport
 from actorserve.core.migration.source import MigrationSource
+from actorserve.sim.cluster_table import GroupTable
 from actorserve.sim.config import SpikeTable
 from actorserve.sim.instance_metrics import Gaps
 from actorserve.sim.statistics import percentile
 
 PERCENTILES: Final = (50, 90, 95, 99)
 _WINDOW_S: Final = 2.0  # arrivals within this time form one window
+_HOUR_S: Final = 3600.0
 _WAITING, _COMPLETED, _REFUSED = 0, 1, 2
 
 
@@ -150,15 +152,15 @@ class Counts:
 
 @dataclass(frozen=True)
 class Results:
-    """A finished run. ``alive_s``, the run's cost, is the sum of the instances' lifetimes, each from its order
-    to its end or the last request's end. ``fragmentation`` has samples at equal intervals while requests arrived.
+    """A finished run. ``lifetimes_s`` sums the lifetimes of each group's instances, each from its order to its end
+    or the last request's end. ``fragmentation`` has samples at equal intervals while requests arrived.
     """
 
     outcomes: Outcomes
     counts: Counts
     num_failovers: int
     num_events: int
-    alive_s: float
+    lifetimes_s: Mapping[GroupTable, float]
     moved: Gaps = field(default_factory=Gaps)
     fragmentation: list[float] = field(default_factory=list)
     spike: SpikeTable | None = None
@@ -173,6 +175,7 @@ class Results:
         e2e_s = math.fsum(outcomes.ended_s[n] - outcomes.arrived_s[n] for n in done)
         classes = sorted(set(outcomes.priority))
         lasted_s, spike = max(ends, default=0.0), self.spike
+        alive_s = self.alive_s
         return {
             "requests": {
                 "arrived": len(outcomes),
@@ -192,7 +195,7 @@ class Results:
                 "output_tokens_per_s": num_tokens / duration_s if duration_s else 0.0,
             },
             "utilisation": {
-                "busy": counts.busy_s / self.alive_s if self.alive_s else 0.0,
+                "busy": counts.busy_s / alive_s if alive_s else 0.0,
                 "mean_batch_requests": counts.num_rows / counts.num_steps if counts.num_steps else 0.0,
                 "kv_used_mean": fmean(counts.kv_used) if counts.kv_used else 0.0,
                 "kv_used_max": counts.max_kv_used,
@@ -212,7 +215,12 @@ class Results:
                 "gap_steps": fmean(self.moved.gaps_s) / fmean(self.moved.usual_s) if self.moved.gaps_s else None,
             },
             "checkpoints": {"bytes": counts.checkpointed_bytes},
-            "instances": {"seconds": self.alive_s, "mean": self.alive_s / lasted_s if lasted_s else 0.0},
+            "instances": {
+                "seconds": alive_s,
+                "mean": alive_s / lasted_s if lasted_s else 0.0,
+                "cost": self._cost(),
+                "mean_watts": self._mean_watts(lasted_s),
+            },
             "recovery_s": spike and outcomes.recovery_s(spike.at_s + spike.duration_s, spike.ttft_s),
             "swap": {
                 "outs": counts.num_swap_outs,
@@ -224,3 +232,22 @@ class Results:
             "failovers": self.num_failovers,
             "events": self.num_events,
         }
+
+    @property
+    def alive_s(self) -> float:
+        """The lifetimes of all instances together: the run's cost, if they cost the same."""
+        return math.fsum(self.lifetimes_s.values())
+
+    def _cost(self) -> float | None:
+        """The cost of all machines over the run; None if it is not known."""
+        costs = [
+            alive_s / _HOUR_S * group.cost_per_hour
+            for group, alive_s in self.lifetimes_s.items()
+            if group.cost_per_hour is not None
+        ]
+        return math.fsum(costs) if costs else None
+
+    def _mean_watts(self, lasted_s: float) -> float | None:
+        """The power of all machines together, averaged over the run; None if it is not known."""
+        joules = [alive_s * group.watts for group, alive_s in self.lifetimes_s.items() if group.watts is not None]
+        return math.fsum(joules) / lasted_s if joules and lasted_s else None

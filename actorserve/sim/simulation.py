@@ -51,6 +51,7 @@ from actorserve.core.messages import (
 )
 from actorserve.core.timing.profile import Profile
 from actorserve.sim.clients import Clients
+from actorserve.sim.cluster_table import GroupTable
 from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
@@ -73,27 +74,33 @@ class Simulation:
     def __init__(
         self,
         config: RunConfig,
-        profile: Profile,
+        profiles: Sequence[Profile],
         trace: Sequence[TraceRow] = (),
         on_progress: Callable[[float, int, int], None] = lambda now, arrived, ended: None,
         make_engine: Callable[..., EngineModel] = EngineModel,
     ) -> None:
-        """Raises: SimulationError, WorkloadError."""
+        """``profiles``: of the cluster's groups, in their order. Raises: SimulationError, WorkloadError."""
         self._make_engine = make_engine
         self._timeline = Timeline()
         self._clients = Clients(config, trace, self._timeline, self._send_request, on_progress)
         self.counts = Counts()
         self.processes: dict[str, Process] = {}
         self.config = config
-        self._profile = profile
-        model = ModelInfo(profile.model, 2**31, config.cluster.max_tokens)
-        self._worker = WorkerInfo("simulated", model, profile.speed())
+        self._profiles = dict(zip(config.cluster.all_groups, profiles, strict=True))
+        self._workers = {
+            group: WorkerInfo(
+                f"simulated {profile.name}",
+                ModelInfo(profile.model, 2**31, config.cluster.max_tokens_of(group)),
+                profile.speed(),
+            )
+            for group, profile in self._profiles.items()
+        }
         self._num_events = 0
         self._num_failovers = 0
-        self._alive_s = 0.0
+        self._lifetimes_s = dict.fromkeys(config.cluster.all_groups, 0.0)
         self._interruptions = Interruptions()
         self._fragmentation: list[float] = []
-        self._num_workers = config.cluster.instances  # all workers that were ever started or ordered
+        self._num_workers = config.cluster.num_workers  # all workers that were ever started or ordered
         self._ordered_s: dict[str, float] = {}  # when each worker that is warming up was ordered
         self._network_s = config.cluster.network_s
         self._incarnations: dict[str, int] = {}
@@ -110,7 +117,7 @@ class Simulation:
         """Run from the first arrival until the last request has ended and every instance has reported once more."""
         self._start(COORDINATOR)
         self._start(GATEWAY)
-        for number in range(self.config.cluster.instances):
+        for number in range(self.config.cluster.num_workers):
             self._start(f"worker-{number}")
         for failure in self.config.failures:
             self._at(failure.at_s, self._kill, failure.process, failure.restart_at_s)
@@ -126,14 +133,15 @@ class Simulation:
             timeline.run_next()
         for process in list(self.processes.values()):
             self._count(process, ended_s)
-        self._alive_s += sum(max(0.0, ended_s - ordered_s) for ordered_s in self._ordered_s.values())
+        for ordered_s in self._ordered_s.values():
+            self._lifetimes_s[self.config.cluster.scaled_group] += max(0.0, ended_s - ordered_s)
         self._clients.tell_progress()
         return Results(
             self.outcomes,
             self.counts,
             self._num_failovers,
             self._num_events,
-            self._alive_s,
+            self._lifetimes_s,
             self._interruptions.moved,
             self._fragmentation,
             self.config.arrivals.spike,
@@ -253,14 +261,16 @@ class Simulation:
             return Process(peer, Role.COORDINATOR, make_coordinator(cluster), born_s=self.now)
         if peer.name == GATEWAY:
             return Process(peer, Role.GATEWAY, make_gateway(cluster), born_s=self.now)
+        group = self._group_of(peer)
+        profile = self._profiles[group]
         rng = random.Random(f"{self.config.seed} {peer.name} {peer.incarnation}")
         return Process(
             peer,
             Role.WORKER,
-            make_instance(cluster, self._profile),
+            make_instance(cluster, group, profile),
             self._make_engine(
-                self._profile,
-                cluster.tokens_per_block * self._profile.kv_bytes_per_token,
+                profile,
+                cluster.tokens_per_block * profile.kv_bytes_per_token,
                 rng,
                 overhead_s=cluster.step_overhead_s,
                 copy_slowdown=cluster.copy_slowdown,
@@ -270,10 +280,13 @@ class Simulation:
             born_s=self.now,
         )
 
+    def _group_of(self, worker: Peer) -> GroupTable:
+        return self.config.cluster.group_of(int(worker.name.removeprefix("worker-")))
+
     def _meet(self, process: Process, other: Process) -> None:
         worker = None
         if other.role is Role.WORKER:
-            worker = replace(self._worker, kv=KVAccess("simulated", other.peer.name))
+            worker = replace(self._workers[self._group_of(other.peer)], kv=KVAccess("simulated", other.peer.name))
         up = PeerUp(other.peer, other.role, worker)
         process.met[other.peer] = up
         self._handle(process, up)
@@ -327,7 +340,7 @@ class Simulation:
             self._num_failovers += process.core.counts.num_failovers
         if process.engine is None:
             return
-        self._alive_s += max(0.0, until_s - process.born_s)
+        self._lifetimes_s[self._group_of(process.peer)] += max(0.0, until_s - process.born_s)
         self.counts.add_moves(process.worker_core.migration_source)
         self.counts.busy_s += process.engine.busy_s
         self.counts.num_steps += process.engine.num_steps

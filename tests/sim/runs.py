@@ -33,5 +33,6 @@ def config(changes: dict[str, Any] | None = None) -> RunConfig:
     return parse_run(merged(BASE, changes or {}), "test")
 
 
-def run(changes: dict[str, Any] | None = None, profile: Profile = PROFILE) -> Results:
-    return Simulation(config(changes), profile).run()
+def run(changes: dict[str, Any] | None = None, *profiles: Profile) -> Results:
+    """``profiles``: those of the groups; ``PROFILE`` if there are none."""
+    return Simulation(config(changes), profiles or (PROFILE,)).run()

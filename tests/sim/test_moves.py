@@ -40,7 +40,7 @@ class Watched(Simulation):
     """Counts each client's tokens and ends."""
 
     def __init__(self, changes: dict[str, Any]) -> None:
-        super().__init__(config(changes), PROFILE)
+        super().__init__(config(changes), [PROFILE])
         self.num_tokens: Counter[str] = Counter()
         self.num_ends: Counter[str] = Counter()
 
@@ -129,7 +129,7 @@ def test_many_steps_in_one_event_are_the_same_with_moves(
             "failures": failures,
         },
     )
-    together, alone = Simulation(config(changes), PROFILE).run(), StepByStep(config(changes), PROFILE).run()
+    together, alone = Simulation(config(changes), [PROFILE]).run(), StepByStep(config(changes), [PROFILE]).run()
     assert together.num_events < alone.num_events
     figures = [results.figures() for results in (together, alone)]
     for each in figures:
@@ -304,7 +304,7 @@ def test_fragmentation_is_free_memory_that_lies_apart() -> None:
     fits nowhere, or into one instance, makes none.
     """
     cluster = config({"cluster": {"kv_tokens": 40}}).cluster
-    instances = [make_instance(cluster, PROFILE) for _ in range(2)]
+    instances = [make_instance(cluster, cluster.all_groups[0], PROFILE) for _ in range(2)]
     for number, instance in enumerate(instances):
         spec = RequestSpec(f"r{number}", (0,) * 20, SamplingParams(seed=0, max_tokens=9))
         instance.handle(Start(1, spec), 0.0, Peer("gateway-0", 1))

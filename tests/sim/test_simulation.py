@@ -108,7 +108,7 @@ class Watched(Simulation):
     """Counts each client's tokens and ends."""
 
     def __init__(self, changes: dict[str, Any]) -> None:
-        super().__init__(config(changes), PROFILE)
+        super().__init__(config(changes), [PROFILE])
         self.num_tokens: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
 
@@ -165,8 +165,8 @@ def test_many_steps_in_one_event_are_the_same_as_each_alone(policy: str, failure
         "arrivals": {"process": "poisson", "rate_per_s": 0.5},
         "failures": failures,
     }
-    together = Simulation(config(changes), PROFILE).run()
-    alone = StepByStep(config(changes), PROFILE).run()
+    together = Simulation(config(changes), [PROFILE]).run()
+    alone = StepByStep(config(changes), [PROFILE]).run()
     assert together.num_events < 0.95 * alone.num_events
     assert times(together.outcomes) == times(alone.outcomes)
     figures = [results.figures() for results in (together, alone)]

@@ -165,7 +165,7 @@ class _ProgressLines:
     def __enter__(self) -> "_ProgressLines":
         self._bars.start()
         if not self._console.is_terminal:
-            instances = max(case.config.cluster.instances for case in self._cases)
+            instances = max(case.config.cluster.num_workers for case in self._cases)
             told = f"simulating {len(self._cases)} case(s) on {instances} instance(s)"
             self._console.print(told, highlight=False)
         return self

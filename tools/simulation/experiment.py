@@ -13,6 +13,7 @@ from actorserve.core.timing.profile import Profile
 from actorserve.errors import ActorserveError, SimulationError
 from actorserve.profile_files import load_profile
 from actorserve.sim.arrivals import arrivals
+from actorserve.sim.cluster_table import ClusterTable
 from actorserve.sim.config import MAX_RATE_PER_S, MIN_RATE_PER_S, RunConfig, parse_run
 from actorserve.sim.results import PERCENTILES
 from actorserve.sim.tables import Table, parse_table
@@ -115,7 +116,7 @@ class Case:
     arm: str
     x: float | None  # the variant's place on a plot's axis
     config: RunConfig
-    profile: Profile
+    profiles: tuple[Profile, ...]  # those of the cluster's groups
     trace: tuple[TraceRow, ...]
 
     def at(self, rate_per_s: float | None) -> RunConfig:
@@ -194,8 +195,7 @@ def _case(
             if not traces[path]:
                 raise SimulationError(f"trace {path}: there are no requests in it")
         trace = traces[path]
-    profile = load_profile(_profile_file(config.cluster.profile, file.parent, place))
-    return Case(variant["name"], arm["name"], x, config, profile, trace)
+    return Case(variant["name"], arm["name"], x, config, _profiles(config.cluster, file.parent, place), trace)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,14 +209,29 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def _profile_file(name: str, folder: Path, place: str) -> Path:
+def _profiles(cluster: ClusterTable, folder: Path, place: str) -> tuple[Profile, ...]:
+    """The profiles of the cluster's groups, which must be of one model."""
+    profiles: list[Profile] = []
+    for number, group in enumerate(cluster.all_groups):
+        key = f"{place}: cluster.groups.{number}.profile" if cluster.groups else f"{place}: cluster.profile"
+        profiles.append(load_profile(_profile_file(group.profile, folder, key)))
+        first, found = profiles[0], profiles[-1]
+        if (found.model, found.kv_bytes_per_token) != (first.model, first.kv_bytes_per_token):
+            raise SimulationError(
+                f"{key} is of {found.model} with {found.kv_bytes_per_token} bytes of KV a token: expected "
+                f"{first.model} with {first.kv_bytes_per_token}, as in the first group"
+            )
+    return tuple(profiles)
+
+
+def _profile_file(name: str, folder: Path, key: str) -> Path:
     if name.endswith(".toml"):
         file = folder / name
         if not os.path.isfile(file):  # Path.is_file raises where a name is too long
-            raise SimulationError(f"{place}: cluster.profile: there is no file {str(file)[:300]}")
+            raise SimulationError(f"{key}: there is no file {str(file)[:300]}")
         return file
     shipped = {file.stem: file for file in sorted(PROFILES.glob("*.toml"))}
     if name not in shipped:
         known = ", ".join(shipped)
-        raise SimulationError(f"{place}: cluster.profile is {name[:60]!r}: expected a .toml file, or one of {known}")
+        raise SimulationError(f"{key} is {name[:60]!r}: expected a .toml file, or one of {known}")
     return shipped[name]

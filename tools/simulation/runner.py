@@ -147,7 +147,7 @@ def run_once(case: Case, rate_per_s: float | None, on_share: Callable[[float], N
             shares.append(now / config.duration_s * num_ended / max(1, num_arrived))
         on_share(min(1.0, max(shares, default=0.0)))
 
-    return Simulation(config, case.profile, case.trace, on_progress).run().figures()
+    return Simulation(config, case.profiles, case.trace, on_progress).run().figures()
 
 
 def highest_held(rates: list[float], is_held: Callable[[float], bool]) -> float | None:

@@ -203,7 +203,8 @@ def test_journals_of_all_incarnations_are_read(tmp_path: Path) -> None:
 def test_the_simulated_cluster_is_the_measured_one() -> None:
     """Pools and the time of a message are as measured; everything else is as in the settings."""
     cluster = small_run("--policy", "fcfs", "--max-tokens", "128").cluster
-    assert (cluster.num_blocks, cluster.num_host_blocks, cluster.max_tokens) == (24, 64, 128)
+    (group,) = cluster.all_groups
+    assert (cluster.num_blocks(group), cluster.num_host_blocks(group), cluster.max_tokens) == (24, 64, 128)
     assert cluster.network_s == 0.0005
 
 
@@ -226,7 +227,7 @@ def test_both_sides_get_the_same_arrivals() -> None:
     for rate, drawn in ((100.0, slow), (400.0, fast)):
         config = small_run(load_tokens_per_s=rate)
         assert config.arrivals.rate_per_s == pytest.approx(rate / mean)
-        met = Simulation(config, FLAT).run().outcomes
+        met = Simulation(config, [FLAT]).run().outcomes
         assert list(met.num_prompt) == [arrival.prompt_tokens for arrival in drawn]
         assert list(met.arrived_s) == [arrival.at_s for arrival in drawn]
 
@@ -253,7 +254,7 @@ class Recorder(EngineModel):
 def recorded_run(load_tokens_per_s: float) -> LoadedRun:
     steps: list[RecordedStep] = []
     config = small_run(load_tokens_per_s=load_tokens_per_s)
-    results = Simulation(config, FLAT, make_engine=partial(Recorder, steps)).run()
+    results = Simulation(config, [FLAT], make_engine=partial(Recorder, steps)).run()
     report = replace(REPORT, num_preemptions=results.counts.num_preemptions)
     return LoadedRun(records_in(results), 0.0005, steps, report)
 
@@ -271,7 +272,7 @@ def test_recorded_times_give_the_recorded_schedule(load_tokens_per_s: float) -> 
             assert compared.ratio(name, percentile) == pytest.approx(1.0, abs=0.05), (name, percentile)
     assert compared.simulated_counts["num_preemptions"] > 0
     assert compared.simulated_counts["num_tokens_found"] > 0
-    blind = Simulation(twin_of(parsed(*SMALL)).config(load_tokens_per_s), FLAT).run()
+    blind = Simulation(twin_of(parsed(*SMALL)).config(load_tokens_per_s), [FLAT]).run()
     assert latencies_of(records_in(blind))["e2e_s"]["p50"] < 0.8 * compared.measured["e2e_s"]["p50"]
 
 
