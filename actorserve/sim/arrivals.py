@@ -18,6 +18,7 @@ from actorserve.sim.workload.requests import (
     poisson_times,
     regular_times,
     sampled,
+    sampled_apart,
     spike_factors,
     trace_times,
     warped,
@@ -36,11 +37,16 @@ def arrivals(config: RunConfig, trace: Sequence[TraceRow]) -> Iterator[Arrival]:
     Raises: SimulationError, WorkloadError.
     """
     times = _times(config.arrivals, trace, random.Random(f"{config.seed} times"))
-    if config.arrivals.process == "trace" and config.lengths.like == "trace" and config.lengths.ratio is None:
+    if config.arrivals.process == "trace" and _in_order(config.lengths):
         pairs = in_order(trace)
     else:
         pairs = _pairs(config.lengths, trace)
     return islice(_arrivals(config, times, pairs), config.num_requests)
+
+
+def _in_order(lengths: LengthsTable) -> bool:
+    """Whether the trace's own lengths belong to its own times."""
+    return lengths.like == "trace" and lengths.together and lengths.ratio is None
 
 
 def _arrivals(config: RunConfig, times: Iterator[float], pairs: LengthPairs) -> Iterator[Arrival]:
@@ -92,7 +98,7 @@ def _even_times(config: ArrivalsTable, trace: Sequence[TraceRow], rng: random.Ra
 
 def _pairs(config: LengthsTable, trace: Sequence[TraceRow]) -> LengthPairs:
     if config.like == "trace":
-        pairs = sampled(trace)
+        pairs = sampled(trace) if config.together else sampled_apart(trace)
     else:
         prompt, output = PAIRS[config.like] if config.like is not None else (config.prompt, config.output)
         assert prompt is not None

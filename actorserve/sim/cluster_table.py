@@ -14,6 +14,7 @@ from actorserve.options import (
     ScalingOptions,
     SchedulingOptions,
 )
+from actorserve.sim.step_costs import CostsTable
 from actorserve.sim.tables import Table
 from actorserve.sim.workload.traces import MAX_TRACE_TOKENS
 
@@ -79,6 +80,7 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     groups: tuple[GroupTable, ...] = Field((), strict=False, max_length=_MAX_GROUPS)
     migration: MigrationTable = MigrationTable()
     scaling: ScalingTable = ScalingTable()
+    costs: CostsTable = CostsTable()
     max_context_tokens: int = Field(
         ge=2, le=MAX_TRACE_TOKENS, description="prompt and output of the longest request; longer ones are cut"
     )

@@ -78,6 +78,10 @@ class LengthsTable(Table):
     """How long requests are: ``like`` a known workload, or by two distributions, ``prompt`` and ``output``."""
 
     like: str | None = Field(None, description=f"{', '.join(PAIRS)}, or trace")
+    together: bool = Field(
+        True,
+        description="whether a request's prompt and output come from one row of the trace; false: from two random rows",
+    )
     prompt: Lengths | None = Field(None, description="a length, or a distribution")
     output: Lengths | None = Field(None, description="a length, or a distribution")
     ratio: float | None = Field(
@@ -95,6 +99,8 @@ class LengthsTable(Table):
             raise ValueError("prompt and output are not expected together with like")
         if self.like is None and (self.prompt is None or self.output is None):
             raise ValueError("like is missing: expected it, or prompt and output")
+        if not self.together and self.like != "trace":
+            raise ValueError("together is false: expected only with like = 'trace'")
         for name, spec in (("prompt", self.prompt), ("output", self.output)):
             try:
                 if spec is not None:

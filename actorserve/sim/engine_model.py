@@ -7,6 +7,7 @@ from actorserve.core.effects import SwapIn, SwapOut
 from actorserve.core.instance.steps import plan_after_s
 from actorserve.core.messages import RequestSpec, StepDone, StepPlan
 from actorserve.core.timing.profile import Profile
+from actorserve.sim.step_costs import StepCosts
 
 TOKEN_ID = 0
 """Every output token of a simulation; requests end by their length alone."""
@@ -61,12 +62,14 @@ class EngineModel:
         bytes_per_block: int,
         rng: random.Random,
         *,
+        costs: StepCosts,
         overhead_s: float,
         copy_slowdown: float,
         noise: float,
         run_ahead: bool,
     ) -> None:
         self._profile = profile
+        self._costs = costs
         self._bytes_per_block = bytes_per_block
         self._overhead_s = overhead_s
         self._copy_slowdown = copy_slowdown
@@ -107,7 +110,7 @@ class EngineModel:
         for place in range(num_quiet + 1):
             began_s = max(free_s, planned_s)  # for the core, which does not know of the overhead
             begins_s = max(free_s, planned_s + self._overhead_s)
-            expected_s = self._profile.step_s(chunks, num_decodes, num_context_tokens)
+            expected_s = self._costs.step_s(chunks, num_decodes, num_context_tokens)
             duration_s = self._with_copies(expected_s, begins_s)
             if self._noise:
                 duration_s *= self._noise_of(place)

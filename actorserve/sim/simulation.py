@@ -58,6 +58,7 @@ from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
 from actorserve.sim.instance_metrics import Interruptions, fragmentation, unmet_demand
 from actorserve.sim.results import Counts, Outcomes, Results
 from actorserve.sim.simulated_process import Process
+from actorserve.sim.step_costs import step_costs
 from actorserve.sim.timeline import Timeline
 from actorserve.sim.workload.traces import TraceRow
 
@@ -272,6 +273,7 @@ class Simulation:
                 profile,
                 cluster.tokens_per_block * profile.kv_bytes_per_token,
                 rng,
+                costs=step_costs(profile, cluster.costs),
                 overhead_s=cluster.step_overhead_s,
                 copy_slowdown=cluster.copy_slowdown,
                 noise=cluster.noise,

@@ -213,7 +213,8 @@ def test_copies_take_turns_on_their_links() -> None:
     """
     rng = random.Random(0)
     one, two, other = (
-        EngineModel(PROFILE, 4000, rng, overhead_s=0.0, copy_slowdown=0.0, noise=0.0, run_ahead=True) for _ in range(3)
+        EngineModel(PROFILE, 4000, rng, costs=PROFILE, overhead_s=0.0, copy_slowdown=0.0, noise=0.0, run_ahead=True)
+        for _ in range(3)
     )
 
     def done_s(to: EngineModel, source: EngineModel, *, is_urgent: bool = False, budget: float | None = None) -> float:
@@ -236,7 +237,9 @@ def test_copies_into_host_memory_slow_the_source_alone() -> None:
     rng = random.Random(0)
 
     def model() -> EngineModel:
-        return EngineModel(PROFILE, 4000, rng, overhead_s=0.0, copy_slowdown=1.0, noise=0.0, run_ahead=True)
+        return EngineModel(
+            PROFILE, 4000, rng, costs=PROFILE, overhead_s=0.0, copy_slowdown=1.0, noise=0.0, run_ahead=True
+        )
 
     def step_s(engine: EngineModel) -> float:
         plan = StepPlan(0, ("r",), (0,), ((1,),), ((0,),), (True,))

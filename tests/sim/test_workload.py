@@ -290,6 +290,21 @@ def test_rows_are_drawn_whole() -> None:
     assert {draw(rng) for _ in range(100)} == {(10, 1), (20, 2), (300, 3)}
 
 
+def test_rows_can_be_drawn_apart() -> None:
+    """With ``together = false`` a prompt may have the output of another row, also at the trace's own times."""
+    changes = {
+        "num_requests": 100,
+        "trace": "x",
+        "lengths": {"like": "trace", "together": False, "prompt": None, "output": None},
+    }
+    found = {(arrival.prompt_tokens, arrival.output_tokens) for arrival in arrivals(config(changes), ROWS)}
+    cut = {(199, 1), (198, 2), (197, 3)}  # the longest prompt, which does not fit with any output
+    assert found == {(prompt, output) for prompt in (10, 20) for output in (1, 2, 3)} | cut
+    at_its_times = {**changes, "arrivals": {"process": "trace", "rate_per_s": None}}
+    found_s = [arrival.at_s for arrival in arrivals(config(at_its_times), ROWS)]
+    assert found_s == [row.at_s for row in ROWS]
+
+
 def test_arrivals_end_with_the_duration() -> None:
     """No request arrives after ``duration_s``, and before it as many as the rate gives."""
     found = list(arrivals(config({"num_requests": None, "duration_s": 1000.0, "arrivals": {"process": "poisson"}}), ()))

@@ -109,6 +109,13 @@ def sampled(rows: Sequence[TraceRow]) -> LengthPairs:
     return draw
 
 
+def sampled_apart(rows: Sequence[TraceRow]) -> LengthPairs:
+    """The prompt of a random row with the output of another one, as SplitwiseSim draws them: a long prompt says nothing
+    about its output.
+    """
+    return lambda rng: (rng.choice(rows).prompt_tokens, rng.choice(rows).output_tokens)
+
+
 def with_ratio(pairs: LengthPairs, ratio: float) -> LengthPairs:
     """Scaled so that the mean prompt is ``ratio`` times the mean output, and the mean sum stays the same.
 
