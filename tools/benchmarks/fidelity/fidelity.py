@@ -123,7 +123,7 @@ def _round(arguments: argparse.Namespace, values: Overrides, folder: Path, found
         config = predicted.config(load * calibration.tokens_per_s)
         measured = run_load(arguments, values, list(arrivals(config, ())), folder / f"load-{load}", console)
         runs.append(measured)
-        results = Simulation(config, profile).run()
+        results = Simulation(config, [profile]).run()
         found.end_to_end.setdefault(load, []).append(
             compare(measured.records, measured.report, records_in(results), results.counts)
         )

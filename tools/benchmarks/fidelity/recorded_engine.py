@@ -12,6 +12,7 @@ from actorserve.core.instance.steps import plan_after_s
 from actorserve.core.messages import StepPlan
 from actorserve.core.timing.profile import Profile
 from actorserve.sim.engine_model import EngineModel, Flight
+from actorserve.sim.step_costs import StepCosts
 from tools.journals.steps import RecordedStep, Work, work_of
 
 _NUM_NEAR = 32  # recorded iterations to look at, before and after the simulated one
@@ -77,6 +78,7 @@ class RecordedEngine(EngineModel):
         bytes_per_block: int,
         rng: random.Random,
         *,
+        costs: StepCosts,
         overhead_s: float,
         copy_slowdown: float,
         noise: float,
@@ -86,6 +88,7 @@ class RecordedEngine(EngineModel):
             profile,
             bytes_per_block,
             rng,
+            costs=costs,
             overhead_s=overhead_s,
             copy_slowdown=copy_slowdown,
             noise=noise,

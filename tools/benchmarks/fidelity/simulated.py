@@ -74,7 +74,7 @@ def with_recorded_times(twin: Twin, profile: Profile, run: LoadedRun) -> Results
     began_s = run.records[0].arrived_s - _LEAD_S
     trace = [TraceRow(record.arrived_s - began_s, record.num_prompt, record.num_output) for record in run.records]
     make_engine = partial(RecordedEngine, RecordedTimes(run.steps, profile, began_s))
-    return Simulation(twin.recorded_config(), profile, trace, make_engine=make_engine).run()
+    return Simulation(twin.recorded_config(), [profile], trace, make_engine=make_engine).run()
 
 
 def records_in(results: Results) -> Sequence[Record]:
