@@ -118,6 +118,7 @@ OTHERWISE = {
         "bytes_per_block": "the engine",
         "max_context_tokens": "the engine",
         "num_host_blocks": "the engine",
+        "whole_prompts": "an option of simulated clusters alone, for baselines",
         "migration": "MigrationConfig, which is walked itself",
     },
     MigrationConfig: {"ticket_key": "a secret of the process"},

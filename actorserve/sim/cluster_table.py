@@ -88,6 +88,11 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         False,
         description="reuse the KV of prompts with equal prefixes; without it no two prompts share one",
     )
+    whole_prompts: bool = Field(
+        False,
+        description="whether a prompt is never cut, as in older schedulers: prompts share an iteration up to "
+        "max_batch_tokens, a longer prompt has one for itself, and tpot_target_s does not bound them",
+    )
     network_s: float = Field(0.0005, ge=0, le=10.0, description="time of a message from one process to another")
     step_overhead_s: float = Field(0.0, ge=0, le=3600.0, description="pause of an engine before each iteration")
     copy_slowdown: float = Field(

@@ -1,5 +1,7 @@
 """The cores of a simulated cluster's processes, made from its table with the mapping that a server's settings use."""
 
+from dataclasses import replace
+
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
@@ -27,4 +29,5 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
         cluster.max_context_tokens,
         cluster.num_host_blocks(group),
     )
-    return instance_recipe(cluster, sizes, profile, _TICKET_KEY).make()
+    recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY)
+    return replace(recipe, config=replace(recipe.config, whole_prompts=cluster.whole_prompts)).make()

@@ -61,6 +61,18 @@ def test_a_prefill_shares_its_iteration_with_decodes() -> None:
     assert first[1] == pytest.approx(first[0] + 0.5 + joint_s)
 
 
+def test_whole_prompts_are_not_cut() -> None:
+    """A prompt over the limit takes two iterations, or with ``whole_prompts`` one."""
+    ttft_s = {}
+    for whole_prompts in (False, True):
+        cluster = {"whole_prompts": whole_prompts, "max_batch_tokens": 40, "max_batch_requests": 8}
+        results = run({"cluster": cluster, "lengths": {"prompt": 60}})
+        ((ttft_s[whole_prompts], _),) = times(results.outcomes)
+    around_s = ASKING_S + NETWORK_S
+    assert ttft_s[False] == pytest.approx(around_s + PROFILE.prefill_s(40) + PROFILE.prefill_s(20, 40))
+    assert ttft_s[True] == pytest.approx(around_s + PROFILE.prefill_s(60))
+
+
 def test_overhead_lies_between_iterations() -> None:
     """The overhead delays each iteration, and does not count as the engine's busy time."""
     plain, slow = (run({"cluster": {"run_ahead": False, "step_overhead_s": pause_s}}) for pause_s in (0.0, 0.125))

@@ -13,6 +13,7 @@ class InstanceConfig:
 
     An iteration holds at most ``max_batch_requests`` requests and ``max_batch_tokens`` tokens. Prefills are fed in
     chunks so short that an iteration with decodes takes no longer than ``tpot_target_s`` (infinite: no target). With
+    ``whole_prompts`` no prefill is cut, and there is no target (``core.scheduling.whole_prompts``). With
     ``run_ahead`` an iteration is planned while the one before it runs. ``headroom_bytes``, by priority, is KV memory
     that counts as used in addition to what running requests of that priority hold. After each ``checkpoint_tokens``
     new tokens of a request another worker copies its KV; 0 switches checkpoints off.
@@ -27,6 +28,7 @@ class InstanceConfig:
     load_report_s: float = 0.2
     retry_s: float = RETRY_S
     tpot_target_s: float = 0.1
+    whole_prompts: bool = False
     run_ahead: bool = True
     headroom_bytes: dict[int, int] = field(default_factory=dict)
     prefix_cache: bool = True

@@ -48,6 +48,7 @@ from actorserve.core.request import Request
 from actorserve.core.scheduling.batching import Batcher
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.scheduling.token_budget import TokenBudget
+from actorserve.core.scheduling.whole_prompts import WholePrompts
 from actorserve.core.timing.step_times import StepTimes
 
 _KEEP_AFTER_DEATH_S = 10.0  # checkpoints of a dead worker, until its gateways have noticed and asked for them
@@ -70,7 +71,9 @@ class InstanceState:
             self.memory,
             policy,
             times,
-            TokenBudget(config.tpot_target_s, config.max_batch_tokens, times),
+            WholePrompts(config.max_batch_tokens, times)
+            if config.whole_prompts
+            else TokenBudget(config.tpot_target_s, config.max_batch_tokens, times),
             mode=config.swap_mode,
             max_batch_requests=config.max_batch_requests,
             max_batch_tokens=config.max_batch_tokens,

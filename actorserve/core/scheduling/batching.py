@@ -3,7 +3,8 @@
 FastServe's iteration-level preemption: the batch is the front of the policy's order, chosen anew for each iteration, up
 to ``max_batch_requests``. A request outside the batch keeps its KV until a more urgent request needs the blocks
 (``core.scheduling.admission``). Decodes take one token each, and prefills share what ``core.scheduling.token_budget``
-leaves. If a request cannot run now because its KV is on the host, the requests behind it may run first.
+leaves; for baselines ``core.scheduling.whole_prompts`` cuts no prompt. If a request cannot run now because its KV is on
+the host, the requests behind it may run first.
 """
 
 from collections.abc import Collection, Sequence
@@ -147,13 +148,17 @@ class Batcher:
         budget = self._token_budget.begin(len(decodes), _num_context_tokens(decodes))
         rows: list[tuple[Request, int]] = []
         decodes = []
+        is_full = False  # of prefills
         for request in runnable:
             if len(rows) == self._max_rows:
                 break
             if request.num_uncomputed == 1 and request not in admitted:
                 rows.append((request, 1))
                 decodes.append(request)
-            elif not budget.is_spent:
+            elif not is_full:
+                if not budget.has_room_for(request.num_uncomputed):
+                    is_full = True
+                    continue
                 if request in admitted:
                     if memory.blocks_wanted(request) > memory.device.num_free_blocks:
                         continue  # blocks that it would have shared were evicted meanwhile

@@ -54,18 +54,17 @@ class IterationBudget:
         self._num_left = num_left
         self._times = times
 
-    @property
-    def is_spent(self) -> bool:
-        """Whether no prefill gets another token."""
-        return self._num_left <= 0 or (self._is_full and self.iteration.num_tokens >= MIN_PREFILL_TOKENS)
+    def has_room_for(self, num_wanted: int) -> bool:
+        """Whether a prefill that wants ``num_wanted`` tokens gets any of them. If not, no prefill after it may ask."""
+        return self._num_left > 0 and not (self._is_full and self.iteration.num_tokens >= MIN_PREFILL_TOKENS)
 
     def take(self, num_wanted: int, num_before: int) -> int:
         """The next chunk of a prefill that wants ``num_wanted`` tokens and has computed ``num_before``.
 
-        It has at least 1 token while the budget is not spent, and 0 tokens once it is. The iteration then takes no
-        longer than the target, or than with the fewest tokens that the chunk may have.
+        It has at least 1 token if there is room, and otherwise none. The iteration then takes no longer than the
+        target, or than with the fewest tokens that the chunk may have.
         """
-        if self.is_spent:
+        if not self.has_room_for(num_wanted):
             return 0
         iteration, times = self.iteration, self._times
         num_taken = most = min(num_wanted, self._num_left)

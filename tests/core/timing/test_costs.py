@@ -161,7 +161,7 @@ def test_a_budget_is_exact(
     budget = TokenBudget(target_s, 10**6, times).begin(num_decodes, num_context_tokens)
     aim_s = 0.95 * target_s
     for tokens, before in parts:
-        if budget.is_spent:
+        if not budget.has_room_for(tokens):
             break
         iteration = copy(budget.iteration)
         least = min(tokens, max(1, MIN_PREFILL_TOKENS - iteration.num_tokens))

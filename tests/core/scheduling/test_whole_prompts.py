@@ -1,0 +1,72 @@
+"""Prompts that are never cut."""
+
+from dataclasses import replace
+
+from hypothesis import given, strategies as st
+
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.scheduling.policy import FirstComeFirstServed
+from actorserve.core.scheduling.whole_prompts import WholePrompts
+from actorserve.core.timing.step_times import StepTimes
+from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
+
+
+def fed(instance: Instance) -> dict[str, int]:
+    """How many tokens each request feeds into the iteration in flight."""
+    plan = instance.plan
+    assert plan is not None
+    return {name: len(tokens) for name, tokens in zip(plan.request_ids, plan.token_ids, strict=True)}
+
+
+def make(max_batch_tokens: int) -> Instance:
+    config = replace(
+        CONFIG,
+        num_blocks=512,
+        tokens_per_block=4,
+        max_context_tokens=400,
+        max_batch_requests=8,
+        max_batch_tokens=max_batch_tokens,
+        tpot_target_s=1e-6,
+        whole_prompts=True,
+        run_ahead=False,
+        prefix_cache=False,
+    )
+    instance = Instance(config)
+    instance.state = InstanceState(config, FirstComeFirstServed(), StepTimes(PROFILE))
+    return instance
+
+
+def test_prompts_share_an_iteration_up_to_the_limit() -> None:
+    """Whole prompts enter in order, and a short prompt does not overtake a long one that waits for room."""
+    instance = make(max_batch_tokens=40)
+    instance.start(spec("first", 5))
+    for name, length in (("a", 20), ("b", 15), ("long", 30), ("short", 1)):
+        instance.start(spec(name, length))
+    assert fed(instance) == {"first": 5}
+    instance.done()
+    assert fed(instance) == {"first": 1, "a": 20, "b": 15}  # four tokens are left
+    instance.done()
+    assert fed(instance) == {"first": 1, "a": 1, "b": 1, "long": 30, "short": 1}
+
+
+def test_a_prompt_over_the_limit_runs_whole() -> None:
+    """It shares its iteration with decodes and with no other prompt."""
+    instance = make(max_batch_tokens=40)
+    instance.start(spec("first", 5))
+    for name, length in (("huge", 300), ("after", 3)):
+        instance.start(spec(name, length))
+    instance.done()
+    assert fed(instance) == {"first": 1, "huge": 300}
+    instance.done()
+    assert fed(instance) == {"first": 1, "huge": 1, "after": 3}
+
+
+@given(st.integers(1, 100), st.integers(0, 100), st.lists(st.integers(1, 200), min_size=1, max_size=10))
+def test_no_prompt_is_cut(max_batch_tokens: int, num_decodes: int, lengths: list[int]) -> None:
+    """Each prompt gets all of its tokens or none. The first one always gets them, and others only within the limit."""
+    budget = WholePrompts(max_batch_tokens, StepTimes(PROFILE)).begin(num_decodes, 10 * num_decodes)
+    taken = [budget.take(length, 0) for length in lengths]
+    assert taken[0] == lengths[0]
+    assert all(number in (0, length) for number, length in zip(taken, lengths, strict=True))
+    assert sum(taken) == budget.iteration.num_tokens
+    assert sum(taken[1:]) == 0 or sum(taken) + num_decodes <= max_batch_tokens
