@@ -13,11 +13,11 @@ import math
 import os
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProfileError
@@ -26,6 +26,22 @@ _MAX_SECONDS = 3600.0  # a longer iteration is surely a wrong unit
 _MAX_COUNT = 1e9  # of tokens or requests
 _MAX_POINTS = 256
 BYTES_PER_S_BOUNDS = (1e3, 1e15)
+MAX_DRIFT = 0.1  # of the machine's speed while a profile was measured
+
+
+class MeasuredShape(NamedTuple):
+    """An iteration that a profile was fitted to or compared with, for people who doubt the fit.
+
+    It prefilled ``tokens`` after ``before`` tokens, and decoded ``requests`` with ``context`` tokens each. ``seconds``
+    is the median of its times, and ``spread`` half the distance between their quartiles, relative to the median.
+    """
+
+    tokens: int
+    before: int
+    requests: int
+    context: int
+    seconds: float
+    spread: float
 
 
 def load_profile(file: Path) -> Profile:
@@ -68,12 +84,29 @@ def parse_profile(text: str, place: str) -> Profile:
         source=top.text("source") if "source" in values else "",
         errors=top.table("errors").errors() if "errors" in values else (),
     )
+    if "measured" in values:
+        top.table("measured").measured_shapes()
     for table in (top, *top.tables):
         table.refuse_unknown()
     return profile
 
 
-def profile_text(profile: Profile) -> str:
+def drift_of(profile: Profile) -> float:
+    """By how much the machine was faster in some part of the measurement than in another; 0 if that is not known."""
+    return dict(profile.errors).get("drift", 0.0)
+
+
+def require_steady(profile: Profile, place: Path) -> None:
+    """Raises: ProfileError, if the machine's speed drifted while the profile was measured."""
+    drift = drift_of(profile)
+    if drift > MAX_DRIFT:
+        raise ProfileError(
+            f"{place}: errors.drift is {drift:g}: expected at most {MAX_DRIFT:g}, because the machine's speed changed "
+            "while the profile was measured; measure it again when the machine has no other work"
+        )
+
+
+def profile_text(profile: Profile, measured: Sequence[MeasuredShape] = ()) -> str:
     """The file's text; ``parse_profile`` gives an equal profile back."""
     lines = [f"{key} = {json.dumps(getattr(profile, key))}" for key in ("name", "model", "hardware", "dtype")]
     lines += [f"threads = {profile.threads}", f"kv_bytes_per_token = {profile.kv_bytes_per_token}"]
@@ -96,10 +129,14 @@ def profile_text(profile: Profile) -> str:
     if profile.errors:
         lines += ["", "[errors]  # of the fit, relative to the measurements"]
         lines += [f"{name} = {_number(error)}" for name, error in profile.errors]
+    if measured:
+        lines += ["", "[measured]  # each iteration: its prefill after earlier tokens, its decodes and their context"]
+        for column, name in zip(zip(*measured, strict=True), MeasuredShape._fields, strict=True):
+            lines.append(f"{name} = [{', '.join(map(_number, column))}]")
     return "\n".join(lines) + "\n"
 
 
-def save_profile(profile: Profile, file: Path, heading: str = "") -> None:
+def save_profile(profile: Profile, file: Path, heading: str = "", measured: Sequence[MeasuredShape] = ()) -> None:
     """Write the whole file, or nothing; ``heading`` becomes comment lines at its top.
 
     Raises: OSError.
@@ -109,7 +146,7 @@ def save_profile(profile: Profile, file: Path, heading: str = "") -> None:
     descriptor, partial = tempfile.mkstemp(dir=file.parent, prefix="partial-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-            opened.write(comment + ("\n" if comment else "") + profile_text(profile))
+            opened.write(comment + ("\n" if comment else "") + profile_text(profile, measured))
         os.replace(partial, file)
     finally:
         with suppress(FileNotFoundError):  # it was renamed to ``file``
@@ -195,6 +232,13 @@ class _Table:
     def link(self) -> Link:
         return Link(self.number("latency_s", 0.0, _MAX_SECONDS), self.number("bytes_per_s", *BYTES_PER_S_BOUNDS))
 
+    def measured_shapes(self) -> None:
+        """Check columns of equal lengths."""
+        columns = [self._array(name, 0.0, _MAX_COUNT, least_length=1) for name in MeasuredShape._fields]
+        for name, column in zip(MeasuredShape._fields, columns, strict=True):
+            if len(column) != len(columns[0]):
+                raise self._wrong(name, f"{len(column)} numbers", f"{len(columns[0])}, one for each iteration")
+
     def errors(self) -> tuple[tuple[str, float], ...]:
         return tuple((name, self.number(name, 0.0, 1e3)) for name in self._values)
 
@@ -204,12 +248,12 @@ class _Table:
                 known = ", ".join(sorted(self._known))
                 raise ProfileError(f"{self._place}: {self._prefix}{name} is unknown: expected {known}")
 
-    def _array(self, name: str, least: float, most: float) -> tuple[float, ...]:
-        expected = f"a list of 2 to {_MAX_POINTS} numbers"
+    def _array(self, name: str, least: float, most: float, least_length: int = 2) -> tuple[float, ...]:
+        expected = f"a list of {least_length} to {_MAX_POINTS} numbers"
         values = self._get(name, expected)
         if not isinstance(values, list):
             raise self._error(name, values, expected)
-        if not 2 <= len(values) <= _MAX_POINTS:
+        if not least_length <= len(values) <= _MAX_POINTS:
             raise self._wrong(name, f"a list of {len(values)}", expected)
         return tuple(self._check(f"{name}[{place}]", value, least, most) for place, value in enumerate(values))
 

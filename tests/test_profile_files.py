@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from actorserve.errors import ProfileError
-from actorserve.profile_files import load_profile, parse_profile, profile_text, require_profile_of, save_profile
+from actorserve.profile_files import (
+    MeasuredShape,
+    load_profile,
+    parse_profile,
+    profile_text,
+    require_profile_of,
+    require_steady,
+    save_profile,
+)
 from tests.core.harness.profiles import PROFILE
 
 SHIPPED = sorted((Path(__file__).resolve().parent.parent / "config" / "profiles").glob("*.toml"))
@@ -132,6 +140,31 @@ def test_a_profile_of_another_model_is_one_line() -> None:
         require_profile_of(WHOLE, Path("mine.toml"), "other", 100)
     with pytest.raises(ProfileError, match=r"^mine\.toml: kv_bytes_per_token is 100: expected 200, "):
         require_profile_of(WHOLE, Path("mine.toml"), "none", 200)
+
+
+def test_measured_iterations_stand_in_the_file() -> None:
+    """They do not change the profile, and a damaged table is one line with the key."""
+    shapes = [MeasuredShape(128, 0, 0, 0, 0.02, 0.01), MeasuredShape(128, 64, 4, 32, 0.03, 0.02)]
+    text = profile_text(WHOLE, shapes)
+    assert "\nbefore = [0, 64]\n" in text
+    assert "\nseconds = [0.02, 0.03]\nspread = [0.01, 0.02]\n" in text
+    assert parse_profile(text, "x") == WHOLE
+    for old, new, says in (
+        ("before = [0, 64]", "before = [0]", "measured.before is 1 numbers: expected 2, one for each iteration"),
+        ("before = [0, 64]", "", "measured.before is missing"),
+        ("before = [0, 64]", "before = [0, -64]", r"measured.before\[1\] is -64"),
+        ("spread =", "spreads =", "measured.spread is missing"),
+    ):
+        with pytest.raises(ProfileError, match=says):
+            parse_profile(text.replace(old, new), "x")
+
+
+def test_a_profile_of_a_machine_that_drifted_is_refused() -> None:
+    """The error names the key; a profile that tells nothing of it is accepted, because published ones do not."""
+    for errors in ((), (("drift", 0.1),)):
+        require_steady(replace(WHOLE, errors=errors), Path("mine.toml"))
+    with pytest.raises(ProfileError, match=r"^mine.toml: errors.drift is 0.35: expected at most 0.1, because"):
+        require_steady(replace(WHOLE, errors=(("drift", 0.35),)), Path("mine.toml"))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=[file.stem for file in SHIPPED])

@@ -15,24 +15,18 @@ from actorserve.model_files.locate import locate
 from actorserve.processes.child import Child
 from actorserve.processes.launch import LaunchError, resolve_workers
 from actorserve.processes.status import Reporter
-from actorserve.profile_files import save_profile
+from actorserve.profile_files import MAX_DRIFT, save_profile
 from actorserve.settings import Settings, load_settings
 from tools.profiling.errors import ProfilingError
 from tools.profiling.output import prepare_file
 from workers.profile.engine_timer import Shape
-from workers.profile.measure import (
-    QUICK,
-    THOROUGH,
-    Measurements,
-    make_profile,
-    measure,
-    profile_s,
-    quick_plan,
-    thorough_plan,
-)
+from workers.profile.fit import make_profile, measured_shapes, profile_s
+from workers.profile.measure import QUICK, THOROUGH, Measurements, Timing, measure
+from workers.profile.plans import quick_plan, thorough_plan
 
 _HOST_KV_BYTES = 256 * 2**20  # host memory to measure copies with
 _LONGEST_ITERATION = 2048  # tokens
+_TIMES = ("ms", "spread", "profile says")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     profile = make_profile(name, engine.model.name, facts, kv_bytes_per_token(engine), found)
     show(profile, found, console)
     try:
-        save_profile(profile, file, f"Measured {'quickly ' if arguments.quick else ''}by tools/profile.")
+        heading = f"Measured {'quickly ' if arguments.quick else ''}by tools/profile."
+        save_profile(profile, file, heading, measured_shapes(found))
     except OSError as error:
         raise ProfilingError(f"cannot write {file}: {error}") from None
     console.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
@@ -102,27 +97,33 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 def show(profile: Profile, found: Measurements, console: Console) -> None:
     """A table of the measured times and the profile's predictions."""
     console.print(profile.name, markup=False, highlight=False, soft_wrap=True)
-    table = _table("prefill: tokens", "after", "ms", "profile says", "tokens/s")
-    for shape, seconds in found.fitted_s.items():
-        if shape.num_tokens:
-            cells = (str(shape.num_tokens), str(shape.num_before), *_times(profile, shape, seconds))
-            table.add_row(*cells, f"{shape.num_tokens / seconds:,.0f}")
+    table = _table("prefill: tokens", "after", *_TIMES, "tokens/s")
+    for shape, timing in found.fitted.items():
+        if not shape.num_requests:
+            cells = (str(shape.num_tokens), str(shape.num_before), *_times(profile, shape, timing))
+            table.add_row(*cells, f"{shape.num_tokens / timing.seconds:,.0f}")
     console.print(table)
-    table = _table("decode: requests", "after each", "ms", "profile says", "tokens/s")
-    for shape, seconds in found.fitted_s.items():
-        if shape.num_requests:
-            cells = (str(shape.num_requests), str(shape.num_context_tokens), *_times(profile, shape, seconds))
-            table.add_row(*cells, f"{shape.num_requests / seconds:,.0f}")
+    table = _table("decode: requests", "after each", *_TIMES, "tokens/s")
+    for shape, timing in found.fitted.items():
+        if not shape.num_tokens:
+            cells = (str(shape.num_requests), str(shape.num_context_tokens), *_times(profile, shape, timing))
+            table.add_row(*cells, f"{shape.num_requests / timing.seconds:,.0f}")
     console.print(table)
-    if found.compared_s:
-        table = _table("both: tokens", "after", "requests", "after each", "ms", "profile says")
-        for shape, seconds in found.compared_s.items():
-            table.add_row(*map(str, shape), *_times(profile, shape, seconds))
-        console.print(table)
+    table = _table("both: tokens", "after", "requests", "after each", *_TIMES)
+    for shape, timing in (found.fitted | found.compared).items():
+        if shape.num_tokens and shape.num_requests:
+            table.add_row(*map(str, shape), *_times(profile, shape, timing))
+    console.print(table)
     for name, link in (("swap", profile.swap), ("transfer", profile.transfer)):
         console.print(f"{name}: {_link(link)}", highlight=False)
     for name, error in profile.errors:
-        console.print(f"{name}: {error:.1%} off, for iterations that the profile was not fitted to", highlight=False)
+        if name != "drift":
+            console.print(
+                f"{name}: {error:.1%} off, for iterations that the profile was not fitted to", highlight=False
+            )
+    console.print(f"drift: the machine's speed changed by {found.drift:.1%} during the measurement", highlight=False)
+    if found.drift > MAX_DRIFT:
+        console.print("Benchmarks refuse this profile. Measure again when the machine has no other work.")
 
 
 def _table(*columns: str) -> Table:
@@ -132,8 +133,9 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _times(profile: Profile, shape: Shape, seconds: float) -> tuple[str, str]:
-    return f"{seconds * 1e3:.2f}", f"{profile_s(profile, shape) * 1e3:.2f}"
+def _times(profile: Profile, shape: Shape, timing: Timing) -> tuple[str, str, str]:
+    predicted_s = profile_s(profile, shape)
+    return f"{timing.seconds * 1e3:.2f}", f"{timing.spread:.1%}", f"{predicted_s * 1e3:.2f}"
 
 
 def _link(link: Link) -> str:

@@ -18,11 +18,13 @@ from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProfileError
 from actorserve.model_files.default_model import cache_folder
 from actorserve.processes.status import Reporter
-from actorserve.profile_files import load_profile, require_profile_of, save_profile
+from actorserve.profile_files import MAX_DRIFT, drift_of, load_profile, require_profile_of, save_profile
 from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engines.fake_engine import FakeEngine
-from workers.profile.measure import QUICK, Facts, make_profile, measure, quick_plan
+from workers.profile.fit import Facts, make_profile, measured_shapes
+from workers.profile.measure import QUICK, measure
+from workers.profile.plans import quick_plan
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ def profile_of(engine: Engine, settings: Settings, status: Reporter) -> Profile:
     if given is not None:
         loaded = load_profile(given.expanduser())
         require_profile_of(loaded, given, engine.model.name, kv_bytes_per_token(engine))
+        _warn_of_drift(loaded, given)
         return loaded
     if isinstance(engine, FakeEngine):
         return fake_profile(engine)
@@ -122,7 +125,18 @@ def _kept(file: Path, engine: Engine) -> Profile | None:
         _log.warning("measuring again: %s", error)
         return None
     _log.info("profile %s", file)
+    _warn_of_drift(profile, file)
     return profile
+
+
+def _warn_of_drift(profile: Profile, file: Path) -> None:
+    """The scheduler corrects its times while it runs, so a doubtful profile is better than no service."""
+    if drift_of(profile) > MAX_DRIFT:
+        _log.warning(
+            "the machine's speed changed by %.0f %% while the profile %s was measured; tools/profile measures it again",
+            100 * drift_of(profile),
+            file,
+        )
 
 
 def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, status: Reporter) -> Profile:
@@ -132,10 +146,12 @@ def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, statu
     found = measure(engine, plan, QUICK, lambda share, _: status.loading(what, share))
     profile = make_profile(describe_profile(engine, facts), engine.model.name, facts, kv_bytes_per_token(engine), found)
     try:
-        save_profile(profile, file, "Measured quickly at the first start; tools/profile measures thoroughly.")
+        heading = "Measured quickly at the first start; tools/profile measures thoroughly."
+        save_profile(profile, file, heading, measured_shapes(found))
         _log.info("measured a profile, kept in %s", file)
     except OSError as error:
         _log.warning("the profile cannot be kept in %s: %s", file, error)
+    _warn_of_drift(profile, file)
     return profile
 
 

@@ -1,6 +1,6 @@
 """An engine with a known cost: it computes nothing, and says how long an iteration took."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from workers.engine import EndedStep
@@ -10,7 +10,10 @@ from workers.sampling.grammars import PreparedGrammar
 
 
 class CostEngine:
-    """Says that iterations take what a cost says; with ``disturbs``, every fifth one fifty times that."""
+    """Says that iterations take what a cost says; with ``disturbs``, every fifth one fifty times that.
+
+    ``decode_s`` is added for each decode, and ``slowness`` gives a factor for each iteration by its number.
+    """
 
     kind = "cost"
     tokens_per_block = 16
@@ -25,6 +28,8 @@ class CostEngine:
         self.requests: set[str] = set()
         self.plans: list[StepPlan] = []
         self.disturbs = False
+        self.decode_s = 0.0
+        self.slowness: Callable[[int], float] = lambda number: 1.0
         self.written: set[int] = set()  # blocks
 
     def prepare(self, request: RequestSpec) -> None:
@@ -52,9 +57,11 @@ class CostEngine:
             self.written.update(table[start // 16 :])
             seconds += 1e-6 * start * len(tokens) + 0.5e-6 * len(tokens) ** 2
             num_rows += len(tokens)
+            seconds += self.decode_s if start and len(tokens) == 1 else 0.0
         seconds += 0.0004 * num_rows
         if self.disturbs and len(self.plans) % 5 == 0:
             seconds *= 50
+        seconds *= self.slowness(len(self.plans))
         return EndedStep(StepDone(plan.step_id, seconds, (), (), ()))
 
     def copy_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:

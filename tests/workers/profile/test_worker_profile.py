@@ -108,6 +108,27 @@ def test_a_named_profile_of_another_model_is_refused(tmp_path: Path, profile: Pr
         profile_of(CostEngine(), settings_with(profile=str(tmp_path / "none.toml")), Told())
 
 
+def test_a_profile_of_a_machine_that_drifted_is_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Serving goes on with such a profile, whether it was named, kept, or measured now."""
+    file = tmp_path / "mine.toml"
+    drifting = replace(MINE, errors=(("drift", 0.35),))
+    save_profile(drifting, file)
+    assert profile_of(CostEngine(), settings_with(profile=str(file)), Told()) == drifting
+    assert "speed changed by 35 % while the profile" in caplog.text
+    engine = CostEngine()
+    engine.slowness = lambda number: 1.0 + number / 100
+    for _ in range(2):
+        caplog.clear()
+        assert dict(profile_of(engine, settings_with(), Told()).errors)["drift"] > 0.1
+        assert "speed changed by" in caplog.text
+    caplog.clear()
+    save_profile(MINE, file)
+    profile_of(CostEngine(), settings_with(profile=str(file)), Told())
+    assert "speed changed by" not in caplog.text
+
+
 def test_a_fake_engine_is_not_measured(cache: Path) -> None:
     """Its profile says that every iteration takes the same time."""
     profile = profile_of(FakeEngine(), settings_with(engine="fake"), Told())
