@@ -94,7 +94,9 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         "max_batch_tokens, a longer prompt has one for itself, and tpot_target_s does not bound them",
     )
     network_s: float = Field(0.0005, ge=0, le=10.0, description="time of a message from one process to another")
-    step_overhead_s: float = Field(0.0, ge=0, le=3600.0, description="pause of an engine before each iteration")
+    step_overhead_s: float | None = Field(
+        None, ge=0, le=3600.0, description="pause of an engine before each iteration; default: the profile's"
+    )
     copy_slowdown: float = Field(
         0.0, ge=0, le=100, description="share by which concurrent KV copies lengthen an iteration"
     )

@@ -2,11 +2,13 @@
 
 import random
 from collections import deque
+from collections.abc import Sequence
 
 from actorserve.core.effects import SwapIn, SwapOut
-from actorserve.core.instance.steps import plan_after_s
+from actorserve.core.instance.steps import Steps, plan_after_s
 from actorserve.core.messages import RequestSpec, StepDone, StepPlan
 from actorserve.core.timing.profile import Profile
+from actorserve.core.timing.step_times import Iteration
 from actorserve.sim.step_costs import StepCosts
 
 TOKEN_ID = 0
@@ -48,12 +50,12 @@ class EngineModel:
 
     Copies run in parallel to steps. Swaps out, swaps in, and copies between instances each have a link, on which one
     copy follows another. A step that begins while copies run takes longer, by ``copy_slowdown`` times the overlap.
-    ``noise`` is the standard deviation of a step's duration, as a share of it. A step begins ``overhead_s`` after it
-    was planned, and not before the step before it has ended.
+    ``noise`` is the standard deviation of a step's duration, as a share of it. A step begins ``pause_s`` (None:
+    the profile's pause) after it was planned, and not before the step before it has ended.
 
-    With ``run_ahead`` the core plans quiet steps ahead of need (``core.instance.steps``). When it does so is computed
-    here from the profile, but in the core from durations that it learned. Where these differ, quiet steps may begin a
-    little sooner or later than single steps would, if ``overhead_s`` is longer than planning ahead hides.
+    With ``run_ahead`` the core plans steps ahead of need (``core.instance.steps``), at times that follow from the
+    durations that it has learned. For quiet steps a copy of what it has learned goes on learning here, so that they
+    begin when single steps would.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class EngineModel:
         rng: random.Random,
         *,
         costs: StepCosts,
-        overhead_s: float,
+        pause_s: float | None,
         copy_slowdown: float,
         noise: float,
         run_ahead: bool,
@@ -71,7 +73,8 @@ class EngineModel:
         self._profile = profile
         self._costs = costs
         self._bytes_per_block = bytes_per_block
-        self._overhead_s = overhead_s
+        self._pause_s = pause_s
+        self._has_pauses = bool(profile.pause_s or profile.pause_row_s if pause_s is None else pause_s)
         self._copy_slowdown = copy_slowdown
         self._noise = noise
         self._run_ahead = run_ahead
@@ -94,10 +97,13 @@ class EngineModel:
     def drop(self, request_id: str) -> None:
         self._num_prompt.pop(request_id, None)
 
-    def begin(self, plan: StepPlan, num_quiet: int, planned_s: float, free_s: float) -> Flight:
-        """Begin ``plan``, which was planned at ``planned_s``; ``num_quiet`` steps of the same requests will follow it.
-        ``free_s``: when the step in flight ends, or any earlier time.
+    def begin(
+        self, plan: StepPlan, num_quiet: int, planned_s: float, before: Flight | None, core_steps: Steps
+    ) -> Flight:
+        """Begin ``plan``, the newest of ``core_steps``, which was planned at ``planned_s``; ``num_quiet`` steps of the
+        same requests will follow it. ``before``: the step in flight, if there is one.
         """
+        num_before, (free_s, before_s) = (0, (0.0, 0.0)) if before is None else (1, before.ends[0])
         chunks: list[tuple[int, int]] = []
         num_decodes = num_context_tokens = 0
         for fed, start in zip(plan.token_ids, plan.starts, strict=True):
@@ -106,19 +112,38 @@ class EngineModel:
                 num_context_tokens += start + 1
             else:
                 chunks.append((len(fed), start))
+        learned = core_steps.times_after(before_s) if num_quiet and self._run_ahead and self._has_pauses else None
         ends = []
-        for place in range(num_quiet + 1):
-            began_s = max(free_s, planned_s)  # for the core, which does not know of the overhead
-            begins_s = max(free_s, planned_s + self._overhead_s)
-            expected_s = self._costs.step_s(chunks, num_decodes, num_context_tokens)
-            duration_s = self._with_copies(expected_s, begins_s)
+        for place in range(num_before, num_before + num_quiet + 1):
+            began_s = max(free_s, planned_s)  # for the core, which does not know of the pause
+            begins_s, duration_s = self._time_step(chunks, num_decodes, num_context_tokens, planned_s, free_s)
+            duration_s = self._with_copies(duration_s, begins_s)
             if self._noise:
                 duration_s *= self._noise_of(place)
-            free_s = begins_s + duration_s
-            planned_s = min(free_s, began_s + plan_after_s(expected_s)) if self._run_ahead else free_s
+            planned_s = free_s = max(began_s, begins_s + duration_s)
+            if learned is not None:
+                iteration = Iteration(self._profile, num_decodes, num_context_tokens)
+                planned_s = min(free_s, began_s + plan_after_s(learned.step_s(iteration)))
+                learned.observe(iteration, duration_s)
             ends.append((free_s, duration_s))
             num_context_tokens += num_decodes
         return Flight(plan, ends)
+
+    def _time_step(
+        self,
+        chunks: Sequence[tuple[int, int]],
+        num_decodes: int,
+        num_context_tokens: int,
+        planned_s: float,
+        free_s: float,
+    ) -> tuple[float, float]:
+        """When a step begins that is planned at ``planned_s``, if the step before it ends at ``free_s``; and its
+        duration without copies and noise.
+        """
+        pause_s = self._pause_s
+        if pause_s is None:
+            pause_s = self._profile.idle_s(len(chunks) + num_decodes)
+        return max(free_s, planned_s + pause_s), self._costs.step_s(chunks, num_decodes, num_context_tokens)
 
     def done(self, flight: Flight) -> StepDone:
         """The answer to a flight's step, once that step has ended and no quiet step follows it."""
@@ -137,7 +162,8 @@ class EngineModel:
 
     def count(self, flight: Flight, num_steps: int) -> None:
         """The first steps of a flight have ended."""
-        self.busy_s += sum(duration_s for _, duration_s in flight.ends[:num_steps])
+        for _, duration_s in flight.ends[:num_steps]:
+            self.busy_s += duration_s
         self.num_steps += num_steps
         for _ in range(min(num_steps, len(self._noises))):
             self._noises.popleft()
@@ -189,7 +215,7 @@ class EngineModel:
         return done_s, done_s - now
 
     def _noise_of(self, place: int) -> float:
-        """The noise factor of the step that follows after ``place`` other steps."""
+        """The noise factor of a step before which ``place`` steps have not ended."""
         while len(self._noises) <= place:
             self._noises.append(max(0.1, self._rng.gauss(1.0, self._noise)))
         return self._noises[place]

@@ -274,7 +274,7 @@ class Simulation:
                 cluster.tokens_per_block * profile.kv_bytes_per_token,
                 rng,
                 costs=step_costs(profile, cluster.costs),
-                overhead_s=cluster.step_overhead_s,
+                pause_s=cluster.step_overhead_s,
                 copy_slowdown=cluster.copy_slowdown,
                 noise=cluster.noise,
                 run_ahead=cluster.run_ahead,
@@ -372,6 +372,9 @@ class Simulation:
         if source is None or source.peer != effect.source:
             self._at(self.now + self._network_s, self._engine_done, process, CopyFailed(effect.copy_id))
             return
+        if self.config.cluster.copy_slowdown:
+            for slowed in (source,) if effect.into_host else (source, process):
+                self._forget_prediction(slowed)
         done_s, duration_s = process.worker_engine.fetch(
             source.worker_engine,
             len(effect.blocks),
@@ -381,9 +384,6 @@ class Simulation:
             into_host=effect.into_host,
         )
         self._at(done_s, self._fetched, process, source, CopyDone(effect.copy_id, duration_s))
-        if self.config.cluster.copy_slowdown:
-            for slowed in (source,) if effect.into_host else (source, process):
-                self._forget_prediction(slowed)
 
     def _fetched(self, process: Process, source: Process, done: CopyDone) -> None:
         self._engine_done(process, done if self._is_alive(source) else CopyFailed(done.copy_id))
@@ -431,9 +431,8 @@ class Simulation:
 
     def _run_step(self, process: Process, plan: StepPlan, planned_s: float) -> None:
         """Begin a step. The quiet steps after it, in which nothing is decided, are one event."""
-        before = process.newest_flight
-        free_s = 0.0 if before is None else before.ends[0][0]
-        flight = process.worker_engine.begin(plan, self._num_quiet_steps(process), planned_s, free_s)
+        num_quiet, steps = self._num_quiet_steps(process), process.worker_core.steps
+        flight = process.worker_engine.begin(plan, num_quiet, planned_s, process.newest_flight, steps)
         process.flights.append(flight)
         self._expect_end(process, flight)
         for request_id, lost_s in self._interruptions.on_step(plan, *flight.ends[0]):
@@ -470,12 +469,12 @@ class Simulation:
                     self._run_step(process, effect.plan, planned_s)
 
     def _forget_prediction(self, process: Process) -> None:
-        """The predicted durations no longer hold, from the next step on."""
+        """The predicted durations no longer hold for steps that are planned from now on."""
+        self._catch_up(process)
         flight = process.quiet_flight
         if flight is not None:
-            self._advance_to_now(process)
             self._stop_prediction(process, flight)
-            self._expect_tick(process)
+        self._expect_tick(process)
 
     def _stop_prediction(self, process: Process, flight: Flight) -> None:
         """From the step in flight on, each step is an event of its own."""

@@ -20,6 +20,7 @@ from actorserve.core.instance.token_output import Row, send_tokens
 from actorserve.core.messages import FinishReason, StepDone
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
+from actorserve.core.timing.step_times import StepTimes
 
 _MAX_IN_FLIGHT = 2
 _PLANNING_S = 0.003  # to plan an iteration and bring it to the engine, with the event loop's delay of 1 ms
@@ -124,6 +125,17 @@ class Steps:
         budget = self.in_flight[0].batch.budget
         assert budget is not None
         self._plan_from_s = self.next_plan_s = now + plan_after_s(self._times.step_s(budget.iteration))
+
+    def times_after(self, duration_s: float) -> StepTimes:
+        """For a simulator: a copy of the times as they will be when the newest iteration runs alone. ``duration_s``:
+        the duration of the iteration before it, if that is in flight, too.
+        """
+        times = self._times.copy()
+        if len(self.in_flight) == _MAX_IN_FLIGHT:
+            budget = self.in_flight[0].batch.budget
+            assert budget is not None
+            times.observe(budget.iteration, duration_s)
+        return times
 
     # --- results -----------------------------------------------------------------------------------------------------
 

@@ -71,6 +71,13 @@ class StepTimes:
         self._swap_factor = 1.0
         self._transfer_factor = 1.0
 
+    def copy(self) -> "StepTimes":
+        """Times that have learned the same, and go on learning by themselves."""
+        other = StepTimes(self.profile)
+        other._factors = list(self._factors)
+        other._swap_factor, other._transfer_factor = self._swap_factor, self._transfer_factor
+        return other
+
     @property
     def min_iteration_s(self) -> float:
         """The shortest iteration: one decode without context. FastServe's first quantum."""

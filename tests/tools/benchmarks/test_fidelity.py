@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from actorserve.core.instance.steps import Steps
 from actorserve.core.messages import (
     Finished,
     FinishReason,
@@ -239,9 +240,12 @@ class Recorder(EngineModel):
         super().__init__(*arguments, **options)
         self._steps = steps
 
-    def begin(self, plan: StepPlan, num_quiet: int, planned_s: float, free_s: float) -> Flight:
+    def begin(
+        self, plan: StepPlan, num_quiet: int, planned_s: float, before: Flight | None, core_steps: Steps
+    ) -> Flight:
         assert num_quiet == 0  # prompts share prefixes
-        flight = super().begin(plan, 0, planned_s, free_s)
+        flight = super().begin(plan, 0, planned_s, before, core_steps)
+        free_s = 0.0 if before is None else before.ends[0][0]
         slower = 2.0 if 1.0 < planned_s < 2.0 else 1.0
         duration_s = slower * (0.004 + 0.0003 * work_of(plan).num_rows + 0.00005 * sum(map(len, plan.token_ids)))
         ends_s = max(planned_s, free_s) + duration_s + 0.001

@@ -8,12 +8,10 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from actorserve.core.instance.steps import plan_after_s
-from actorserve.core.messages import StepPlan
 from actorserve.core.timing.profile import Profile
-from actorserve.sim.engine_model import EngineModel, Flight
+from actorserve.sim.engine_model import EngineModel
 from actorserve.sim.step_costs import StepCosts
-from tools.journals.steps import RecordedStep, Work, work_of
+from tools.journals.steps import RecordedStep, Work
 
 _NUM_NEAR = 32  # recorded iterations to look at, before and after the simulated one
 _ALIKE = 0.02  # iterations whose sizes differ by less, relatively, are taken for alike
@@ -79,7 +77,7 @@ class RecordedEngine(EngineModel):
         rng: random.Random,
         *,
         costs: StepCosts,
-        overhead_s: float,
+        pause_s: float | None,
         copy_slowdown: float,
         noise: float,
         run_ahead: bool,
@@ -89,23 +87,23 @@ class RecordedEngine(EngineModel):
             bytes_per_block,
             rng,
             costs=costs,
-            overhead_s=overhead_s,
+            pause_s=pause_s,
             copy_slowdown=copy_slowdown,
             noise=noise,
             run_ahead=run_ahead,
         )
         self._times = times
+        self._has_pauses = True
 
-    def begin(self, plan: StepPlan, num_quiet: int, planned_s: float, free_s: float) -> Flight:
-        work = work_of(plan)
-        ends = []
-        for _ in range(num_quiet + 1):
-            begins_s = max(free_s, planned_s)
-            pause_s, duration_s = self._times.times_of(work, begins_s, was_ahead=planned_s < free_s)
-            free_s = max(begins_s, begins_s + pause_s + duration_s)
-            planned_s = free_s
-            if self._run_ahead:
-                planned_s = min(free_s, begins_s + plan_after_s(work.predicted_s(self._profile)))
-            ends.append((free_s, duration_s))
-            work = Work(work.chunks, work.num_decodes, work.num_context_tokens + work.num_decodes)
-        return Flight(plan, ends)
+    def _time_step(
+        self,
+        chunks: Sequence[tuple[int, int]],
+        num_decodes: int,
+        num_context_tokens: int,
+        planned_s: float,
+        free_s: float,
+    ) -> tuple[float, float]:
+        work = Work(tuple(chunks), num_decodes, num_context_tokens)
+        begins_s = max(free_s, planned_s)
+        pause_s, duration_s = self._times.times_of(work, begins_s, was_ahead=planned_s < free_s)
+        return begins_s + pause_s, duration_s
