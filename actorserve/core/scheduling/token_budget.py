@@ -70,9 +70,10 @@ class IterationBudget:
         num_taken = most = min(num_wanted, self._num_left)
         if self._aim_s < math.inf:
             least = min(most, max(1, MIN_PREFILL_TOKENS - iteration.num_tokens))
-            # If even the least takes too long, the chunk also has those tokens that cost no time in addition.
-            limit_s = max(self._aim_s, times.step_s(iteration.with_chunk(least, num_before)))
-            num_taken = times.num_fitting_tokens(iteration, num_before, limit_s, most)
+            num_taken = times.num_fitting_tokens(iteration, num_before, self._aim_s, most)
+            if num_taken < least:  # the chunk also has those tokens that cost no time in addition
+                least_s = times.step_s(iteration.with_chunk(least, num_before))
+                num_taken = times.num_fitting_tokens(iteration, num_before, least_s, most)
             self._is_full = num_taken < most
         iteration.add_chunk(num_taken, num_before)
         self._num_left -= num_taken

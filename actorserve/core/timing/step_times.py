@@ -13,7 +13,6 @@ nor than its decodes alone, and no time falls as tokens, requests or contexts gr
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 
 from actorserve.core.timing.profile import Profile
@@ -57,8 +56,9 @@ class Iteration:
     def with_chunk(self, num_tokens: int, num_before: int) -> "Iteration":
         """An iteration that has this chunk in addition."""
         other = Iteration(self._profile, self.num_decodes, self.num_context_tokens)
-        other.num_tokens, other.attention_s, other.before_s = self.num_tokens, self.attention_s, self.before_s
-        other.add_chunk(num_tokens, num_before)
+        other.num_tokens = self.num_tokens + num_tokens
+        other.attention_s = self.attention_s + self._profile.attention(num_tokens)
+        other.before_s = self.before_s + self._profile.before_s(num_tokens, num_before)
         return other
 
 
@@ -112,14 +112,27 @@ class StepTimes:
     def num_fitting_tokens(self, iteration: Iteration, num_before: int, limit_s: float, most: int) -> int:
         """How many more prefill tokens, up to ``most``, of a chunk with ``num_before`` tokens before it, can join the
         iteration so that it takes no longer than ``limit_s``.
+
+        Each second guess lies on the line through both bounds, because times are nearly lines, and each other one in
+        the middle, because no line fits steps.
         """
-
-        def with_tokens_s(num_tokens: int) -> float:
-            return self.step_s(iteration.with_chunk(num_tokens, num_before))
-
-        if with_tokens_s(most) <= limit_s:
+        most_s = self.step_s(iteration.with_chunk(most, num_before))
+        if most_s <= limit_s:
             return most
-        return bisect_right(range(1, most), limit_s, key=with_tokens_s)
+        fitting, fitting_s, above, above_s = 0, self.step_s(iteration), most, most_s
+        is_line = True
+        while above - fitting > 1:
+            num_tokens = (fitting + above) // 2
+            if is_line and fitting_s <= limit_s:
+                share = (limit_s - fitting_s) / (above_s - fitting_s)
+                num_tokens = min(max(fitting + round(share * (above - fitting)), fitting + 1), above - 1)
+            is_line = not is_line
+            seconds = self.step_s(iteration.with_chunk(num_tokens, num_before))
+            if seconds <= limit_s:
+                fitting, fitting_s = num_tokens, seconds
+            else:
+                above, above_s = num_tokens, seconds
+        return fitting
 
     def observe(self, iteration: Iteration, duration_s: float) -> None:
         """Learn from the measured duration of ``iteration``. An impossible duration is ignored."""
