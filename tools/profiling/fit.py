@@ -8,6 +8,7 @@ fit does not follow SplitwiseSim's own simulator, which counts requests as token
   time of a length is the geometric mean of its shapes' medians; a time that falls as work grows is evened out.
 - Decode: the cost of context is the slope over the sweeps at batch 1, but at least the time to read its KV from memory.
   The remaining time belongs to the batch.
+- Chunks, and prompts beside decodes, were not measured. ``core.timing.profile`` derives their times from these.
 - Errors are over every measured row. ``left_out``: errors for a length or batch that is predicted from all others.
 """
 
@@ -197,20 +198,27 @@ def _fit(model: Model, hardware: Hardware, rows: Sequence[Row]) -> Profile:
             "token of context, by the rows of batch_size 1, and nothing else: expected more"
         )
     most = max(row.num_context_tokens for row in rows)
+    prefill, decode = _rounded(lengths, not_falling(prompts_s)), _rounded(batches, not_falling(tokens_s))
     return Profile(
         name=f"{model.name} on {TENSOR_PARALLEL} {hardware.name}",
         model=model.name.lower(),
         hardware=f"{TENSOR_PARALLEL} x {hardware.name}",
         dtype="float16",
-        prefill=_rounded(lengths, not_falling(prompts_s)),
+        prefill=prefill,
         prefill_context_s=float(f"{context_s:.3g}"),
-        decode=_rounded(batches, not_falling(tokens_s)),
+        weights_s=min(_weights_s(model, hardware), prefill.ys[0], decode.ys[0]),
+        decode=decode,
         decode_context=_rounded([0.0, most], [0.0, per_token_s * most]),
         swap=Link(_LATENCY_S, TENSOR_PARALLEL * _COPY_SHARE * hardware.pcie_bytes_per_s),
         transfer=Link(_LATENCY_S, TENSOR_PARALLEL * hardware.network_bytes_per_s),
         kv_bytes_per_token=model.kv_bytes_per_token,
         source="splitwise_perf_model.csv of SplitwiseSim (Mutinifni/splitwise-sim, MIT), fitted by tools/profile fit",
     )
+
+
+def _weights_s(model: Model, hardware: Hardware) -> float:
+    """Seconds to read the float16 weights at the memory's nominal rate."""
+    return float(f"{2.0 * model.parameters / (TENSOR_PARALLEL * hardware.memory_bytes_per_s):.3g}")
 
 
 def _prefill(model: Model, rows: Sequence[Row]) -> tuple[float, list[int], list[float]]:
@@ -304,6 +312,7 @@ def heading(profile: Profile, hardware: Hardware, num_rows: int) -> str:
         f"prompt_time {of('prompt_time')}, token_time {of('token_time')}; predicting a length from all others "
         f"{of('prompt_time_left_out')}, a batch from all others {of('token_time_left_out')}.",
         "Not measured there, and derived: context_s, from the operations of attention at the rate of the best prompt; "
+        f"weights_s, the weights at the memory's {hardware.memory_bytes_per_s / 1e12:g} TB/s; "
         f"swap, {_COPY_SHARE:.0%} of PCIe's {hardware.pcie_bytes_per_s / 1e9:g} GB/s, and transfer, InfiniBand's "
         f"{hardware.network_bytes_per_s / 1e9:g} GB/s, {TENSOR_PARALLEL} of each; their latencies. KV is float16, and "
         "of grouped heads if the model has them.",
