@@ -1,4 +1,7 @@
-"""``tools/profile``: measures this engine on this hardware; ``tools/profile fit`` fits published measurements."""
+"""``tools/profile``: measures this engine on this hardware, or fits its profile to a server's journal.
+
+``tools/profile fit`` fits published measurements.
+"""
 
 import argparse
 import sys
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actorserve.errors import ActorserveError
-from tools.profiling import fit
+from tools.profiling import calibrate, fit
 from tools.profiling.errors import ProfilingError
 
 EXIT_UNUSABLE = 2
@@ -36,6 +39,7 @@ def _measure_parser() -> argparse.ArgumentParser:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: auto)"
     )
     parser.add_argument("--quick", action="store_true", help="measure only what a first start measures")
+    calibrate.add_argument(parser)
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: a file in the cache that workers read)"
     )
@@ -48,6 +52,8 @@ def _run(arguments: Sequence[str]) -> int:
         fit.add_arguments(parser)
         return fit.run(parser.parse_args(arguments[1:]))
     parsed = _measure_parser().parse_args(arguments)
+    if parsed.from_journal is not None:
+        return calibrate.run(parsed)
     from tools.profiling import engine  # loads the engine, which a fit does not need
 
     return engine.run(parsed)

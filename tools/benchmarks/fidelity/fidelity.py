@@ -19,7 +19,8 @@ from typing import Any
 
 from rich.console import Console
 
-from actorserve.profile_files import load_profile
+from actorserve.core.timing.profile import Profile
+from actorserve.profile_files import load_profile, require_steady
 from actorserve.settings import load_settings
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.simulation import Simulation
@@ -43,6 +44,7 @@ from tools.benchmarks.serving import under_load
 from tools.benchmarks.serving.under_load import Overrides
 from tools.figures.machine import machine_line, this_machine
 from tools.journals.steps import Kind
+from tools.profiling.calibrate import calibrated
 
 
 @dataclass
@@ -107,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _round(arguments: argparse.Namespace, values: Overrides, folder: Path, found: Found, console: Console) -> None:
     file = arguments.profile or folder / "profile.toml"
-    profile = load_profile(file) if arguments.profile else fresh_profile(values, file)
+    profile = _given_profile(file) if arguments.profile else fresh_profile(values, file, console)
     workers = values["workers"] | {"profile": str(file)}
     values = values | {"workers": workers}
     settings = load_settings(None, values)
@@ -123,7 +125,7 @@ def _round(arguments: argparse.Namespace, values: Overrides, folder: Path, found
         config = predicted.config(load * calibration.tokens_per_s)
         measured = run_load(arguments, values, list(arrivals(config, ())), folder / f"load-{load}", console)
         runs.append(measured)
-        results = Simulation(config, [profile]).run()
+        results = Simulation(config, [calibrated(profile, calibration.steps)]).run()
         found.end_to_end.setdefault(load, []).append(
             compare(measured.records, measured.report, records_in(results), results.counts)
         )
@@ -133,6 +135,12 @@ def _round(arguments: argparse.Namespace, values: Overrides, folder: Path, found
             compare(measured.records, measured.report, records_in(results), results.counts)
         )
     found.kinds.append(kind_ratios(profile, [step for measured in runs for step in measured.steps]))
+
+
+def _given_profile(file: Path) -> Profile:
+    profile = load_profile(file)
+    require_steady(profile, file)
+    return profile
 
 
 def _details(found: Found, values: Overrides) -> dict[str, Any]:

@@ -4,13 +4,12 @@ What remains between the simulated run and the recorded one is then the simulato
 """
 
 import math
-import random
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 from actorserve.core.timing.profile import Profile
 from actorserve.sim.engine_model import EngineModel
-from actorserve.sim.step_costs import StepCosts
 from tools.journals.steps import RecordedStep, Work
 
 _NUM_NEAR = 32  # recorded iterations to look at, before and after the simulated one
@@ -69,29 +68,9 @@ def _distance(first: _Sizes, second: _Sizes) -> float:
 class RecordedEngine(EngineModel):
     """An ``EngineModel`` with recorded times. Copies take the profile's times."""
 
-    def __init__(
-        self,
-        times: RecordedTimes,
-        profile: Profile,
-        bytes_per_block: int,
-        rng: random.Random,
-        *,
-        costs: StepCosts,
-        pause_s: float | None,
-        copy_slowdown: float,
-        noise: float,
-        run_ahead: bool,
-    ) -> None:
-        super().__init__(
-            profile,
-            bytes_per_block,
-            rng,
-            costs=costs,
-            pause_s=pause_s,
-            copy_slowdown=copy_slowdown,
-            noise=noise,
-            run_ahead=run_ahead,
-        )
+    def __init__(self, times: RecordedTimes, *arguments: Any, **options: Any) -> None:
+        """``arguments`` and ``options``: as of an ``EngineModel``."""
+        super().__init__(*arguments, **options)
         self._times = times
         self._has_pauses = True
 

@@ -11,7 +11,7 @@ from actorserve.profile_files import load_profile
 from tests.model_files.builders import write_folder
 from tools.profiling import __main__ as command
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 120.0
 
 
