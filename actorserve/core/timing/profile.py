@@ -91,7 +91,8 @@ class Profile:
       additional seconds for each request in it. An iteration that was planned ahead does not wait for so long.
 
     ``threads`` is 0 on a GPU. ``source`` says where a published profile comes from and what was derived from it.
-    ``errors`` are the relative errors of fits, by name.
+    ``errors`` are the relative errors of fits, by name, and ``drift``: by how much the machine's speed changed while it
+    was measured.
 
     Times for an iteration follow these rules, whatever the numbers are:
 
