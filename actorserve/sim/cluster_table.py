@@ -91,7 +91,8 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     whole_prompts: bool = Field(
         False,
         description="whether a prompt is never cut, as in older schedulers: prompts share an iteration up to "
-        "max_batch_tokens, a longer prompt has one for itself, and tpot_target_s does not bound them",
+        "max_batch_tokens, a longer prompt has one for itself, decodes get the tokens that they leave, and "
+        "tpot_target_s does not bound them",
     )
     network_s: float = Field(0.0005, ge=0, le=10.0, description="time of a message from one process to another")
     step_overhead_s: float | None = Field(

@@ -164,6 +164,10 @@ class Batcher:
                         continue  # blocks that it would have shared were evicted meanwhile
                     self._swapper.admit(request)
                 rows.append((request, budget.take(request.num_uncomputed, request.num_fed)))
+        if budget.max_decodes is not None and len(decodes) > budget.max_decodes:
+            waiting = set(decodes[budget.max_decodes :])
+            rows = [row for row in rows if row[0] not in waiting]
+            del decodes[budget.max_decodes :]
         if len(decodes) != budget.iteration.num_decodes:
             # Prefills that got no tokens left their rows to decodes behind them.
             budget.iteration.set_decodes(len(decodes), _num_context_tokens(decodes))

@@ -58,6 +58,11 @@ class IterationBudget:
         """Whether a prefill that wants ``num_wanted`` tokens gets any of them. If not, no prefill after it may ask."""
         return self._num_left > 0 and not (self._is_full and self.iteration.num_tokens >= MIN_PREFILL_TOKENS)
 
+    @property
+    def max_decodes(self) -> int | None:
+        """How many decodes the prefills leave tokens for; None if the decodes got theirs first."""
+        return None
+
     def take(self, num_wanted: int, num_before: int) -> int:
         """The next chunk of a prefill that wants ``num_wanted`` tokens and has computed ``num_before``.
 

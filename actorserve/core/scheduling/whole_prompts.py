@@ -1,8 +1,8 @@
-"""Prompts that are never cut, for baselines: vLLM before its chunked prefill, and Splitwise's simulator.
+"""Prompts that are never cut, and come first, for baselines: Splitwise's machines, vLLM before its chunked prefill.
 
-An iteration takes all decodes, and prompts from the front of the order until the next one would exceed
-``max_batch_tokens``. A prompt that exceeds this limit by itself runs whole, without other prompts. No prompt overtakes
-one that waits for room. The decodes have no target: they wait for as long as the prompts take.
+An iteration takes prompts from the front of the order until the next one would exceed ``max_batch_tokens``. A prompt
+that exceeds this limit by itself runs whole, without other prompts. No prompt overtakes one that waits for room. The
+tokens that the prompts leave go to decodes; the others wait, without a bound, until fewer prompts come.
 """
 
 import math
@@ -19,7 +19,7 @@ class WholePrompts(TokenBudget):
 
     def begin(self, num_decodes: int, num_context_tokens: int) -> "WholePromptsBudget":
         iteration = Iteration(self._times.profile, num_decodes, num_context_tokens)
-        return WholePromptsBudget(iteration, math.inf, self._max_batch_tokens - num_decodes, self._times)
+        return WholePromptsBudget(iteration, math.inf, self._max_batch_tokens, self._times)
 
 
 class WholePromptsBudget(IterationBudget):
@@ -29,6 +29,10 @@ class WholePromptsBudget(IterationBudget):
 
     def has_room_for(self, num_wanted: int) -> bool:
         return num_wanted <= self._num_left or not self.iteration.num_tokens
+
+    @property
+    def max_decodes(self) -> int | None:
+        return max(0, self._num_left) if self.iteration.num_tokens else None
 
     def take(self, num_wanted: int, num_before: int) -> int:
         if not self.has_room_for(num_wanted):

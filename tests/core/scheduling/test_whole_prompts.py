@@ -50,23 +50,41 @@ def test_prompts_share_an_iteration_up_to_the_limit() -> None:
 
 
 def test_a_prompt_over_the_limit_runs_whole() -> None:
-    """It shares its iteration with decodes and with no other prompt."""
+    """It has its iteration for itself, without other prompts and without decodes."""
     instance = make(max_batch_tokens=40)
     instance.start(spec("first", 5))
     for name, length in (("huge", 300), ("after", 3)):
         instance.start(spec(name, length))
     instance.done()
-    assert fed(instance) == {"first": 1, "huge": 300}
+    assert fed(instance) == {"huge": 300}
     instance.done()
     assert fed(instance) == {"first": 1, "huge": 1, "after": 3}
 
 
+def test_decodes_get_the_tokens_that_prompts_leave() -> None:
+    """The most urgent decodes share the prompts' iteration, and the others wait for the next one."""
+    instance = make(max_batch_tokens=40)
+    for name in ("a", "b", "c"):
+        instance.start(spec(name, 5))
+    instance.done()
+    assert fed(instance) == {"a": 1, "b": 5, "c": 5}
+    instance.start(spec("long", 38))
+    instance.done()
+    assert fed(instance) == {"a": 1, "b": 1, "long": 38}
+    instance.done()
+    assert fed(instance) == {"a": 1, "b": 1, "c": 1, "long": 1}
+
+
 @given(st.integers(1, 100), st.integers(0, 100), st.lists(st.integers(1, 200), min_size=1, max_size=10))
 def test_no_prompt_is_cut(max_batch_tokens: int, num_decodes: int, lengths: list[int]) -> None:
-    """Each prompt gets all of its tokens or none. The first one always gets them, and others only within the limit."""
+    """Each prompt gets all of its tokens or none. The first one always gets them, and others only within the limit.
+    Decodes stay within it, too, unless there is no prompt.
+    """
     budget = WholePrompts(max_batch_tokens, StepTimes(PROFILE)).begin(num_decodes, 10 * num_decodes)
     taken = [budget.take(length, 0) for length in lengths]
     assert taken[0] == lengths[0]
     assert all(number in (0, length) for number, length in zip(taken, lengths, strict=True))
     assert sum(taken) == budget.iteration.num_tokens
-    assert sum(taken[1:]) == 0 or sum(taken) + num_decodes <= max_batch_tokens
+    assert sum(taken[1:]) == 0 or sum(taken) <= max_batch_tokens
+    assert budget.max_decodes == max(0, max_batch_tokens - sum(taken))
+    assert WholePrompts(max_batch_tokens, StepTimes(PROFILE)).begin(num_decodes, 10).max_decodes is None
