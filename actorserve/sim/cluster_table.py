@@ -1,6 +1,5 @@
 """The simulated cluster as a run's configuration describes it, checked."""
 
-from functools import cached_property
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -118,7 +117,7 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         """The number of instances at the start."""
         return sum(group.count for group in self.all_groups)
 
-    @cached_property
+    @property
     def all_groups(self) -> tuple[GroupTable, ...]:
         """The groups; one if all instances are alike."""
         if self.groups:

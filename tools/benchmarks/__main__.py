@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ahead": ("serving.ahead", "what planning one iteration ahead gains, and what it costs"),
     "policies": ("serving.policies", "latencies under each scheduling policy, side by side on the real engine"),
     "fidelity": ("fidelity.fidelity", "the simulator compared with the real engine: schedule, profile, end to end"),
+    "splitwise-sim": ("simulators.splitwise_sim", "the simulator compared with SplitwiseSim, rule by rule"),
     "start": ("serving.start", "from a process's start to the first token, compared with import torch"),
     "perplexity": ("engine.perplexity", "accuracy of each numeric mode"),
     "step": ("engine.step", "where the time of one iteration goes"),
@@ -38,7 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
     "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),
-    "peers": ("peers.peers", "build or install the systems to compare with: llama.cpp, or Ray"),
+    "peers": ("peers.peers", "build or install the systems to compare with: llama.cpp, Ray, or SplitwiseSim"),
     "report": ("tools.figures.report", "write the README tables from the figure files"),
 }
 """Each command's module, relative to this package unless it begins with ``tools.``, and its help."""

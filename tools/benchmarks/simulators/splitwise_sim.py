@@ -1,0 +1,172 @@
+"""``tools/bench splitwise-sim``: our simulator beside SplitwiseSim, on the same requests and Baseline clusters.
+
+First ours keeps all of SplitwiseSim's rules. Then one rule after the other is set right
+(``config/simulations/splitwise-sim.toml``), so that the ratios show what each of its rules is worth.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from actorserve.sim.config import ArrivalsTable, LengthsTable
+from actorserve.sim.simulation import Simulation
+from actorserve.sim.workload.traces import TraceRow, read_trace
+from tools.benchmarks.common.arguments import count, positive
+from tools.benchmarks.common.console import print_table, say
+from tools.benchmarks.common.errors import BenchError
+from tools.benchmarks.common.figures import save_figures
+from tools.benchmarks.common.paths import ROOT
+from tools.benchmarks.simulators import their_run
+from tools.benchmarks.simulators.latencies import NAMES, PERCENTILES, SimulatedRun, run_of
+from tools.benchmarks.simulators.requests_file import draw, write_for_ours
+from tools.benchmarks.simulators.splitwise_sim_build import ADVICE, find_build
+from tools.figures.figure import Column, Figure, FigureTable, Row
+from tools.simulation.experiment import Case, read_experiment
+
+EXPERIMENT: Final = ROOT / "config" / "simulations" / "splitwise-sim.toml"
+THEIRS: Final = "SplitwiseSim"
+TOGETHER: Final = "prompt and output of one request"
+_MOST_AT_ONCE: Final = 1_000_000  # requests in memory
+_COLUMNS: Final = tuple(f"{name} P{percent}" for name in NAMES for percent in PERCENTILES)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A cluster of SplitwiseSim's iso-power script, all machines of one kind. ``kv_tokens``: of one machine."""
+
+    title: str
+    num_a100: int
+    num_h100: int
+    profile: str
+
+    @property
+    def groups(self) -> list[dict[str, object]]:
+        """Of our simulator's cluster."""
+        num_machines = self.num_a100 + self.num_h100
+        return [{"name": "machines", "count": num_machines, "profile": self.profile, "kv_tokens": 89_230}]
+
+
+BASELINES: Final[Mapping[str, Baseline]] = MappingProxyType(
+    {
+        "h100": Baseline("Baseline-H100, 40 machines", 0, 40, "bloom-176b-h100"),
+        "a100": Baseline("Baseline-A100, 70 machines", 70, 0, "bloom-176b-a100"),
+    }
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, metavar="CSV", help="lengths are drawn from it; Azure's format")
+    parser.add_argument("--rate", type=positive, default=70.0, metavar="R", help="requests/s (%(default)s)")
+    parser.add_argument("--seconds", type=positive, default=120.0, metavar="S", help="of arrivals (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the draw (%(default)s)")
+    parser.add_argument("--baseline", nargs="+", choices=BASELINES, default=[*BASELINES], help="clusters (all)")
+    parser.add_argument("--arms", type=count, metavar="N", help="only the first N steps of ours; 1 keeps all its rules")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("simulated/splitwise-sim"),
+        metavar="FOLDER",
+        help="for the files (%(default)s)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate and report. Raises: ActorserveError."""
+    console = Console()
+    build = find_build()
+    if build is None:
+        raise BenchError(f"SplitwiseSim is not here: {ADVICE}")
+    if arguments.rate * arguments.seconds > _MOST_AT_ONCE:
+        raise BenchError(f"--rate times --seconds is more than {_MOST_AT_ONCE} requests")
+    trace = read_trace(arguments.trace)
+    if not trace:
+        raise BenchError(f"trace {arguments.trace}: there are no requests in it")
+    apart, together = (
+        draw(trace, arguments.rate, arguments.seconds, arguments.seed, together=together) for together in (False, True)
+    )
+    if not apart:
+        raise BenchError("no request is drawn: expected a higher --rate or more --seconds")
+    tables: list[FigureTable] = []
+    what = f"{arguments.trace.stem} at {arguments.rate:g}/s"
+    try:
+        for name in arguments.baseline:
+            folder = arguments.out / name
+            baseline = BASELINES[name]
+            say(console, f"{baseline.title}, {len(apart)} requests: {THEIRS}")
+            theirs = their_run.simulate(build, apart, baseline.num_a100, baseline.num_h100, folder)
+            write_for_ours(apart, folder / "requests-for-ours.csv")
+            cases = read_experiment(EXPERIMENT, {"cluster": {"groups": baseline.groups}}).cases
+            labels = {arm["name"]: arm["label"] for arm in read_experiment(EXPERIMENT, {}).plan.arms}
+            ours: dict[str, SimulatedRun] = {}
+            for case in cases[: arguments.arms]:
+                say(console, f"{baseline.title}: ours, {labels[case.arm]}")
+                ours[labels[case.arm]] = simulate(case, apart)
+            if arguments.arms is None:
+                say(console, f"{baseline.title}: ours, {TOGETHER}")
+                ours[TOGETHER] = simulate(cases[-1], together)
+            tables += tables_of(f"{baseline.title}, {what}", theirs, ours)
+    except OSError as error:
+        raise BenchError(f"cannot write {error.filename}: {error.strerror}") from None
+    for table in tables:
+        _show(console, table)
+    save_figures(arguments, tables)
+    return 0
+
+
+def simulate(case: Case, requests: Sequence[TraceRow]) -> SimulatedRun:
+    """Our simulator on these requests. Raises: ActorserveError."""
+    changes = {
+        "trace": "the requests",
+        "num_requests": None,
+        "arrivals": ArrivalsTable(process="trace"),
+        "lengths": LengthsTable(like="trace"),
+    }
+    simulation = Simulation(case.config.model_copy(update=changes), case.profiles, requests)
+    began_s = time.process_time()
+    results = simulation.run()
+    cpu_s = time.process_time() - began_s
+    num_completed = len(results.outcomes.completed())
+    if num_completed < len(requests):
+        raise BenchError(f"{case.arm}: {num_completed} of {len(requests)} requests completed")
+    return run_of(results.outcomes, cpu_s)
+
+
+def tables_of(title: str, theirs: SimulatedRun, ours: Mapping[str, SimulatedRun]) -> list[FigureTable]:
+    """Its latencies, ours over its at each step, and the speed of both."""
+    expected = theirs.percentiles()
+    ratios = {
+        label: [value / other for value, other in zip(run.percentiles(), expected, strict=True)]
+        for label, run in ours.items()
+    }
+    columns = tuple(Column(name, decimals=2) for name in _COLUMNS)
+    rows = [Row(THEIRS, tuple(Figure(1e3 * value) for value in expected), "ms")]
+    rows += [Row(label, tuple(map(Figure, values)), "x") for label, values in ratios.items()]
+    first = next(iter(ours.values()))
+    speeds = (theirs.requests_per_cpu_s, first.requests_per_cpu_s, first.requests_per_cpu_s / theirs.requests_per_cpu_s)
+    speed_columns = (Column(THEIRS, decimals=0), Column("ours", decimals=0), Column("ours over its", "x", 1))
+    return [
+        FigureTable(title, "its latency; ours over it, one more rule set right in each row", columns, tuple(rows)),
+        FigureTable(
+            f"Speed: {title}",
+            "all its rules",
+            speed_columns,
+            (Row("requests per CPU second", tuple(map(Figure, speeds))),),
+        ),
+    ]
+
+
+def _show(console: Console, table: FigureTable) -> None:
+    say(console, table.title)
+    shown = Table(table.corner, *(column.name for column in table.columns))
+    for row in table.rows:
+        cells = ["none" if cell is None else f"{cell.median:.4g}" for cell in row.cells]
+        shown.add_row(f"{row.name}, {row.unit}" if row.unit else row.name, *cells)
+    print_table(console, shown)
