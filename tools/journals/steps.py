@@ -1,4 +1,4 @@
-"""The iterations of a real worker, from its journal.
+"""The iterations and swaps of a real worker, from its journal.
 
 A journal holds the inputs of a core, and of its decisions only digests. So a new core gets the inputs, and plans the
 same iterations again.
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from pathlib import Path
+from statistics import median
 
-from actorserve.core.effects import Effect, RunStep
+from actorserve.core.effects import Effect, RunStep, SwapIn, SwapOut
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import StepDone, StepPlan
-from actorserve.core.timing.profile import Profile
+from actorserve.core.messages import CopyDone, StepDone, StepPlan
+from actorserve.core.timing.profile import Link, Profile
 from actorserve.errors import ProtocolError
 from actorserve.wire.journal import Entry
 from actorserve.wire.replay import replay
@@ -99,28 +100,54 @@ class RecordedStep:
         return self.ended_s - max(self.planned_s, self.free_s) - self.duration_s
 
 
-def read_steps(file: Path) -> tuple[Profile, list[RecordedStep]]:
-    """A worker's profile, and the iterations that ended, in their order.
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A worker's profile, and the iterations and swaps that ended, in their order. ``swaps`` are (bytes, seconds)."""
 
-    Raises: OSError; ProtocolError if the file is no journal of a worker, or if this program decides otherwise than the
-    worker did.
+    profile: Profile
+    steps: Sequence[RecordedStep]
+    swaps: Sequence[tuple[int, float]] = ()
+
+    def swap_link(self) -> Link:
+        """The profile's link for swaps, with the level of the recorded ones."""
+        link = self.profile.swap
+        times = [seconds / link.copy_s(num_bytes) for num_bytes, seconds in self.swaps if seconds > 0.0]
+        if not times:
+            return link
+        factor = median(times)
+        return Link(factor * link.latency_s, link.bytes_per_s / factor)
+
+
+def read_recording(file: Path) -> Recording:
+    """Raises: OSError; ProtocolError if the file is no journal of a worker, or if this program decides otherwise than
+    the worker did.
     """
     steps: list[RecordedStep] = []
     planned: dict[int, tuple[float, Work]] = {}
+    blocks: dict[int, int] = {}  # of each swap
+    swaps: list[tuple[int, float]] = []
 
     def take(entry: Entry, effects: Sequence[Effect]) -> None:
-        if isinstance(entry.message, StepDone):
-            planned_s, work = planned.pop(entry.message.step_id)
-            free_s = steps[-1].ended_s if steps else -inf
-            steps.append(RecordedStep(planned_s, free_s, entry.now, entry.message.duration_s, work))
+        match entry.message:
+            case StepDone(step_id=step_id, duration_s=duration_s):
+                planned_s, work = planned.pop(step_id)
+                free_s = steps[-1].ended_s if steps else -inf
+                steps.append(RecordedStep(planned_s, free_s, entry.now, duration_s, work))
+            case CopyDone(copy_id=copy_id, duration_s=duration_s) if copy_id in blocks:
+                swaps.append((blocks.pop(copy_id), duration_s))
         for effect in effects:
-            if isinstance(effect, RunStep):
-                planned[effect.plan.step_id] = entry.now, work_of(effect.plan)
+            match effect:
+                case RunStep(plan=plan):
+                    planned[plan.step_id] = entry.now, work_of(plan)
+                case SwapOut(copy_id=copy_id) | SwapIn(copy_id=copy_id):
+                    blocks[copy_id] = len(effect.device_blocks)
 
     with file.open("rb") as opened:
         found = replay(opened, take)
-    if not isinstance(found.core, InstanceState):
+    core = found.core
+    if not isinstance(core, InstanceState):
         raise ProtocolError(f"{file} is not the journal of a worker")
     if found.difference is not None:
         raise ProtocolError(f"{file} is of another version of the worker: {found.difference}")
-    return found.core.times.profile, steps
+    size = core.config.bytes_per_block
+    return Recording(core.times.profile, steps, [(size * num_blocks, seconds) for num_blocks, seconds in swaps])

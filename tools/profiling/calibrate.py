@@ -15,10 +15,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from actorserve.core.timing.profile import Curve, Profile
+from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProtocolError
 from actorserve.profile_files import save_profile
-from tools.journals.steps import Kind, RecordedStep, read_steps
+from tools.journals.steps import Kind, RecordedStep, Recording, read_recording
 from tools.profiling.errors import ProfilingError
 from tools.profiling.output import prepare_file
 
@@ -27,13 +27,14 @@ _FACTOR_BOUNDS = (0.05, 20.0)
 _NUM_FITS = 10
 
 
-def calibrated(profile: Profile, steps: Sequence[RecordedStep]) -> Profile:
-    """The profile with the costs and pauses of these iterations, which ran on one worker.
+def calibrated(recording: Recording) -> Profile:
+    """The recording's profile with the costs and pauses of its iterations, and the time of its swaps.
 
     The median of predicted over actual time is then 1 for iterations with prefills, and for those without. A kind of
     which there are too few iterations keeps its costs. Its error ``calibrated_median`` is the median over all
     iterations.
     """
+    profile, steps = recording.profile, recording.steps
     decodes = [step for step in steps if step.work.kind is Kind.DECODE]
     others = [step for step in steps if step.work.kind is not Kind.DECODE]
     if len(decodes) >= _LEAST_STEPS:
@@ -45,7 +46,13 @@ def calibrated(profile: Profile, steps: Sequence[RecordedStep]) -> Profile:
     pause_s, pause_row_s = fit_pauses(steps)
     errors = [abs(step.work.predicted_s(profile) / step.duration_s - 1.0) for step in steps]
     stated = {**dict(profile.errors), "calibrated_median": round(statistics.median(errors), 4)} if errors else {}
-    return replace(profile, pause_s=pause_s, pause_row_s=pause_row_s, errors=tuple(sorted(stated.items())))
+    return replace(
+        profile,
+        pause_s=pause_s,
+        pause_row_s=pause_row_s,
+        swap=_rounded_link(recording.swap_link()),
+        errors=tuple(sorted(stated.items())),
+    )
 
 
 def fit_pauses(steps: Sequence[RecordedStep]) -> tuple[float, float]:
@@ -129,6 +136,10 @@ def _bounded(factor: float) -> float:
     return min(max(factor, low), high)
 
 
+def _rounded_link(link: Link) -> Link:
+    return Link(_rounded(link.latency_s), _rounded(link.bytes_per_s))
+
+
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
@@ -141,12 +152,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     try:
         prepare_file(arguments.output)
-        base, steps = read_steps(arguments.from_journal)
+        recording = read_recording(arguments.from_journal)
     except (OSError, ProtocolError) as error:
         raise ProfilingError(str(error)) from None
+    base, steps = recording.profile, recording.steps
     if len(steps) < _LEAST_STEPS:
         raise ProfilingError(f"{arguments.from_journal} has {len(steps)} iterations: expected {_LEAST_STEPS} or more")
-    profile = calibrated(base, steps)
+    profile = calibrated(recording)
     console = Console()
     table = Table("iterations", "", "before", "calibrated", title="predicted / actual", title_justify="left")
     for kind in Kind:

@@ -56,7 +56,7 @@ from tools.benchmarks.fidelity.simulated import Twin, records_in, with_recorded_
 from tools.benchmarks.fidelity.tables import compare, kind_ratios, latencies_of, latency_table, profile_table
 from tools.figures.figure import Figure
 from tools.figures.files import read_figures
-from tools.journals.steps import Kind, RecordedStep, Work, work_of
+from tools.journals.steps import Kind, RecordedStep, Recording, Work, work_of
 from workers.engines.fake_engine import BYTES_PER_TOKEN
 
 WORKER = Peer("worker-0", 1)
@@ -260,7 +260,7 @@ def recorded_run(load_tokens_per_s: float) -> LoadedRun:
     config = small_run(load_tokens_per_s=load_tokens_per_s)
     results = Simulation(config, [FLAT], make_engine=partial(Recorder, steps)).run()
     report = replace(REPORT, num_preemptions=results.counts.num_preemptions)
-    return LoadedRun(records_in(results), 0.0005, steps, report)
+    return LoadedRun(records_in(results), 0.0005, Recording(FLAT, steps), report)
 
 
 @pytest.mark.parametrize("load_tokens_per_s", [400.0, 600.0])
@@ -269,7 +269,7 @@ def test_recorded_times_give_the_recorded_schedule(load_tokens_per_s: float) -> 
     if its engine was slow for a while, and took other times than its profile says.
     """
     run = recorded_run(load_tokens_per_s)
-    results = with_recorded_times(twin_of(parsed(*SMALL)), FLAT, run)
+    results = with_recorded_times(twin_of(parsed(*SMALL)), run)
     compared = compare(run.records, run.report, records_in(results), results.counts)
     for name in ("ttft_s", "tpot_s", "e2e_s"):
         for percentile in ("p50", "p99"):

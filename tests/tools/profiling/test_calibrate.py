@@ -10,7 +10,7 @@ from actorserve.core.timing.profile import Curve, Profile
 from actorserve.profile_files import load_profile
 from tests.core.harness.profiles import PROFILE
 from tests.tools.journals.journals import write_journal
-from tools.journals.steps import Kind, RecordedStep, Work
+from tools.journals.steps import Kind, RecordedStep, Recording, Work
 from tools.profiling import __main__ as command
 from tools.profiling.calibrate import calibrated, fit_pauses
 
@@ -51,7 +51,7 @@ def test_a_calibrated_profile_predicts_the_run() -> None:
     works += [Work(((rng.randrange(8, 200), 0),), rng.randrange(8), 600) for _ in range(100)]
     works += [Work(((rng.randrange(8, 100), 64),), rng.randrange(8), 600) for _ in range(50)]
     works = [work if work.num_decodes else replace(work, num_context_tokens=0) for work in works]
-    found = calibrated(BASE, steps_of(TRUE, works, rng))
+    found = calibrated(Recording(BASE, steps_of(TRUE, works, rng)))
     for work in works:
         assert work.predicted_s(found) == pytest.approx(work.predicted_s(TRUE), rel=0.08)
     assert found.decode(16) == pytest.approx(TRUE.decode(16), rel=0.05)
@@ -65,10 +65,10 @@ def test_a_kind_that_hardly_ran_keeps_its_costs() -> None:
     """A few prefills tell nothing, so they stay as they were measured."""
     rng = random.Random(0)
     works = [Work((), number % 8 + 1, 600) for number in range(100)] + [Work(((50, 0),), 0, 0)] * 5
-    found = calibrated(BASE, steps_of(TRUE, works, rng))
+    found = calibrated(Recording(BASE, steps_of(TRUE, works, rng)))
     assert found.prefill == BASE.prefill
     assert found.decode != BASE.decode
-    assert calibrated(BASE, []) == BASE
+    assert calibrated(Recording(BASE, [])) == BASE
 
 
 def test_pauses_are_those_of_iterations_that_were_not_planned_ahead() -> None:

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prefix-tokens", type=int, default=64, metavar="N", help="length of each such text (%(default)s)"
     )
     parser.add_argument("--profile", type=Path, metavar="FILE", help="profile of the worker (measured in each round)")
-    prompts, outputs = "lognormal-mean:150:0.8:512", "lognormal-mean:80:0.8:300"
+    prompts, outputs = "lognormal-mean:150:0.8:512", "lognormal-mean:48:0.8:200"
     under_load.add_arguments(parser, requests=100, prompts=prompts, outputs=outputs, loads="0.5,0.9")
     parser.set_defaults(kv_mib=24.0, max_tokens=640)
 
@@ -125,16 +125,16 @@ def _round(arguments: argparse.Namespace, values: Overrides, folder: Path, found
         config = predicted.config(load * calibration.tokens_per_s)
         measured = run_load(arguments, values, list(arrivals(config, ())), folder / f"load-{load}", console)
         runs.append(measured)
-        results = Simulation(config, [calibrated(profile, calibration.steps)]).run()
+        results = Simulation(config, [calibrated(calibration.recording)]).run()
         found.end_to_end.setdefault(load, []).append(
             compare(measured.records, measured.report, records_in(results), results.counts)
         )
         twin = Twin(arguments, settings, pools, measured.message_s)
-        results = with_recorded_times(twin, profile, measured)
+        results = with_recorded_times(twin, measured)
         found.schedule.setdefault(load, []).append(
             compare(measured.records, measured.report, records_in(results), results.counts)
         )
-    found.kinds.append(kind_ratios(profile, [step for measured in runs for step in measured.steps]))
+    found.kinds.append(kind_ratios(profile, [step for measured in runs for step in measured.recording.steps]))
 
 
 def _given_profile(file: Path) -> Profile:

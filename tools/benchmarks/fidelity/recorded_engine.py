@@ -66,7 +66,7 @@ def _distance(first: _Sizes, second: _Sizes) -> float:
 
 
 class RecordedEngine(EngineModel):
-    """An ``EngineModel`` with recorded times. Copies take the profile's times."""
+    """An ``EngineModel`` with recorded times of iterations. Copies take the profile's times."""
 
     def __init__(self, times: RecordedTimes, *arguments: Any, **options: Any) -> None:
         """``arguments`` and ``options``: as of an ``EngineModel``."""

@@ -38,7 +38,7 @@ from tools.benchmarks.common.paths import ROOT
 from tools.benchmarks.serving import under_load
 from tools.benchmarks.serving.servers import RunningServer
 from tools.benchmarks.serving.under_load import Overrides, make_jobs, saturated_tokens_per_s, send, server_spec
-from tools.journals.steps import RecordedStep, read_steps
+from tools.journals.steps import Recording, read_recording
 
 _MOST_PROFILES = 3  # measurements of a profile, until the machine is steady
 _SALT = "measured"  # marks the measured requests; the first request of a server has no salt
@@ -48,22 +48,22 @@ _SALT = "measured"  # marks the measured requests; the first request of a server
 class Calibration:
     """A closed loop that saturates the worker.
 
-    ``message_s`` is the time of a message between two processes; ``steps`` are the worker's iterations.
+    ``message_s`` is the time of a message between two processes; ``recording`` is the worker's.
     """
 
     tokens_per_s: float
     message_s: float
     pools: Pools
-    steps: Sequence[RecordedStep]
+    recording: Recording
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """Requests that arrived at a given rate: ``records`` in the order of their arrival, and the worker's iterations."""
+    """Requests that arrived at a given rate: ``records`` in the order of their arrival, and the worker's recording."""
 
     records: Sequence[Record]
     message_s: float
-    steps: Sequence[RecordedStep]
+    recording: Recording
     report: LoadReport
 
 
@@ -110,7 +110,7 @@ def calibrate(arguments: argparse.Namespace, values: Overrides, folder: Path, co
         tokens_per_s,
         message_s(gateway, entries_of(folder, "worker-0")),
         pools_of(last_report(iter(gateway))),
-        _steps(folder),
+        _recording(folder),
     )
 
 
@@ -125,7 +125,7 @@ def run_load(
     return LoadedRun(
         records_of(iter(gateway), _SALT),
         message_s(gateway, entries_of(folder, "worker-0")),
-        _steps(folder),
+        _recording(folder),
         last_report(iter(gateway)),
     )
 
@@ -140,9 +140,9 @@ def _server(values: Overrides, folder: Path) -> Iterator[RunningServer]:
         yield server
 
 
-def _steps(folder: Path) -> list[RecordedStep]:
+def _recording(folder: Path) -> Recording:
     (journal,) = folder.glob("worker-0-*.journal")
     try:
-        return read_steps(journal)[1]
+        return read_recording(journal)
     except ProtocolError as error:
         raise BenchError(str(error)) from None

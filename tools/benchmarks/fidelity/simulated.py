@@ -2,12 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-from actorserve.core.timing.profile import Profile
 from actorserve.options import ClusterOptions, SchedulingOptions
 from actorserve.settings import Settings
 from actorserve.sim.arrivals import arrivals
@@ -66,14 +65,15 @@ class Twin:
         return parse_run(values | more, _PLACE)
 
 
-def with_recorded_times(twin: Twin, profile: Profile, run: LoadedRun) -> Results:
-    """Simulate a run's arrivals with the times of its iterations. ``profile``: as the run's worker had it.
+def with_recorded_times(twin: Twin, run: LoadedRun) -> Results:
+    """Simulate a run's arrivals with the times of its iterations and swaps.
 
     Raises: ActorserveError.
     """
     began_s = run.records[0].arrived_s - _LEAD_S
     trace = [TraceRow(record.arrived_s - began_s, record.num_prompt, record.num_output) for record in run.records]
-    make_engine = partial(RecordedEngine, RecordedTimes(run.steps, profile, began_s))
+    profile = replace(run.recording.profile, swap=run.recording.swap_link())
+    make_engine = partial(RecordedEngine, RecordedTimes(run.recording.steps, profile, began_s))
     return Simulation(twin.recorded_config(), [profile], trace, make_engine=make_engine).run()
 
 
