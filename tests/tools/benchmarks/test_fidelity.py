@@ -315,11 +315,13 @@ def test_each_kind_of_iteration_is_compared() -> None:
         for work in works.values()
         for slower in (0.5, 2.0, 40.0)
     ]
-    ratios = kind_ratios(SLOPED, steps)
-    assert {kind: count for kind, (_, count) in ratios.items()} == dict.fromkeys(works, 3)
-    assert [ratio for ratio, _ in ratios.values()] == pytest.approx([0.5] * 4)
-    table = profile_table([kind_ratios(SLOPED, steps), kind_ratios(SLOPED, steps[:3])])
-    assert [(row.name, row.cells[1].rounds if row.cells[1] else 0) for row in table.rows] == [
+    twice = replace(SLOPED, prefill=Curve((1.0, 2.0), (0.02, 0.04)), decode=Curve((1.0, 2.0), (0.02, 0.04)))
+    ratios = kind_ratios(SLOPED, twice, steps)
+    assert ratios.keys() == works.keys()
+    for ratio in ratios.values():
+        assert (ratio.measured, ratio.calibrated, ratio.num_steps) == pytest.approx((0.5, 1.0, 3))
+    table = profile_table([ratios, kind_ratios(SLOPED, twice, steps[:3])])
+    assert [(row.name, row.cells[2].rounds if row.cells[2] else 0) for row in table.rows] == [
         ("decodes only", 2),
         ("prefills only", 1),
         ("prefills with decodes", 1),

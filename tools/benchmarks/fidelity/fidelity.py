@@ -2,8 +2,9 @@
 
 - Schedule: the simulator gets the recorded arrivals and the recorded times of a run's iterations. What differs then is
   its schedule.
-- Profile: what the profile predicts for each iteration of these runs, compared with the time that it took.
-- End to end, as a user would predict a machine: measure a profile, calibrate it with a run at saturation, simulate.
+- Profile: what a profile predicts for each iteration of these runs, compared with the time that it took. It is shown as
+  tools/profile measured it on an idle machine, and calibrated by the journal of an earlier run at saturation.
+- End to end, as a user would predict a machine: measure a profile, calibrate it, simulate.
 
 Each round does all of it anew: it measures a profile, saturates a server, and measures the loads, one after the other.
 So a machine whose speed changes between minutes shows as a spread. Requests begin with one of a few texts. Token ids
@@ -33,6 +34,7 @@ from tools.benchmarks.fidelity.tables import (
     END_TO_END,
     SCHEDULE,
     Comparison,
+    KindRatios,
     compare,
     details_of,
     kind_ratios,
@@ -53,7 +55,7 @@ class Found:
 
     schedule: dict[float, list[Comparison]] = field(default_factory=dict)
     end_to_end: dict[float, list[Comparison]] = field(default_factory=dict)
-    kinds: list[dict[Kind, tuple[float, int]]] = field(default_factory=list)
+    kinds: list[dict[Kind, KindRatios]] = field(default_factory=list)
     calibrations: list[Calibration] = field(default_factory=list)
 
 
@@ -120,12 +122,13 @@ def _round(arguments: argparse.Namespace, values: Overrides, folder: Path, found
         raise BenchError(f"the profile has {sizes}")
     found.calibrations.append(calibration)
     predicted = Twin(arguments, settings, pools, calibration.message_s)
+    better = calibrated(calibration.recording)
     runs: list[LoadedRun] = []
     for load in arguments.loads:
         config = predicted.config(load * calibration.tokens_per_s)
         measured = run_load(arguments, values, list(arrivals(config, ())), folder / f"load-{load}", console)
         runs.append(measured)
-        results = Simulation(config, [calibrated(calibration.recording)]).run()
+        results = Simulation(config, [better]).run()
         found.end_to_end.setdefault(load, []).append(
             compare(measured.records, measured.report, records_in(results), results.counts)
         )
@@ -134,7 +137,7 @@ def _round(arguments: argparse.Namespace, values: Overrides, folder: Path, found
         found.schedule.setdefault(load, []).append(
             compare(measured.records, measured.report, records_in(results), results.counts)
         )
-    found.kinds.append(kind_ratios(profile, [step for measured in runs for step in measured.recording.steps]))
+    found.kinds.append(kind_ratios(profile, better, [step for measured in runs for step in measured.recording.steps]))
 
 
 def _given_profile(file: Path) -> Profile:

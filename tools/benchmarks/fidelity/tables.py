@@ -18,7 +18,7 @@ from tools.journals.steps import Kind, RecordedStep
 
 SCHEDULE = "Schedule: simulated with recorded arrivals and recorded times of iterations / measured"
 PROFILE = "Profile: predicted / actual time of iterations"
-END_TO_END = "End to end: simulated with a profile that was measured before / measured"
+END_TO_END = "End to end: simulated with a profile that was calibrated before / measured"
 _LATENCIES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 _PERCENTILES = ("p50", "p99")
 _COUNTS = {"num_preemptions": "preemptions", "num_tokens_found": "tokens from the prefix cache"}
@@ -79,24 +79,45 @@ def latency_table(title: str, by_load: Mapping[float, Sequence[Comparison]]) -> 
     return FigureTable(title, "load", tuple(columns), tuple(rows))
 
 
-def kind_ratios(profile: Profile, steps: Sequence[RecordedStep]) -> dict[Kind, tuple[float, int]]:
-    """For each kind of iteration, the median of predicted over actual time, and the number of iterations."""
-    found: dict[Kind, list[float]] = {}
+@dataclass(frozen=True, slots=True)
+class KindRatios:
+    """Predicted over actual time of one kind of iteration, medians over ``num_steps``: by a profile as it was measured,
+    and by the same one calibrated by another run.
+    """
+
+    measured: float
+    calibrated: float
+    num_steps: int
+
+
+def kind_ratios(measured: Profile, calibrated: Profile, steps: Sequence[RecordedStep]) -> dict[Kind, KindRatios]:
+    """For each kind that occurs."""
+    groups: dict[Kind, list[RecordedStep]] = {}
     for step in steps:
-        found.setdefault(step.work.kind, []).append(step.work.predicted_s(profile) / step.duration_s)
-    return {kind: (median(found[kind]), len(found[kind])) for kind in Kind if kind in found}
+        groups.setdefault(step.work.kind, []).append(step)
+
+    def ratio(profile: Profile, group: Sequence[RecordedStep]) -> float:
+        return median(step.work.predicted_s(profile) / step.duration_s for step in group)
+
+    return {
+        kind: KindRatios(ratio(measured, group), ratio(calibrated, group), len(group)) for kind, group in groups.items()
+    }
 
 
-def profile_table(rounds: Sequence[Mapping[Kind, tuple[float, int]]]) -> FigureTable:
+def profile_table(rounds: Sequence[Mapping[Kind, KindRatios]]) -> FigureTable:
     """A row for each kind of iteration; ``rounds`` as from ``kind_ratios``."""
     rows = []
     for kind in Kind:
         found = [each[kind] for each in rounds if kind in each]
         if found:
-            ratios, counts = zip(*found, strict=True)
-            rows.append(Row(kind.value, (Figure.of(ratios), Figure.of(counts))))
-    columns = (Column("predicted / actual", "x", 2), Column("iterations", decimals=0))
-    return FigureTable(PROFILE, "iteration", columns, tuple(rows))
+            cells = (
+                Figure.of([each.measured for each in found]),
+                Figure.of([each.calibrated for each in found]),
+                Figure.of([each.num_steps for each in found]),
+            )
+            rows.append(Row(kind.value, cells))
+    names = (Column("measured alone", "x", 2), Column("calibrated", "x", 2), Column("iterations", decimals=0))
+    return FigureTable(PROFILE, "iteration", names, tuple(rows))
 
 
 def show(table: FigureTable, console: Console) -> None:
