@@ -1,6 +1,7 @@
 """tools/bench fidelity: records from journals, the simulated twins of a server, and the ratios of both."""
 
 import argparse
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from actorserve.core.instance.steps import Steps
 from actorserve.core.messages import (
@@ -28,8 +30,9 @@ from actorserve.core.messages import (
     Tokens,
 )
 from actorserve.core.timing.profile import Curve, Link, Profile
+from actorserve.errors import ProfileError
 from actorserve.options import ClusterOptions, SchedulingOptions
-from actorserve.profile_files import save_profile
+from actorserve.profile_files import drift_of, save_profile
 from actorserve.settings import Settings, load_settings
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.config import RunConfig
@@ -49,7 +52,7 @@ from tools.benchmarks.common.journals import (
     pools_of,
     records_of,
 )
-from tools.benchmarks.fidelity import fidelity
+from tools.benchmarks.fidelity import fidelity, server_runs
 from tools.benchmarks.fidelity.recorded_engine import RecordedTimes
 from tools.benchmarks.fidelity.server_runs import LoadedRun
 from tools.benchmarks.fidelity.simulated import Twin, records_in, with_recorded_times
@@ -338,6 +341,30 @@ def test_ratios_are_simulated_over_measured() -> None:
     (row,) = latency_table("a title", {0.9: [compared] * 3}).rows
     assert row.name == "90 % of saturation"
     assert row.cells[0] == Figure(1.5, 1.5, 1.5, 3)
+
+
+def test_a_profile_of_a_machine_that_drifted_is_refused(tmp_path: Path) -> None:
+    """A named profile ends the command before a server starts, with a line that names the file and the key."""
+    file = tmp_path / "mine.toml"
+    save_profile(replace(FLAT, errors=(("drift", 0.4),)), file)
+    with pytest.raises(ProfileError, match=r"mine.toml: errors.drift is 0.4: expected at most 0.1"):
+        fidelity.run(parsed("--profile", str(file)))
+
+
+@pytest.mark.parametrize(("drifts", "num_measured"), [([0.0], 1), ([0.3, 0.05], 2), ([0.3, 0.3, 0.3], 3)])
+def test_a_profile_is_measured_again_if_the_machine_drifted(
+    drifts: list[float], num_measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first steady profile is taken, and without one in three measurements the benchmark ends."""
+    left = list(drifts)
+    monkeypatch.setattr(server_runs, "_measured_profile", lambda *_: replace(FLAT, errors=(("drift", left.pop(0)),)))
+    console = Console(file=io.StringIO())
+    if drifts[-1] > 0.1:
+        with pytest.raises(ProfileError, match="drift"):
+            server_runs.fresh_profile({}, Path("x.toml"), console)
+    else:
+        assert drift_of(server_runs.fresh_profile({}, Path("x.toml"), console)) <= 0.1
+    assert len(drifts) - len(left) == num_measured
 
 
 @pytest.mark.e2e
