@@ -25,7 +25,7 @@ def quick_plan(engine: Engine, max_batch_tokens: int, max_batch_requests: int) -
     """Few shapes, for a first start."""
     most = min(max_batch_tokens, engine.model.max_tokens)
     half = min(512, engine.model.max_tokens // 2)
-    prompts = _prefills(_distinct(1, most // 16, most // 4, most // 2, most), (0,))
+    prompts = _prefills(_distinct(1, most // 16, most // 8, most // 4, most // 2, most), (0,))
     chunks = _prefills(_distinct(most // 4, most=half), _whole_blocks(engine, half))
     batches = _distinct(1, 4, 16, max_batch_requests, most=max_batch_requests)
     decodes = _decodes(batches, _whole_blocks(engine, half // 16, half))
