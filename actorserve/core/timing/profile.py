@@ -125,8 +125,7 @@ class Profile:
     errors: tuple[tuple[str, float], ...] = ()
     floor_s: float = field(init=False, repr=False, compare=False)
     """Seconds that every iteration takes at least."""
-    attention: Curve = field(init=False, repr=False, compare=False)
-    """Tokens of a prompt -> the part of ``prefill`` in which they attend to each other."""
+    _attention: Curve = field(init=False, repr=False, compare=False)
     _growth: Curve = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -134,7 +133,7 @@ class Profile:
         if self.weights_s > floor_s:
             raise ValueError(f"weights_s is {self.weights_s:g}: expected at most {floor_s:g}, the shortest iteration")
         object.__setattr__(self, "floor_s", floor_s)
-        object.__setattr__(self, "attention", _attention(self.prefill, self.prefill_context_s))
+        object.__setattr__(self, "_attention", _attention(self.prefill, self.prefill_context_s))
         object.__setattr__(self, "_growth", _growth(self.prefill, self.weights_s))
 
     @property
@@ -168,28 +167,34 @@ class Profile:
             growth(num_before + num_tokens) - growth(num_before) - growth(num_tokens),
         )
 
-    def rows_s(self, num_tokens: int, attention_s: float, num_decodes: int) -> float:
+    def rows_s(self, num_tokens: int, between_s: float, num_decodes: int) -> float:
         """Seconds for all tokens of prefill chunks and decodes together, without the contexts of both.
 
-        ``attention_s``: the sum of ``attention`` of each chunk. Together they would attend to each other in addition,
-        which is subtracted. In published measurements (``config/profiles``) b prompts of n tokens take nearly as long
-        as one of b x n tokens: the sum decides, not each chunk's own time. Tokens of decodes count as well, because
-        they fill an iteration up to the point at which computing bounds it, just like prompts.
+        ``between_s``: the seconds in which the chunks would attend to each other if they were one prompt. In published
+        measurements (``config/profiles``) b prompts of n tokens take nearly as long as one of b x n tokens: the sum
+        decides, not each chunk's own time. Tokens of decodes count as well, because they fill an iteration up to the
+        point at which computing bounds it, just like prompts.
         """
-        alone_s = self.prefill(num_decodes + num_tokens) + self.decode_mixed_s * num_decodes
-        return alone_s - (self.attention(num_tokens) - attention_s)
+        return self.prefill(num_decodes + num_tokens) + self.decode_mixed_s * num_decodes - between_s
+
+    def between_s(self, num_tokens: int, num_more: int) -> float:
+        """Seconds in which two parts of a prompt of so many tokens attend to each other."""
+        if not num_tokens:
+            return 0.0
+        attention = self._attention
+        return attention(num_tokens + num_more) - attention(num_tokens) - attention(num_more)
 
     def step_s(self, chunks: Sequence[tuple[int, int]], num_decodes: int, num_context_tokens: int) -> float:
         """Seconds of an iteration of prefill chunks, each (tokens, tokens before it), and of decodes that share it."""
         num_tokens = 0
-        attention_s = before_s = 0.0
+        between_s = before_s = 0.0
         for tokens, before in chunks:
+            between_s += self.between_s(num_tokens, tokens)
             num_tokens += tokens
-            attention_s += self.attention(tokens)
             before_s += self.before_s(tokens, before)
         if not num_tokens:
             return self.decode_s(num_decodes, num_context_tokens)
-        rows_s = self.rows_s(num_tokens, attention_s, num_decodes)
+        rows_s = self.rows_s(num_tokens, between_s, num_decodes)
         if num_decodes:
             rows_s = max(rows_s, self.decode(num_decodes)) + self.decode_context(num_context_tokens)
         return rows_s + before_s

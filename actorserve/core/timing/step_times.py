@@ -13,6 +13,7 @@ nor than its decodes alone, and no time falls as tokens, requests or contexts gr
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from actorserve.core.timing.profile import Profile
@@ -28,7 +29,7 @@ _FACTOR_BOUNDS = (1e-3, 1e3)
 class Iteration:
     """What one iteration computes, as far as its duration depends on it. Chunks are added one by one."""
 
-    __slots__ = ("_profile", "attention_s", "before_s", "num_context_tokens", "num_decodes", "num_tokens")
+    __slots__ = ("_profile", "before_s", "between_s", "num_context_tokens", "num_decodes", "num_tokens")
 
     def __init__(
         self, profile: Profile, num_decodes: int, num_context_tokens: int, chunks: Sequence[tuple[int, int]] = ()
@@ -38,8 +39,8 @@ class Iteration:
         self.num_decodes = num_decodes
         self.num_context_tokens = num_context_tokens
         self.num_tokens = 0  # in prefill chunks
-        self.attention_s = 0.0  # of the chunks' tokens to others of the same chunk, by the profile
         self.before_s = 0.0  # what the tokens before the chunks cost, by the profile
+        self.between_s = 0.0  # what attention between the chunks would cost, by the profile
         for num_tokens, num_before in chunks:
             self.add_chunk(num_tokens, num_before)
 
@@ -49,16 +50,15 @@ class Iteration:
 
     def add_chunk(self, num_tokens: int, num_before: int) -> None:
         """Add a prefill chunk with ``num_before`` tokens before it."""
-        self.num_tokens += num_tokens
-        self.attention_s += self._profile.attention(num_tokens)
+        self.between_s += self._profile.between_s(self.num_tokens, num_tokens)
         self.before_s += self._profile.before_s(num_tokens, num_before)
+        self.num_tokens += num_tokens
 
     def with_chunk(self, num_tokens: int, num_before: int) -> "Iteration":
         """An iteration that has this chunk in addition."""
         other = Iteration(self._profile, self.num_decodes, self.num_context_tokens)
-        other.num_tokens = self.num_tokens + num_tokens
-        other.attention_s = self.attention_s + self._profile.attention(num_tokens)
-        other.before_s = self.before_s + self._profile.before_s(num_tokens, num_before)
+        other.num_tokens, other.before_s, other.between_s = self.num_tokens, self.before_s, self.between_s
+        other.add_chunk(num_tokens, num_before)
         return other
 
 
@@ -107,32 +107,24 @@ class StepTimes:
 
     def step_s(self, iteration: Iteration) -> float:
         """Seconds of an iteration of prefill chunks and decodes together."""
-        return sum(self._parts(iteration))
+        decodes = self._decode_parts(iteration)
+        return self._with_chunks_s(decodes, iteration, iteration.num_tokens, iteration.between_s, iteration.before_s)
 
     def num_fitting_tokens(self, iteration: Iteration, num_before: int, limit_s: float, most: int) -> int:
         """How many more prefill tokens, up to ``most``, of a chunk with ``num_before`` tokens before it, can join the
         iteration so that it takes no longer than ``limit_s``.
-
-        Each second guess lies on the line through both bounds, because times are nearly lines, and each other one in
-        the middle, because no line fits steps.
         """
-        most_s = self.step_s(iteration.with_chunk(most, num_before))
-        if most_s <= limit_s:
+        profile, decodes = self.profile, self._decode_parts(iteration)
+        tokens = iteration.num_tokens
+
+        def with_more_s(num_tokens: int) -> float:
+            between_s = iteration.between_s + profile.between_s(tokens, num_tokens)
+            before_s = iteration.before_s + profile.before_s(num_tokens, num_before)
+            return self._with_chunks_s(decodes, iteration, tokens + num_tokens, between_s, before_s)
+
+        if with_more_s(most) <= limit_s:
             return most
-        fitting, fitting_s, above, above_s = 0, self.step_s(iteration), most, most_s
-        is_line = True
-        while above - fitting > 1:
-            num_tokens = (fitting + above) // 2
-            if is_line and fitting_s <= limit_s:
-                share = (limit_s - fitting_s) / (above_s - fitting_s)
-                num_tokens = min(max(fitting + round(share * (above - fitting)), fitting + 1), above - 1)
-            is_line = not is_line
-            seconds = self.step_s(iteration.with_chunk(num_tokens, num_before))
-            if seconds <= limit_s:
-                fitting, fitting_s = num_tokens, seconds
-            else:
-                above, above_s = num_tokens, seconds
-        return fitting
+        return bisect_right(range(1, most), limit_s, key=with_more_s)
 
     def observe(self, iteration: Iteration, duration_s: float) -> None:
         """Learn from the measured duration of ``iteration``. An impossible duration is ignored."""
@@ -167,20 +159,46 @@ class StepTimes:
         factor = self._transfer_factor * math.exp(_deviation(duration_s, self.transfer_s(num_bytes)))
         self._transfer_factor = min(max(factor, low), high)
 
-    def _parts(self, iteration: Iteration) -> tuple[float, float, float, float, float]:
-        """The iteration's five parts in seconds, with their factors."""
+    def _decode_parts(self, iteration: Iteration) -> tuple[float, float, float]:
+        """Seconds, with their factors: the floor, what decodes take beyond it, and the decodes' context."""
         profile, factors = self.profile, self._factors
-        decodes_s = context_s = rows_s = 0.0
-        if decodes := iteration.num_decodes:
-            decodes_s = factors[1] * (profile.decode(decodes) - profile.floor_s)
-            context_s = factors[2] * profile.decode_context(iteration.num_context_tokens)
-        if tokens := iteration.num_tokens:
-            rows_s = factors[3] * (profile.rows_s(tokens, iteration.attention_s, decodes) - profile.floor_s)
-            if rows_s >= decodes_s:
-                decodes_s = 0.0
-            else:
-                rows_s = 0.0
-        return factors[0] * profile.floor_s, decodes_s, context_s, rows_s, factors[4] * iteration.before_s
+        floor_s = factors[0] * profile.floor_s
+        if not (decodes := iteration.num_decodes):
+            return floor_s, 0.0, 0.0
+        decodes_s = factors[1] * (profile.decode(decodes) - profile.floor_s)
+        return floor_s, decodes_s, factors[2] * profile.decode_context(iteration.num_context_tokens)
+
+    def _rows_s(self, iteration: Iteration, num_tokens: int, between_s: float) -> float:
+        """Seconds, with their factor, that all tokens take beyond the floor if so many are in prefill chunks."""
+        profile = self.profile
+        return self._factors[3] * (profile.rows_s(num_tokens, between_s, iteration.num_decodes) - profile.floor_s)
+
+    def _with_chunks_s(
+        self,
+        decode_parts: tuple[float, float, float],
+        iteration: Iteration,
+        num_tokens: int,
+        between_s: float,
+        before_s: float,
+    ) -> float:
+        """Seconds of the iteration, if its prefill chunks were these."""
+        floor_s, decodes_s, context_s = decode_parts
+        if not num_tokens:
+            return floor_s + decodes_s + context_s
+        rows_s = max(decodes_s, self._rows_s(iteration, num_tokens, between_s))
+        return floor_s + rows_s + context_s + self._factors[4] * before_s
+
+    def _parts(self, iteration: Iteration) -> tuple[float, float, float, float, float]:
+        """The iteration's five parts in seconds, with their factors. Of the decodes and of all tokens, only the part
+        that takes longer counts.
+        """
+        floor_s, decodes_s, context_s = self._decode_parts(iteration)
+        rows_s = self._rows_s(iteration, iteration.num_tokens, iteration.between_s) if iteration.num_tokens else 0.0
+        if rows_s < decodes_s:
+            rows_s = 0.0
+        else:
+            decodes_s = 0.0
+        return floor_s, decodes_s, context_s, rows_s, self._factors[4] * iteration.before_s
 
 
 def _deviation(duration_s: float, predicted_s: float) -> float:
