@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
+from actorserve.core.cluster.state import ClusterState
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.messages import HandOver, Message, Offer, Peer, Stage, StepPlan, Transfer
 from actorserve.core.request import Request
+from actorserve.sim.measures.distribution import Distribution
 
 
 @dataclass(slots=True)
@@ -15,8 +18,8 @@ class Gaps:
     the iteration that made the second token. Without the migration the gap would have been that duration.
     """
 
-    gaps_s: list[float] = field(default_factory=list)
-    usual_s: list[float] = field(default_factory=list)
+    gaps_s: Distribution = field(default_factory=Distribution)
+    usual_s: Distribution = field(default_factory=Distribution)
 
 
 class Interruptions:
@@ -32,6 +35,12 @@ class Interruptions:
         self._preempted_s: dict[str, float] = {}  # the time of the preemption, by request id
         self._paused_s: dict[str, float] = {}
         self._offered: dict[Transfer, str] = {}  # the request of each transfer
+        self._transfers: dict[str, Transfer] = {}  # the newest transfer of each open request
+
+    @property
+    def num_followed(self) -> int:
+        """Open requests that were preempted, were paused, or began to migrate."""
+        return len({*self._preempted_s, *self._paused_s, *self._transfers, *self._offered.values()})
 
     def on_preemptions(self, instance: InstanceState, now: float) -> list[str]:
         """The instance has preempted requests. Returns the newly preempted ones."""
@@ -49,7 +58,10 @@ class Interruptions:
         """An instance sends a message, from which on its request may be paused to migrate."""
         match message:
             case Offer(request=request):
-                self._offered[Transfer(source, message.transfer)] = request.request_id
+                self._forget_transfer(request.request_id)
+                transfer = Transfer(source, message.transfer)
+                self._offered[transfer] = request.request_id
+                self._transfers[request.request_id] = transfer
                 if message.is_last:
                     self._paused_s.setdefault(request.request_id, now)
             case Stage(is_last=True) if (transfer := Transfer(source, message.transfer)) in self._offered:
@@ -70,15 +82,21 @@ class Interruptions:
             if preempted_s is not None:
                 caught_up.append((request_id, end_s - preempted_s))
             elif paused_s is not None:
-                self.moved.gaps_s.append(end_s - paused_s)
-                self.moved.usual_s.append(duration_s)
+                self.moved.gaps_s.add(end_s - paused_s)
+                self.moved.usual_s.add(duration_s)
         return caught_up
 
     def on_lost(self, request_id: str, now: float) -> float:
         """The request's instance died, or the request has ended. Returns the time that preemption cost it."""
+        self._forget_transfer(request_id)
         self._paused_s.pop(request_id, None)
         preempted_s = self._preempted_s.pop(request_id, None)
         return 0.0 if preempted_s is None else now - preempted_s
+
+    def _forget_transfer(self, request_id: str) -> None:
+        transfer = self._transfers.pop(request_id, None)
+        if transfer is not None:
+            del self._offered[transfer]
 
 
 def _is_preempted(request: Request) -> bool:
@@ -121,6 +139,14 @@ def fragmentation(instances: Sequence[InstanceState], demands: Sequence[int], in
         if num_wanted + demand <= num_free:
             num_wanted += demand
     return num_wanted / sum(instance.memory.device.num_blocks for instance in instances)
+
+
+def blocks_in_line(coordinator: object, most: int, tokens_per_block: int) -> list[int]:
+    """Blocks that each of the first ``most`` requests in the coordinator's queue needs. None wait without one."""
+    if not isinstance(coordinator, ClusterState):
+        return []
+    waiting = islice(coordinator.waiting.values(), most)
+    return [blocks_for(request.place.num_tokens, tokens_per_block) for request in waiting]
 
 
 def unmet_demand(instance: InstanceState) -> int:

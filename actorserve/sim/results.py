@@ -2,81 +2,88 @@
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from actorserve.core.messages import FinishReason, LoadReport
 from actorserve.core.migration.source import MigrationSource
 from actorserve.sim.cluster_table import GroupTable
 from actorserve.sim.config import SpikeTable
 from actorserve.sim.instance_metrics import Gaps
-from actorserve.sim.statistics import percentile
+from actorserve.sim.measures.distribution import Distribution
+from actorserve.sim.measures.rows import Column, Page, Rows
+from actorserve.sim.statistics import PERCENTILES, between_ranks, percentile
 
-PERCENTILES: Final = (50, 90, 95, 99)
+Vector: TypeAlias = npt.NDArray[Any]
+
 _WINDOW_S: Final = 2.0  # arrivals within this time form one window
 _HOUR_S: Final = 3600.0
 _WAITING, _COMPLETED, _REFUSED = 0, 1, 2
+_ROW: Final = np.dtype(
+    [
+        ("arrived_s", "f8"),
+        ("first_token_s", "f8"),
+        ("ended_s", "f8"),
+        ("preempted_s", "f8"),
+        ("num_prompt", "i4"),
+        ("num_output", "i4"),
+        ("priority", "i4"),
+        ("num_preempted", "i4"),
+        ("state", "i1"),
+    ]
+)
 
 
 class Outcomes:
     """One row per request, numbered in the order of arrival; times in seconds of the virtual clock.
 
-    Columns, because a million requests would not fit into memory as objects.
+    Ended requests move to a temporary file, because a run may have more of them than fit into memory.
     """
 
     def __init__(self) -> None:
-        self.arrived_s = array("d")
-        self.first_token_s = array("d")
-        self.ended_s = array("d")
-        self.num_prompt = array("q")
-        self.num_output = array("q")
-        self.priority = array("q")
-        self.num_preempted = array("q")
-        self.preempted_s = array("d")  # time lost by preemptions (``sim.instance_metrics``)
-        self._state = array("b")
+        self._rows = Rows(_ROW)
+        self.arrived_s: Column[float] = Column(self._rows, "arrived_s")
+        self.first_token_s: Column[float] = Column(self._rows, "first_token_s")
+        self.ended_s: Column[float] = Column(self._rows, "ended_s")
+        self.num_prompt: Column[int] = Column(self._rows, "num_prompt")
+        self.num_output: Column[int] = Column(self._rows, "num_output")
+        self.priority: Column[int] = Column(self._rows, "priority")
+        self.num_preempted: Column[int] = Column(self._rows, "num_preempted")
+        self.preempted_s: Column[float] = Column(
+            self._rows, "preempted_s"
+        )  # time lost by preemptions (``sim.instance_metrics``)
+        self._state: Column[int] = Column(self._rows, "state")
         self.num_open = 0
 
     def __len__(self) -> int:
-        return len(self.arrived_s)
+        return len(self._rows)
 
     def arrive(self, at_s: float, num_prompt: int, num_output: int, priority: int) -> int:
         """A request has arrived. Returns its number."""
-        self.arrived_s.append(at_s)
-        self.first_token_s.append(math.nan)
-        self.ended_s.append(math.nan)
-        self.num_prompt.append(num_prompt)
-        self.num_output.append(num_output)
-        self.priority.append(priority)
-        self.num_preempted.append(0)
-        self.preempted_s.append(0.0)
-        self._state.append(_WAITING)
         self.num_open += 1
-        return len(self) - 1
+        return self._rows.append((at_s, math.nan, math.nan, 0.0, num_prompt, num_output, priority, 0, _WAITING))
 
     def end(self, number: int, now: float, reason: FinishReason) -> None:
+        """Raises: SimulationError, if there is no room for the temporary file."""
         self.ended_s[number] = now
         self._state[number] = _COMPLETED if reason is FinishReason.LENGTH else _REFUSED
         self.num_open -= 1
-
-    def completed(self, priority: int | None = None) -> list[int]:
-        """Numbers of the requests that got their whole answer, in all classes or in one."""
-        return [
-            number
-            for number, state in enumerate(self._state)
-            if state == _COMPLETED and (priority is None or self.priority[number] == priority)
-        ]
+        self._rows.close(number)
 
     def recovery_s(self, from_s: float, ttft_s: float) -> float | None:
         """How long after ``from_s`` the median TTFT is back within ``ttft_s`` for two windows of arrivals in a row.
         None if that does not happen.
         """
-        windows: dict[int, list[float]] = {}
+        windows: dict[int, array[float]] = {}
         for arrived_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True):
             if arrived_s >= from_s:
-                windows.setdefault(int((arrived_s - from_s) / _WINDOW_S), []).append(
+                windows.setdefault(int((arrived_s - from_s) / _WINDOW_S), array("d")).append(
                     math.inf if math.isnan(first_s) else first_s - arrived_s
                 )
         is_back = {number: percentile(sorted(found), 50) <= ttft_s for number, found in windows.items()}
@@ -87,30 +94,66 @@ class Outcomes:
         return None
 
     def num_refused(self) -> int:
-        return self._state.count(_REFUSED)
+        return sum(int((page["state"] == _REFUSED).sum()) for page in self._rows.pages())
 
-    def latencies(self, numbers: Sequence[int]) -> dict[str, dict[str, float] | None]:
+    def classes(self) -> list[int]:
+        """The priorities of the requests, each once."""
+        return sorted({priority for page in self._rows.pages() for priority in np.unique(page["priority"]).tolist()})
+
+    def num_completed(self, priority: int | None = None) -> int:
+        """How many requests got their whole answer, in all classes or in one."""
+        return sum(len(page) for page in self._completed(priority))
+
+    def latencies(self, priority: int | None = None) -> dict[str, dict[str, float] | None]:
         """TTFT, Llumnix's prefill latency; TPOT (time per output token after the first), its decode latency; E2E; E2E
         over all output tokens, which FastServe calls per-token latency; and the time lost by preemption, which is 0 for
-        most requests.
+        most requests. Those of the completed requests of all classes or of one.
         """
-        arrived, first, ended, output = self.arrived_s, self.first_token_s, self.ended_s, self.num_output
-        return {
-            "ttft_s": summary([first[n] - arrived[n] for n in numbers]),
-            "tpot_s": summary([(ended[n] - first[n]) / (output[n] - 1) for n in numbers if output[n] > 1]),
-            "e2e_s": summary([ended[n] - arrived[n] for n in numbers]),
-            "per_token_s": summary([(ended[n] - arrived[n]) / output[n] for n in numbers]),
-            "preempted_s": summary([self.preempted_s[n] for n in numbers]),
-        }
+        found: dict[str, dict[str, float] | None] = {}
+        for name, values_of in _LATENCIES.items():
+            parts = (values_of(page) for page in self._completed(priority))
+            found[name] = summary(np.concatenate([np.empty(0), *parts]))
+        return found
+
+    def total(self, values_of: Callable[[Page], Vector]) -> float:
+        """The sum of what ``values_of`` computes from the completed requests."""
+        return math.fsum(value for page in self._completed() for value in values_of(page).tolist())
+
+    def _completed(self, priority: int | None = None) -> Iterator[Page]:
+        for page in self._rows.pages():
+            is_chosen = page["state"] == _COMPLETED
+            if priority is not None:
+                is_chosen &= page["priority"] == priority
+            yield page[is_chosen]
 
 
-def summary(values: list[float]) -> dict[str, float] | None:
-    """None if there are no values."""
-    if not values:
+def time_to_end(page: Page) -> Vector:
+    e2e_s: Vector = page["ended_s"] - page["arrived_s"]
+    return e2e_s
+
+
+def _tpot_s(page: Page) -> Vector:
+    several = page[page["num_output"] > 1]
+    tpot_s: Vector = (several["ended_s"] - several["first_token_s"]) / (several["num_output"] - 1)
+    return tpot_s
+
+
+_LATENCIES: Final[dict[str, Callable[[Page], Vector]]] = {
+    "ttft_s": lambda page: page["first_token_s"] - page["arrived_s"],
+    "tpot_s": _tpot_s,
+    "e2e_s": time_to_end,
+    "per_token_s": lambda page: time_to_end(page) / page["num_output"],
+    "preempted_s": lambda page: page["preempted_s"],
+}
+
+
+def summary(values: Sequence[float] | Vector) -> dict[str, float] | None:
+    """Mean, highest value and percentiles. None if there are no values."""
+    if not len(values):
         return None
-    values.sort()
-    figures = {f"p{percent}": percentile(values, percent) for percent in PERCENTILES}
-    return {"mean": fmean(values), "max": values[-1], **figures}
+    in_order = np.sort(np.asarray(values, np.float64))
+    percentiles = {f"p{percent}": between_ranks(in_order.item, len(in_order), percent) for percent in PERCENTILES}
+    return {"mean": fmean(in_order), "max": float(in_order[-1]), **percentiles}
 
 
 @dataclass
@@ -154,6 +197,7 @@ class Counts:
 class Results:
     """A finished run. ``lifetimes_s`` sums the lifetimes of each group's instances, each from its order to its end
     or the last request's end. ``fragmentation`` has samples at equal intervals while requests arrived.
+    ``tbt`` are the gaps between all tokens that were made, those of requests that did not complete included.
     """
 
     outcomes: Outcomes
@@ -162,36 +206,39 @@ class Results:
     num_events: int
     lifetimes_s: Mapping[GroupTable, float]
     moved: Gaps = field(default_factory=Gaps)
-    fragmentation: list[float] = field(default_factory=list)
+    fragmentation: Sequence[float] = ()
     spike: SpikeTable | None = None
+    tbt: Distribution = field(default_factory=Distribution)
 
     def figures(self) -> dict[str, Any]:
         """Everything that is reported, as JSON values. They depend on the run alone."""
         outcomes, counts = self.outcomes, self.counts
-        done = outcomes.completed()
-        ends = [at for at in outcomes.ended_s if not math.isnan(at)]
-        duration_s = max(ends) - outcomes.arrived_s[0] if ends else 0.0
-        num_tokens = sum(outcomes.num_output[n] for n in done)
-        e2e_s = math.fsum(outcomes.ended_s[n] - outcomes.arrived_s[n] for n in done)
-        classes = sorted(set(outcomes.priority))
-        lasted_s, spike = max(ends, default=0.0), self.spike
+        num_done = outcomes.num_completed()
+        lasted_s = max((at for at in outcomes.ended_s if not math.isnan(at)), default=0.0)
+        duration_s = lasted_s - outcomes.arrived_s[0] if lasted_s else 0.0
+        num_tokens = outcomes.total(lambda page: page["num_output"])
+        num_preempted = outcomes.total(lambda page: page["num_preempted"] > 0)
+        e2e_s, preempted_s = outcomes.total(time_to_end), outcomes.total(lambda page: page["preempted_s"])
+        classes, spike = outcomes.classes(), self.spike
         alive_s = self.alive_s
         return {
             "requests": {
                 "arrived": len(outcomes),
-                "completed": len(done),
+                "completed": num_done,
                 "refused": outcomes.num_refused(),
                 "unfinished": outcomes.num_open,
             },
             "duration_s": duration_s,
-            "latency": outcomes.latencies(done),
+            "latency": {**outcomes.latencies(), "tbt_s": self.tbt.summary()},
             "classes": {
-                str(priority): {"completed": len(numbers), "latency": outcomes.latencies(numbers)}
+                str(priority): {
+                    "completed": outcomes.num_completed(priority),
+                    "latency": outcomes.latencies(priority),
+                }
                 for priority in (classes if len(classes) > 1 else ())
-                for numbers in [outcomes.completed(priority)]
             },
             "throughput": {
-                "requests_per_s": len(done) / duration_s if duration_s else 0.0,
+                "requests_per_s": num_done / duration_s if duration_s else 0.0,
                 "output_tokens_per_s": num_tokens / duration_s if duration_s else 0.0,
             },
             "utilisation": {
@@ -203,16 +250,16 @@ class Results:
             "steps": counts.num_steps,
             "preemptions": counts.num_preemptions,
             "preemption": {
-                "requests_share": sum(outcomes.num_preempted[n] > 0 for n in done) / len(done) if done else 0.0,
-                "share_of_e2e": math.fsum(outcomes.preempted_s[n] for n in done) / e2e_s if e2e_s else 0.0,
+                "requests_share": num_preempted / num_done if num_done else 0.0,
+                "share_of_e2e": preempted_s / e2e_s if e2e_s else 0.0,
             },
-            "fragmentation": summary(list(self.fragmentation)),
+            "fragmentation": summary(self.fragmentation),
             "migration": {
                 "migrated": counts.num_migrated,
                 "failed": counts.num_migrations_failed,
                 "bytes": counts.migrated_bytes,
-                "gap_s": summary(list(self.moved.gaps_s)),
-                "gap_steps": fmean(self.moved.gaps_s) / fmean(self.moved.usual_s) if self.moved.gaps_s else None,
+                "gap_s": self.moved.gaps_s.summary(),
+                "gap_steps": self.moved.gaps_s.mean / self.moved.usual_s.mean if self.moved.gaps_s.num_values else None,
             },
             "checkpoints": {"bytes": counts.checkpointed_bytes},
             "instances": {

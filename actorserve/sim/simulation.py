@@ -7,12 +7,9 @@ round trip after one of them asks for it. A new worker is up after its warm-up, 
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 
-from actorserve.core.cluster.queue import WaitingRequest
-from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import (
     AddToEngine,
     Deliver,
@@ -29,7 +26,6 @@ from actorserve.core.effects import (
     SwapOut,
 )
 from actorserve.core.gateway.state import GatewayState
-from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.messages import (
     CopyDone,
     CopyFailed,
@@ -55,7 +51,8 @@ from actorserve.sim.cluster_table import GroupTable
 from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
-from actorserve.sim.instance_metrics import Interruptions, fragmentation, unmet_demand
+from actorserve.sim.instance_metrics import Interruptions, blocks_in_line, fragmentation, unmet_demand
+from actorserve.sim.measures.token_gaps import TokenGaps
 from actorserve.sim.results import Counts, Outcomes, Results
 from actorserve.sim.simulated_process import Process
 from actorserve.sim.step_costs import step_costs
@@ -100,6 +97,7 @@ class Simulation:
         self._num_failovers = 0
         self._lifetimes_s = dict.fromkeys(config.cluster.all_groups, 0.0)
         self._interruptions = Interruptions()
+        self._token_gaps = TokenGaps()
         self._fragmentation: list[float] = []
         self._num_workers = config.cluster.num_workers  # all workers that were ever started or ordered
         self._ordered_s: dict[str, float] = {}  # when each worker that is warming up was ordered
@@ -146,6 +144,7 @@ class Simulation:
             self._interruptions.moved,
             self._fragmentation,
             self.config.arrivals.spike,
+            self._token_gaps.gaps,
         )
 
     def _is_over(self) -> bool:
@@ -214,6 +213,7 @@ class Simulation:
                 self._run_step(process, plan, self.now)
             case End(request_id=request_id, reason=reason):
                 self._lose_time(request_id)
+                self._token_gaps.on_end(request_id)
                 self._clients.on_end(request_id, reason)
             case SwapOut() | SwapIn():
                 done_s, duration_s = process.worker_engine.copy(effect, self.now)
@@ -321,6 +321,7 @@ class Simulation:
     def _end(self, process: Process, notice_s: float) -> None:
         """Remove the process. Processes that have met it notice after ``notice_s``."""
         del self.processes[process.peer.name]
+        self._token_gaps.on_lost(process.peer)
         self._count(process, self.now)
         for other in self.processes.values():
             if process.peer in other.met:
@@ -411,13 +412,7 @@ class Simulation:
             unmet_demand(instance) for instance, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet
         ]
         coordinator = self.processes.get(COORDINATOR)
-        waiting: Iterable[WaitingRequest] = ()
-        if coordinator is not None and isinstance(coordinator.core, ClusterState):
-            waiting = coordinator.core.waiting.values()
-        in_line = [
-            blocks_for(request.place.num_tokens, self.config.cluster.tokens_per_block)
-            for request in islice(waiting, len(instances))
-        ]
+        in_line = blocks_in_line(coordinator and coordinator.core, len(instances), self.config.cluster.tokens_per_block)
         if any(demands) or in_line:
             for process in workers:
                 self._advance_to_now(process)
@@ -453,7 +448,9 @@ class Simulation:
             self._expect_tick(process)
         else:
             process.flights.remove(flight)
-            self._handle(process, process.worker_engine.done(flight))
+            done = process.worker_engine.done(flight)
+            self._token_gaps.on_iterations(process.peer, done.request_ids, (at_s,))
+            self._handle(process, done)
 
     def _catch_up(self, process: Process) -> None:
         """Bring a core whose steps are quiet to now: some have ended, and the next one may have been planned."""
@@ -491,6 +488,8 @@ class Simulation:
         if not num_steps:
             return
         process.worker_engine.count(flight, num_steps)
+        ends = [end_s for end_s, _ in flight.ends[:num_steps]]
+        self._token_gaps.on_iterations(process.peer, tuple(flight.plan.request_ids), ends)
         for effect in process.worker_core.quiet_steps.advance(flight.ends[:num_steps], TOKEN_ID):
             if isinstance(effect, RunStep):
                 flight.plan = effect.plan  # in flight already

@@ -80,9 +80,9 @@ def with_recorded_times(twin: Twin, run: LoadedRun) -> Results:
 def records_in(results: Results) -> Sequence[Record]:
     """Raises: BenchError, if a request did not end."""
     outcomes = results.outcomes
-    done = outcomes.completed()
-    if len(done) < len(outcomes):
-        raise BenchError(f"{len(outcomes) - len(done)} of {len(outcomes)} simulated requests did not end")
+    num_missing = len(outcomes) - outcomes.num_completed()
+    if num_missing:
+        raise BenchError(f"{num_missing} of {len(outcomes)} simulated requests did not end")
     columns = (
         *(outcomes.arrived_s, outcomes.first_token_s, outcomes.ended_s),
         *(outcomes.num_prompt, outcomes.num_output),
