@@ -213,11 +213,21 @@ def test_a_trace_can_be_scaled_and_cut() -> None:
     ("text", "why"),
     [
         ("a,b\n1,2\n", "its first line must be"),
-        ("", "its first line must be"),
+        ("", "its first line must be TIMESTAMP,ContextTokens,GeneratedTokens, but is nothing"),
+        ("TIMESTAMP;ContextTokens;GeneratedTokens\n", "but is 'TIMESTAMP;ContextTokens;GeneratedTokens': expected one"),
+        ("TIMESTAMP,ContextTokens\n", "expected one column GeneratedTokens or num_decode_tokens"),
+        (AZURE.replace("TIMESTAMP", "ContextTokens"), "expected one column ContextTokens or num_prefill_tokens"),
+        (AZURE.splitlines()[0], "there are no requests in it: expected lines with a prompt and an output"),
+        (AZURE + "\n2023-11-16 18:17:07,5,1,7", "line 6: 4 values: expected 3, as in the first line"),
+        (AZURE + '\n"2023-11-16 18:17:07"x,5,1', "line 6: "),
+        (AZURE + "\n2023-11-16 18:17:07,nan,1", "line 6: ContextTokens is 'nan', not a number of tokens"),
+        (AZURE + "\n2023-11-16 18:17:07,1_000,1", "line 6: ContextTokens is '1_000', not a number of tokens"),
+        (AZURE + "\nNaN,5,1", "line 6: TIMESTAMP is 'NaN', not a time like"),
         (AZURE + "\nx,1,1", "line 6: TIMESTAMP is 'x', not a time"),
         (AZURE + "\n,1,1", "line 6: TIMESTAMP is missing"),
         (AZURE + "\n2023-11-16 18:17:07,,1", "line 6: ContextTokens is missing"),
-        (AZURE + "\n2023-11-16 18:17:07,5", "line 6: GeneratedTokens is missing"),
+        (AZURE + "\n2023-11-16 18:17:07,5,", "line 6: GeneratedTokens is missing"),
+        (AZURE + "\n2023-11-16 18:17:07,5", "line 6: 2 values: expected 3"),
         (AZURE + "\n2023-11-16 18:17:07,5,many", "line 6: GeneratedTokens is 'many', not a number"),
         (AZURE + "\n2023-11-16 18:17:07,5,1.5", "line 6: GeneratedTokens is '1.5', not a number"),
         (AZURE + "\n2023-11-16 18:17:07,-5,1", "line 6: ContextTokens is -5, not between 0"),
@@ -237,6 +247,15 @@ def test_a_bad_trace_is_told(tmp_path: Path, text: str, why: str) -> None:
     assert why in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [AZURE.replace("\n", "\r\n"), AZURE + "\n", AZURE + "\n\n"])
+def test_a_trace_may_have_any_line_ends(tmp_path: Path, text: str) -> None:
+    """Lines that end as on Windows, and a file with a newline at its end or with an empty line, give the same rows."""
+    plain, other = tmp_path / "plain.csv", tmp_path / "other.csv"
+    plain.write_text(AZURE, encoding="utf-8")
+    other.write_bytes(text.encode())
+    assert read_trace(other) == read_trace(plain)
 
 
 def test_a_trace_may_begin_with_a_mark(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Traces: files that say when requests came and how long they were."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from actorserve.errors import WorkloadError
 
@@ -34,33 +34,35 @@ def read_trace(file: Path, num_requests: int | None = None) -> list[TraceRow]:
     """Read the first rows of a CSV file as Azure publishes them: ``TIMESTAMP,ContextTokens,GeneratedTokens``.
 
     Files without times, and with the columns ``num_prefill_tokens,num_decode_tokens``, are read as well. Rows without
-    a prompt or an output (zero tokens) are left out, because no server serves them.
+    a prompt or an output (zero tokens) are left out, because no server serves them. Lines may end as on Windows, the
+    last one may have no end, and the file may begin with a byte order mark.
 
-    Raises: WorkloadError, naming the file and the line.
+    Raises: WorkloadError, naming the file and the line; also if there is no request.
     """
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
-            return list(islice(_rows(file, csv.DictReader(lines)), num_requests))
+            rows = list(islice(_rows(file, lines), num_requests))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text file"
         raise WorkloadError(f"cannot read trace {file}: {reason}") from None
-    except csv.Error as error:
-        raise WorkloadError(f"cannot read trace {file}: {error}") from None
+    if not rows:
+        raise WorkloadError(f"trace {file}: there are no requests in it: expected lines with a prompt and an output")
+    return rows
 
 
-def _rows(file: Path, reader: "csv.DictReader[str]") -> Iterable[TraceRow]:
-    columns = reader.fieldnames or []
-    prompt = next((name for name in _PROMPT_COLUMNS if name in columns), None)
-    output = next((name for name in _OUTPUT_COLUMNS if name in columns), None)
-    if prompt is None or output is None:
-        raise WorkloadError(f"trace {file}: its first line must be TIMESTAMP,ContextTokens,GeneratedTokens")
+def _rows(file: Path, lines: TextIO) -> Iterator[TraceRow]:
+    found = _lines(file, lines)
+    _, columns = next(found, ("", ()))
+    prompt, output = (_column(file, columns, names) for names in (_PROMPT_COLUMNS, _OUTPUT_COLUMNS))
+    time = columns.index(_TIME_COLUMN) if _TIME_COLUMN in columns else None
     begin: datetime | None = None
     last_s = 0.0
-    for row in reader:
-        where = f"trace {file}, line {reader.line_num}"
+    for where, row in found:
+        if len(row) != len(columns):
+            raise WorkloadError(f"{where}: {len(row)} values: expected {len(columns)}, as in the first line")
         at_s = None
-        if _TIME_COLUMN in columns:
-            when = _time(where, row[_TIME_COLUMN])
+        if time is not None:
+            when = _time(where, row[time])
             begin = begin or when
             if (when.tzinfo is None) != (begin.tzinfo is None):
                 raise WorkloadError(f"{where}: {_TIME_COLUMN} has a time zone, or has none, unlike the lines before it")
@@ -73,12 +75,40 @@ def _rows(file: Path, reader: "csv.DictReader[str]") -> Iterable[TraceRow]:
                     f"a trace spans {MAX_TRACE_S / 86_400.0:.0f} days at most"
                 )
             last_s = at_s
-        parsed = TraceRow(at_s, _tokens(where, prompt, row[prompt]), _tokens(where, output, row[output]))
+        parsed = TraceRow(
+            at_s, _tokens(where, columns[prompt], row[prompt]), _tokens(where, columns[output], row[output])
+        )
         if parsed.prompt_tokens and parsed.output_tokens:
             yield parsed
 
 
-def _time(where: str, text: str | None) -> datetime:
+def _lines(file: Path, lines: TextIO) -> Iterator[tuple[str, Sequence[str]]]:
+    """The values of each line that is not empty, after its place for errors."""
+    reader = csv.reader(lines, strict=True)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise WorkloadError(f"trace {file}, line {reader.line_num}: {error}") from None
+        if row is None:
+            return
+        if row:
+            yield f"trace {file}, line {reader.line_num}", row
+
+
+def _column(file: Path, columns: Sequence[str], names: Sequence[str]) -> int:
+    """The place of the one column with one of these names."""
+    found = [place for place, column in enumerate(columns) if column in names]
+    if len(found) != 1:
+        shown = repr(",".join(columns)[:80]) if columns else "nothing"
+        raise WorkloadError(
+            f"trace {file}: its first line must be {_TIME_COLUMN},{_PROMPT_COLUMNS[0]},{_OUTPUT_COLUMNS[0]}, "
+            f"but is {shown}: expected one column {' or '.join(names)}"
+        )
+    return found[0]
+
+
+def _time(where: str, text: str) -> datetime:
     if not text:
         raise WorkloadError(f"{where}: {_TIME_COLUMN} is missing; every line needs a time")
     try:
@@ -89,11 +119,11 @@ def _time(where: str, text: str | None) -> datetime:
         ) from None
 
 
-def _tokens(where: str, column: str, text: str | None) -> int:
+def _tokens(where: str, column: str, text: str) -> int:
     if not text:
         raise WorkloadError(f"{where}: {column} is missing; every line needs a number of tokens")
     try:
-        count = int(text)
+        count = int(text if "_" not in text else "")  # Python reads 1_000
     except ValueError:
         raise WorkloadError(f"{where}: {column} is {text[:40]!r}, not a number of tokens") from None
     if not 0 <= count <= MAX_TRACE_TOKENS:

@@ -93,8 +93,6 @@ def make_arrivals(arguments: argparse.Namespace) -> list[Arrival]:
             arguments.seed,
         )
     rows = read_trace(arguments.trace, arguments.requests)
-    if not rows:
-        raise BenchError(f"trace {arguments.trace}: there are no requests in it")
     return replayed(
         rows,
         arguments.rate,
