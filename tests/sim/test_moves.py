@@ -19,7 +19,7 @@ from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import config, run
 from tools.simulation.experiment import merged
-from tools.simulation.report import as_json
+from tools.simulation.result_files import as_json
 
 MOVING: dict[str, Any] = {
     "num_requests": 150,

@@ -14,7 +14,7 @@ from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import NETWORK_S, config, run
-from tools.simulation.report import as_json
+from tools.simulation.result_files import as_json
 
 ASKING_S = 3 * NETWORK_S  # place, placed, start
 

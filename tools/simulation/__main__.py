@@ -1,4 +1,7 @@
-"""``tools/simulate CONFIG``: run an experiment in virtual time, show it, write JSON and plots."""
+"""``tools/simulate CONFIG``: run an experiment in virtual time, show it, write JSON and plots.
+
+``tools/simulate compare A B`` compares two of them.
+"""
 
 import argparse
 import os
@@ -11,26 +14,32 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from actorserve.errors import ActorserveError, ProtocolError, SimulationError
 from actorserve.wire.replay import replay
 from tools.figures.files import command_line, measured_now, write_figures
 from tools.profiling.output import prepare_file
-from tools.simulation import runner
+from tools.simulation.compare import show_comparison
 from tools.simulation.experiment import Experiment, merged, read_experiment
-from tools.simulation.report import JSON_NAME, as_values, show, write_json
-from tools.simulation.runner import run_experiment
+from tools.simulation.progress import ProgressLines
+from tools.simulation.report import WHICH_IS_WHICH, show
+from tools.simulation.result_files import JSON_NAME, as_values, read_results, write_results
+from tools.simulation.runner import CaseResult, run_experiment
 
 EXIT_DIFFERENT = 1  # a replayed core gave other effects
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
-MIN_WIDTH = 130  # columns of the tables: a narrow terminal wraps them, which is better than cutting them off
+MIN_WIDTH = 100  # columns of the tables: a narrow terminal wraps them, which is better than cutting them off
+COMPARE = "compare"
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tools/simulate", description="Simulate a cluster in virtual time, with the production schedulers."
+        prog="tools/simulate",
+        description="Simulate a cluster in virtual time, with the production schedulers.",
+        epilog=f"{WHICH_IS_WHICH} With seeds = [1, 2, 3] in the file, or --set seeds=[1,2,3], each run is repeated "
+        "with each seed, and tables show medians and the spread. 'tools/simulate compare A B' compares two results. "
+        "Ended requests move to a temporary file, about 50 bytes each; TMPDIR names its folder.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -46,6 +55,29 @@ def make_parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FOLDER", help="folder for the JSON file and the plots (default: simulated/NAME)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures that READMEs show to this file")
+    _add_run_options(parser)
+    return parser
+
+
+def make_compare_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"tools/simulate {COMPARE}",
+        description="Compare the results of two experiments: for each arm and rate, figures of B over those of A, and "
+        "whether they differ by more than the seeds do.",
+        epilog=WHICH_IS_WHICH,
+    )
+    for name in ("a", "b"):
+        parser.add_argument(
+            name,
+            type=Path,
+            metavar=name.upper(),
+            help=f"a {JSON_NAME}, the folder that holds it, or an experiment (.toml), which is run first",
+        )
+    _add_run_options(parser)
+    return parser
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes",
         type=int,
@@ -59,17 +91,20 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="replace a value of the file, such as seed=2 or cluster.instances=4; may be repeated",
     )
-    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = make_parser()
-    parsed = parser.parse_args(arguments)
-    parsed.command_line = command_line("tools/simulate", sys.argv[1:] if arguments is None else arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    is_comparison = given[:1] == [COMPARE]
+    parser = make_compare_parser() if is_comparison else make_parser()
+    parsed = parser.parse_args(given[1:] if is_comparison else given)
+    parsed.command_line = command_line("tools/simulate", given)
     if parsed.processes < 1:
         parser.error("--processes must be at least 1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if is_comparison:
+            return run_comparison(parsed)
         return run_experiment_file(parsed) if parsed.replay is None else run_replay(parsed.replay)
     except ActorserveError as error:
         print(f"simulate: {error}", file=sys.stderr)
@@ -101,17 +136,12 @@ def run_replay(journal: Path) -> int:
 
 def run_experiment_file(parsed: argparse.Namespace) -> int:
     """Raises: ActorserveError, OSError."""
-    overrides: dict[str, Any] = {}
-    for text in parsed.set:
-        overrides = merged(overrides, parse_override(text))
-    experiment = read_experiment(parsed.config, overrides)
+    experiment = read_experiment(parsed.config, overrides_of(parsed))
     folder = parsed.out or Path("simulated") / experiment.name
     prepare_file(folder / JSON_NAME)
-    console = Console()
-    console.width = max(console.width, MIN_WIDTH)
+    console = make_console()
     began_s = time.perf_counter()
-    with _ProgressLines(experiment) as lines:
-        results = run_experiment(experiment, min(parsed.processes, len(experiment.cases)), lines.report)
+    results = run(experiment, parsed.processes)
     took_s = time.perf_counter() - began_s
     values = as_values(experiment, results)
     show(values, console)
@@ -120,12 +150,45 @@ def run_experiment_file(parsed: argparse.Namespace) -> int:
     from tools.simulation.figure_tables import tables_of  # after the runs, because matplotlib takes a while to load
     from tools.simulation.plots import write_plots
 
-    files = [write_json(values, folder), *write_plots(values, folder)]
+    files = [write_results(values, folder), *write_plots(values, folder)]
     if parsed.json is not None:
         write_figures(measured_now(parsed.command_line, tables_of(values, num_requests, took_s)), parsed.json)
         files.append(parsed.json)
     console.print("written:", *map(str, files), soft_wrap=True)
     return 0
+
+
+def run_comparison(parsed: argparse.Namespace) -> int:
+    """Raises: ActorserveError, OSError."""
+    # Both files are read before any run, so that an error is told at once.
+    overrides = overrides_of(parsed)
+    places: list[Path] = [parsed.a, parsed.b]
+    given = [read_experiment(place, overrides) if place.suffix == ".toml" else read_results(place) for place in places]
+    a, b = (
+        as_values(found, run(found, parsed.processes)) if isinstance(found, Experiment) else found for found in given
+    )
+    show_comparison(a, b, make_console())
+    return 0
+
+
+def overrides_of(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Raises: SimulationError."""
+    overrides: dict[str, Any] = {}
+    for text in parsed.set:
+        overrides = merged(overrides, parse_override(text))
+    return overrides
+
+
+def run(experiment: Experiment, num_processes: int) -> list[CaseResult]:
+    """Run all cases, and show how far they are. Raises: ActorserveError."""
+    with ProgressLines(experiment) as lines:
+        return run_experiment(experiment, min(num_processes, len(experiment.cases)), lines.report)
+
+
+def make_console() -> Console:
+    console = Console()
+    console.width = max(console.width, MIN_WIDTH)
+    return console
 
 
 def parse_override(text: str) -> dict[str, Any]:
@@ -149,42 +212,6 @@ def parse_override(text: str) -> dict[str, Any]:
 
 def _refuse(text: str) -> dict[str, Any]:
     raise SimulationError(f"--set {text}: expected KEY=VALUE, as cluster.instances=4")
-
-
-class _ProgressLines:
-    """On a terminal, a bar for each case that has begun; otherwise a line at the start and for each finished run."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self._cases = experiment.cases
-        self._console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[at]}"), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=self._console, transient=True)
-        self._tasks: dict[int, TaskID] = {}
-        self._num_runs = [0] * len(experiment.cases)
-
-    def __enter__(self) -> "_ProgressLines":
-        self._bars.start()
-        if not self._console.is_terminal:
-            instances = max(case.config.cluster.num_workers for case in self._cases)
-            told = f"simulating {len(self._cases)} case(s) on {instances} instance(s)"
-            self._console.print(told, highlight=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def report(self, progress: runner.Progress) -> None:
-        case = self._cases[progress.case]
-        name = " ".join(part for part in (case.variant, case.arm) if part) or "run"
-        rate = "" if progress.rate_per_s is None else f" at {progress.rate_per_s:.3g}/s"
-        if self._console.is_terminal:
-            if progress.case not in self._tasks:
-                self._tasks[progress.case] = self._bars.add_task(name, total=1.0, at="")
-            at = f"{progress.num_runs} runs done{rate}"
-            self._bars.update(self._tasks[progress.case], completed=progress.share, at=at)
-        elif progress.num_runs > self._num_runs[progress.case]:
-            self._num_runs[progress.case] = progress.num_runs
-            self._console.print(f"{name}{rate}: done", highlight=False)
 
 
 if __name__ == "__main__":

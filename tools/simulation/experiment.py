@@ -15,7 +15,7 @@ from actorserve.profile_files import load_profile
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.cluster_table import ClusterTable
 from actorserve.sim.config import MAX_RATE_PER_S, MIN_RATE_PER_S, RunConfig, parse_run
-from actorserve.sim.results import PERCENTILES
+from actorserve.sim.statistics import PERCENTILES
 from actorserve.sim.tables import Table, parse_table
 from actorserve.sim.workload.traces import TraceRow, read_trace
 from tools.simulation.figures import ROOTS
@@ -23,7 +23,8 @@ from tools.simulation.figures import ROOTS
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "config" / "profiles"
 _MAX_X = 1e12
-_METRICS = ("ttft_s", "tpot_s", "e2e_s", "per_token_s")
+_MAX_SEEDS = 1000
+_METRICS = ("ttft_s", "tpot_s", "tbt_s", "e2e_s", "per_token_s")
 _FIGURES = ("mean", "max", *(f"p{percent}" for percent in PERCENTILES))
 
 
@@ -70,6 +71,7 @@ class Search(Table):
 class Plan(Table):
     """The keys of an experiment that are not keys of its runs. ``figures`` are shown, and plotted by rate, by the
     variants' x, by the figure ``plot_by``, or else as bars. ``labels`` name figures; ``label`` names an arm or variant.
+    All of it is run with each of the ``seeds``, if there are any, and tables show medians and the spread.
     """
 
     title: str = ""
@@ -77,6 +79,7 @@ class Plan(Table):
     labels: dict[str, str] = Field(default_factory=dict)
     plot_by: str | None = None
     rates: tuple[float, ...] = Field((), strict=False)
+    seeds: tuple[int, ...] = Field((), strict=False, max_length=_MAX_SEEDS)
     search: Search | None = None
     arms: tuple[dict[str, Any], ...] = Field((), strict=False)
     variants: tuple[dict[str, Any], ...] = Field((), strict=False)
@@ -103,6 +106,9 @@ class Plan(Table):
                 raise ValueError(
                     f"rates.{place} is {rate:g}: expected a number from {MIN_RATE_PER_S:g} to {MAX_RATE_PER_S:g}"
                 )
+        for place, seed in enumerate(self.seeds):
+            if seed in self.seeds[:place]:
+                raise ValueError(f"seeds.{place} is {seed}: expected another seed than those before it")
         if self.search is not None and self.search.compare_at not in (None, *(arm["name"] for arm in self.arms)):
             raise ValueError(f"search.compare_at is {self.search.compare_at!r}: expected the name of an arm")
         return self
@@ -110,7 +116,7 @@ class Plan(Table):
 
 @dataclass(frozen=True)
 class Case:
-    """An arm on a variant; run at the experiment's rates, or at its own."""
+    """An arm on a variant with a seed; run at the experiment's rates, or at its own."""
 
     variant: str
     arm: str
@@ -118,6 +124,7 @@ class Case:
     config: RunConfig
     profiles: tuple[Profile, ...]  # those of the cluster's groups
     trace: tuple[TraceRow, ...]
+    seed: int | None = None  # None if the experiment has no seeds to compare
 
     def at(self, rate_per_s: float | None) -> RunConfig:
         if rate_per_s is None:
@@ -160,7 +167,8 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
     for variant in plan.variants or ({"name": ""},):
         for arm in plan.arms or ({"name": ""},):
             place = " ".join([f"{file}:", *(f"{table['name']}:" for table in (variant, arm) if table["name"])])[:-1]
-            cases.append(_case(file, place, variant, arm, shared, traces))
+            for seed in plan.seeds or (None,):
+                cases.append(_case(file, place, variant, arm, shared, traces, seed))
     for case in cases:
         rates = (*plan.rates, *(plan.search.rates()[:1] if plan.search else ()))
         try:
@@ -177,13 +185,15 @@ def _case(
     arm: Mapping[str, Any],
     shared: Mapping[str, Any],
     traces: dict[Path, tuple[TraceRow, ...]],
+    seed: int | None,
 ) -> Case:
     of_variant = {key: value for key, value in variant.items() if key not in ("name", "label", "x")}
     of_arm = {key: value for key, value in arm.items() if key not in ("name", "label")}
     for key, value in shared.items():
         if not isinstance(value, Mapping) and any(isinstance(table.get(key), Mapping) for table in (variant, arm)):
             raise SimulationError(f"{file}: {key} is {str(value)[:60]}: expected a table")
-    config = parse_run(merged(merged(shared, of_variant), of_arm), place)
+    of_seed = {} if seed is None else {"seed": seed}
+    config = parse_run(merged(merged(merged(shared, of_variant), of_arm), of_seed), place)
     x = variant.get("x")
     if x is not None and (isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x <= _MAX_X):
         raise SimulationError(f"{place}: x is {str(x)[:60]}: expected a number above 0, up to {_MAX_X:g}")
@@ -192,10 +202,9 @@ def _case(
         path = file.parent / config.trace
         if path not in traces:
             traces[path] = tuple(read_trace(path))
-            if not traces[path]:
-                raise SimulationError(f"trace {path}: there are no requests in it")
         trace = traces[path]
-    return Case(variant["name"], arm["name"], x, config, _profiles(config.cluster, file.parent, place), trace)
+    profiles = _profiles(config.cluster, file.parent, place)
+    return Case(variant["name"], arm["name"], x, config, profiles, trace, seed)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

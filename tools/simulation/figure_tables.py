@@ -1,9 +1,12 @@
 """An experiment's results as figure tables, as ``--json`` writes them and READMEs show them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tools.figures.figure import Column, Figure, FigureTable, Row
-from tools.simulation.figures import figure_of, label_of, labels_of, scaled_figure
+from tools.simulation.arms import ArmRuns, arms_of
+from tools.simulation.figures import label_of, labels_of
 from tools.simulation.plots import DEFAULT_FIGURES
 
 HELD = "Highest request rate that holds the goal"
@@ -12,24 +15,31 @@ SPEED = "Speed of the simulator, one core for each arm"
 
 def tables_of(values: dict[str, Any], num_requests: int, took_s: float) -> list[FigureTable]:
     """The rates that were held, the figures of all runs, or, if the experiment names neither, the simulator's speed."""
-    config, cases = values["config"], values["cases"]
+    config, arms = values["config"], arms_of(values["cases"])
     tables = []
-    if any(case["held"] for case in cases):
-        tables.append(_held(config, cases))
-    if all(case["x"] is not None for case in cases) and "plot_by" not in config:
-        tables += [_by_x(config, cases, name) for name in config.get("figures") or DEFAULT_FIGURES]
+    if any(case["held"] for case in values["cases"]):
+        tables.append(_held(config, arms))
+    if all(arm.x is not None for arm in arms) and "plot_by" not in config:
+        tables += [_by_x(config, arms, name) for name in config.get("figures") or DEFAULT_FIGURES]
     elif config.get("figures"):
-        tables.append(_figures(config, cases, config["figures"]))
+        tables.append(_figures(config, arms, config["figures"]))
     return tables or [_speed(values["name"], num_requests, took_s)]
 
 
-def _name(config: dict[str, Any], case: dict[str, Any]) -> str:
-    variant = labels_of(config.get("variants", ()))[case["variant"]]
-    arm = labels_of(config.get("arms", ()))[case["arm"]]
-    return ", ".join(part for part in (variant, arm) if part)
+def _name(config: dict[str, Any], arm: ArmRuns) -> str:
+    variant = labels_of(config.get("variants", ()))[arm.variant]
+    label = labels_of(config.get("arms", ()))[arm.arm]
+    return ", ".join(part for part in (variant, label) if part)
 
 
-def _held(config: dict[str, Any], cases: list[dict[str, Any]]) -> FigureTable:
+def _figure(values: Sequence[float]) -> Figure | None:
+    """The figure of one value for each seed. One seed has no spread that is worth telling."""
+    if len(values) > 1:
+        return Figure.of(values)
+    return Figure.single(values[0] if values else None, rounds=1)
+
+
+def _held(config: dict[str, Any], arms: list[ArmRuns]) -> FigureTable:
     """A search that holds even its highest rate finds a lower bound."""
     columns = []
     for goal in config["search"]["goals"]:
@@ -38,44 +48,48 @@ def _held(config: dict[str, Any], cases: list[dict[str, Any]]) -> FigureTable:
         columns.append(Column(f"{label.text} at most {limit}", "requests/s"))
     highest = config["search"]["high"]
     step = config["search"].get("step", 1.05)
-    rows = [
-        Row(
-            _name(config, case),
-            tuple(
-                None if rate is None else Figure(rate, rounds=1, is_lower_bound=rate * step > highest)
-                for rate in case["held"].values()
-            ),
-        )
-        for case in cases
-    ]
+    rows = []
+    for arm in arms:
+        cells = []
+        for goal in arm.cases[0]["held"]:
+            rates = [rate for case in arm.cases if (rate := case["held"][goal]) is not None]
+            figure = _figure(rates)
+            is_open = figure is not None and figure.median * step > highest
+            cells.append(replace(figure, is_lower_bound=True) if figure is not None and is_open else figure)
+        rows.append(Row(_name(config, arm), tuple(cells)))
     return FigureTable(HELD, "arm", tuple(columns), tuple(rows))
 
 
-def _by_x(config: dict[str, Any], cases: list[dict[str, Any]], name: str) -> FigureTable:
+def _by_x(config: dict[str, Any], arms: list[ArmRuns], name: str) -> FigureTable:
     """A row for each arm, a column for each x."""
     label = label_of(name, config.get("labels"))
-    positions = sorted({case["x"] for case in cases})
-    arms = labels_of(config.get("arms", ()))
+    positions = sorted({arm.x for arm in arms if arm.x is not None})
+    labels = labels_of(config.get("arms", ()))
     rows = []
-    for arm in dict.fromkeys(case["arm"] for case in cases):
-        runs = {case["x"]: case["runs"][0] for case in cases if case["arm"] == arm}
-        cells = (scaled_figure(runs[x], name) if x in runs else None for x in positions)
-        rows.append(Row(arms[arm], tuple(Figure.single(value, rounds=1) for value in cells)))
+    for arm_name in dict.fromkeys(arm.arm for arm in arms):
+        by_x = {arm.x: arm for arm in arms if arm.arm == arm_name}
+        cells = (_figure(_scaled(by_x[x], by_x[x].rates()[0], name) if x in by_x else []) for x in positions)
+        rows.append(Row(labels[arm_name], tuple(cells)))
     columns = tuple(Column(f"{x:g}") for x in positions)
     return FigureTable(f"{label.with_unit}, by {config.get('title') or 'variant'}", "arm", columns, tuple(rows))
 
 
-def _figures(config: dict[str, Any], cases: list[dict[str, Any]], names: list[str]) -> FigureTable:
+def _figures(config: dict[str, Any], arms: list[ArmRuns], names: list[str]) -> FigureTable:
     labels = [label_of(name, config.get("labels")) for name in names]
     rows = []
-    for case in cases:
-        for run in case["runs"]:
-            rate = "" if len(case["runs"]) == 1 else f", {figure_of(run, 'rate_per_s'):g}/s"
-            cells = (Figure.single(scaled_figure(run, name), rounds=1) for name in names)
-            rows.append(Row(_name(config, case) + rate, tuple(cells)))
+    for arm in arms:
+        for rate in arm.rates():
+            place = "" if len(arm.rates()) == 1 else f", {rate:g}/s"
+            cells = (_figure(_scaled(arm, rate, name)) for name in names)
+            rows.append(Row(_name(config, arm) + place, tuple(cells)))
     return FigureTable(
         "Figures of each run", "run", tuple(Column(label.text, label.unit) for label in labels), tuple(rows)
     )
+
+
+def _scaled(arm: ArmRuns, rate_per_s: float | None, name: str) -> list[float]:
+    """A figure of each seed's run at this rate, in its label's unit."""
+    return [value * label_of(name).scale for value in arm.values(rate_per_s, name)]
 
 
 def _speed(name: str, num_requests: int, took_s: float) -> FigureTable:

@@ -38,6 +38,7 @@ class Label:
 _LATENCIES: Final = {
     "ttft_s": Label("prefill latency", "s"),
     "tpot_s": Label("decode latency", "ms", 1e3),
+    "tbt_s": Label("time between tokens", "ms", 1e3),
     "e2e_s": Label("request latency", "s"),
     "per_token_s": Label("latency per token", "s"),
     "preempted_s": Label("preemption loss", "s"),

@@ -1,6 +1,6 @@
 """An experiment's plots, as PNG files: figures by rate, by the variants' x, or by another figure, a line for each arm.
 
-If there is nothing to put on an axis, figures are bars.
+If there is nothing to put on an axis, figures are bars. With several seeds, all of them are medians.
 """
 
 from pathlib import Path
@@ -12,6 +12,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
+from tools.simulation.arms import medians_over_seeds
 from tools.simulation.figures import label_of, labels_of, scaled_figure
 
 DEFAULT_FIGURES = ("latency.per_token_s.mean", "latency.per_token_s.p95")
@@ -25,7 +26,7 @@ _METADATA = {"Software": None}  # otherwise the file holds the version of matplo
 def write_plots(values: dict[str, Any], folder: Path) -> list[Path]:
     """Raises: OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    cases, config = values["cases"], values["config"]
+    cases, config = medians_over_seeds(values["cases"]), values["config"]
     figures = config.get("figures", [])
     whole = folder / f"{values['name']}.png"
     are_single = all(len(case["runs"]) == 1 and case["x"] is None for case in cases)

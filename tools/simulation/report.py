@@ -1,73 +1,106 @@
-"""An experiment's results as a table on the terminal and as JSON."""
+"""An experiment's results as tables on the terminal."""
 
-import json
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from tools.simulation.experiment import Experiment
+from tools.figures.figure import Figure
+from tools.simulation.arms import ArmRuns, arms_of, medians_over_seeds
 from tools.simulation.figures import figure_of
-from tools.simulation.runner import CaseResult
 
-JSON_NAME = "metrics.json"
+LATENCIES: Final = (
+    ("ttft_s", "TTFT", "s", 1.0),
+    ("tpot_s", "TPOT", "ms", 1e3),
+    ("tbt_s", "TBT", "ms", 1e3),
+    ("e2e_s", "E2E", "s", 1.0),
+    ("per_token_s", "E2E/token", "ms", 1e3),
+)
+"""Of each latency its name in results, its name for people, its unit, and the unit's factor."""
 
+SHOWN_PERCENTILES: Final = ("p50", "p90", "p99")
 
-def as_values(experiment: Experiment, results: list[CaseResult]) -> dict[str, Any]:
-    """Everything as JSON values. They depend on the configuration alone, not on the clock or the machine."""
-    goals = experiment.plan.search.goals if experiment.plan.search is not None else ()
-    values: dict[str, Any] = {"name": experiment.name, "config": experiment.values, "cases": []}
-    for case, result in zip(experiment.cases, results, strict=True):
-        values["cases"].append(
-            {
-                "variant": case.variant,
-                "arm": case.arm,
-                "x": case.x,
-                "runs": [{"rate_per_s": rate, **figures} for rate, figures in result.runs.items()],
-                "held": {
-                    f"{goal.metric} <= {goal.limit:g}": rate for goal, rate in zip(goals, result.held, strict=False)
-                },
-            }
-        )
-    return values
-
-
-def as_json(values: dict[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True, indent=1, allow_nan=True) + "\n"
-
-
-def write_json(values: dict[str, Any], folder: Path) -> Path:
-    """Raises: OSError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / JSON_NAME
-    file.write_text(as_json(values), encoding="utf-8")
-    return file
+WHICH_IS_WHICH: Final = (
+    "TTFT: time to the first token. TPOT: a request's mean time per token after the first. TBT: the time between two "
+    "tokens, over all tokens of all requests. E2E: the whole time; E2E/token: over all its tokens."
+)
 
 
 def show(values: dict[str, Any], console: Console) -> None:
     """Show the rates that were held, compared with the best, and every run's main figures."""
-    for case in values["cases"]:
-        if case["held"]:
-            _show_held(values, console)
-            break
-    table = Table("run", title="Means in seconds")
-    for column in ("rate/s", "requests", "TTFT", "TPOT", "E2E", "s/token", "P95", "busy", "preempted", "swapped GB"):
-        table.add_column(column, justify="right")
-    table.add_column("blocked", justify="right")
-    for case in values["cases"]:
-        for run in case["runs"]:
-            table.add_row(" ".join((case["variant"], case["arm"])).strip(), *_row(run))
-    console.print(table)
+    cases = values["cases"]
+    if any(case["held"] for case in cases):
+        _show_held(medians_over_seeds(cases), console)
+    _show_runs(arms_of(cases), console)
     if values["config"].get("figures"):
-        _show_figures(values, values["config"]["figures"], console)
+        _show_figures(medians_over_seeds(cases), values["config"]["figures"], console)
 
 
-def _show_figures(values: dict[str, Any], names: list[str], console: Console) -> None:
+def _show_runs(arms: Sequence[ArmRuns], console: Console) -> None:
+    num_seeds = max(len(arm.cases) for arm in arms)
+    caption = WHICH_IS_WHICH
+    if num_seeds > 1:
+        caption += f" Medians of {num_seeds} seeds; in brackets, highest less lowest over the median."
+    table = Table(title="Runs", caption=caption, caption_justify="left", show_lines=True)
+    table.add_column("run", max_width=24)
+    table.add_column("requests, instances", no_wrap=True)
+    for column in ("latency", *(percentile.upper() for percentile in SHOWN_PERCENTILES)):
+        table.add_column(column, no_wrap=True, justify="left" if column == "latency" else "right")
+    for arm in arms:
+        for rate in arm.rates():
+            names = [f"{name}, {unit}" for _, name, unit, _ in LATENCIES]
+            percentiles = [
+                "\n".join(_cell(arm, rate, f"latency.{name}.{percentile}", scale) for name, _, _, scale in LATENCIES)
+                for percentile in SHOWN_PERCENTILES
+            ]
+            table.add_row(_run_name(arm, rate), "\n".join(_counts(arm, rate)), "\n".join(names), *percentiles)
+    console.print(table)
+
+
+def _run_name(arm: ArmRuns, rate_per_s: float | None) -> str:
+    return arm.name if rate_per_s is None else f"{arm.name}\nat {rate_per_s:.3g}/s".strip()
+
+
+def _cell(arm: ArmRuns, rate_per_s: float | None, name: str, scale: float = 1.0) -> str:
+    """A figure, with the spread over the seeds if there are several."""
+    values = arm.values(rate_per_s, name)
+    if not values:
+        return "none"
+    figure = Figure.of([value * scale for value in values])
+    spread = "" if len(values) == 1 or figure.spread is None else f" ({percent(figure.spread)})"
+    return f"{figure.median:.3g}{spread}"
+
+
+def percent(share: float) -> str:
+    """In two digits, as 16% and 5.7%."""
+    return f"{100.0 * share:.2g}%" if share < 1.0 else f"{share:.0%}"
+
+
+def _counts(arm: ArmRuns, rate_per_s: float | None) -> list[str]:
+    """What the instances did."""
+
+    def middle(name: str) -> float:
+        return median(arm.values(rate_per_s, name) or [0.0])
+
+    done, arrived = middle("requests.completed"), middle("requests.arrived")
+    served = f"{done:.0f} completed" + (f" of {arrived:.0f}" if done < arrived else "")
+    blocked = middle("swap.blocked_share_of_e2e")
+    return [
+        served,
+        f"{_cell(arm, rate_per_s, 'throughput.output_tokens_per_s')} tokens/s",
+        f"{middle('utilisation.busy'):.0%} busy",
+        f"{middle('preemptions'):.0f} preempted",
+        f"{middle('swap.bytes') / 1e9:.1f} GB swapped" + (f", {blocked:.1%} blocked" if blocked else ""),
+    ]
+
+
+def _show_figures(cases: list[dict[str, Any]], names: list[str], console: Console) -> None:
     """Show each figure with its ratio to the variant's last arm, at the same rate."""
     table = Table("run", "rate/s", *names, title="Figures, and their ratio to the last arm's")
-    last = {case["variant"]: case for case in values["cases"]}
-    for case in values["cases"]:
+    last = {case["variant"]: case for case in cases}
+    for case in cases:
         others = {run["rate_per_s"]: run for run in last[case["variant"]]["runs"]}
         for run in case["runs"]:
             rate = run["rate_per_s"]
@@ -85,37 +118,17 @@ def _show_figures(values: dict[str, Any], names: list[str], console: Console) ->
     console.print(table)
 
 
-def _row(run: dict[str, Any]) -> list[str]:
-    requests, latency = run["requests"], run["latency"]
-    done = str(requests["completed"])
-    if requests["completed"] < requests["arrived"]:
-        done += f" of {requests['arrived']}"
-    figures = [latency[name]["mean"] if latency[name] else float("nan") for name in ("ttft_s", "tpot_s", "e2e_s")]
-    per_token = latency["per_token_s"] or {"mean": float("nan"), "p95": float("nan")}
-    return [
-        f"{run['rate_per_s']:.3g}" if run["rate_per_s"] is not None else "",
-        done,
-        *(f"{figure:.3g}" for figure in figures),
-        f"{per_token['mean']:.3g}",
-        f"{per_token['p95']:.3g}",
-        f"{run['utilisation']['busy']:.0%}",
-        str(run["preemptions"]),
-        f"{run['swap']['bytes'] / 1e9:.1f}",
-        f"{run['swap']['blocked_share_of_e2e']:.1%}",
-    ]
-
-
-def _show_held(values: dict[str, Any], console: Console) -> None:
-    goals = list(values["cases"][0]["held"])
+def _show_held(cases: list[dict[str, Any]], console: Console) -> None:
+    goals = list(cases[0]["held"])
     table = Table("variant", "arm", *(f"held at {goal}" for goal in goals), title="Highest rate (requests/s)")
     variants: dict[str, list[dict[str, Any]]] = {}
-    for case in values["cases"]:
+    for case in cases:
         variants.setdefault(case["variant"], []).append(case)
-    for variant, cases in variants.items():
-        for case in cases:
+    for variant, found in variants.items():
+        for case in found:
             cells = []
             for goal in goals:
-                rate, best = case["held"][goal], max(other_case["held"][goal] or 0.0 for other_case in cases)
+                rate, best = case["held"][goal], max(other_case["held"][goal] or 0.0 for other_case in found)
                 cells.append("none" if rate is None else f"{rate:.3g} ({rate / best:.0%} of the best)")
             table.add_row(variant, case["arm"], *cells)
     console.print(table)

@@ -40,11 +40,10 @@ def run_experiment(experiment: Experiment, num_processes: int, report: Report) -
     search = experiment.plan.search
     results = _run_all(experiment, [list(experiment.plan.rates)] * len(experiment.cases), search, num_processes, report)
     if search is not None and search.compare_at is not None:
-        wanted = {
-            case.variant: [rate for rate in result.held if rate is not None]
-            for case, result in zip(experiment.cases, results, strict=True)
-            if case.arm == search.compare_at
-        }
+        wanted: dict[str, list[float]] = {}  # those that any seed holds
+        for case, result in zip(experiment.cases, results, strict=True):
+            if case.arm == search.compare_at:
+                wanted.setdefault(case.variant, []).extend(rate for rate in result.held if rate is not None)
         missing = [
             [rate for rate in wanted[case.variant] if rate not in result.runs]
             for case, result in zip(experiment.cases, results, strict=True)

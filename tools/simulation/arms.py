@@ -1,0 +1,65 @@
+"""The runs of one arm on one variant: at several rates, and with several seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from tools.simulation.figures import figure_of
+
+
+@dataclass(frozen=True, slots=True)
+class ArmRuns:
+    """``cases`` are those of a result file, one for each seed."""
+
+    variant: str
+    arm: str
+    x: float | None
+    cases: tuple[dict[str, Any], ...]
+
+    @property
+    def name(self) -> str:
+        return " ".join((self.variant, self.arm)).strip()
+
+    def rates(self) -> list[float | None]:
+        """The rates of all runs in their order; None is the experiment's own arrivals."""
+        return list(dict.fromkeys(run["rate_per_s"] for case in self.cases for run in case["runs"]))
+
+    def runs(self, rate_per_s: float | None) -> list[dict[str, Any]]:
+        """The runs at this rate, one for each seed that has one."""
+        return [run for case in self.cases for run in case["runs"] if run["rate_per_s"] == rate_per_s]
+
+    def values(self, rate_per_s: float | None, name: str) -> list[float]:
+        """A figure of each of these runs that has it."""
+        found = (figure_of(run, name) for run in self.runs(rate_per_s))
+        return [value for value in found if value is not None]
+
+
+def arms_of(cases: Sequence[dict[str, Any]]) -> list[ArmRuns]:
+    """The arms in the order of their first cases."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for case in cases:
+        found.setdefault((case["variant"], case["arm"]), []).append(case)
+    return [ArmRuns(variant, arm, arm_cases[0]["x"], tuple(arm_cases)) for (variant, arm), arm_cases in found.items()]
+
+
+def medians_over_seeds(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One case for each arm, whose figures are the medians over its seeds."""
+    return [
+        {
+            "variant": arm.variant,
+            "arm": arm.arm,
+            "x": arm.x,
+            "runs": [_median(arm.runs(rate)) for rate in arm.rates()],
+            "held": _median([case["held"] for case in arm.cases]),
+        }
+        for arm in arms_of(cases)
+    ]
+
+
+def _median(found: list[Any]) -> Any:
+    """The median of numbers, of tables entry by entry, and else the first."""
+    if isinstance(found[0], dict):
+        return {key: _median([table[key] for table in found if key in table]) for key in found[0]}
+    numbers = [value for value in found if isinstance(value, int | float)]
+    return median(numbers) if len(found) > 1 and numbers else found[0]
