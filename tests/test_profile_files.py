@@ -124,6 +124,17 @@ def test_a_wrong_profile_is_one_line(old: str, new: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_profile_that_was_cut_off_is_one_line() -> None:
+    """A file that ends too early, after any line or within one, is told by the key that is missing or broken."""
+    whole = TEXT[: TEXT.index("[pause]")].rstrip()  # what follows may be missing
+    ends = [place for place, letter in enumerate(whole) if letter == "\n"]
+    for end in [0, *ends, *(end - 2 for end in ends)]:
+        with pytest.raises(ProfileError) as caught:
+            parse_profile(whole[:end], "mine.toml")
+        assert str(caught.value).startswith("mine.toml: ")
+        assert "\n" not in str(caught.value)
+
+
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     """The error for a file that is missing or not text names it."""
     binary = tmp_path / "binary.toml"
