@@ -94,7 +94,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if arguments is None else arguments
+    given = list(sys.argv[1:] if arguments is None else arguments)
     is_comparison = given[:1] == [COMPARE]
     parser = make_compare_parser() if is_comparison else make_parser()
     parsed = parser.parse_args(given[1:] if is_comparison else given)

@@ -87,8 +87,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rate * arguments.seconds > _MOST_AT_ONCE:
         raise BenchError(f"--rate times --seconds is more than {_MOST_AT_ONCE} requests")
     trace = read_trace(arguments.trace)
-    if not trace:
-        raise BenchError(f"trace {arguments.trace}: there are no requests in it")
     apart, together = (
         draw(trace, arguments.rate, arguments.seconds, arguments.seed, together=together) for together in (False, True)
     )
@@ -133,7 +131,7 @@ def simulate(case: Case, requests: Sequence[TraceRow]) -> SimulatedRun:
     began_s = time.process_time()
     results = simulation.run()
     cpu_s = time.process_time() - began_s
-    num_completed = len(results.outcomes.completed())
+    num_completed = results.outcomes.num_completed()
     if num_completed < len(requests):
         raise BenchError(f"{case.arm}: {num_completed} of {len(requests)} requests completed")
     return run_of(results.outcomes, cpu_s)
