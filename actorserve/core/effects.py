@@ -1,7 +1,5 @@
 """What the core asks its shell to do, as values. A shell is the real process, the simulator, or a test."""
 
-from dataclasses import dataclass
-
 from actorserve.core.messages import (
     FinishReason,
     KVAccess,
@@ -14,9 +12,10 @@ from actorserve.core.messages import (
     StepPlan,
     TokenLogprobs,
 )
+from actorserve.core.messages.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Send ``message`` to this incarnation of a peer. It may be lost if the peer dies; the core never duplicates it."""
 
@@ -24,7 +23,7 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AddToEngine:
     """Tell the engine a request's tokens and sampling before its first step.
 
@@ -34,21 +33,21 @@ class AddToEngine:
     request: RequestSpec
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropFromEngine:
     """The engine may forget the request, because no later step names it."""
 
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunStep:
     """Run one iteration; answered by a StepDone with the same ``step_id``."""
 
     plan: StepPlan
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapOut:
     """Copy blocks of KV to the host's pool, block by block in order; answered by a CopyDone.
 
@@ -61,7 +60,7 @@ class SwapOut:
     host_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SwapIn:
     """Copy blocks of KV back to the device's pool; no step touches these device blocks before the CopyDone."""
 
@@ -70,7 +69,7 @@ class SwapIn:
     device_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fetch:
     """Copy a ticket's blocks, except its first ``num_skipped``, from another worker's pool into ``blocks``, in order.
 
@@ -89,19 +88,19 @@ class Fetch:
     into_host: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Meet:
     """Connect to this worker, which the coordinator has named. A PeerUp follows if the worker is alive. Repeatable."""
 
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartWorker:
     """Have one more worker started; it announces itself when it is ready."""
 
 
-@dataclass(slots=True)  # not frozen, because every token makes one, and a frozen one costs ten times as much
+@value
 class Deliver:
     """Hand new tokens to the client's stream, in order and each token once. ``logprobs`` is empty, or has one entry per
     token.
@@ -117,7 +116,7 @@ class Deliver:
     prompt_logprobs: PromptLogprobs | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class End:
     """End the client's stream. The last effect for a request, exactly once."""
 
@@ -127,12 +126,12 @@ class End:
     retry_after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drained:
     """The last request has left a draining instance, so its process may end. Once."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Available:
     """A gateway has met its first worker, so it can serve requests. Once."""
 

@@ -76,6 +76,11 @@ class Request(KVHolding):
         self.token_ids.append(token_id)
         self.logprobs.append(logprobs)
 
+    def append_run(self, token_id: int, num_tokens: int) -> None:
+        """Take the same token several times, without log-probabilities."""
+        self.token_ids += [token_id] * num_tokens
+        self.logprobs += [None] * num_tokens
+
     def check_finished(self, max_context_tokens: int) -> FinishReason | None:
         """Set and return the reason why no token follows those so far, or None."""
         num_output = self.num_output

@@ -90,8 +90,12 @@ _RULES: Final[dict[type, Rules]] = {
     m.PromptLogprobs: Rules(columns=("token_ids", "logprobs", "ranks"), non_finite=frozenset({"logprobs"})),
     m.Members: Rules(columns=("names", "incarnations", "roles", "addresses")),
     m.Tokens: Rules(
-        columns=("request_ids", "epochs", "positions", "token_ids"),
-        optional_columns=("logprobs", "num_cached_tokens", "prompt_logprobs"),
+        bounds={"run_lengths": _POSITIVE},
+        columns=("request_ids", "epochs", "positions"),
+        optional_columns=("num_cached_tokens", "prompt_logprobs", "run_lengths"),
+        run_lengths="run_lengths",
+        run_columns=("token_ids",),
+        optional_run_columns=("logprobs",),
     ),
     m.StepDone: Rules(columns=("request_ids", "positions", "token_ids"), optional_columns=("logprobs",)),
 }

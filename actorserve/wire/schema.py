@@ -27,13 +27,18 @@ class SchemaError(ValueError):
 class Rules:
     """The rules for a class that its annotations cannot express.
 
-    ``columns`` are tuples of equal length; ``optional_columns`` have the same length, or are empty. ``bounds`` are the
-    minimum and maximum of an integer field, if they are not 0 and 2**63 - 1. ``non_finite`` floats may be infinite or
-    NaN. ``long_strings`` are the maximum number of bytes of a string field, if it is not ``MAX_STRING_BYTES``.
+    ``columns`` are tuples of equal length; ``optional_columns`` have the same length, or are empty. ``run_columns``
+    have as many items as the sum of the column ``run_lengths``, or the same length if that column is empty;
+    ``optional_run_columns`` have as many, or are empty. ``bounds`` are the minimum and maximum of an integer field, if
+    they are not 0 and 2**63 - 1. ``non_finite`` floats may be infinite or NaN. ``long_strings`` are the maximum number
+    of bytes of a string field, if it is not ``MAX_STRING_BYTES``.
     """
 
     columns: tuple[str, ...] = ()
     optional_columns: tuple[str, ...] = ()
+    run_lengths: str = ""
+    run_columns: tuple[str, ...] = ()
+    optional_run_columns: tuple[str, ...] = ()
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     non_finite: frozenset[str] = frozenset()
     long_strings: Mapping[str, int] = field(default_factory=dict)
@@ -201,6 +206,9 @@ class Schema:
         arity = len(checks)
         columns = tuple(names.index(name) for name in rules.columns)
         optional_columns = tuple(names.index(name) for name in rules.optional_columns)
+        run_lengths = names.index(rules.run_lengths) if rules.run_lengths else None
+        run_columns = tuple(names.index(name) for name in rules.run_columns)
+        optional_run_columns = tuple(names.index(name) for name in rules.optional_run_columns)
 
         def check(value: Any) -> Any:
             if len(_list(value)) != arity:
@@ -217,6 +225,14 @@ class Schema:
                     if len(values[index]) != length:
                         raise SchemaError(f"{names[index]}: columns differ in length")
                 for index in optional_columns:
+                    if values[index] and len(values[index]) != length:
+                        raise SchemaError(f"{names[index]}: columns differ in length")
+                if run_lengths is not None and values[run_lengths]:
+                    length = sum(values[run_lengths])
+                for index in run_columns:
+                    if len(values[index]) != length:
+                        raise SchemaError(f"{names[index]}: columns differ in length")
+                for index in optional_run_columns:
                     if values[index] and len(values[index]) != length:
                         raise SchemaError(f"{names[index]}: columns differ in length")
             return cls(*values)

@@ -94,9 +94,13 @@ def _columnar(draw: st.DrawFn) -> m.Message:
         return tuple(draw(inner) for _ in range(rows))
 
     if draw(st.booleans()):
-        numbers = column(_NATURAL), column(_NATURAL), column(_NATURAL)
+        numbers = column(_NATURAL), column(_NATURAL)
         cached = column(_NATURAL) if draw(st.booleans()) else ()
-        return m.Tokens(column(_TEXT), *numbers, draw(_logprobs(rows)), cached, draw(_prompt_logprobs(rows)))
+        lengths = column(st.integers(1, 3)) if draw(st.booleans()) else ()
+        num_tokens = sum(lengths) if lengths else rows
+        token_ids = tuple(draw(_NATURAL) for _ in range(num_tokens))
+        logprobs, scores = draw(_logprobs(num_tokens)), draw(_prompt_logprobs(rows))
+        return m.Tokens(column(_TEXT), *numbers, token_ids, logprobs, cached, scores, lengths)
     return m.Members(column(_TEXT), column(_NATURAL), column(st.sampled_from(m.Role)), column(_TEXT))
 
 
@@ -172,6 +176,7 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
         (m.LoadReport(1, 0, 0, 0, 0, 0, 1, 1, 0, checkpointed_bytes=-1), "checkpointed_bytes"),
         (m.Resend("r", 1, -1), "from_position"),
         (m.Tokens(("r",), (1,), (0,), (-1,)), "token_ids"),
+        (m.Tokens(("r", "q"), (1, 1), (0, 0), (7,), run_lengths=(1, 0)), "run_lengths"),
         (m.Hello(1, m.Role.WORKER, "ipc://x", m.WorkerInfo("k", m.ModelInfo("m", 0, 1))), "vocab_size"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
@@ -264,25 +269,28 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ([22, ["a", "b"], [1, 1], [0, 7], [5], [], [], []], "columns"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None], [], []], "columns"),
-        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], [], [], []], "epochs"),
-        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], [], [], []], "epochs"),
-        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], [], [], []], "range"),
-        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], [], [], []], "request_ids"),
-        ([22, "ab", [1, 1], [0, 7], [5, 6], [], [], []], "request_ids"),
-        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]], [], []], "logprobs"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4], []], "num_cached_tokens: columns"),
-        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4, -1], []], "num_cached_tokens"),
-        ([22, ["a"], [1], [0], [5], [], [], [None, None]], "prompt_logprobs: columns"),
-        ([22, ["a"], [1], [0], [5], [], [], [[1, [2, 3], [-0.5, -1.0], [1]]]], "ranks: columns"),
-        ([22, ["a"], [1], [0], [5], [], []], "fields"),
-        ([22, ["a"], [1], [0], [5], [], [], [], 0], "fields"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5], [], [], [], []], "columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [None], [], [], []], "columns"),
+        ([22, ["a", "b"], [1, True], [0, 7], [5, 6], [], [], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 1.0], [0, 7], [5, 6], [], [], [], []], "epochs"),
+        ([22, ["a", "b"], [1, 2**63], [0, 7], [5, 6], [], [], [], []], "range"),
+        ([22, ["a", 1], [1, 1], [0, 7], [5, 6], [], [], [], []], "request_ids"),
+        ([22, "ab", [1, 1], [0, 7], [5, 6], [], [], [], []], "request_ids"),
+        ([22, ["a"], [1], [0], [5], [[0.5, [1], []]], [], [], []], "logprobs"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4], [], []], "num_cached_tokens: columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [4, -1], [], []], "num_cached_tokens"),
+        ([22, ["a"], [1], [0], [5], [], [], [None, None], []], "prompt_logprobs: columns"),
+        ([22, ["a"], [1], [0], [5], [], [], [[1, [2, 3], [-0.5, -1.0], [1]]], []], "ranks: columns"),
+        ([22, ["a"], [1], [0], [5], [], [], []], "fields"),
+        ([22, ["a"], [1], [0], [5], [], [], [], [], 0], "fields"),
         ([2, ["a"], [1], ["emperor"], ["x"]], "Role"),
         ([21, "a", True], "epoch"),
         ([21, "a" * 1025, 1], "request_id: string longer than 1024 bytes"),
         ([21, "\u20ac" * 342, 1], "request_id: string longer than 1024 bytes"),
-        ([22, ["a", "b" * 1025], [1, 1], [0, 7], [5, 6], [], [], []], "request_ids: string longer than 1024 bytes"),
+        ([22, ["a", "b" * 1025], [1, 1], [0, 7], [5, 6], [], [], [], []], "request_ids: string longer than 1024 bytes"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], [], [2, 1]], "token_ids: columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6, 7], [None], [], [], [2, 1]], "logprobs: columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], [], [2]], "run_lengths: columns"),
         ([21, "a" * (m.MAX_GRAMMAR_BYTES + 1), 1], "bounds"),
         ([12, "a", 1, "overloaded", float("nan"), [0.0, 0.0, 0.0, 0.0]], "retry_after_s"),
         ([12, "a", 1, "overloaded", float("inf"), [0.0, 0.0, 0.0, 0.0]], "finite"),
@@ -301,7 +309,7 @@ def test_wrong_fields_are_named(values: Any, problem: str) -> None:
 
 def test_a_valid_frame_passes_where_its_neighbours_fail() -> None:
     """The frame from which the wrong frames above are made is itself accepted."""
-    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], []])) == _TOKENS
+    assert decode(msgpack.packb([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], [], []])) == _TOKENS
 
 
 def test_too_large_a_frame_is_refused_unread() -> None:

@@ -46,35 +46,40 @@ class OwnerMessages:
     def on_tokens(self, message: Tokens, sender: Peer, now: float, effects: list[Effect]) -> None:
         """Deliver the tokens that continue a request's output; drop repeats, and ask for missing tokens."""
         delivered: dict[str, Deliver] = {}
-        request_ids, epochs, positions = message.request_ids, message.epochs, message.positions
-        end = 0
-        while (row := end) < len(request_ids):
-            request_id, epoch, position = request_ids[row], epochs[row], positions[row]
-            # Mostly a request has one row. It has several in a row if they are sent again, or all at once (simulator).
-            end = row + 1
-            while end < len(request_ids) and request_ids[end] == request_id and epochs[end] == epoch:
-                if positions[end] != position + end - row:
-                    break
-                end += 1
-            session = self._owned(request_id, epoch, sender, effects)
-            if session is None:
+        sessions, request_ids, epochs, positions = (
+            self._sessions,
+            message.request_ids,
+            message.epochs,
+            message.positions,
+        )
+        all_token_ids, all_logprobs, run_lengths = message.token_ids, message.logprobs, message.run_lengths
+        all_cached, all_prompt_logprobs = message.num_cached_tokens, message.prompt_logprobs
+        worker = self._peers.workers.get(sender)
+        running = SessionStage.RUNNING
+        end = 0  # of the row's tokens
+        for row, request_id in enumerate(request_ids):
+            begin = end
+            end += run_lengths[row] if run_lengths else 1
+            session = sessions.get(request_id)
+            if session is None or session.epoch != epochs[row] or session.instance != sender or worker is None:
+                self._tell_to_release(request_id, epochs[row], sender, effects)
                 continue
-            session.stage = SessionStage.RUNNING
-            first = row + len(session.output) - position  # the row of the next missing token
-            if first < row:
+            session.stage = running
+            first = begin + len(session.output) - positions[row]  # the next missing token
+            if first < begin:
                 self._request_resend(session, now, effects)
             elif first < end:
-                token_ids, logprobs = message.token_ids[first:end], message.logprobs[first:end]
-                num_cached_tokens = message.num_cached_tokens[first] if message.num_cached_tokens else 0
-                prompt_logprobs = message.prompt_logprobs[first] if message.prompt_logprobs else None
+                token_ids, logprobs = all_token_ids[first:end], all_logprobs[first:end]
+                num_cached_tokens = all_cached[row] if all_cached and first == begin else 0
+                prompt_logprobs = all_prompt_logprobs[row] if all_prompt_logprobs and first == begin else None
+                session.output += token_ids
                 if (earlier := delivered.get(request_id)) is not None:
                     token_ids, logprobs = earlier.token_ids + token_ids, earlier.logprobs + logprobs
                     num_cached_tokens, prompt_logprobs = earlier.num_cached_tokens, earlier.prompt_logprobs
                 delivered[request_id] = Deliver(request_id, token_ids, logprobs, num_cached_tokens, prompt_logprobs)
-                session.output += message.token_ids[first:end]
                 session.served_at_s = session.patient_from_s = now
                 session.resend_requested_s = None
-                session.kind = self._peers.workers[sender].kind
+                session.kind = worker.kind
                 if session.hand_over is not None:
                     self._commit_or_keep(session, session.hand_over, now, effects)
         effects += delivered.values()
@@ -126,9 +131,12 @@ class OwnerMessages:
         session = self._sessions.get(request_id)
         if session is not None and session.epoch == epoch and session.instance == sender:
             return session
+        self._tell_to_release(request_id, epoch, sender, effects)
+        return None
+
+    def _tell_to_release(self, request_id: str, epoch: int, sender: Peer, effects: list[Effect]) -> None:
         self._counts.num_stale_messages += 1
         effects.append(Send(sender, Release(request_id, epoch)))
-        return None
 
     def _request_resend(self, session: Session, now: float, effects: list[Effect]) -> None:
         """Ask for the missing tokens, at most once per ``retry_s``, although each token before they come calls this."""

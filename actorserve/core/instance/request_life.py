@@ -132,7 +132,7 @@ class RequestLife:
         if request is None or request.epoch != message.epoch:
             return False
         first = max(message.from_position, request.resumed_output)
-        send_tokens(((request, position) for position in range(first, request.num_output)), self._effects)
+        send_tokens([(request, first, request.num_output - first)], self._effects)
         if message.request_id in self.outbox:
             self.outbox.send(request)
         return True

@@ -16,11 +16,11 @@ from math import inf
 
 from actorserve.core.effects import RunStep
 from actorserve.core.instance.parts import InstanceParts
-from actorserve.core.instance.token_output import Row, send_tokens
+from actorserve.core.instance.token_output import Run, send_tokens
 from actorserve.core.messages import FinishReason, StepDone
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
-from actorserve.core.timing.step_times import StepTimes
+from actorserve.core.timing.step_times import Iteration, StepTimes
 
 _MAX_IN_FLIGHT = 2
 _PLANNING_S = 0.003  # to plan an iteration and bring it to the engine, with the event loop's delay of 1 ms
@@ -124,7 +124,11 @@ class Steps:
             return
         budget = self.in_flight[0].batch.budget
         assert budget is not None
-        self._plan_from_s = self.next_plan_s = now + plan_after_s(self._times.step_s(budget.iteration))
+        self._plan_from_s = self.next_plan_s = self.time_to_plan_s(budget.iteration, now)
+
+    def time_to_plan_s(self, iteration: Iteration, now: float) -> float:
+        """When to plan what follows ``iteration``, which begins now."""
+        return now + plan_after_s(self._times.step_s(iteration))
 
     def times_after(self, duration_s: float) -> StepTimes:
         """For a simulator: a copy of the times as they will be when the newest iteration runs alone. ``duration_s``:
@@ -149,7 +153,7 @@ class Steps:
         step = self._end(now, done.duration_s)
         _take_prompt_scores(step, done)
         sampled = {request_id: row for row, request_id in enumerate(done.request_ids)}
-        made: list[Row] = []
+        made: list[Run] = []
         finished: list[Request] = []
         for (request, num_fed), blocks, samples in zip(step.batch.rows, step.blocks, step.samples, strict=True):
             if not self._is_here(request):
@@ -162,7 +166,7 @@ class Steps:
             row = sampled.get(request.request_id)
             if row is not None:
                 request.append(done.token_ids[row], done.logprobs[row] if done.logprobs else None)
-                made.append((request, request.num_output - 1))
+                made.append((request, request.num_output - 1, 1))
                 if request.check_finished(self._max_tokens):
                     finished.append(request)
             elif request.request_id in done.failed:
@@ -171,15 +175,14 @@ class Steps:
         send_tokens(made, self._effects)
         return finished
 
-    def finish_quiet(self, now: float, duration_s: float, token_id: int) -> None:
-        """The oldest iteration has ended with ``token_id`` for each of its rows, and did nothing else
-        (``core.instance.quiet_steps``). Sends nothing.
+    def follow_quiet(self, batch: Batch, num_ended: int, now: float) -> None:
+        """``num_ended`` quiet iterations have ended, the last one just now (``core.instance.quiet_steps``). ``batch``
+        is in flight from now on, and nothing else.
         """
-        for request, _ in self._end(now, duration_s).batch.rows:
-            request.num_coming -= 1
-            request.num_ahead -= 1
-            request.num_computed += 1
-            request.append(token_id, None)
+        self.in_flight.clear()
+        self._num_steps += num_ended - 1
+        self._memory.on_step_ended(self._num_steps)
+        self.begin(batch, now)
 
     def _end(self, now: float, duration_s: float) -> Step:
         """Take the oldest iteration from those in flight, and count its time and service."""
@@ -200,15 +203,29 @@ class Steps:
         assert step.batch.budget is not None
         planned = step.batch.budget.iteration
         decode_s = self._times.decode_s(max(1, planned.num_decodes), planned.num_context_tokens)
+        decodes: list[Request] = []  # since the last prefill
         for (request, num_fed), start, samples in zip(step.batch.rows, step.starts, step.samples, strict=True):
             if not self._is_here(request):
                 continue
-            service_s = decode_s
-            if num_fed > 1 or not samples:
-                # The chunks of a prefill sum to the time of the whole prefill, because its level's quantum covers that.
-                service_s = self._times.prefill_s(start + num_fed) - self._times.prefill_s(start)
-            self._policy.on_service(request, service_s, now)
+            if num_fed == 1 and samples:
+                decodes.append(request)
+                continue
+            self._charge_decodes(decodes, decode_s, now)
+            decodes = []
+            # The chunks of a prefill sum to the time of the whole prefill, because its level's quantum covers that.
+            service_s = self._times.prefill_s(start + num_fed) - self._times.prefill_s(start)
+            for moving in self._policy.on_service([request], service_s, now):
+                self._policy.move(moving)
             if samples:
+                self._batcher.on_token(request, service_s)
+        self._charge_decodes(decodes, decode_s, now)
+
+    def _charge_decodes(self, decodes: Sequence[Request], service_s: float, now: float) -> None:
+        """These requests made a token each, and were served for ``service_s`` each."""
+        for moving in self._policy.on_service(decodes, service_s, now):
+            self._policy.move(moving)
+        for request in decodes:
+            if request.owed_s > 0.0:
                 self._batcher.on_token(request, service_s)
 
     def _is_here(self, request: Request) -> bool:

@@ -131,8 +131,10 @@ class KVMemory:
 
     def grow(self, holding: KVHolding) -> bool:
         """Ensure a device block for the newest token. False if none is free."""
-        if self.has_blocks(holding):
-            return True
+        return self.has_blocks(holding) or self.add_block(holding)
+
+    def add_block(self, holding: KVHolding) -> bool:
+        """Give it one more device block. False if none is free."""
         blocks = self.device.allocate(1)
         if blocks is None:
             return False

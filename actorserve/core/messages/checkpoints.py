@@ -3,20 +3,19 @@
 ``s`` is the worker that runs the request, ``h`` the worker that holds its checkpoints.
 """
 
-from dataclasses import dataclass
-
 from actorserve.core.messages.transfers import KVTicket, TransferId
+from actorserve.core.messages.value import value
 from actorserve.core.messages.values import Peer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointTo:
     """c -> s: from now on keep checkpoints of your requests' KV in this worker's host memory."""
 
     holder: Peer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Checkpoint:
     """s -> h: copy the ticket's blocks to the host's memory, behind the ``num_confirmed`` blocks that are confirmed.
 
@@ -35,7 +34,7 @@ class Checkpoint:
         return self.ticket.transfer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointConfirmed:
     """s -> h: the blocks of this stage belonged to the request for as long as they were being copied."""
 
@@ -43,7 +42,7 @@ class CheckpointConfirmed:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Checkpointed:
     """s -> g: if I die, let ``holder`` carry the request on with the KV that this transfer copied."""
 

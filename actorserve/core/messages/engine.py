@@ -1,14 +1,13 @@
 """Messages: between an instance and its engine; none of these leaves the process."""
 
-from dataclasses import dataclass
-
+from actorserve.core.messages.value import value
 from actorserve.core.messages.values import PromptLogprobs, TokenLogprobs
 
 NOT_YET = -1
 """Stands for a token that the engine samples in the step before, so that the core does not know it yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepPlan:
     """One iteration, as parallel columns over its requests: prefill chunks and decode tokens share it.
 
@@ -29,7 +28,7 @@ class StepPlan:
     scores: tuple[bool, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepDone:
     """Local: the engine finished ``step_id``. Columns hold the sampled rows; ``positions`` are output positions.
 
@@ -48,7 +47,7 @@ class StepDone:
     failed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GrammarReady:
     """Local: the grammar of a request that was added to the engine is compiled, or cannot be compiled. From now on,
     steps that sample for the request do not wait for its grammar.
@@ -57,7 +56,7 @@ class GrammarReady:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyDone:
     """Local: the engine finished the copy ``copy_id``, between device and host or from another worker."""
 
@@ -65,14 +64,14 @@ class CopyDone:
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CopyFailed:
     """Local: the copy ``copy_id`` from another worker failed; it writes nothing from now on."""
 
     copy_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MemoryLimit:
     """Local: memory now has room for ``num_blocks`` of the pool's blocks, including all that were ever written."""
 

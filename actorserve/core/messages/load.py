@@ -1,9 +1,9 @@
 """Messages: an instance's load report."""
 
-from dataclasses import dataclass
+from actorserve.core.messages.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LoadReport:
     """w -> c and g, numbered: an instance's load as its own scheduler sees it.
 

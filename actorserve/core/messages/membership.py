@@ -1,11 +1,10 @@
 """Messages: finding and watching the cluster's processes."""
 
-from dataclasses import dataclass
-
+from actorserve.core.messages.value import value
 from actorserve.core.messages.values import Peer, Role, WorkerInfo
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hello:
     """Any -> any, first on every link: the sender's role and address, and what it serves if it is a worker.
 
@@ -19,7 +18,7 @@ class Hello:
     answers: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Members:
     """c -> all: the processes now known, as parallel columns. A peer connects to the processes that it does not know
     yet.
@@ -31,12 +30,12 @@ class Members:
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Heartbeat:
     """Any -> any peer: I am alive. A peer that is silent for longer than the death watch's timeout counts as dead."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerUp:
     """Local: the death watch met ``peer`` (a new incarnation first ends the old one, with a PeerDown)."""
 
@@ -45,7 +44,7 @@ class PeerUp:
     worker: WorkerInfo | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerDown:
     """Local: ``peer`` has been silent too long, said goodbye, or was replaced. This incarnation never comes back.
 
@@ -57,12 +56,12 @@ class PeerDown:
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Goodbye:
     """Any -> any: I am shutting down as planned; do not wait for my heartbeats."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Fenced:
     """Any -> any: I consider your incarnation dead (it was silent too long, or is older than one that I know).
 

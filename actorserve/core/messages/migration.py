@@ -4,13 +4,12 @@
 (``core.checkpoints``); the transfer's kind tells which of the two a message is about.
 """
 
-from dataclasses import dataclass
-
 from actorserve.core.messages.transfers import DeclineReason, KVTicket, TransferId
+from actorserve.core.messages.value import value
 from actorserve.core.messages.values import Attained, Peer, RequestSpec
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MigrateTo:
     """c -> w: for the next ``ttl_s`` move requests to this worker, one after another, ``num_bytes`` of KV in all.
 
@@ -22,7 +21,7 @@ class MigrateTo:
     ttl_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Offer:
     """s -> d, the first stage: reserve blocks for this request, and copy the blocks that the ticket names.
 
@@ -42,7 +41,7 @@ class Offer:
         return self.ticket.transfer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stage:
     """s -> d, each further stage: ``token_ids`` are new, and the ticket's blocks follow those of earlier stages."""
 
@@ -56,7 +55,7 @@ class Stage:
         return self.ticket.transfer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Copied:
     """d -> s: all blocks of this stage are copied."""
 
@@ -64,7 +63,7 @@ class Copied:
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Declined:
     """d -> s: the destination does not take this stage. If it was a migration's, the destination holds nothing any
     more.
@@ -74,14 +73,14 @@ class Declined:
     reason: DeclineReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Withdrawn:
     """s -> d: the source has ended this transfer; free what was reserved and copied for it."""
 
     transfer: TransferId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HandOver:
     """w -> g: the owner asks that ``to`` own the request from here on. The request is paused until the answer.
 
@@ -98,7 +97,7 @@ class HandOver:
     attained: Attained
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Keep:
     """g -> w: the request is not handed over; go on with it."""
 

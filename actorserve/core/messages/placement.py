@@ -1,11 +1,10 @@
 """Messages: asking the coordinator for an instance."""
 
-from dataclasses import dataclass
-
+from actorserve.core.messages.value import value
 from actorserve.core.messages.values import NEWCOMER, Attained, Peer, RefusalReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Place:
     """g -> c: choose an instance for this request. Repeatable: the same (request, epoch) gets the same answer.
 
@@ -26,7 +25,7 @@ class Place:
     prefix_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placed:
     """c -> g: start the request on ``instance``. It waited ``waited_s`` in the cluster's queue."""
 
@@ -36,7 +35,7 @@ class Placed:
     waited_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """c -> g, w -> g: the sender does not accept the request, or gives it up, and holds nothing for it.
 
@@ -50,7 +49,7 @@ class Refused:
     attained: Attained = NEWCOMER
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unplace:
     """g -> c: forget this placement of the request: it has ended, or goes elsewhere."""
 

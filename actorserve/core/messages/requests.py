@@ -1,8 +1,7 @@
 """Messages about one request: between its gateway and its worker, and from its client to the gateway's core."""
 
-from dataclasses import dataclass
-
 from actorserve.core.messages.transfers import Transfer
+from actorserve.core.messages.value import value
 from actorserve.core.messages.values import (
     NEWCOMER,
     Attained,
@@ -13,7 +12,7 @@ from actorserve.core.messages.values import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Start:
     """g -> w: own this request under ``epoch``. A repeat is answered again; an older epoch is dropped.
 
@@ -26,7 +25,7 @@ class Start:
     transfer: Transfer | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Started:
     """w -> g: the worker owns the request, which is queued or running."""
 
@@ -34,12 +33,14 @@ class Started:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tokens:
     """w -> g: one iteration's output for all of a gateway's requests, as parallel columns.
 
-    ``positions`` are output positions (0 is the first generated token). ``logprobs`` is empty, or has one entry per
-    row. ``num_cached_tokens`` is empty, or has the number of prompt tokens found in the prefix cache in each row of
+    A row is a run of tokens of one request, from output position ``positions[row]`` on (0 is the first generated
+    token). ``run_lengths`` is empty if each row has one token, as after an iteration. Tokens that are sent again make
+    longer runs. ``token_ids`` has the tokens of all rows, one row after the other, and so has ``logprobs`` if it is not
+    empty. ``num_cached_tokens`` is empty, or has the number of prompt tokens found in the prefix cache in each row of
     position 0, and 0 in other rows. ``prompt_logprobs`` is empty, or has the entries of all of the prompt's tokens in
     each row of position 0 whose request wants them, and None in other rows.
     """
@@ -51,9 +52,10 @@ class Tokens:
     logprobs: tuple[TokenLogprobs | None, ...] = ()
     num_cached_tokens: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs | None, ...] = ()
+    run_lengths: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """w -> g: no more tokens; ``num_output_tokens`` is their total. Repeated until the gateway releases the request."""
 
@@ -63,7 +65,7 @@ class Finished:
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release:
     """g -> w: forget the request under this and any older epoch, and free its blocks.
 
@@ -75,7 +77,7 @@ class Release:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resend:
     """g -> w: send the tokens again, from output position ``from_position`` on."""
 
@@ -84,14 +86,14 @@ class Resend:
     from_position: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Open:
     """Local: a client's request has arrived."""
 
     request: RequestSpec
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Close:
     """Local: the client wants nothing more of the request: it left, or a stop string ended the text."""
 

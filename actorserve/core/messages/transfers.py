@@ -1,9 +1,9 @@
 """What identifies a transfer of a request's KV from one worker to another, and what allows it to be read."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from actorserve.core.messages.value import value
 from actorserve.core.messages.values import Peer
 
 
@@ -37,7 +37,7 @@ class DeclineReason(StrEnum):
     UNKNOWN = "unknown"  # the destination gave the transfer up, or never heard of it
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KVTicket:
     """Permission to read these blocks of a worker's pool once, for one stage of a transfer.
 

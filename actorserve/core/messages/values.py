@@ -1,8 +1,9 @@
 """The values that messages are made of. All of them cross the wire."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from actorserve.core.messages.value import value
 
 
 class Peer(NamedTuple):
@@ -45,7 +46,7 @@ class RefusalReason(StrEnum):
     DRAINING = "draining"  # the instance is shutting down
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SamplingParams:
     """How to sample tokens, and when to stop. Requests with equal parameters and tokens continue equally.
 
@@ -73,7 +74,7 @@ class SamplingParams:
     grammar: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TokenLogprobs:
     """Log-probabilities at one position, from the model's raw logits: the sampled token's, and the best others'."""
 
@@ -82,7 +83,7 @@ class TokenLogprobs:
     top_logprobs: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PromptLogprobs:
     """Log-probabilities of consecutive tokens of a prompt, from the model's raw logits, as parallel columns.
 
@@ -97,7 +98,7 @@ class PromptLogprobs:
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestSpec:
     """A whole request: enough for any worker to start it, or to continue it after the tokens generated so far.
 
@@ -114,7 +115,7 @@ class RequestSpec:
     cache_salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ModelInfo:
     """What a worker serves. ``max_tokens`` bounds prompt + output: the model's context or the KV pool's capacity."""
 
@@ -123,7 +124,7 @@ class ModelInfo:
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Speed:
     """A worker's speed, as far as the coordinator's queue needs it: points of its profile's prefill curve (tokens,
     seconds; ``core.timing.profile``), and the shortest iteration, which is the first quantum.
@@ -134,7 +135,7 @@ class Speed:
     min_iteration_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Attained:
     """What a request has used of a multi-level feedback queue so far, in durations. The receiver derives the level.
 
@@ -153,7 +154,7 @@ NEWCOMER = Attained()
 """What a new request has attained: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KVAccess:
     """How another worker reads this worker's KV pools (``workers.kv_transfer``). The core only passes it on.
 
@@ -172,7 +173,7 @@ class KVAccess:
     cuda_ipc: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkerInfo:
     """What a worker tells every process that it meets.
 

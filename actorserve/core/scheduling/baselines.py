@@ -46,8 +46,13 @@ class _ShortestFirst(ABC):
         del self._times_s[request]
         self._order = None
 
-    @abstractmethod
-    def on_service(self, request: Request, service_s: float, now: float) -> None: ...
+    def on_service(self, requests: Sequence[Request], service_s: float, now: float) -> Sequence[Request]:
+        """Service alone changes no place."""
+        return ()
+
+    def move(self, request: Request) -> None:
+        self._times_s[request] = self._time_s(request, request.num_fed)
+        self._order = None
 
     def attained(self, request: Request, now: float) -> Attained:
         return NEWCOMER
@@ -73,9 +78,6 @@ class FixedPriority(_ShortestFirst):
     def _time_s(self, request: Request, num_computed: int) -> float:
         return self._times.prefill_s(len(request.token_ids) - num_computed, num_computed)
 
-    def on_service(self, request: Request, service_s: float, now: float) -> None:
-        """Service does not count here."""
-
 
 class ShortestRemainingTime(_ShortestFirst):
     """SRPT: the time of the remaining prefill, plus the shortest iteration for each remaining output token.
@@ -92,6 +94,6 @@ class ShortestRemainingTime(_ShortestFirst):
         prefill_s = self._times.prefill_s(num_uncomputed, num_computed)  # makes the first output token
         return prefill_s + (num_remaining - 1) * self._times.min_iteration_s
 
-    def on_service(self, request: Request, service_s: float, now: float) -> None:
-        self._times_s[request] = self._time_s(request, request.num_fed)
-        self._order = None
+    def on_service(self, requests: Sequence[Request], service_s: float, now: float) -> Sequence[Request]:
+        """Each served request has less left to do."""
+        return requests

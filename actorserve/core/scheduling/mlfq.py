@@ -8,7 +8,7 @@ requests from Q1 first, then from Q2, and so on. Levels are counted from 0 here:
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
 from typing import Generic, TypeVar
@@ -108,14 +108,22 @@ class MultiLevelQueue(Generic[T]):
             self._promotions = [promotion for promotion in self._promotions if self._is_present(promotion[2])]
             heapify(self._promotions)
 
-    def serve(self, item: T, service_s: float, now: float) -> bool:
-        """Count service, and restart the waiting time. True if the item has used up its quantum: ``demote`` it."""
-        entry = self._entries[item]
-        entry.service_s += service_s
-        entry.used_s += service_s
-        entry.waiting_since_s = now
-        entry.promotion_s = now + self._promote_after_s
-        return entry.used_s >= self._quanta[entry.level] * _USED_UP
+    def serve(self, items: Iterable[T], service_s: float, now: float) -> list[T]:
+        """Count that each item was served for ``service_s``, and restart its waiting time. Returns the items that have
+        used up their quanta: ``demote`` them.
+        """
+        entries, quanta = self._entries, self._quanta
+        promotion_s = now + self._promote_after_s
+        used_up = []
+        for item in items:
+            entry = entries[item]
+            entry.service_s += service_s
+            entry.used_s = used_s = entry.used_s + service_s
+            entry.waiting_since_s = now
+            entry.promotion_s = promotion_s
+            if used_s >= quanta[entry.level] * _USED_UP:
+                used_up.append(item)
+        return used_up
 
     def demote(self, item: T, needed_s: float) -> None:
         """Lines 16-17: to the back of a lower level, the first one whose quantum is at least ``needed_s``."""
@@ -269,9 +277,12 @@ class SkipJoinMLFQ(MultiLevelQueue[Request]):
     def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
         self.join(request, self._next_iteration_s(request, num_cached_tokens), now, attained)
 
-    def on_service(self, request: Request, service_s: float, now: float) -> None:
-        if self.serve(request, service_s, now):
-            self.demote(request, self._next_iteration_s(request, request.num_fed))
+    def on_service(self, requests: Sequence[Request], service_s: float, now: float) -> Sequence[Request]:
+        return self.serve(requests, service_s, now)
+
+    def move(self, request: Request) -> None:
+        """The request has used up its quantum."""
+        self.demote(request, self._next_iteration_s(request, request.num_fed))
 
     def _next_iteration_s(self, request: Request, num_computed: int) -> float:
         """The time of the request's next iteration, if ``num_computed`` of its tokens have KV."""

@@ -36,13 +36,18 @@ class SchedulingPolicy(Protocol):
 
     def remove(self, request: Request) -> None: ...
 
-    def on_service(self, request: Request, service_s: float, now: float) -> None:
-        """Count that ``request`` took part in an iteration and was served for ``service_s``.
+    def on_service(self, requests: Sequence[Request], service_s: float, now: float) -> Sequence[Request]:
+        """Count that these requests took part in an iteration and were each served for ``service_s``.
 
         ``service_s`` comes from the profile. For a prefill it is the chunk's part of the whole prefill, and for a
-        decode one iteration of the batch's decodes without prefills. The request already includes the iteration's
-        tokens.
+        decode one iteration of the batch's decodes without prefills.
+
+        Returns those of them whose place in the order may change. ``move`` each before the next call of any method.
         """
+        ...
+
+    def move(self, request: Request) -> None:
+        """Find the place of a request that ``on_service`` returned. It already includes the iteration's tokens."""
         ...
 
     def attained(self, request: Request, now: float) -> Attained:
@@ -77,8 +82,12 @@ class FirstComeFirstServed:
     def remove(self, request: Request) -> None:
         del self._requests[request]
 
-    def on_service(self, request: Request, service_s: float, now: float) -> None:
+    def on_service(self, requests: Sequence[Request], service_s: float, now: float) -> Sequence[Request]:
         """Service does not count here."""
+        return ()
+
+    def move(self, request: Request) -> None:
+        """Service moves no request."""
 
     def attained(self, request: Request, now: float) -> Attained:
         return NEWCOMER

@@ -74,12 +74,30 @@ class PriorityClasses:
         if not class_.num_requests:
             del self._classes[request.spec.priority]
 
-    def on_service(self, request: Request, service_s: float, now: float) -> None:
-        class_ = self._classes[request.spec.priority]
-        class_.served_s += service_s
+    def on_service(self, requests: Sequence[Request], service_s: float, now: float) -> Sequence[Request]:
+        if not requests:
+            return ()
+        if len(self._classes) == 1:
+            for only_class in self._classes.values():
+                return self._on_service_of(only_class, requests, service_s, now)
+        moving: list[Request] = []
+        for priority, run in groupby(requests, key=lambda request: request.spec.priority):
+            moving += self._on_service_of(self._classes[priority], list(run), service_s, now)
+        return moving
+
+    def _on_service_of(
+        self, class_: _Class, requests: Sequence[Request], service_s: float, now: float
+    ) -> Sequence[Request]:
+        served_s = class_.served_s
+        for _ in requests:
+            served_s += service_s
+        class_.served_s = served_s
         if service_s:
             class_.service_s = self._service_s = service_s
-        class_.policy.on_service(request, service_s, now)
+        return class_.policy.on_service(requests, service_s, now)
+
+    def move(self, request: Request) -> None:
+        self._classes[request.spec.priority].policy.move(request)
 
     def attained(self, request: Request, now: float) -> Attained:
         return self._classes[request.spec.priority].policy.attained(request, now)

@@ -45,7 +45,7 @@ def test_gap_is_asked_for_once_a_retry() -> None:
     assert state.handle(tokens(1, 2, 9), 0.0, A) == [Send(A, Resend("r", 1, 0))]
     assert state.handle(tokens(1, 3, 9), 0.1, A) == []
     assert state.handle(tokens(1, 4, 9), 1.0, A) == [Send(A, Resend("r", 1, 0))]
-    many = Tokens(("r", "r"), (1, 1), (0, 1), (7, 8))
+    many = Tokens(("r",), (1,), (0,), (7, 8), run_lengths=(2,))
     assert state.handle(many, 1.1, A) == [Deliver("r", (7, 8))]
     assert state.handle(tokens(1, 3, 9), 1.2, A) == [Send(A, Resend("r", 1, 2))]
 
@@ -405,6 +405,6 @@ def test_logprobs_stay_with_their_tokens() -> None:
 def test_cached_tokens_come_with_the_first_token() -> None:
     """The number of cached tokens is delivered once, with output position 0, in whatever row that is."""
     state = running(A)
-    rows = Tokens(("x", "r", "r"), (1, 1, 1), (0, 0, 1), (7, 8, 9), (), (5, 2, 0))
+    rows = Tokens(("x", "r"), (1, 1), (0, 0), (7, 8, 9), (), (5, 2), run_lengths=(1, 2))
     assert state.handle(rows, 1.0, A)[-1] == Deliver("r", (8, 9), (), 2)
     assert state.handle(tokens(1, 2, 7), 1.0, A) == [Deliver("r", (7,))]

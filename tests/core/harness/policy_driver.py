@@ -33,6 +33,12 @@ def request(name: str, num_prompt: int, max_tokens: int = 2, priority: int = 0) 
     return Request(RequestSpec(name, (7,) * num_prompt, params, priority=priority), 1, Peer("gateway-0", 1))
 
 
+def serve_one(policy: SchedulingPolicy, one: Request, service_s: float, now: float) -> None:
+    """Count service of one request, and find its place anew."""
+    for moving in policy.on_service([one], service_s, now):
+        policy.move(moving)
+
+
 def run_iteration(policy: SchedulingPolicy, times: StepTimes, one: Request, now: float, num_tokens: int = 0) -> float:
     """Run an iteration of ``one`` alone, with all its uncomputed tokens or ``num_tokens``; returns when it ends."""
     num_fed = num_tokens or one.num_uncomputed
@@ -41,7 +47,7 @@ def run_iteration(policy: SchedulingPolicy, times: StepTimes, one: Request, now:
     one.num_computed += num_fed
     if not one.num_uncomputed:
         one.append(9, None)
-    policy.on_service(one, service_s, now + service_s)
+    serve_one(policy, one, service_s, now + service_s)
     if one.num_output == one.sampling.max_tokens:
         policy.remove(one)
     return now + service_s

@@ -193,7 +193,7 @@ def test_resend_repeats_what_was_lost_with_its_logprobs() -> None:
     instance.sent.clear()
     instance.handle(Resend("a", 1, 1))
     assert instance.sent == [
-        Tokens(("a", "a"), (1, 1), (1, 2), (21, 22), (entries[1], entries[2])),
+        Tokens(("a",), (1,), (1,), (21, 22), (entries[1], entries[2]), run_lengths=(2,)),
         Finished("a", 1, FinishReason.LENGTH, 3),
     ]
 

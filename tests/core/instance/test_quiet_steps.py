@@ -32,8 +32,14 @@ def outputs(effects: list[Effect]) -> dict[str, list[tuple[int, int, int]]]:
     for effect in effects:
         if isinstance(effect, Send) and isinstance(effect.message, Tokens):
             tokens = effect.message
-            for row in zip(tokens.request_ids, tokens.epochs, tokens.positions, tokens.token_ids, strict=True):
-                found.setdefault(row[0], []).append(row[1:])
+            lengths = tokens.run_lengths or (1,) * len(tokens.request_ids)
+            left = iter(tokens.token_ids)
+            for request_id, epoch, first, length in zip(
+                tokens.request_ids, tokens.epochs, tokens.positions, lengths, strict=True
+            ):
+                run = [(epoch, position, next(left)) for position in range(first, first + length)]
+                found.setdefault(request_id, []).extend(run)
+            assert next(left, None) is None
     return found
 
 

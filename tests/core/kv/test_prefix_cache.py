@@ -218,7 +218,7 @@ def test_lost_first_tokens_tell_it_again() -> None:
     run(instance, spec("b", TEXT[:10], max_tokens=2))
     instance.sent.clear()
     instance.handle(Resend("b", 1, 0))
-    assert instance.sent[0] == Tokens(("b", "b"), (1, 1), (0, 1), (9, 9), (), (8, 0))
+    assert instance.sent[0] == Tokens(("b",), (1,), (0,), (9, 9), (), (8,), run_lengths=(2,))
 
 
 def test_reports_count_shared_blocks_once_and_what_was_found() -> None:

@@ -231,7 +231,7 @@ def test_a_paused_request_resends_missing_tokens() -> None:
     """The gateway asks for missing tokens before it commits, and the source still has them."""
     instance = at("handing over")
     [effect] = instance.handle(Resend("r", 1, 0))
-    assert effect == Send(GATEWAY, Tokens(("r", "r"), (1, 1), (0, 1), (9, 9)))
+    assert effect == Send(GATEWAY, Tokens(("r",), (1,), (0,), (9, 9), run_lengths=(2,)))
     assert request_of(instance) in instance.state.migration_source.paused
 
 

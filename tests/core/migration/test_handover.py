@@ -237,7 +237,7 @@ def test_logprobs_are_whole_after_a_move() -> None:
     first = Tokens(("r",), (1,), (0,), (10,), (logprobs[0],))
     assert state.handle(first, 0.0, A) == [Deliver("r", (10,), (logprobs[0],))]
     assert state.handle(HAND_OVER, 0.0, A) == [Send(A, Resend("r", 1, 1))]
-    second = Tokens(("r", "r"), (1, 1), (0, 1), (10, 11), (logprobs[0], logprobs[1]))
+    second = Tokens(("r",), (1,), (0,), (10, 11), (logprobs[0], logprobs[1]), run_lengths=(2,))
     assert state.handle(second, 0.1, A) == [*COMMITTED, Deliver("r", (11,), (logprobs[1],))]
     rest = Tokens(("r", "r"), (2, 2), (2, 3), (12, 13), (logprobs[2], logprobs[3]))
     assert state.handle(rest, 0.2, B) == [Deliver("r", (12, 13), (logprobs[2], logprobs[3]))]

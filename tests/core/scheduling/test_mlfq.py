@@ -10,7 +10,7 @@ from actorserve.core.messages import Attained
 from actorserve.core.scheduling.baselines import NaiveMLFQ, ShortestRemainingTime
 from actorserve.core.scheduling.mlfq import MultiLevelQueue, SkipJoinMLFQ
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
-from tests.core.harness.policy_driver import latencies_s, names, request, run_iteration, step_times
+from tests.core.harness.policy_driver import latencies_s, names, request, run_iteration, serve_one, step_times
 
 EXAMPLE = step_times({2: 0.5, 3: 1.0, 4: 2.5}, decode_s=0.5)
 TIMES = step_times({1: 1.0, 101: 101.0}, decode_s=1.0)
@@ -76,7 +76,7 @@ def test_equal_iterations_use_a_quantum_up_in_spite_of_rounding() -> None:
     """Ten times 0.1 s is a whole second, though the sum of the floats is less."""
     queue: MultiLevelQueue[str] = MultiLevelQueue(1.0)
     queue.join("a", 0.0, 0.0)
-    assert [queue.serve("a", 0.1, 0.0) for _ in range(10)] == [False] * 9 + [True]
+    assert [queue.serve(["a"], 0.1, 0.0) for _ in range(10)] == [[]] * 9 + [["a"]]
 
 
 def test_demotion_goes_to_the_back_and_keeps_the_order_of_a_batch() -> None:
@@ -148,7 +148,7 @@ def test_no_request_starves_under_endless_new_ones() -> None:
             queue.remove(first)
             continue
         served[first] += 1
-        if queue.serve(first, 0.01, now + 0.01):
+        if queue.serve([first], 0.01, now + 0.01):
             queue.demote(first, 0.01)
     assert min(served.values()) >= 20
 
@@ -160,7 +160,7 @@ def test_service_begins_the_waiting_anew() -> None:
     policy.add(runs, 0.0)
     policy.add(waits, 0.0)
     for tenth in range(1, 25):
-        policy.on_service(runs, 0.01, tenth / 10)
+        serve_one(policy, runs, 0.01, tenth / 10)
         policy.order(tenth / 10)
     assert policy.attained(runs, 2.4).quantum_s == 8.0
     assert policy.attained(waits, 2.4).quantum_s == 1.0
@@ -339,7 +339,7 @@ def test_it_does_what_algorithm_1_says(happened: list[tuple[str, float, object]]
             else:
                 assert isinstance(more, tuple)
                 service, next_iteration = more
-                if queue.serve(name, service, now):
+                if queue.serve([name], service, now):
                     queue.demote(name, next_iteration)
                 literal.serve(name, service, next_iteration, now)
     for name in present:

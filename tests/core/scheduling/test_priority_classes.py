@@ -12,7 +12,7 @@ from actorserve.core.scheduling.mlfq import SkipJoinMLFQ
 from actorserve.core.scheduling.policies import POLICIES, make_policy
 from actorserve.core.scheduling.policy import FirstComeFirstServed
 from actorserve.core.scheduling.priority_classes import PriorityClasses
-from tests.core.harness.policy_driver import names, request, step_times
+from tests.core.harness.policy_driver import names, request, serve_one, step_times
 
 TIMES = step_times({1: 1.0, 101: 101.0}, decode_s=1.0)
 
@@ -38,7 +38,7 @@ def serve(
         for one in list(policy.order(float(now)))[:batch]:
             seconds = service_s(one)
             had[one.spec.priority] += seconds  # type: ignore[assignment]  # a float
-            policy.on_service(one, seconds, float(now))
+            serve_one(policy, one, seconds, float(now))
     return had
 
 
@@ -57,7 +57,7 @@ def test_one_class_is_its_policy() -> None:
     for policy in (alone, composed):
         for one in made:
             policy.add(one, 0.0, attained=Attained(waited_s=0.125))
-        policy.on_service(made[1], 2.0, 0.0625)
+        serve_one(policy, made[1], 2.0, 0.0625)
     order = composed.order(0.125)
     assert order == alone.order(0.125)
     assert composed.next_starts_s(order, 0.125, 1) == alone.next_starts_s(order, 0.125, 1)
@@ -93,7 +93,7 @@ def test_a_large_batch_always_holds_the_same_few() -> None:
         batch = list(policy.order(0.0))[:40]
         seen.update(one for one in batch if one.spec.priority == 1)
         for one in batch:
-            policy.on_service(one, 1.0, 0.0)
+            serve_one(policy, one, 1.0, 0.0)
     assert 400 <= seen.total() <= 410
     assert len(seen) <= 6
 
@@ -130,7 +130,7 @@ def test_the_most_urgent_class_has_no_claims(counts: dict[int, int]) -> None:
     policy = classes(0.1)
     fill(policy, {0: 1, **counts})
     urgent = policy.order(0.0)[0]
-    policy.on_service(urgent, 1000.0, 0.0)
+    serve_one(policy, urgent, 1000.0, 0.0)
     assert policy.order(0.0)[0].spec.priority == 1
     policy.remove(urgent)
     serve(policy, 2, 1)
@@ -145,9 +145,9 @@ def test_an_iteration_of_no_time_changes_nothing() -> None:
     fill(policy, {0: 5, 1: 5})
     serve(policy, 20, 4, lambda one: 0.0)
     assert names(policy, 0.0) == "0000011111"
-    policy.on_service(policy.order(0.0)[0], 1.0, 0.0)
-    policy.on_service(policy.order(0.0)[-1], 0.0, 0.0)
-    policy.on_service(policy.order(0.0)[-1], 0.0, 0.0)
+    serve_one(policy, policy.order(0.0)[0], 1.0, 0.0)
+    serve_one(policy, policy.order(0.0)[-1], 0.0, 0.0)
+    serve_one(policy, policy.order(0.0)[-1], 0.0, 0.0)
     assert names(policy, 0.0) == "1000001111"
 
 
@@ -169,7 +169,7 @@ def test_a_class_gains_nothing_by_coming_and_going() -> None:
         if len(policy.order(0.0)) == 5:
             fill(policy, {1: 1})
         first = policy.order(0.0)[0]
-        policy.on_service(first, 1.0, 0.0)
+        serve_one(policy, first, 1.0, 0.0)
         if first.spec.priority == 1:
             had += 1
             policy.remove(first)
@@ -185,7 +185,7 @@ def test_estimated_starts_of_lower_classes_are_later() -> None:
         policy.add(request(name, tokens, priority=priority), 0.0)
     assert names(policy, 0.0) == "abcd"
     assert policy.next_starts_s(policy.order(0.0), 0.0, 1) == [0.0, 3.0, 3.0, 6.0]
-    policy.on_service(policy.order(0.0)[1], 0.5, 0.0)
+    serve_one(policy, policy.order(0.0)[1], 0.5, 0.0)
     assert names(policy, 0.0) == "cabd"
     assert policy.next_starts_s(policy.order(0.0), 0.0, 1) == [0.0, 0.0, 3.0, 6.0]
 
@@ -245,7 +245,7 @@ def test_no_request_is_lost_and_equal_histories_have_equal_orders(name: str, eve
             elif what == 1:
                 policy.remove(present.pop(which % len(present)))
             elif what == 2:
-                policy.on_service(present[which % len(present)], which / 4, now)
+                serve_one(policy, present[which % len(present)], which / 4, now)
             order = policy.order(now)
             policy.validate()
             assert Counter(order) == Counter(present)

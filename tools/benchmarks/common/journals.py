@@ -54,10 +54,12 @@ def records_of(entries: Iterator[Entry], salt: str) -> list[Record]:
             case Open(request=request) if request.cache_salt == salt:
                 arrived[request.request_id] = entry.now
                 num_prompt[request.request_id] = len(request.prompt_token_ids)
-            case Tokens(request_ids=request_ids, positions=positions):
-                for request_id, position in zip(request_ids, positions, strict=True):
+            case Tokens(request_ids=request_ids, positions=positions, run_lengths=run_lengths):
+                for request_id, position, length in zip(
+                    request_ids, positions, run_lengths or (1,) * len(positions), strict=True
+                ):
                     first.setdefault(request_id, entry.now)
-                    num_output[request_id] = max(position + 1, num_output.get(request_id, 0))
+                    num_output[request_id] = max(position + length, num_output.get(request_id, 0))
             case Finished(request_id=request_id, reason=FinishReason.LENGTH):
                 ended.setdefault(request_id, entry.now)
     if unfinished := arrived.keys() - ended.keys():
