@@ -102,6 +102,7 @@ def gateway_config(chosen: Chosen) -> GatewayConfig:
         no_instance_timeout_s=cluster.no_instance_timeout_s,
         resume_timeout_s=cluster.resume_timeout_s,
         max_queue_per_instance=chosen.workers.max_queue_per_instance,
+        prefix_aware=chosen.workers.prefix_cache,
     )
 
 

@@ -15,14 +15,44 @@ TOKEN_ID = 0
 """Every output token of a simulation; requests end by their length alone."""
 
 
+_NUM_PREDICTED = 8  # quiet steps that are predicted at once, because most runs are cut short by a message
+
+
 class Flight:
-    """A step in flight, and the quiet steps that will follow it (``core.instance.quiet_steps``)."""
+    """A step in flight, and the quiet steps that will follow it (``core.instance.quiet_steps``).
 
-    __slots__ = ("ends", "plan")
+    The next of them are predicted, and ``num_later`` more are not.
+    """
 
-    def __init__(self, plan: StepPlan, ends: list[tuple[float, float]]) -> None:
+    __slots__ = (
+        "chunks",
+        "ends",
+        "learned",
+        "noises",
+        "num_context_tokens",
+        "num_decodes",
+        "num_later",
+        "plan",
+        "planned_s",
+    )
+
+    def __init__(
+        self, plan: StepPlan, ends: list[tuple[float, float]], num_later: int = 0, planned_s: float = 0.0
+    ) -> None:
         self.plan = plan
         self.ends = ends  # each step's end and duration; the first step is in flight
+        self.num_later = num_later
+        self.planned_s = planned_s  # when the next step that is not predicted is planned
+        self.learned: StepTimes | None = None  # the core's times then, if its plans may come too late
+        self.noises: Iterator[float] | None = None  # the factors of the steps that are not predicted
+        self.chunks: list[tuple[int, int]] = []
+        self.num_decodes = self.num_context_tokens = 0
+        for fed, start in zip(plan.token_ids, plan.starts, strict=True):
+            if len(fed) == 1:
+                self.num_decodes += 1
+                self.num_context_tokens += start + 1
+            else:
+                self.chunks.append((len(fed), start))
 
     @property
     def is_quiet(self) -> bool:
@@ -43,6 +73,15 @@ class Flight:
         while num_ended < len(ends) - 1 and ends[num_ended][0] <= now:
             num_ended += 1
         return num_ended
+
+    def cut(self, num_quiet: int) -> bool:
+        """At most ``num_quiet`` steps follow the step in flight. True if the next event may come sooner."""
+        num_predicted = len(self.ends) - 1
+        self.num_later = max(0, min(self.num_later, num_quiet - num_predicted))
+        if num_quiet >= num_predicted:
+            return False
+        del self.ends[num_quiet + 1 :]
+        return True
 
 
 class EngineModel:
@@ -104,30 +143,40 @@ class EngineModel:
         same requests will follow it. ``before``: the step in flight, if there is one.
         """
         num_before, (free_s, before_s) = (0, (0.0, 0.0)) if before is None else (1, before.ends[0])
-        chunks: list[tuple[int, int]] = []
-        num_decodes = num_context_tokens = 0
-        for fed, start in zip(plan.token_ids, plan.starts, strict=True):
-            if len(fed) == 1:
-                num_decodes += 1
-                num_context_tokens += start + 1
-            else:
-                chunks.append((len(fed), start))
-        learned = core_steps.times_after(before_s) if num_quiet and self._run_ahead and self._has_pauses else None
-        ends = []
-        for place in range(num_before, num_before + num_quiet + 1):
+        flight = Flight(plan, [], num_quiet + 1, planned_s)
+        if self._noise:
+            flight.noises = iter([self._noise_of(num_before + place) for place in range(num_quiet + 1)])
+        if num_quiet and self._run_ahead and self._has_pauses:
+            flight.learned = core_steps.times_after(before_s)
+        self._predict(flight, free_s)
+        return flight
+
+    def predict_more(self, flight: Flight) -> bool:
+        """Predict the next quiet steps. False if all of them are predicted already."""
+        if not flight.num_later:
+            return False
+        self._predict(flight, flight.ends[-1][0])
+        return True
+
+    def _predict(self, flight: Flight, free_s: float) -> None:
+        num_predicted = min(_NUM_PREDICTED, flight.num_later)
+        flight.num_later -= num_predicted
+        num_decodes, planned_s, learned = flight.num_decodes, flight.planned_s, flight.learned
+        for _ in range(num_predicted):
+            num_context_tokens = flight.num_context_tokens
             began_s = max(free_s, planned_s)  # for the core, which does not know of the pause
-            begins_s, duration_s = self._time_step(chunks, num_decodes, num_context_tokens, planned_s, free_s)
+            begins_s, duration_s = self._time_step(flight.chunks, num_decodes, num_context_tokens, planned_s, free_s)
             duration_s = self._with_copies(duration_s, begins_s)
-            if self._noise:
-                duration_s *= self._noise_of(place)
+            if flight.noises is not None:
+                duration_s *= next(flight.noises)
             planned_s = free_s = max(began_s, begins_s + duration_s)
             if learned is not None:
                 iteration = Iteration(self._profile, num_decodes, num_context_tokens)
                 planned_s = min(free_s, began_s + plan_after_s(learned.step_s(iteration)))
                 learned.observe(iteration, duration_s)
-            ends.append((free_s, duration_s))
-            num_context_tokens += num_decodes
-        return Flight(plan, ends)
+            flight.ends.append((free_s, duration_s))
+            flight.num_context_tokens += num_decodes
+        flight.planned_s = planned_s
 
     def _time_step(
         self,

@@ -196,11 +196,8 @@ class Simulation:
         if not self._is_alive(process):
             return  # it has drained
         flight = process.quiet_flight
-        if flight is not None:
-            num_quiet = self._num_quiet_steps(process)
-            if num_quiet + 1 < len(flight.ends):
-                del flight.ends[num_quiet + 1 :]
-                self._expect_end(process, flight)
+        if flight is not None and flight.cut(self._num_quiet_steps(process)):
+            self._expect_end(process, flight)
         self._expect_tick(process)
 
     def _perform(self, process: Process, effect: Effect) -> None:
@@ -443,7 +440,8 @@ class Simulation:
         if flight not in process.flights or flight.next_event_s != at_s or not self._is_alive(process):
             return  # a message came in between
         if flight.is_quiet:
-            self._advance(process, flight, len(flight.ends) - 1)
+            if not process.worker_engine.predict_more(flight):
+                self._advance(process, flight, len(flight.ends) - 1)
             self._expect_end(process, flight)
             self._expect_tick(process)
         else:
@@ -475,7 +473,7 @@ class Simulation:
 
     def _stop_prediction(self, process: Process, flight: Flight) -> None:
         """From the step in flight on, each step is an event of its own."""
-        del flight.ends[1:]
+        flight.cut(0)
         self._expect_end(process, flight)
 
     def _advance_to_now(self, process: Process) -> None:

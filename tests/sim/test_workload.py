@@ -332,9 +332,7 @@ def test_arrivals_end_with_the_duration() -> None:
 
 
 def test_prompts_are_alike_as_far_as_they_shall_be() -> None:
-    """Prompts of one prefix share its tokens and no more; if nothing is compared, all prompts of one length are the
-    same object.
-    """
+    """Prompts of one prefix share its tokens and no more; if nothing is compared, prompts of one length are equal."""
     prompts = Prompts(compared=True)
     one, two, other = (
         prompts.token_ids(Arrival(0.0, 10, 1, prefix=prefix, prefix_tokens=4), number)
@@ -345,4 +343,4 @@ def test_prompts_are_alike_as_far_as_they_shall_be() -> None:
     assert not set(one[4:]) & set(two)
     assert not set(one) & set(other)
     same = Prompts(compared=False)
-    assert same.token_ids(Arrival(0.0, 10, 1), 0) is same.token_ids(Arrival(0.0, 10, 1), 1)
+    assert same.token_ids(Arrival(0.0, 10, 1), 0) == same.token_ids(Arrival(0.0, 10, 1), 1)

@@ -9,12 +9,14 @@ from actorserve.core.defaults import MAX_QUEUE_PER_INSTANCE, RETRY_S, placement_
 class GatewayConfig:
     """A new request is refused after ``no_instance_timeout_s`` without an instance. A request whose client has part of
     the answer ends after ``resume_timeout_s``. ``max_queue_per_instance`` applies while the coordinator is gone.
+    ``prefix_aware`` must be off if instances have no prefix cache, because naming a prompt's prefixes takes time.
     """
 
     retry_s: float = RETRY_S
     no_instance_timeout_s: float = 30.0
     resume_timeout_s: float = 600.0
     max_queue_per_instance: int = MAX_QUEUE_PER_INSTANCE
+    prefix_aware: bool = True
 
     @property
     def placement_ttl_s(self) -> float:

@@ -54,8 +54,8 @@ class Session:
     checkpointed: Checkpointed | None = None  # where checkpoints of this epoch's KV are
 
     @classmethod
-    def opened(cls, spec: RequestSpec, now: float) -> Self:
-        """The session of a request that has just come."""
+    def opened(cls, spec: RequestSpec, now: float, *, prefix_aware: bool) -> Self:
+        """The session of a request that has just come. ``prefix_aware``: instances may have cached prefixes of it."""
         return cls(
             spec,
             patient_from_s=now,
@@ -63,7 +63,7 @@ class Session:
             retry_at_s=now,
             output=list(spec.output_token_ids),
             # The log-probabilities of a prompt come from computing all of it, so it gains nothing from cached prefixes.
-            prefix_names=prefix_names(spec) if spec.sampling.prompt_logprobs < 0 else (),
+            prefix_names=prefix_names(spec) if prefix_aware and spec.sampling.prompt_logprobs < 0 else (),
         )
 
     @property

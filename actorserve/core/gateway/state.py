@@ -82,7 +82,9 @@ class GatewayState:
             case Finished():
                 self._owners.on_finished(message, sender, now, effects)
             case Open(request=spec):
-                session = self.sessions[spec.request_id] = Session.opened(spec, now)
+                session = self.sessions[spec.request_id] = Session.opened(
+                    spec, now, prefix_aware=self.config.prefix_aware
+                )
                 self._placer.place(session, now, effects)
             case Close(request_id=request_id):
                 self._on_close(request_id, effects)

@@ -2,11 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from actorserve.core.checkpoints.source import CheckpointSource
 from actorserve.core.effects import Effects
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.messages import LoadReport, Peer
+from actorserve.core.migration.destination import MigrationDestination
+from actorserve.core.migration.source import MigrationSource
 from actorserve.core.placement.freeness import virtual_usage_bytes
 from actorserve.core.request import Request
+from actorserve.core.scheduling.batching import Batcher
 
 
 class LoadReporter:
@@ -52,15 +56,27 @@ class LoadReporter:
             self._effects.send(peer, report)
 
 
-def memory_report(memory: KVMemory, order: Sequence[Request], headroom_bytes: Mapping[int, int]) -> LoadReport:
-    """A report of the two pools and of all requests, given in scheduling order; other fields have their defaults."""
+def make_report(
+    memory: KVMemory,
+    order: Sequence[Request],
+    headroom_bytes: Mapping[int, int],
+    batcher: Batcher,
+    source: MigrationSource,
+    destination: MigrationDestination,
+    checkpoints: CheckpointSource,
+    *,
+    is_draining: bool,
+    sequence: int,
+    accepted: tuple[str, ...],
+) -> LoadReport:
+    """A report of the two pools, of all requests, given in scheduling order, and of what they did."""
     bytes_per_block = memory.bytes_of_blocks(1)
     num_usable = memory.device.num_usable_blocks
     num_host = memory.host.num_blocks - memory.num_checkpoint_blocks
     waiting = [request for request in order if not request.is_started]
     num_started = len(order) - len(waiting)
     return LoadReport(
-        sequence=0,
+        sequence=sequence,
         num_running=num_started,
         num_waiting=len(waiting),
         kv_total_bytes=num_usable * bytes_per_block,
@@ -70,15 +86,24 @@ def memory_report(memory: KVMemory, order: Sequence[Request], headroom_bytes: Ma
         ),
         bytes_per_block=bytes_per_block,
         tokens_per_block=memory.tokens_per_block,
-        num_preemptions=0,
+        num_preemptions=batcher.num_preemptions,
+        accepted=accepted,
+        draining=is_draining,
         num_tokens_looked_up=memory.prefixes.num_tokens_looked_up,
         num_tokens_found=memory.prefixes.num_tokens_found,
         host_total_bytes=num_host * bytes_per_block,
         host_used_bytes=(num_host - memory.host.num_free_blocks) * bytes_per_block,
         kv_needed_bytes=memory.held_blocks * bytes_per_block,
-        num_swapped=sum(request.is_swapped for request in order),
+        num_swapped=sum([request.is_swapped for request in order]),
         num_swap_outs=memory.num_swap_outs,
         swapped_bytes=memory.num_copied_blocks * bytes_per_block,
-        kv_wanted_bytes=sum(memory.blocks_wanted(request) for request in waiting) * bytes_per_block,
-        pending_prompt_tokens=sum(left for request in order if (left := request.num_without_kv) > 1),
+        swap_blocked_s=batcher.blocked_s,
+        num_migrating=len(source) + len(destination),
+        num_migrated=source.num_migrated,
+        num_migrations_failed=source.num_failed,
+        migrated_bytes=source.migrated_bytes,
+        kv_reserved_bytes=destination.num_blocks * bytes_per_block,
+        kv_wanted_bytes=sum([memory.blocks_wanted(request) for request in waiting]) * bytes_per_block,
+        checkpointed_bytes=checkpoints.checkpointed_bytes,
+        pending_prompt_tokens=sum([left for request in order if (left := request.num_without_kv) > 1]),
     )

@@ -86,7 +86,7 @@ class QuietSteps:
             if is_planned:
                 self._times.observe(iteration, duration_s)
             order, is_charged = next_order, False
-            iteration = Iteration(len(order), iteration.num_context_tokens + len(order))
+            iteration = Iteration(self._times.profile, len(order), iteration.num_context_tokens + len(order))
             plan_s = steps.time_to_plan_s(iteration, now) if self._config.run_ahead else None
         run.finish()
         send_tokens([(request, request.num_output - len(ends), len(ends)) for request in run.requests], self._effects)

@@ -10,13 +10,12 @@ The four participants (``core.participant``) copy KV to and from other instances
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from actorserve.core.checkpoints.source import CheckpointSource
 from actorserve.core.checkpoints.store import CheckpointStore
 from actorserve.core.effects import Drained, Effect, Effects
 from actorserve.core.instance.config import InstanceConfig
-from actorserve.core.instance.load_report import LoadReporter, memory_report
+from actorserve.core.instance.load_report import LoadReporter, make_report
 from actorserve.core.instance.outbox import Outbox
 from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.quiet_steps import QuietSteps
@@ -238,22 +237,20 @@ class InstanceState:
 
     def load_report(self, sequence: int = 0, accepted: tuple[str, ...] = ()) -> LoadReport:
         """The load now. ``accepted`` names the requests that arrived since the last report."""
-        planned = [request for request in self.batcher.order if self.requests.get(request.request_id) is request]
-        order = list(dict.fromkeys([*planned, *self.requests.values()]))
-        source, destination = self.migration_source, self.migration_destination
-        return replace(
-            memory_report(self.memory, order, self.config.headroom_bytes),
+        order = [request for request in self.batcher.order if self.requests.get(request.request_id) is request]
+        if len(order) < len(self.requests):  # some came, or were held, since the last planning
+            order = list(dict.fromkeys([*order, *self.requests.values()]))
+        return make_report(
+            self.memory,
+            order,
+            self.config.headroom_bytes,
+            self.batcher,
+            self.migration_source,
+            self.migration_destination,
+            self.checkpoint_source,
+            is_draining=self._life.is_draining,
             sequence=sequence,
             accepted=accepted,
-            num_preemptions=self.batcher.num_preemptions,
-            draining=self._life.is_draining,
-            swap_blocked_s=self.batcher.blocked_s,
-            num_migrating=len(source) + len(destination),
-            num_migrated=source.num_migrated,
-            num_migrations_failed=source.num_failed,
-            migrated_bytes=source.migrated_bytes,
-            checkpointed_bytes=self.checkpoint_source.checkpointed_bytes,
-            kv_reserved_bytes=self.memory.bytes_of_blocks(destination.num_blocks),
         )
 
 

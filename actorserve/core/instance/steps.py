@@ -89,7 +89,8 @@ class Steps:
             return set()
         step = self.in_flight[-1]
         self._charge(step, now)
-        return {request for request, _ in step.batch.rows if request.will_be_full(self._max_tokens)}
+        max_tokens = self._max_tokens
+        return {request for request, _ in step.batch.rows if request.will_be_full(max_tokens)}
 
     def wait(self) -> None:
         """Nothing can be planned until a message comes."""
@@ -111,10 +112,12 @@ class Steps:
             [request.blocks for request, _ in batch.rows],
         )
         self.in_flight.append(step)
+        step_id = self._num_steps
         for (request, num_fed), samples in zip(batch.rows, step.samples, strict=True):
-            request.last_step = self._num_steps
+            request.last_step = step_id
             request.num_ahead += num_fed
-            request.num_coming += samples
+            if samples:
+                request.num_coming += 1
         self._expect_end(now)
 
     def _expect_end(self, now: float) -> None:

@@ -39,8 +39,9 @@ class BlockAllocator:
         self._limit = num_blocks
         # Shared blocks without an owner; the block that has had none for longest is first.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._num_owners = [0] * num_blocks
-        self._names: list[bytes | None] = [None] * num_blocks  # of each shared block's content
+        # Of the blocks that were handed out before, because a simulator has many large pools that are mostly empty.
+        self._num_owners: list[int] = []
+        self._names: list[bytes | None] = []  # of each shared block's content
         self._block_of: dict[bytes, int] = {}
 
     @property
@@ -89,7 +90,7 @@ class BlockAllocator:
         If the same content already lies in another block, that block is returned, and owned too: ``free`` this one.
         Raises: ValueError for a block that is free, or shared under another name: a bug of the caller.
         """
-        if not self._num_owners[block] or self._names[block] not in (None, name):
+        if not self._is_owned(block) or self._names[block] not in (None, name):
             raise ValueError(f"block {block} is free, or holds something else")
         shared = self._block_of.setdefault(name, block)
         if shared == block:
@@ -108,7 +109,7 @@ class BlockAllocator:
         Raises: ValueError for a block that is free already: a bug of the caller.
         """
         for block in reversed(blocks):
-            if not self._num_owners[block]:
+            if not self._is_owned(block):
                 raise ValueError(f"block {block} is free already")
             self._num_owners[block] -= 1
             if self._num_owners[block]:
@@ -125,12 +126,17 @@ class BlockAllocator:
         assert {name: block for block, name in named.items()} == self._block_of, "names and blocks do not match"
         empty = set(self._empty)
         assert len(empty) == len(self._empty), "a block is free twice"
-        for block in range(self.num_blocks):
+        assert len(self._num_owners) == len(self._names) == self._num_touched, "only blocks handed out have entries"
+        assert all(block < self._num_touched for block in (*num_owners, *empty)), "a block was never handed out"
+        for block in range(self._num_touched):
             num_owned, num_counted = num_owners[block], self._num_owners[block]
             assert num_owned == num_counted, f"block {block} has {num_owned} owners, but {num_counted} are counted"
-            is_free = not num_owned and block < self._num_touched
+            is_free = not num_owned
             assert (block in empty) == (is_free and block not in named), f"block {block} is lost, or free and in use"
             assert (block in self._cached) == (is_free and block in named), f"block {block} is cached wrongly"
+
+    def _is_owned(self, block: int) -> bool:
+        return block < self._num_touched and self._num_owners[block] > 0
 
     def _own(self, block: int) -> None:
         self._cached.pop(block, None)
@@ -142,6 +148,8 @@ class BlockAllocator:
         elif self._num_untouched:
             block = self._num_touched
             self._num_touched += 1
+            self._num_owners.append(0)
+            self._names.append(None)
         else:
             block, _ = self._cached.popitem(last=False)
             name, self._names[block] = self._names[block], None

@@ -12,7 +12,6 @@ iterations the batch can still run (each adds one token per request) and may be 
 as infinitely loaded.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from actorserve.core.request import Request
@@ -30,9 +29,11 @@ def virtual_usage_bytes(
     ``held_blocks`` is what the running requests hold together, ``blocks_wanted`` gives what a waiting request would
     take in addition, and ``headroom_bytes`` is by priority.
     """
-    priorities = Counter(request.spec.priority for request in order if request.is_started)
-    # Each request of a priority adds headroom / (their number). In sum, each priority present adds its headroom once.
-    usage = sum(headroom_bytes.get(priority, 0) for priority in priorities)
+    usage = 0
+    if headroom_bytes:
+        priorities = {request.spec.priority for request in order if request.is_started}
+        # Each request of a priority adds headroom / (their number). In sum, each priority adds its headroom once.
+        usage = sum(num_bytes for priority, num_bytes in headroom_bytes.items() if priority in priorities)
     head_of_line = next((request for request in order if not request.is_started), None)
     num_blocks = held_blocks + (0 if head_of_line is None else blocks_wanted(head_of_line))
     return usage + num_blocks * bytes_per_block

@@ -191,21 +191,17 @@ def trace_times(rows: Sequence[TraceRow], time_scale: float = 1.0) -> list[float
 class Prompts:
     """Token ids of prompts of a given length. Prompts of one prefix share its tokens; all other tokens differ.
 
-    A simulated engine only compares ids. If nothing is compared (no prefix cache), all prompts of one length are the
-    same tuple.
+    A simulated engine only compares ids. If nothing is compared (no prefix cache), all tokens are the same. No prompt
+    is kept, because the prompts of all lengths together would take hundreds of MiB.
     """
 
     def __init__(self, compared: bool) -> None:
         self._compared = compared
-        self._same: dict[int, tuple[int, ...]] = {}
 
     def token_ids(self, arrival: Arrival, number: int) -> tuple[int, ...]:
         """The prompt of the request with this number; no two requests have the same number."""
         length = arrival.prompt_tokens
-        if self._compared:
-            num_shared = min(arrival.prefix_tokens, length)
-            return (2 * arrival.prefix,) * num_shared + (2 * number + 1,) * (length - num_shared)
-        same = self._same.get(length)
-        if same is None:
-            same = self._same[length] = (0,) * length
-        return same
+        if not self._compared:
+            return (0,) * length
+        num_shared = min(arrival.prefix_tokens, length)
+        return (2 * arrival.prefix,) * num_shared + (2 * number + 1,) * (length - num_shared)

@@ -2,7 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from actorserve.core.effects import Available, Deliver, End, Send
+from actorserve.core.gateway.config import GatewayConfig
+from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import (
     Attained,
     Close,
@@ -408,3 +412,14 @@ def test_cached_tokens_come_with_the_first_token() -> None:
     rows = Tokens(("x", "r"), (1, 1), (0, 0), (7, 8, 9), (), (5, 2), run_lengths=(1, 2))
     assert state.handle(rows, 1.0, A)[-1] == Deliver("r", (8, 9), (), 2)
     assert state.handle(tokens(1, 2, 7), 1.0, A) == [Deliver("r", (7,))]
+
+
+@pytest.mark.parametrize("prefix_aware", [True, False])
+def test_prefixes_are_named_only_for_instances_that_cache_them(prefix_aware: bool) -> None:
+    """Without a prefix cache a prompt is not hashed, and its place message names no prefixes."""
+    state = GatewayState(GatewayConfig(prefix_aware=prefix_aware))
+    state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
+    [effect] = state.handle(Open(replace(SPEC, prompt_token_ids=tuple(range(200)))), 0.0)
+    assert isinstance(effect, Send)
+    assert isinstance(effect.message, Place)
+    assert len(effect.message.prefix_names) == (3 if prefix_aware else 0)

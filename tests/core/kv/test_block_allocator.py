@@ -217,3 +217,12 @@ def test_a_shared_block_keeps_its_name() -> None:
 def test_blocks_for_rounds_up() -> None:
     """A partly filled block counts as a whole block."""
     assert [blocks_for(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+
+
+def test_blocks_never_handed_out_cannot_be_given_up() -> None:
+    """Freeing or sharing a block that nobody ever had is a bug, and raises."""
+    allocator = BlockAllocator(2)
+    with pytest.raises(ValueError, match="free already"):
+        allocator.free([1])
+    with pytest.raises(ValueError, match="is free"):
+        allocator.share(1, b"name")
