@@ -2,13 +2,13 @@
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from actorserve.core.effects import SwapIn, SwapOut
 from actorserve.core.instance.steps import Steps, plan_after_s
 from actorserve.core.messages import RequestSpec, StepDone, StepPlan
 from actorserve.core.timing.profile import Profile
-from actorserve.core.timing.step_times import Iteration
+from actorserve.core.timing.step_times import Iteration, StepTimes
 from actorserve.sim.step_costs import StepCosts
 
 TOKEN_ID = 0

@@ -129,7 +129,7 @@ class Scaling:
         present = [view for view in views if not view.is_terminating]  # even if their reports are stale
         count = len(present) + max(self.num_starting, num_new)
         self._sample(present, num_waiting, waiting_tokens, now)
-        capacity_tokens = sum(map(_capacity_tokens, present)) / max(1, len(present))
+        capacity_tokens = sum(map(_capacity_tokens, present), 0.0) / max(1, len(present))
         self.mean_freeness = self._predict(capacity_tokens * (len(present) + self.num_starting))
         self._note_bounds(count, now)
         if count < self._config.max_workers and now >= self._paused_until_s and self._is_short(now):
@@ -209,7 +209,7 @@ class Scaling:
         if not present:
             self._samples.clear()
             return
-        num_tokens = waiting_tokens + sum(map(_demand_tokens, present))
+        num_tokens = waiting_tokens + sum(map(_demand_tokens, present), 0.0)
         num_requests = num_waiting + sum(map(_num_requests, present))
         self._samples.append(_Sample(now, num_tokens, num_requests))
         while self._samples[0].now < now - max(self._config.hold_s, self.warm_up_s):
@@ -224,7 +224,9 @@ class Scaling:
         if not ahead_s or last.now - self._samples[0].now < self._config.hold_s / 2:
             return freeness
         tokens_then = last.num_tokens + ahead_s * _slope([(sample.now, sample.num_tokens) for sample in self._samples])
-        num_then = last.num_requests + ahead_s * _slope([(sample.now, sample.num_requests) for sample in self._samples])
+        num_then = last.num_requests + ahead_s * _slope(
+            [(sample.now, float(sample.num_requests)) for sample in self._samples]
+        )
         return min(freeness, (capacity_tokens - max(0.0, tokens_then)) / max(1.0, num_then))
 
 

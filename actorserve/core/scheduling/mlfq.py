@@ -130,7 +130,8 @@ class MultiLevelQueue(Generic[T]):
         entry = self._entries[item]
         entry.used_s = 0.0
         self._move(entry, max(self._fitting_level(needed_s), entry.level + 1))
-        if entry.level >= self._promoted_from.get(item, math.inf):
+        former_level = self._promoted_from.get(item)
+        if former_level is not None and entry.level >= former_level:
             del self._promoted_from[item]
 
     def order(self, now: float) -> Sequence[T]:
