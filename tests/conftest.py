@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from actorserve.model_files.locate import locate
+from tools.compiling import use_if_wanted
+
+use_if_wanted()  # with ACTORSERVE_COMPILED=1 the tests run on the compiled core, if it was built
 
 # Torch reads this when it is loaded. If the cores are busy, threads that spin while they wait are ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

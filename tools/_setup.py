@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": TEST,
     "gpu-first-hour": TEST,
     "simulate": TEST,
+    "compile": TEST,
     "clients": TEST,
     "profile": RUNTIME,
 }
@@ -235,7 +236,10 @@ def main(arguments: Sequence[str]) -> int:
             os.execv(python, [python, "-P", "-m", "tools.benchmarks.gpu.first_hour", *rest])
         if name == "profile":
             os.execv(python, [python, "-P", "-m", "tools.profiling", *rest])
+        if name == "compile":
+            os.execv(python, [python, "-P", "-m", "tools.compiling", *rest])
         if name == "simulate":
+            os.environ.setdefault("ACTORSERVE_COMPILED", "1")  # tools.compiling
             os.execv(python, [python, "-P", "-m", "tools.simulation", *rest])
         if name == "clients":
             os.execv(python, [python, "-P", "-m", "tools.compatibility", *rest])
