@@ -5,8 +5,11 @@ First ours keeps all of SplitwiseSim's rules. Then one rule after the other is s
 """
 
 import argparse
+import multiprocessing
+import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -69,6 +72,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", nargs="+", choices=BASELINES, default=[*BASELINES], help="clusters (all)")
     parser.add_argument("--arms", type=count, metavar="N", help="only the first N steps of ours; 1 keeps all its rules")
     parser.add_argument(
+        "--processes",
+        type=count,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="how many of ours run at once (%(default)s)",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("simulated/splitwise-sim"),
@@ -103,13 +113,11 @@ def run(arguments: argparse.Namespace) -> int:
             write_for_ours(apart, folder / "requests-for-ours.csv")
             cases = read_experiment(EXPERIMENT, {"cluster": {"groups": baseline.groups}}).cases
             labels = {arm["name"]: arm["label"] for arm in read_experiment(EXPERIMENT, {}).plan.arms}
-            ours: dict[str, SimulatedRun] = {}
-            for case in cases[: arguments.arms]:
-                say(console, f"{baseline.title}: ours, {labels[case.arm]}")
-                ours[labels[case.arm]] = simulate(case, apart)
+            steps = {labels[case.arm]: (case, apart) for case in cases[: arguments.arms]}
             if arguments.arms is None:
-                say(console, f"{baseline.title}: ours, {TOGETHER}")
-                ours[TOGETHER] = simulate(cases[-1], together)
+                steps[TOGETHER] = cases[-1], together
+            say(console, f"{baseline.title}, {len(apart)} requests: ours, {len(steps)} times")
+            ours = simulate_all(steps, arguments.processes)
             tables += tables_of(f"{baseline.title}, {what}", theirs, ours)
     except OSError as error:
         raise BenchError(f"cannot write {error.filename}: {error.strerror}") from None
@@ -117,6 +125,14 @@ def run(arguments: argparse.Namespace) -> int:
         _show(console, table)
     save_figures(arguments, tables)
     return 0
+
+
+def simulate_all(steps: Mapping[str, tuple[Case, Sequence[TraceRow]]], num_processes: int) -> dict[str, SimulatedRun]:
+    """Our simulator on each step's requests, so many at once. Raises: ActorserveError."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(num_processes, len(steps)), mp_context=context) as pool:
+        running = {label: pool.submit(simulate, *step) for label, step in steps.items()}
+        return {label: future.result() for label, future in running.items()}
 
 
 def simulate(case: Case, requests: Sequence[TraceRow]) -> SimulatedRun:
