@@ -9,26 +9,25 @@ class InstanceSpeeds:
 
     def __init__(self) -> None:
         self._speeds: dict[Peer, tuple[float, Curve]] = {}
-        self._fastest: tuple[float, Curve] | None = None  # the one with the shortest first quantum above 0
+        self._fastest: Peer | None = None  # the one with the shortest first quantum above 0
 
     def learn(self, peer: Peer, speed: Speed) -> None:
         """Replaces what the instance said before. Raises: ValueError for an invalid speed; then nothing changes."""
         known = speed.min_iteration_s, Curve(speed.prefill_tokens, speed.prefill_s)
         self.forget(peer)
         self._speeds[peer] = known
-        if known[0] > 0.0 and (self._fastest is None or known[0] < self._fastest[0]):
-            self._fastest = known
+        if known[0] > 0.0 and (self._fastest is None or known[0] < self._speeds[self._fastest][0]):
+            self._fastest = peer
 
     def forget(self, peer: Peer) -> None:
-        speed = self._speeds.pop(peer, None)
-        if speed is not None and speed is self._fastest:
-            quanta = ((quantum_s, peer) for peer, (quantum_s, _) in self._speeds.items() if quantum_s > 0.0)
+        if self._speeds.pop(peer, None) is not None and peer == self._fastest:
+            quanta = ((quantum_s, other) for other, (quantum_s, _) in self._speeds.items() if quantum_s > 0.0)
             fastest = min(quanta, default=None)
-            self._fastest = None if fastest is None else self._speeds[fastest[1]]
+            self._fastest = None if fastest is None else fastest[1]
 
     def num_quanta(self, num_tokens: int) -> float:
         """The prefill time of so many tokens on the fastest instance, in its first quanta; 0 if no speed is known."""
         if self._fastest is None:
             return 0.0
-        quantum_s, prefill_s = self._fastest
+        quantum_s, prefill_s = self._speeds[self._fastest]
         return prefill_s(num_tokens) / quantum_s
