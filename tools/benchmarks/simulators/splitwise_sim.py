@@ -36,6 +36,7 @@ from tools.simulation.experiment import Case, read_experiment
 EXPERIMENT: Final = ROOT / "config" / "simulations" / "splitwise-sim.toml"
 THEIRS: Final = "SplitwiseSim"
 TOGETHER: Final = "prompt and output of one request"
+_MIN_WIDTH: Final = 160  # columns of the tables: a narrow terminal wraps them
 _MOST_AT_ONCE: Final = 1_000_000  # requests in memory
 _COLUMNS: Final = tuple(f"{name} P{percent}" for name in NAMES for percent in PERCENTILES)
 
@@ -91,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and report. Raises: ActorserveError."""
     console = Console()
+    console.width = max(console.width, _MIN_WIDTH)
     build = find_build()
     if build is None:
         raise BenchError(f"SplitwiseSim is not here: {ADVICE}")
@@ -160,14 +162,14 @@ def tables_of(title: str, theirs: SimulatedRun, ours: Mapping[str, SimulatedRun]
         label: [value / other for value, other in zip(run.percentiles(), expected, strict=True)]
         for label, run in ours.items()
     }
-    columns = tuple(Column(name, decimals=2) for name in _COLUMNS)
+    columns = tuple(map(Column, _COLUMNS))
     rows = [Row(THEIRS, tuple(Figure(1e3 * value) for value in expected), "ms")]
-    rows += [Row(label, tuple(map(Figure, values)), "x") for label, values in ratios.items()]
+    rows += [Row(f"ours over it: {label}", tuple(map(Figure, values)), "x") for label, values in ratios.items()]
     first = next(iter(ours.values()))
     speeds = (theirs.requests_per_cpu_s, first.requests_per_cpu_s, first.requests_per_cpu_s / theirs.requests_per_cpu_s)
     speed_columns = (Column(THEIRS, decimals=0), Column("ours", decimals=0), Column("ours over its", "x", 1))
     return [
-        FigureTable(title, "its latency; ours over it, one more rule set right in each row", columns, tuple(rows)),
+        FigureTable(title, "simulator", columns, tuple(rows)),
         FigureTable(
             f"Speed: {title}",
             "all its rules",
