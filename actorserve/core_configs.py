@@ -7,6 +7,7 @@ from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.replay import InstanceRecipe
@@ -43,7 +44,9 @@ class Chosen(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSizes:
-    """How many KV blocks an engine has on its device and on its host. ``is_cpu``: it computes on the host's cores."""
+    """How many KV blocks an engine has on its device and on its host; a block is of one layer group. ``is_cpu``: it
+    computes on the host's cores.
+    """
 
     num_blocks: int
     tokens_per_block: int
@@ -51,6 +54,12 @@ class EngineSizes:
     max_context_tokens: int
     num_host_blocks: int = 0
     is_cpu: bool = False
+    layer_groups: LayerGroups = ONE_GROUP
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Of the blocks of ``tokens_per_block`` tokens, in all layers that keep them."""
+        return self.bytes_per_block * max(1, self.layer_groups.num_full)
 
 
 def cluster_config(chosen: Chosen) -> ClusterConfig:
@@ -116,6 +125,7 @@ def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"")
         tokens_per_block=sizes.tokens_per_block,
         bytes_per_block=sizes.bytes_per_block,
         max_context_tokens=sizes.max_context_tokens,
+        layer_groups=sizes.layer_groups,
         max_batch_requests=limits.requests,
         max_batch_tokens=limits.tokens,
         load_report_s=cluster.load_report_s,
@@ -123,7 +133,7 @@ def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"")
         tpot_target_s=workers.tpot_target_s,
         run_ahead=workers.run_ahead,
         headroom_bytes={
-            priority: num_tokens * sizes.bytes_per_block // sizes.tokens_per_block
+            priority: num_tokens * sizes.bytes_per_row // sizes.tokens_per_block
             for priority, num_tokens in workers.headroom_tokens_by_priority.items()
         },
         prefix_cache=workers.prefix_cache,

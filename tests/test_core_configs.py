@@ -116,6 +116,7 @@ OTHERWISE = {
         "num_blocks": "the engine",
         "tokens_per_block": "the engine",
         "bytes_per_block": "the engine",
+        "layer_groups": "the engine",
         "max_context_tokens": "the engine",
         "num_host_blocks": "the engine",
         "whole_prompts": "an option of simulated clusters alone, for baselines",

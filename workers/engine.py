@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from actorserve.core.kv.layer_groups import LayerGroups
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from workers.kv.pools import KVPools
 from workers.sampling.grammars import PreparedGrammar
@@ -62,7 +63,12 @@ class Engine(Protocol):
 
     @property
     def bytes_per_block(self) -> int:
-        """KV bytes of one block over all layers."""
+        """KV bytes of one block, which holds tokens of one layer group's layers."""
+        ...
+
+    @property
+    def layer_groups(self) -> LayerGroups:
+        """How the model's layers share the pool."""
         ...
 
     @property

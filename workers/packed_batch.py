@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from actorserve.core.messages import StepPlan
-from workers.batch import Batch, HostBatch, host_batch
+from workers.batch import Batch, HostBatch, host_batch, with_groups
 
 Ints = npt.NDArray[np.int32]
 Doubles = npt.NDArray[np.float64]
@@ -27,6 +27,7 @@ _TILE_TOKENS = 128
 _MAX_RULE_INTS = 16  # of a request, in the buffers; more give a plan buffers of its own
 _ALIGNMENT = 4  # of a field, in int32
 _NO_SLOT = -1
+_PIECE = 256  # of a table, compared at once
 NO_RULES: Doubles = np.empty((0, 0))
 
 
@@ -37,7 +38,8 @@ class PlanLimits:
     max_requests: int
     max_tokens: int
     max_blocks: int
-    """Of one request."""
+    """Of one request, in all layer groups."""
+    num_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +53,7 @@ class PackedBatch:
     batch: Batch
     sampled: Tensor
     rules: Tensor
+    _block_tables: Tensor  # of all layer groups
     _unpack_fields: tuple[Tensor, ...]
 
 
@@ -110,7 +113,7 @@ class PackedBatches:
         self._free_rows = list(range(limits.max_requests))
         self._is_pinned = device.type == "cuda"
         size = (
-            3 * _aligned(max(limits.max_tokens, limits.max_requests))
+            (2 + limits.num_groups) * _aligned(max(limits.max_tokens, limits.max_requests))
             + 8 * _aligned(rows)
             + _aligned(limits.max_requests * limits.max_blocks)
             + limits.max_requests * _MAX_RULE_INTS
@@ -129,14 +132,15 @@ class PackedBatches:
         Raises: ValueError if a request has no token in the plan, too few blocks for its tokens, or more blocks than
         the limit.
         """
-        host = host_batch(plan, self._tokens_per_block)
+        num_groups = self._limits.num_groups
+        host = host_batch(plan, self._tokens_per_block, num_groups)
         if num_rows is not None:
             host = _padded(host, num_rows)
         num_requests = len(host.query_lens)
         rows, num_kept = self._keep_rows(plan)
         sampled = [row for row, samples in zip(rows, plan.samples, strict=True) if samples]
         padding = num_requests - len(rows)
-        tables = [*plan.block_tables, *((0,),) * padding]
+        tables = [*plan.block_tables, *((0,) * num_groups,) * padding]
         num_kept += [0] * padding
         num_blocks = np.fromiter(map(len, tables), np.int64, num_requests)
         num_new = num_blocks - np.array(num_kept, np.int64)
@@ -148,7 +152,7 @@ class PackedBatches:
         fields = self._copy(
             _Field(host.token_ids),
             _Field(host.positions),
-            _Field(host.slots),
+            *(_Field(of_group) for of_group in host.slots),
             _Field(host.query_starts),
             _Field(host.context_lens),
             _Field(rows + [self._limits.max_requests] * padding),
@@ -160,9 +164,10 @@ class PackedBatches:
             _Field(values),
             _Field(np.ascontiguousarray(rules).view(np.int32).ravel()),
         )
-        token_ids, positions, slots, query_starts, context_lens, *of_tables = fields[:9]
-        sample_rows, sampled_rows, new, packed_rules = fields[9:]
-        width = int(num_blocks.max(initial=1)) if num_rows is None else self._limits.max_blocks
+        token_ids, positions, *slots = fields[: 2 + num_groups]
+        query_starts, context_lens, *of_tables = fields[2 + num_groups : 8 + num_groups]
+        sample_rows, sampled_rows, new, packed_rules = fields[8 + num_groups :]
+        width = int(num_blocks.max(initial=num_groups)) if num_rows is None else self._limits.max_blocks
         tables_size = num_requests * width
         table_memory = self._tables if tables_size <= len(self._tables) else self._tables.new_empty(tables_size)
         block_tables = table_memory[:tables_size].view(num_requests, width)
@@ -170,21 +175,24 @@ class PackedBatches:
             plan=plan,
             token_ids=token_ids,
             positions=positions,
-            slots=slots,
+            slots=slots[0],
             query_starts=query_starts,
             context_lens=context_lens,
-            block_tables=block_tables,
+            block_tables=block_tables[:, ::num_groups],
             sample_rows=sample_rows,
             tokens_per_block=self._tokens_per_block,
             host_query_lens=host.query_lens,
             host_context_lens=host.context_lens,
+            num_groups=num_groups,
         )
-        return PackedBatch(batch, sampled_rows, packed_rules.view(torch.float64).view(rules.shape), (*of_tables, new))
+        batch = with_groups(batch, slots[1:], [block_tables[:, group::num_groups] for group in range(1, num_groups)])
+        rules_on_device = packed_rules.view(torch.float64).view(rules.shape)
+        return PackedBatch(batch, sampled_rows, rules_on_device, block_tables, (*of_tables, new))
 
     def unpack(self, packed: PackedBatch) -> None:
         """Launch what completes the batch's block tables and tokens."""
         batch = packed.batch
-        num_requests, width = batch.block_tables.shape
+        num_requests, width = packed._block_tables.shape
         if num_requests == 0:
             return
         self._kernels.unpack[(num_requests, -(-width // _TILE_BLOCKS))](
@@ -193,7 +201,7 @@ class PackedBatches:
             *packed._unpack_fields,
             self._kept_tables,
             self._last_tokens,
-            batch.block_tables,
+            packed._block_tables,
             self._kept_tables.stride(0),
             width,
             tile_blocks=_TILE_BLOCKS,
@@ -262,7 +270,7 @@ def _padded(host: HostBatch, num_rows: int) -> HostBatch:
     return HostBatch(
         token_ids=np.append(host.token_ids, 0 * ones),
         positions=np.append(host.positions, 0 * ones),
-        slots=np.append(host.slots, _NO_SLOT * ones),
+        slots=np.pad(host.slots, ((0, 0), (0, missing)), constant_values=_NO_SLOT),
         query_starts=np.arange(num_rows + 1),
         query_lens=np.append(host.query_lens, ones),
         context_lens=np.append(host.context_lens, ones),
@@ -275,7 +283,9 @@ def _common_length(old: tuple[int, ...], new: tuple[int, ...]) -> int:
     shorter = min(len(old), len(new))
     if old is new or old[:shorter] == new[:shorter]:
         return shorter
-    return next(at for at in range(shorter) if old[at] != new[at])
+    # Piece by piece, because a table of a model with windows changes where its window begins, which may be far behind.
+    piece = next(at for at in range(0, shorter, _PIECE) if old[at : at + _PIECE] != new[at : at + _PIECE])
+    return next(at for at in range(piece, shorter) if old[at] != new[at])
 
 
 def _aligned(count: int) -> int:

@@ -48,6 +48,7 @@ def sizes_of(engine: Engine, settings: Settings) -> EngineSizes:
         engine.model.max_tokens,
         engine.num_host_blocks,
         is_cpu=settings.workers.device == "cpu",
+        layer_groups=engine.layer_groups,
     )
 
 

@@ -111,6 +111,7 @@ _NESTED: Final = (
     m.KVAccess,
     m.WorkerInfo,
     m.KVTicket,
+    m.RowShape,
 )
 
 _SCHEMA: Final = Schema(_RULES)

@@ -11,6 +11,7 @@ from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.kv.layer_groups import LayerGroups
 from actorserve.core.messages import PROTOCOL_VERSION
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
@@ -83,6 +84,7 @@ def _instance_config(values: dict[str, Any]) -> InstanceConfig:
         values
         | {
             "headroom_bytes": headroom_bytes,
+            "layer_groups": _whole(LayerGroups, values["layer_groups"]),
             "swap_mode": SwapMode(values["swap_mode"]),
             "migration": _whole(MigrationConfig, migration | {"mode": MigrationMode(migration["mode"])}),
         },

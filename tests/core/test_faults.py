@@ -11,6 +11,7 @@ from hypothesis.stateful import (
 )
 
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
 from actorserve.core.messages import Peer
 from actorserve.core.migration.config import MigrationMode
 from actorserve.core.scheduling.policies import make_policy
@@ -38,7 +39,9 @@ SCHEDULINGS = [
         num_host_blocks,
         migration,
         checkpoint_tokens,
+        layer_groups,
     )
+    for layer_groups in (ONE_GROUP, LayerGroups(1, 2, window=6))
     for name, mode, num_host_blocks, migration, checkpoint_tokens in (
         ("fcfs", SwapMode.PROACTIVE, 0, MigrationMode.LIVE, 0),
         ("skip_join_mlfq", SwapMode.PROACTIVE, 40, MigrationMode.LIVE, 4),

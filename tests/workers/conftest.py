@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from actorserve.core.messages import StepPlan
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
+from tests.workers.small_models import save_model
 
 Tokens = tuple[int, ...]
 
@@ -39,7 +40,7 @@ def prepared_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class SmallModel:
-    """A random Llama: transformers' own, as the reference, and the folder that it was saved in."""
+    """A random model: transformers' own, as the reference, and the folder that it was saved in."""
 
     reference: Any
     folder: Path
@@ -91,6 +92,16 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     return make
 
 
+@pytest.fixture(scope="session")
+def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    """A small random Gemma 3 of three layers, two of which have a window of 12 tokens: three layer groups."""
+    folder = tmp_path_factory.mktemp("windowed")
+    layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
+    saved = save_model(folder, "gemma3", num_hidden_layers=3, sliding_window=12, layer_types=layer_types)
+    _tokenizer(saved.reference.config.vocab_size).save(str(folder / "tokenizer.json"))
+    return SmallModel(saved.reference, folder)
+
+
 @dataclass
 class _Playing:
     tokens: list[int]
@@ -105,7 +116,10 @@ class Schedule:
     next token, and a request ends when it has that many tokens; otherwise all tokens are known from the start.
     """
 
-    def __init__(self, num_blocks: int, tokens_per_block: int, seed: int, preempts: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, tokens_per_block: int, seed: int, preempts: bool = True, num_groups: int = 1
+    ) -> None:
+        self._num_groups = num_groups
         self._random = random.Random(seed)
         self._free = list(range(num_blocks))
         self._random.shuffle(self._free)
@@ -134,7 +148,8 @@ class Schedule:
                 if self._random.random() < 0.8 or not rows:
                     chunk = state.tokens[state.num_computed :][: self._random.choice(chunks)]
                     end = state.num_computed + len(chunk)
-                    while len(state.blocks) * self._tokens_per_block < end:
+                    num_blocks = -(-end // self._tokens_per_block) * self._num_groups
+                    while len(state.blocks) < num_blocks:
                         state.blocks.append(self._free.pop(self._random.randrange(len(self._free))))
                     samples = num_tokens is None or end == len(state.tokens)
                     rows.append((name, state.num_computed, tuple(chunk), tuple(state.blocks), samples))

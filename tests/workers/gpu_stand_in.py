@@ -1,7 +1,7 @@
 """A GPU's steps on a CPU: Triton interprets the kernels, and a graph is work that runs again."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows
 from workers.kernels.triton.row_ops import TritonRowOps
 from workers.kv.cache import KVCache
+from workers.kv.layer_split import split_layers
 from workers.models.build import load_model
 from workers.models.decoder import Decoder
 from workers.packed_batch import PackedBatches, PlanLimits
@@ -64,10 +65,11 @@ class OnGpu:
         kernels = Kernels(numerics("float32", CPU), CPU, native=False)
         self.model: Decoder = load_model(description, 512, kernels, FromFiles(description), lambda _: None)
         config = description.config
-        cache = KVCache(config, NUM_BLOCKS, SIZE, torch.float32, CPU)
+        split = split_layers(config.windows, 512)
+        cache = KVCache(config, NUM_BLOCKS, SIZE, torch.float32, CPU, split=split)
         cache.pool.zero_()
         attention = TritonPagedAttention(config.query_scale)
-        batches = PackedBatches(LIMITS, SIZE, CPU)
+        batches = PackedBatches(replace(LIMITS, num_groups=split.groups.num_groups), SIZE, CPU)
         self.steps = DeviceSteps(self.model, cache, attention, AnyRows(), batches, has_room)
         if recorder is not None:
             self.steps.record(graph_sizes(LIMITS.max_requests), recorder, lambda _: None)

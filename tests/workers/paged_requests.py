@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from actorserve.core.kv.layer_groups import NO_BLOCK
 from actorserve.core.messages import StepPlan
 from workers.attention import Attention
 from workers.batch import make_batch
@@ -67,7 +68,7 @@ def attend(
     window: int | None = None,
 ) -> Tensor:
     """One step that computes tokens ``start`` to ``end`` of each request, from scattered blocks with NaN wherever the
-    backend must not read."""
+    backend must not read. Blocks before the window of the first token were given up."""
     device, dtype = requests[0].query.device, requests[0].key.dtype
     needed = [-(-end // tokens_per_block) for _, end in chunks]
     free = list(range(sum(needed) + 3))
@@ -77,14 +78,17 @@ def attend(
     shape = (2, num_kv_heads, len(free) * tokens_per_block, head_dim)
     pool = torch.full(shape, torch.nan, dtype=dtype, device=device)
     tables = []
-    for request, (_, end), count in zip(requests, chunks, needed, strict=True):
-        blocks = [free.pop() for _ in range(count)]
+    for request, (start, end), count in zip(requests, chunks, needed, strict=True):
+        first = 0 if window is None else max(0, start - window + 1) // tokens_per_block
+        blocks = [NO_BLOCK if number < first else free.pop() for number in range(count)]
         tables.append(tuple(blocks))
-        slots = [blocks[p // tokens_per_block] * tokens_per_block + p % tokens_per_block for p in range(end)]
+        held = range(first * tokens_per_block, end)
+        slots = [blocks[p // tokens_per_block] * tokens_per_block + p % tokens_per_block for p in held]
         if backend.reads_whole_blocks:
-            for block in blocks:
+            for block in blocks[first:]:
                 pool[:, :, block * tokens_per_block : (block + 1) * tokens_per_block] = 0.0
-        pool[0][:, slots], pool[1][:, slots] = request.key[:, :end], request.value[:, :end]
+        begin = held.start
+        pool[0][:, slots], pool[1][:, slots] = request.key[:, begin:end], request.value[:, begin:end]
     keys = transpose(pool[0], tokens_per_block) if backend.keys_transposed else pool[0]
     plan = StepPlan(
         step_id=0,

@@ -179,6 +179,7 @@ def config(engine: Engine, **changes: Any) -> InstanceConfig:
         tokens_per_block=engine.tokens_per_block,
         bytes_per_block=engine.bytes_per_block,
         max_context_tokens=engine.model.max_tokens,
+        layer_groups=engine.layer_groups,
         max_batch_requests=8,
         max_batch_tokens=512,
         load_report_s=1.0,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from actorserve.core.kv.layer_groups import NO_BLOCK
 from actorserve.core.messages import NOT_YET, StepPlan
 from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
 from workers.batch import Batch, make_batch
@@ -37,7 +38,8 @@ def test_packing_in_the_interpreter() -> None:
 class Requests:
     """Random requests, whose tables grow, shrink and change."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, num_groups: int = 1) -> None:
+        self.num_groups = num_groups
         self.random = random.Random(seed)
         self.num_computed: dict[str, int] = {}
         self.tables: dict[str, tuple[int, ...]] = {}
@@ -50,9 +52,14 @@ class Requests:
             if start > 90 or self.random.random() < 0.1:  # computed again from the start, in other blocks
                 start, self.tables[name] = 0, ()
             length = self.random.randint(1, max_chunk)
-            missing = -(-(start + length) // SIZE) - len(self.tables.get(name, ()))
-            fresh = (self.random.randrange(1000) for _ in range(max(0, missing) + self.random.randrange(2)))
-            self.tables[name] = (*self.tables.get(name, ()), *fresh)
+            missing = -(-(start + length) // SIZE) - len(self.tables.get(name, ())) // self.num_groups
+            num_fresh = (max(0, missing) + self.random.randrange(2)) * self.num_groups
+            fresh = (self.random.randrange(1000) for _ in range(num_fresh))
+            table = [*self.tables.get(name, ()), *fresh]
+            if self.num_groups > 1:  # the last group has a window, and gives up what lies before it
+                end = start // SIZE * self.num_groups
+                table[self.num_groups - 1 : end : self.num_groups] = [NO_BLOCK] * (start // SIZE)
+            self.tables[name] = tuple(table)
             self.num_computed[name] = start + length
             starts.append(start)
             chunks.append(tuple(self.random.randrange(500) for _ in range(length)))
@@ -61,8 +68,8 @@ class Requests:
         return StepPlan(step_id, tuple(names), tuple(starts), tuple(chunks), tables, samples)
 
 
-def check(found: Batch, plan: StepPlan) -> None:
-    wanted = make_batch(plan, SIZE, CPU)
+def check(found: Batch, plan: StepPlan, num_groups: int = 1) -> None:
+    wanted = make_batch(plan, SIZE, CPU, num_groups)
     count, tokens = len(plan.request_ids), sum(map(len, plan.token_ids))
     assert found.token_ids[:tokens].tolist() == wanted.token_ids.tolist()
     assert found.positions[:tokens].tolist() == wanted.positions.tolist()
@@ -70,20 +77,25 @@ def check(found: Batch, plan: StepPlan) -> None:
     assert found.query_starts[: count + 1].tolist() == wanted.query_starts.tolist()
     assert found.context_lens[:count].tolist() == wanted.context_lens.tolist()
     assert found.sample_rows.tolist() == wanted.sample_rows.tolist()
-    for row, table in zip(found.block_tables.tolist(), plan.block_tables, strict=False):
-        assert tuple(row[: len(table)]) == table
+    assert len(found.of_group) == num_groups
+    for group, (of_group, expected) in enumerate(zip(found.of_group, wanted.of_group, strict=True)):
+        assert of_group.slots[:tokens].tolist() == expected.slots.tolist()
+        assert of_group.query_starts is found.query_starts
+        for row, table in zip(of_group.block_tables.tolist(), plan.block_tables, strict=False):
+            assert tuple(row[: len(table) // num_groups]) == table[group::num_groups]
 
 
 @interpreted
-@pytest.mark.parametrize("seed", range(6))
-def test_interpreted_batches_follow_their_plans(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "num_groups"), [*((seed, 1) for seed in range(6)), (6, 2), (7, 3)])
+def test_interpreted_batches_follow_their_plans(seed: int, num_groups: int) -> None:
     """Whatever changed since a request's last step, or which requests were dropped, each batch equals its plan's."""
-    requests, batches = Requests(seed), PackedBatches(LIMITS, SIZE, CPU)
+    limits = replace(LIMITS, max_blocks=LIMITS.max_blocks * num_groups, num_groups=num_groups)
+    requests, batches = Requests(seed, num_groups), PackedBatches(limits, SIZE, CPU)
     for step_id in range(40):
         plan = requests.plan(step_id, max_chunk=9)
         packed = batches.make(plan)
         batches.unpack(packed)
-        check(packed.batch, plan)
+        check(packed.batch, plan, num_groups)
         assert len(packed.sampled) == sum(plan.samples)
         if requests.random.random() < 0.3:
             batches.drop(requests.random.choice(plan.request_ids))

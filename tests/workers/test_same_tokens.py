@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 
+from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
 from actorserve.core.messages import Release, RequestSpec, Start
 from actorserve.core.scheduling.swapping import SwapMode
+from tests.workers.conftest import SmallModel
 from tests.workers.real_instance import Answer, Instance, answer_alone, config
 from tests.workers.workloads import BUSY, MAX_STEPS, NUM_HOST_BLOCKS, TOKENS_PER_BLOCK, VOCAB_SIZE, WORKLOADS, Workload
 from workers.engine import Engine
@@ -18,8 +20,7 @@ from workers.engines.torch_engine import TorchEngine
 
 def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
     """Serve the workload, and count its events (preemptions, swaps, prefix hits) in ``seen``."""
-    names = ("num_blocks", "num_host_blocks", "max_batch_tokens", "tpot_target_s", "swap_mode")
-    changes = {name: getattr(workload, name) for name in names}
+    changes = workload.changes(engine.layer_groups.num_groups)
     instance = Instance(config(engine, prefix_cache=True, **changes), engine, workload.policy, workload.copies)
     left: set[str] = set()
     step = 0
@@ -35,8 +36,8 @@ def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
         step += 1
         assert step < MAX_STEPS, "the instance makes no progress"
     assert instance.ended | left == {spec.request_id for spec in workload.specs}
-    assert instance.state.memory.device.num_free_blocks == workload.num_blocks
-    assert instance.state.memory.host.num_free_blocks == workload.num_host_blocks
+    assert instance.state.memory.device.num_free_blocks == changes["num_blocks"]
+    assert instance.state.memory.host.num_free_blocks == changes["num_host_blocks"]
     seen["preemptions"] += instance.state.batcher.num_preemptions
     seen["tokens found"] += instance.state.memory.prefixes.num_tokens_found
     seen["left"] += len(left)
@@ -44,18 +45,28 @@ def play(engine: Engine, workload: Workload, seen: Counter[object]) -> Instance:
     return instance
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_scheduling_changes_no_token(make_model: Any, dtype: str) -> None:
-    """Arrivals, chunks, preemptions, swaps and prefix hits change neither a request's tokens nor log-probabilities."""
+@pytest.mark.parametrize(
+    ("dtype", "is_windowed"),
+    [("float32", False), ("bfloat16", False), ("int8", False), ("int4", False), ("float32", True), ("bfloat16", True)],
+)
+def test_scheduling_changes_no_token(
+    make_model: Any, windowed_model: SmallModel, dtype: str, is_windowed: bool
+) -> None:
+    """Arrivals, chunks, preemptions, swaps and prefix hits change neither a request's tokens nor log-probabilities,
+    also if most layers keep the KV of a window alone.
+    """
+    model = windowed_model if is_windowed else make_model(vocab_size=VOCAB_SIZE)
+    token_bytes = 3 * 512 if is_windowed else 256  # a token's KV in float32; others need half of it
     engine = TorchEngine(
-        make_model(vocab_size=VOCAB_SIZE).description,
+        model.description,
         EngineOptions(
             dtype=dtype,
             tokens_per_block=TOKENS_PER_BLOCK,
             kv_cache_bytes=4 * 2**20,
-            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * 256,  # a token's KV in float32; others need half of it
+            host_kv_bytes=NUM_HOST_BLOCKS * TOKENS_PER_BLOCK * token_bytes,
         ),
     )
+    assert engine.layer_groups == (LayerGroups(1, 2, 12) if is_windowed else ONE_GROUP)
     alone: dict[RequestSpec, Answer] = {}
     seen: Counter[object] = Counter()
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -57,6 +58,13 @@ class Workload:
             RequestSpec(f"r{index}", client.prompt, client.sampling, cache_salt=client.cache_salt)
             for index, client in enumerate(self.clients)
         ]
+
+    def changes(self, num_groups: int) -> dict[str, Any]:
+        """What the workload says of the instance's config, for a model of so many layer groups."""
+        names = ("max_batch_tokens", "tpot_target_s", "swap_mode")
+        num_blocks, num_host_blocks = self.num_blocks * num_groups, self.num_host_blocks * num_groups
+        sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
+        return sizes | {name: getattr(self, name) for name in names}
 
     @property
     def num_blocks(self) -> int:

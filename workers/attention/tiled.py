@@ -90,7 +90,8 @@ class TiledAttention:
         self._max_queries = max(self._rows_by_queries)
         batched = "batched" if self._matmul is torch.bmm else "single"
         self._name = f"tiled keys={KEYS_PER_TILE} rows={tuple(self._rows_by_queries.items())} {batched}"
-        self._planned: tuple[Batch, dict[int | None, list[_Group]]] | None = None  # by window
+        # Of the batch with these context lengths, by layer group and window.
+        self._planned: tuple[IntArray, dict[tuple[int, int | None], list[_Group]]] | None = None
 
     @property
     def name(self) -> str:
@@ -99,11 +100,11 @@ class TiledAttention:
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int | None = None) -> Tensor:
         if keys.shape != values.shape:
             raise ValueError(f"tiled attention takes keys in the values' layout: {keys.shape}, {values.shape}")
-        if self._planned is None or self._planned[0] is not batch:
-            self._planned = batch, {}
-        groups = self._planned[1].get(window)
+        if self._planned is None or self._planned[0] is not batch.host_context_lens:
+            self._planned = batch.host_context_lens, {}
+        groups = self._planned[1].get((batch.group, window))
         if groups is None:
-            groups = self._planned[1][window] = self._plan(batch, keys.shape[1], window)
+            groups = self._planned[1][batch.group, window] = self._plan(batch, keys.shape[1], window)
         scaled = query.float() * self._scale
         output = torch.empty((len(query) + 1, self._num_heads * self._head_dim), device=query.device)
         stretch = math.gcd(batch.tokens_per_block, KEYS_PER_TILE) * self._head_dim
@@ -187,20 +188,25 @@ class TiledAttention:
             output_tokens=put(np.where(present, tokens, batch.num_tokens).ravel()),
             tile_units=put(tile_units),
             units_per_step=units_per_step,
-            gathered=put(self._gathered(requests[tile_units], key_positions, batch, num_slots)),
+            gathered=put(self._gathered(requests[tile_units], key_positions, batch, num_slots, window)),
             bias=torch.zeros(visible.shape, device=self._device).masked_fill_(~put(visible), -math.inf),
         )
 
-    def _gathered(self, requests: IntArray, key_positions: IntArray, batch: Batch, num_slots: int) -> IntArray:
+    def _gathered(
+        self, requests: IntArray, key_positions: IntArray, batch: Batch, num_slots: int, window: int | None
+    ) -> IntArray:
         """Where each tile's keys lie, in stretches of tokens that are neighbours in the pool for any block size.
 
-        Positions after the context read the request's first block instead, because weights of 0 may only meet the
-        request's own, finite numbers.
+        Positions outside the context, or before the first token's window, read the stretch with the newest token
+        instead, because weights of 0 may only meet the request's own, finite numbers.
         """
         tokens_per_block = batch.tokens_per_block
         stretch = math.gcd(tokens_per_block, KEYS_PER_TILE)
         positions = key_positions[:, ::stretch]
-        positions = np.where(positions < batch.host_context_lens[requests][:, None], positions, 0)
+        contexts = batch.host_context_lens[requests][:, None]
+        begins = contexts - batch.host_query_lens[requests][:, None] - ((window or contexts) - 1)
+        is_seen = (positions < contexts) & (positions + stretch > begins)
+        positions = np.where(is_seen, positions, (contexts - 1) // stretch * stretch)
         blocks = batch.host_block_tables[requests[:, None], positions // tokens_per_block].astype(np.int64)
         places = (blocks * tokens_per_block + positions % tokens_per_block) // stretch
         stretches_per_head = num_slots // stretch

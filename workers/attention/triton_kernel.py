@@ -33,6 +33,7 @@ def _split(
     tile_keys: tl.constexpr,
     split_keys: tl.constexpr,
     tokens_per_block: tl.constexpr,
+    table_step: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The partial softmax over split number ``split``: largest score, sum of weights (both [rows]) and sum of weighted
     values ([rows, padded_dim]). float32, scores in units of log2.
@@ -49,13 +50,15 @@ def _split(
     ones = tl.full([tile_keys, _SUM_COLUMNS], 1.0, value_base.dtype.element_ty)
     totals = tl.zeros([tile_rows, _SUM_COLUMNS], tl.float32)
     sums = tl.zeros([tile_rows, padded_dim], tl.float32)
-    begin = tl.maximum(split * split_keys, first_position - window + 1) // tile_keys * tile_keys
+    first_seen = first_position - window + 1
+    begin = tl.maximum(split * split_keys, first_seen) // tile_keys * tile_keys
     end = tl.minimum(split * split_keys + split_keys, last_position + 1)
     keys_of_tile = tl.arange(0, tile_keys)
-    block = tl.load(table + (begin + keys_of_tile) // tokens_per_block, mask=begin + keys_of_tile < end, other=0)
+    number = (begin + keys_of_tile) // tokens_per_block
+    block = tl.load(table + number * table_step, mask=begin + keys_of_tile < end, other=0)
     for start in range(begin, end, tile_keys):
         key_position = start + keys_of_tile
-        key_exists = key_position < end
+        key_exists = (key_position >= first_seen) & (key_position < end)  # blocks before the window were given up
         slot = block.to(tl.int64) * tokens_per_block + key_position % tokens_per_block
         key = tl.load(
             key_base + (slot * key_slot_stride)[None, :] + dims[:, None],
@@ -69,7 +72,7 @@ def _split(
         )
         # Block numbers are read a tile ahead: the loads of keys, which wait for them, can then run further ahead.
         following = key_position + tile_keys
-        block = tl.load(table + following // tokens_per_block, mask=following < end, other=0)
+        block = tl.load(table + following // tokens_per_block * table_step, mask=following < end, other=0)
         distance = position[:, None] - key_position[None, :]  # as unsigned, that of a later key is beyond any window
         visible = distance.to(tl.uint32, bitcast=True) < window.to(tl.uint32, bitcast=True)
         scores = tl.where(visible, tl.dot(tile_query, key, input_precision="ieee"), float("-inf"))
@@ -126,6 +129,7 @@ def _prefill(
     tile_keys: tl.constexpr,
     split_keys: tl.constexpr,
     tokens_per_block: tl.constexpr,
+    table_step: tl.constexpr,
 ) -> None:
     """One program: ``tile_queries`` query tokens of one request, times the ``group_heads`` heads of one key head, over
     all splits. Requests with fewer than ``least_queries`` tokens are left out.
@@ -173,7 +177,7 @@ def _prefill(
             split_best, split_total, split_sums = _split(
                 tile_query, key_base, value_base, table, split, first_position, last_position, position, window, scale,
                 key_slot_stride, value_slot_stride, head_dim, padded_dim, tile_rows, tile_keys, split_keys,
-                tokens_per_block,
+                tokens_per_block, table_step,
             )  # fmt: skip
             best, total, sums = _fold(best, total, sums, split_best, split_total, split_sums)
 
@@ -227,6 +231,7 @@ def _decode_splits(
     tile_keys: tl.constexpr,
     split_keys: tl.constexpr,
     tokens_per_block: tl.constexpr,
+    table_step: tl.constexpr,
     requests_at_once: tl.constexpr,
 ) -> None:
     """The splits of all requests that feed one token, one after another: an item is a split of a request. The programs
@@ -276,7 +281,7 @@ def _decode_splits(
         best, total, sums = _split(
             tile_query, key_base, value_base, table, split, position, position, tl.zeros_like(rows) + position, window,
             scale, key_slot_stride, value_slot_stride, head_dim, padded_dim, tile_rows, tile_keys, split_keys,
-            tokens_per_block,
+            tokens_per_block, table_step,
         )  # fmt: skip
         row_at = tl.cast(item, tl.int64) * num_heads + head
         tl.store(split_sums + (row_at * head_dim)[:, None] + dims[None, :], sums, mask=exists)

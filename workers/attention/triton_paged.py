@@ -82,7 +82,7 @@ class PagedBatch(Protocol):
 
     @property
     def block_tables(self) -> Tensor:
-        """[R, max_blocks]: a request's blocks in order of position."""
+        """[R, max_blocks]: a request's blocks in order of position. Any strides, because layer groups may share it."""
         ...
 
     @property
@@ -223,6 +223,7 @@ class TritonPagedAttention:
             "group_heads": num_heads // len(keys),
             "split_keys": SPLIT_KEYS,
             "tokens_per_block": batch.tokens_per_block,
+            "table_step": batch.block_tables.stride(1),
             "num_stages": _STAGES if head_dim <= 128 or gpu_of(out.device).shared_bytes >= _WIDE_SHARED_BYTES else 2,
             "enable_fp_fusion": False,
         }

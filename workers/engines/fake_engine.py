@@ -3,7 +3,8 @@
 It keeps a KV pool of one integer a slot, in shared memory as the real engine does. Each token's entry is a hash of the
 token and of the entry before it, which is read back through the block table. So a sampled token depends on every token
 before it, and a block that was overwritten, freed too early, listed in the wrong order or copied to the wrong place
-changes the answer.
+changes the answer. With layer groups (``core.kv.layer_groups``) each group has the entries, and a windowed group whose
+entries within the window differ from the others' changes the answer, too.
 """
 
 import hashlib
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from actorserve.core.kv.layer_groups import NO_BLOCK, ONE_GROUP, LayerGroups
 from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan, TokenLogprobs
 from actorserve.model_files.grammars import GrammarCompiler
 from workers.engine import EndedStep
@@ -27,7 +29,7 @@ BYTES_PER_TOKEN = 8  # of KV
 
 def _mix(*values: int) -> int:
     digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
+    return int.from_bytes(digest, "big") >> 4  # so that a group's number can be added
 
 
 def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> list[int]:
@@ -70,9 +72,10 @@ def _scores(request: RequestSpec, entries: Sequence[int], position: int, vocab_s
 class FakeEngine:
     """Implements ``workers.engine.Engine``.
 
-    ``model``: the model that it claims to serve; the pool bounds ``max_tokens``. ``step_s`` and ``copy_s``:
-    how long an iteration and a copy of any size take at least. ``make_compiler`` makes the compiler of the requests'
-    grammars, for a model that ends with ``eos_ids``; None: for a model whose tokens are bytes.
+    ``model``: the model that it claims to serve; the pool bounds ``max_tokens``. ``layer_groups`` are those of its
+    layers. ``step_s`` and ``copy_s``: how long an iteration and a copy of any size take at least. ``make_compiler``
+    makes the compiler of the requests' grammars, for a model that ends with ``eos_ids``; None: for a model whose tokens
+    are bytes.
     """
 
     def __init__(
@@ -85,8 +88,11 @@ class FakeEngine:
         copy_s: float = 0.0,
         make_compiler: Callable[[], GrammarCompiler] | None = None,
         eos_ids: Sequence[int] = (0,),
+        layer_groups: LayerGroups = ONE_GROUP,
     ) -> None:
-        self.model = replace(model, max_tokens=min(model.max_tokens, num_blocks * tokens_per_block))
+        num_tokens = num_blocks // layer_groups.num_groups * tokens_per_block
+        self.model = replace(model, max_tokens=min(model.max_tokens, num_tokens))
+        self.layer_groups = layer_groups
         self.kind = f"fake-{model.vocab_size}"
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
@@ -210,16 +216,23 @@ class FakeEngine:
 
     def _feed(self, plan: StepPlan, row: int) -> list[int]:
         """Write the KV entries of a chunk, and return them."""
-        table = plan.block_tables[row]
+        table, size, groups = plan.block_tables[row], self.tokens_per_block, self.layer_groups
 
-        def slot(position: int) -> int:
-            return table[position // self.tokens_per_block] * self.tokens_per_block + position % self.tokens_per_block
+        def slot(position: int, group: int) -> int:
+            block = table[position // size * groups.num_groups + group]
+            if block == NO_BLOCK:
+                raise ValueError(f"group {group} of {plan.request_ids[row]} has no block at position {position}")
+            return block * size + position % size
 
         start = plan.starts[row]
-        entry = self._kv[slot(start - 1)] if start else 0
+        entry = self._kv[slot(start - 1, 0)] if start else 0
         entries = []
-        for offset, token in enumerate(plan.token_ids[row]):
-            entry = _mix(entry, token, start + offset)
-            self._kv[slot(start + offset)] = entry
+        for position, token in enumerate(plan.token_ids[row], start):
+            for seen in range(max(0, position - groups.window + 1), position):
+                found = {self._kv[slot(seen, group)] - group for group in range(groups.num_groups)}
+                entry = entry if len(found) == 1 else _mix(*sorted(found))
+            entry = _mix(entry, token, position)
+            for group in range(groups.num_groups):
+                self._kv[slot(position, group)] = entry + group
             entries.append(entry)
         return entries

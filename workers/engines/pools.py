@@ -8,6 +8,7 @@ import torch
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from workers.kv.cache import KVCache, bytes_per_token
+from workers.kv.layer_split import LayerSplit
 from workers.kv.pools import HostBlocks, KVPools, layout_digest
 from workers.kv.swap import HostPool
 from workers.kv_transfer.cuda import CudaBlocks
@@ -16,7 +17,9 @@ from workers.memory import MemoryPlan
 
 @dataclass(frozen=True, slots=True)
 class EnginePools:
-    """``cache`` is the device's pool, ``host`` the one that KV is swapped out to, ``kv`` both as transfers see them."""
+    """``cache`` is the device's pool, ``host`` the one that KV is swapped out to, ``kv`` both as transfers see them.
+    A block is of one layer group.
+    """
 
     cache: KVCache
     host: HostPool
@@ -34,7 +37,12 @@ class KVForm:
 
 
 def make_pools(
-    config: DecoderConfig, form: KVForm, device: torch.device, memory: MemoryPlan, progress: Callable[[float], None]
+    config: DecoderConfig,
+    split: LayerSplit,
+    form: KVForm,
+    device: torch.device,
+    memory: MemoryPlan,
+    progress: Callable[[float], None],
 ) -> EnginePools:
     """Reserve the pools in the sizes that ``memory`` allows; the weights must be loaded already.
 
@@ -42,12 +50,12 @@ def make_pools(
 
     Raises: SettingsError if the memory does not hold one block, or cannot be had.
     """
-    bytes_per_block = bytes_per_token(config, form.dtype) * form.tokens_per_block
+    bytes_per_block = bytes_per_token(config, form.dtype, split.layers_per_group) * form.tokens_per_block
     pool_bytes = memory.pool_bytes()
     num_blocks = pool_bytes // bytes_per_block
     if num_blocks < 1:
         raise SettingsError(f"a KV cache of {pool_bytes} bytes holds no block of {bytes_per_block}")
-    cache = KVCache(config, num_blocks, form.tokens_per_block, form.dtype, device, form.keys_transposed)
+    cache = KVCache(config, num_blocks, form.tokens_per_block, form.dtype, device, form.keys_transposed, split)
     host = HostPool(cache, memory.host_pool_bytes(pool_bytes) // bytes_per_block, progress)
     return EnginePools(cache, host, _as_bytes(config, cache, host), bytes_per_block)
 
@@ -61,6 +69,7 @@ def _as_bytes(config: DecoderConfig, cache: KVCache, host: HostPool) -> KVPools:
         keys_transposed=cache.keys_transposed,
         block=shape,
         model=(config.architecture, config.num_layers, config.num_kv_heads, config.head_dim),
+        groups=(cache.groups, cache.group_of),
     )
     device_blocks = CudaBlocks(blocks) if blocks.is_cuda else HostBlocks(blocks.numpy())
     host_blocks = HostBlocks(host.blocks.numpy())

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from actorserve.core.kv.layer_groups import LayerGroups
 from actorserve.core.messages import ModelInfo, PromptLogprobs, RequestSpec, StepDone, StepPlan
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import ModelDescription
@@ -28,7 +29,8 @@ from workers.engines.tile_log import log_tiles
 from workers.kernels.choose import Kernels, choose_kernels
 from workers.kernels.numerics import numerics
 from workers.kernels.tiles import AnyRows, RowTiles
-from workers.kv.cache import KVCache, bytes_per_token
+from workers.kv.cache import bytes_per_token
+from workers.kv.layer_split import split_layers
 from workers.kv.pools import KVPools
 from workers.memory import MemoryNeeds, MemoryPlan, activation_bytes, weights_bytes
 from workers.models.build import load_model
@@ -93,23 +95,26 @@ class TorchEngine:
             self.head_tiles: RowTiles | AnyRows
             self.layer_tiles, self.head_tiles = _tiles(self._model, kernels)
             log_tiles(self.layer_tiles, self.head_tiles)
+            split = split_layers(config.windows, num_positions)
             form = KVForm(kernels.numerics.kv, options.tokens_per_block, self._attention.keys_transposed)
             self._pools = make_pools(
-                config, form, self._device, memory, partial(loading, "pinning host memory for swapped KV")
+                config, split, form, self._device, memory, partial(loading, "pinning host memory for swapped KV")
             )
         self._cache = self._pools.cache
-        self._info = _model_info(description, num_positions, self._cache)
+        self._row_shape = self.layer_groups.row_shape(self.tokens_per_block, options.max_batch_tokens)
+        num_tokens = self._row_shape.max_rows(self.num_blocks) * self.tokens_per_block
+        self._info = ModelInfo(description.name, config.vocab_size, min(num_positions, num_tokens))
         self._steps = self._device_steps(options, partial(loading, "recording CUDA graphs"))
 
-        num_tokens = self.num_blocks * self.tokens_per_block
         _log.info(
-            "%s with %s; attention %s; %d threads; KV cache of %d tokens, and %d on the host",
+            "%s with %s; attention %s; %d threads; KV cache of %d tokens, and %d on the host%s",
             description.name,
             kernels.describe(),
             self._attention.name,
             torch.get_num_threads(),
             num_tokens,
-            self.num_host_blocks * self.tokens_per_block,
+            self._row_shape.max_rows(self.num_host_blocks) * self.tokens_per_block,
+            self._describe_windows(),
         )
         self._sampler = Sampler(config.vocab_size, self._device, kernels.native)
         self._grammars = Grammars(
@@ -163,6 +168,10 @@ class TorchEngine:
     @property
     def bytes_per_block(self) -> int:
         return self._pools.bytes_per_block
+
+    @property
+    def layer_groups(self) -> LayerGroups:
+        return self._cache.groups
 
     @property
     def num_host_blocks(self) -> int:
@@ -259,7 +268,7 @@ class TorchEngine:
 
         Raises: ValueError if there is no token, or the pool is too small.
         """
-        num_blocks = -(-len(token_ids) // self.tokens_per_block)
+        num_blocks = -(-len(token_ids) // self.tokens_per_block) * self.layer_groups.num_groups
         if num_blocks > self.num_blocks:
             raise ValueError(f"{len(token_ids)} tokens do not fit into {self.num_blocks} blocks")
         _, hidden = self._forward(StepPlan(0, ("prompt",), (0,), (token_ids,), (tuple(range(num_blocks)),), (False,)))
@@ -287,7 +296,7 @@ class TorchEngine:
             packed, hidden = self._steps.forward(plan)
             return packed.batch, hidden
         self._use_threads()
-        batch = make_batch(plan, self.tokens_per_block, self._device)
+        batch = make_batch(plan, self.tokens_per_block, self._device, self.layer_groups.num_groups)
         if self._attention.reads_whole_blocks:
             self._cache.begin(batch)
         return batch, self._model.forward(batch, self._cache, self._attention, self.layer_tiles)
@@ -297,13 +306,24 @@ class TorchEngine:
         """None if the attention reads a batch's numbers on the host."""
         if not isinstance(self._attention, TritonPagedAttention):
             return None
-        max_blocks = -(-self._info.max_tokens // self.tokens_per_block) + 1  # a step that runs ahead may need one more
-        limits = PlanLimits(options.max_batch_requests, options.max_batch_tokens, max_blocks)
+        max_rows = -(-self._info.max_tokens // self.tokens_per_block) + 1  # a step that runs ahead may need one more
+        num_groups = self.layer_groups.num_groups
+        limits = PlanLimits(options.max_batch_requests, options.max_batch_tokens, max_rows * num_groups, num_groups)
         batches = PackedBatches(limits, self.tokens_per_block, self._device)
         has_room = partial(self._attention.has_room, self._model.config.num_heads, self._model.config.head_dim)
         steps = DeviceSteps(self._model, self._cache, self._attention, self.layer_tiles, batches, has_room)
         steps.record(graph_sizes(options.max_batch_requests), GraphRecorder(), progress)
         return steps
+
+    def _describe_windows(self) -> str:
+        """What the pool's size in tokens does not say of a model whose layers have windows."""
+        groups = self.layer_groups
+        if not groups.num_windowed:
+            return ""
+        num_windowed = sum(group >= groups.num_full for group in self._cache.group_of)
+        return (
+            f" (of one request; {num_windowed} of {len(self._cache.group_of)} layers keep {groups.window} tokens of it)"
+        )
 
     def _use_threads(self) -> None:
         """Set the number of threads again if other code changed it, because it decides bits and is part of the kind."""
@@ -324,11 +344,6 @@ def _num_positions(description: ModelDescription, options: EngineOptions) -> int
     if wanted is not None and wanted > limit:
         raise SettingsError(f"max_context_tokens {wanted}: {description.name} has {limit} positions")
     return wanted or description.config.max_position_embeddings
-
-
-def _model_info(description: ModelDescription, num_positions: int, cache: KVCache) -> ModelInfo:
-    num_tokens = cache.num_blocks * cache.tokens_per_block
-    return ModelInfo(description.name, description.config.vocab_size, min(num_positions, num_tokens))
 
 
 def _memory_needs(

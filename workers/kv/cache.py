@@ -8,11 +8,14 @@ from torch import Tensor
 from actorserve.errors import SettingsError
 from actorserve.model_files.description import DecoderConfig
 from workers.batch import Batch
+from workers.kv.layer_split import LayerSplit, one_group
 from workers.kv.shared_memory import SharedMemory
 
 
 class KVCache:
-    """``pool``: [num_layers, 2, num_kv_heads, num_slots, head_dim]; slot = block * tokens_per_block + offset.
+    """``pool``: [layers_per_group, 2, num_kv_heads, num_slots, head_dim]; slot = block * tokens_per_block + offset.
+
+    A block holds tokens of one group's layers (``split``). Most models have one group with all layers.
 
     With ``keys_transposed`` a block's keys lie transposed (see `transposed`) in the same bytes. Then the last two
     dimensions of ``pool`` are wrong for keys; read ``layers`` instead.
@@ -29,15 +32,21 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         keys_transposed: bool = False,
+        split: LayerSplit | None = None,
     ) -> None:
-        """``keys_transposed``: the attention backend's choice; it requires the native kernels, which then store KV.
+        """``split``: the layers' groups; None for one group.
+
+        ``keys_transposed``: the attention backend's choice; it requires the native kernels, which then store KV.
 
         Raises: SettingsError if the memory cannot be allocated.
         """
         self.keys_transposed = keys_transposed
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
-        shape = (config.num_layers, 2, config.num_kv_heads, num_blocks * tokens_per_block, config.head_dim)
+        split = split or one_group(config.num_layers)
+        self.groups = split.groups
+        self.group_of = split.group_of
+        shape = (split.layers_per_group, 2, config.num_kv_heads, num_blocks * tokens_per_block, config.head_dim)
         self.memory: SharedMemory | None = None
         if device.type == "cpu":
             try:
@@ -47,9 +56,10 @@ class KVCache:
             self.pool = torch.frombuffer(self.memory.buffer, dtype=dtype).view(shape)
         else:
             self.pool = torch.empty(shape, dtype=dtype, device=device)
-        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
+        layers = [
             (transposed(layer[0], tokens_per_block) if keys_transposed else layer[0], layer[1]) for layer in self.pool
-        )
+        ]
+        self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(layers[place] for place in split.places)
         """Each layer's keys and values, [num_kv_heads, num_slots, head_dim], or keys as `transposed` gives them."""
 
     @property
@@ -74,7 +84,9 @@ class KVCache:
             blocks.index_fill_(3, torch.tensor(fresh, device=self.pool.device), 0.0)
 
     def write(self, layer: int, batch: Batch, keys: Tensor, values: Tensor) -> None:
-        """Store this step's keys and values, [T, num_kv_heads, head_dim], rounded to the pool's dtype."""
+        """Store this step's keys and values, [T, num_kv_heads, head_dim], rounded to the pool's dtype. ``batch`` is
+        that of the layer's group.
+        """
         if self.keys_transposed:
             torch.ops.actorserve.store_kv(*self.layers[layer], batch.slots, keys, values)
             return
@@ -93,6 +105,7 @@ def transposed(keys: Tensor, tokens_per_block: int) -> Tensor:
     return keys.view(num_kv_heads, num_slots // tokens_per_block, head_dim // per_word, tokens_per_block, per_word)
 
 
-def bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """KV bytes of one token over all layers."""
-    return config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+def bytes_per_token(config: DecoderConfig, dtype: torch.dtype, num_layers: int | None = None) -> int:
+    """KV bytes of one token over ``num_layers`` layers; None for all."""
+    layers = config.num_layers if num_layers is None else num_layers
+    return layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize

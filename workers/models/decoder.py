@@ -59,11 +59,12 @@ class Decoder:
 
     def forward(self, batch: Batch, cache: KVCache, attention: Attention, tiles: Tiles) -> Tensor:
         """Hidden states of the batch's tokens, [T, hidden]; their keys and values are written to the cache."""
-        x = self.embed(batch)
+        x, batches = self.embed(batch), batch.of_group
         angles = self._angles(batch.positions)
         for number, (layer, window) in enumerate(zip(self.layers, self._windows, strict=True)):
-            query = layer.heads.run(x, angles[number], batch, cache, number, tiles.run)
-            attended = attention(query, *cache.layers[number], batch, window)
+            of_group = batches[cache.group_of[number]]
+            query = layer.heads.run(x, angles[number], of_group, cache, number, tiles.run)
+            attended = attention(query, *cache.layers[number], of_group, window)
             x = layer.after_attention(x, attended, tiles)
         return x
 

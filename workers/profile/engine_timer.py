@@ -8,7 +8,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -43,12 +43,16 @@ class Shape(NamedTuple):
 class EngineTimer:
     """Runs iterations and copies. A context manager: at its end the engine drops the requests.
 
+    Contexts consist of rows, with a block of each layer group: row r has the blocks from r * groups on.
     If the pool is too small for a shape, requests share blocks, which does not change the time of an iteration.
     """
 
     def __init__(self, engine: Engine, shapes: Sequence[Shape]) -> None:
         """Prepare requests and contexts for these shapes. This overwrites the pool."""
         self._engine = engine
+        self._num_groups = engine.layer_groups.num_groups
+        self._num_rows = engine.num_blocks // self._num_groups
+        self._num_host_rows = engine.num_host_blocks // self._num_groups
         self._num_steps = 0
         max_requests = max(1, *(shape.num_requests for shape in shapes))
         max_chunk_tokens = max(1, *(shape.num_tokens for shape in shapes))
@@ -57,19 +61,19 @@ class EngineTimer:
         self._request_ids = tuple(f"timed-{number}" for number in range(max_requests + 1))
         for request_id in self._request_ids:
             engine.add(RequestSpec(request_id, (0,), sampling))
-        # First a block for each decode's new token, then those of a prefill's chunk, then the ring of contexts.
+        # First a row for each decode's new token, then those of a prefill's chunk, then the ring of contexts.
         self._chunk_start = max_requests
-        self._ring_start = max_requests + self._blocks_of(max_chunk_tokens)
-        wanted = min(self._blocks_of(max(contexts)), _RING_BYTES // engine.bytes_per_block)
-        self._ring_blocks = max(1, min(wanted, engine.num_blocks - self._ring_start))
+        self._ring_start = max_requests + self._rows_of(max_chunk_tokens)
+        wanted = min(self._rows_of(max(contexts)), _RING_BYTES // (engine.bytes_per_block * self._num_groups))
+        self._ring_rows = max(1, min(wanted, self._num_rows - self._ring_start))
         if not wanted:  # the engine is too small for any context
             return
-        computed = min(self._ring_blocks, max(1, _COMPUTED_RING_TOKENS // engine.tokens_per_block))
+        computed = min(self._ring_rows, max(1, _COMPUTED_RING_TOKENS // engine.tokens_per_block))
         self._compute_ring(computed, max_chunk_tokens)
-        if engine.num_host_blocks:
+        if self._num_host_rows:
             self._copy_ring(computed)
         else:
-            self._ring_blocks = computed
+            self._ring_rows = computed
 
     def iteration_s(self, shape: Shape) -> float:
         """Run one iteration; return its seconds."""
@@ -101,17 +105,17 @@ class EngineTimer:
         for request_id in self._request_ids:
             self._engine.drop(request_id)
 
-    def _blocks_of(self, num_tokens: int) -> int:
+    def _rows_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self._engine.tokens_per_block)
 
     def _context(self, number: int, num_tokens: int) -> list[int]:
-        """The blocks of a whole number of blocks of context, for the request of this number."""
-        num_blocks = num_tokens // self._engine.tokens_per_block
-        return [self._ring_start + (number * num_blocks + place) % self._ring_blocks for place in range(num_blocks)]
+        """The rows of a whole number of rows of context, for the request of this number."""
+        num_rows = num_tokens // self._engine.tokens_per_block
+        return [self._ring_start + (number * num_rows + place) % self._ring_rows for place in range(num_rows)]
 
     def _chunk(self, num_tokens: int, num_context_tokens: int) -> tuple[str, int, int, list[int]]:
         context = self._context(0, num_context_tokens)
-        own = list(range(self._chunk_start, self._chunk_start + self._blocks_of(num_tokens)))
+        own = list(range(self._chunk_start, self._chunk_start + self._rows_of(num_tokens)))
         return self._request_ids[-1], len(context), num_tokens, context + own
 
     def _decode(self, number: int, num_context_tokens: int) -> tuple[str, int, int, list[int]]:
@@ -119,37 +123,43 @@ class EngineTimer:
         return self._request_ids[number], len(context), 1, [*context, number]
 
     def _step(self, rows: list[tuple[str, int, int, list[int]]]) -> float:
-        """Rows: request, blocks of context, new tokens, all blocks."""
+        """Each of ``rows``: request, rows of context, new tokens, all rows."""
         self._num_steps += 1
         engine = self._engine
         vocabulary = engine.model.vocab_size
         plan = StepPlan(
             step_id=self._num_steps,
             request_ids=tuple(request_id for request_id, _, _, _ in rows),
-            starts=tuple(num_blocks * engine.tokens_per_block for _, num_blocks, _, _ in rows),
+            starts=tuple(num_context * engine.tokens_per_block for _, num_context, _, _ in rows),
             token_ids=tuple(
                 tuple((_FIRST_TOKEN + row + place) % vocabulary for place in range(num_tokens))
                 for row, (_, _, num_tokens, _) in enumerate(rows)
             ),
-            block_tables=tuple(tuple(block % engine.num_blocks for block in blocks) for _, _, _, blocks in rows),
+            block_tables=tuple(tuple(self._blocks(table)) for _, _, _, table in rows),
             samples=(True,) * len(rows),
         )
         return engine.begin(plan).result().duration_s
 
-    def _compute_ring(self, num_blocks: int, max_chunk_tokens: int) -> None:
+    def _blocks(self, rows: Iterable[int]) -> list[int]:
+        """The blocks of these rows, of which the pool may have fewer."""
+        size = self._num_groups
+        return [row % self._num_rows * size + group for row in rows for group in range(size)]
+
+    def _compute_ring(self, num_rows: int, max_chunk_tokens: int) -> None:
         """Compute the ring's KV. Each chunk is a prompt of its own, so that no position exceeds the model's."""
-        chunk_blocks = max(1, max_chunk_tokens // self._engine.tokens_per_block)
-        for start in range(0, num_blocks, chunk_blocks):
-            table = list(range(self._ring_start + start, self._ring_start + min(num_blocks, start + chunk_blocks)))
+        chunk_rows = max(1, max_chunk_tokens // self._engine.tokens_per_block)
+        for start in range(0, num_rows, chunk_rows):
+            table = list(range(self._ring_start + start, self._ring_start + min(num_rows, start + chunk_rows)))
             self._step([(self._request_ids[-1], 0, len(table) * self._engine.tokens_per_block, table)])
 
     def _copy_ring(self, num_computed: int) -> None:
         engine = self._engine
-        ring = [(self._ring_start + block) % engine.num_blocks for block in range(self._ring_blocks)]
-        group = min(num_computed, engine.num_host_blocks)
-        engine.copy_out(ring[:group], range(group))
-        for start in range(num_computed, len(ring), group):
-            into = ring[start : start + group]
+        ring = range(self._ring_start, self._ring_start + self._ring_rows)
+        count = min(num_computed, self._num_host_rows)
+        out = self._blocks(ring[:count])
+        engine.copy_out(out, range(len(out)))
+        for start in range(num_computed, len(ring), count):
+            into = self._blocks(ring[start : start + count])
             engine.copy_in(range(len(into)), into)
 
 

@@ -74,7 +74,7 @@ def fake_profile(engine: Engine) -> Profile:
 
 
 def kv_bytes_per_token(engine: Engine) -> int:
-    return engine.bytes_per_block // engine.tokens_per_block
+    return engine.bytes_per_block * engine.layer_groups.num_groups // engine.tokens_per_block
 
 
 def facts_of(settings: Settings) -> Facts:

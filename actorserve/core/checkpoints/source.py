@@ -4,7 +4,9 @@ replaces recomputation.
 No paper has this; Splitwise (section 4.5) proposes it. The coordinator names a worker as the *holder* of this worker's
 checkpoints. The holder reads the full blocks of requests, a few at a time and in parallel to iterations, as in a
 migration (``core.migration.source``). The source confirms each read afterwards if the request kept its blocks during
-it. Confirmed blocks stay right whatever happens to the request, because KV is only ever appended to.
+it. Confirmed blocks stay right whatever happens to the request, because KV is only ever appended to. Layers with a
+window are read only as far as the token after the read's last row sees them. A prompt that is longer than one read has
+given up these blocks for its first reads; then only the last one makes the checkpoint useful.
 
 When the worker dies, the gateway starts each request at the holder. There the request is like one that was swapped out,
 up to the last confirmed block; later tokens are computed again. ``core.checkpoints.store`` is the holder's side.
@@ -36,7 +38,7 @@ from actorserve.core.participant import Handler, Participant
 from actorserve.core.request import Request
 
 _MAX_READS = 2  # in flight from one source
-_MAX_READ_BLOCKS = 64  # in one read, so that a death while a long prompt is read loses only the last read
+_MAX_READ_ROWS = 64  # in one read, so that a death while a long prompt is read loses only the last read
 _ASK_AGAIN_S = 10.0  # for a read that was not answered
 _LOOK_EVERY_S = 0.1  # for requests with enough new blocks
 _REST_S = 2.0  # after the holder has declined
@@ -44,7 +46,7 @@ _REST_S = 2.0  # after the holder has declined
 
 @dataclass(slots=True, eq=False)
 class _Checkpoints:
-    """The checkpoints of one request, of which ``num_confirmed`` blocks are confirmed.
+    """The checkpoints of one request, of which ``num_confirmed`` rows are confirmed.
 
     While the holder reads the blocks that ``asked`` names, ``blocks`` is the same list object that the request had when
     the read began (preemption replaces it). The source asks again at ``deadline_s``.
@@ -75,7 +77,7 @@ class CheckpointSource(Participant):
         self._requests = requests
         self._effects = effects
         self._key = bytes.fromhex(ticket_key)
-        self._every_blocks = max(1, every_tokens // memory.tokens_per_block) if every_tokens else 0
+        self._every_rows = max(1, every_tokens // memory.tokens_per_block) if every_tokens else 0
         self._peers: set[Peer] = set()
         self._checkpoints: dict[str, _Checkpoints] = {}  # by request id
         self._num_transfers = 0
@@ -115,7 +117,7 @@ class CheckpointSource(Participant):
 
     def _on_checkpoint_to(self, message: CheckpointTo, sender: Peer, now: float) -> None:
         """From now on this worker holds the checkpoints."""
-        if not self._every_blocks:
+        if not self._every_rows:
             return
         if message.holder != self.holder:
             self._withdraw_all()
@@ -142,13 +144,9 @@ class CheckpointSource(Participant):
             return False
         request, asked = checkpoints.request, checkpoints.asked
         if asked is not None and message.stage == checkpoints.stage:
-            if request.blocks is checkpoints.blocks and request.copy_id is None:
-                num_blocks = len(asked.ticket.blocks)
-                checkpoints.num_confirmed, checkpoints.confirmed_stage = (
-                    checkpoints.num_confirmed + num_blocks,
-                    checkpoints.stage,
-                )
-                self.checkpointed_bytes += self._memory.bytes_of_blocks(num_blocks)
+            if self._was_unchanged(checkpoints, asked):
+                checkpoints.num_confirmed, checkpoints.confirmed_stage = self._end_of(asked), checkpoints.stage
+                self.checkpointed_bytes += self._memory.bytes_of_blocks(len(asked.ticket.blocks))
                 # Sent after each read, because an earlier one may have been lost.
                 checkpointed = Checkpointed(request.request_id, request.epoch, sender, checkpoints.id)
                 self._effects.send(request.gateway, checkpointed)
@@ -197,13 +195,14 @@ class CheckpointSource(Participant):
             return
         self._next_look_s = now + _LOOK_EVERY_S
         due = [(self._num_new(request), request) for request in self._requests.values() if request.is_resident]
-        due = [(num_new, request) for num_new, request in due if num_new >= self._every_blocks]
+        due = [(num_new, request) for num_new, request in due if num_new >= self._every_rows]
         due.sort(key=lambda pair: -pair[0])
         for num_new, request in due[: _MAX_READS - num_reads]:
-            self._offer(request, min(num_new, _MAX_READ_BLOCKS), holder, now)
+            # Without layers that keep all tokens, the first reads of a long prompt would read nothing.
+            self._offer(request, min(num_new, _MAX_READ_ROWS if self._memory.rows.num_full else num_new), holder, now)
 
     def _num_new(self, request: Request) -> int:
-        """How many full blocks the holder neither has nor reads now."""
+        """How many full rows the holder neither has nor reads now."""
         if request.num_output == 0:
             return 0
         checkpoints = self._checkpoints.get(request.request_id)
@@ -212,7 +211,7 @@ class CheckpointSource(Participant):
             return num_full
         return 0 if checkpoints.asked is not None else num_full - checkpoints.num_confirmed
 
-    def _offer(self, request: Request, num_blocks: int, holder: Peer, now: float) -> None:
+    def _offer(self, request: Request, num_rows: int, holder: Peer, now: float) -> None:
         checkpoints = self._checkpoints.get(request.request_id)
         if checkpoints is None:
             self._num_transfers += 1
@@ -221,17 +220,29 @@ class CheckpointSource(Participant):
         checkpoints.stage += 1
         checkpoints.blocks = request.blocks
         checkpoints.deadline_s = now + _ASK_AGAIN_S
-        first, end, size = (
-            checkpoints.num_confirmed,
-            checkpoints.num_confirmed + num_blocks,
-            self._memory.tokens_per_block,
-        )
-        ticket = make_ticket(
-            self._key, checkpoints.id, checkpoints.stage, tuple(request.blocks[first:end]), on_host=False
-        )
+        first, rows, size = checkpoints.num_confirmed, self._memory.rows, self._memory.tokens_per_block
+        end = first + num_rows
+        first_row = rows.first_seen(end)
+        if request.first_row > first_row:
+            first_row = end  # some of these blocks were given up, and the others are of no use without them
+        blocks = tuple(rows.span(request.blocks, first, end, first_row))
+        ticket = make_ticket(self._key, checkpoints.id, checkpoints.stage, blocks, on_host=False)
         token_ids = tuple(request.token_ids[first * size : end * size])
         checkpoints.asked = Checkpoint(request.request_id, request.gateway, first, token_ids, ticket)
         self._effects.send(holder, checkpoints.asked)
+
+    def _was_unchanged(self, checkpoints: _Checkpoints, asked: Checkpoint) -> bool:
+        """Whether the request kept the blocks that were read."""
+        request, rows = checkpoints.request, self._memory.rows
+        if request.blocks is not checkpoints.blocks or request.copy_id is not None:
+            return False
+        end = self._end_of(asked)
+        had_window = len(asked.ticket.blocks) > rows.num_full * (end - asked.num_confirmed)
+        return not had_window or request.first_row <= rows.first_seen(end)
+
+    def _end_of(self, asked: Checkpoint) -> int:
+        """The rows of the request up to the end of this read."""
+        return asked.num_confirmed + len(asked.token_ids) // self._memory.tokens_per_block
 
     def _withdraw_all(self) -> None:
         if self.holder is not None:

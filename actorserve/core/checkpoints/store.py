@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from actorserve.core.effects import Effects, Fetch
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.kv_pools import KVPools
+from actorserve.core.kv.layer_groups import NO_BLOCK, Rows
 from actorserve.core.messages import (
     Checkpoint,
     CheckpointConfirmed,
@@ -28,9 +29,9 @@ _HOST_SHARE = 2  # checkpoints leave at least half of the host's pool to swappin
 
 @dataclass(slots=True, eq=False)
 class _Stored:
-    """The checkpoints of another worker's request. The first ``num_confirmed`` host blocks of ``kv`` are confirmed.
+    """The checkpoints of another worker's request. The first ``num_confirmed`` rows in ``kv`` are confirmed.
 
-    ``stage`` is the last that was read or is being read. ``kv`` has the tokens of all its host blocks.
+    ``stage`` is the last that was read or is being read. ``kv`` has the tokens of all its rows.
     """
 
     transfer: Transfer
@@ -51,8 +52,9 @@ class CheckpointStore(Participant):
 
     kind = TransferKind.CHECKPOINT
 
-    def __init__(self, pools: KVPools, timeout_s: float, effects: Effects) -> None:
+    def __init__(self, pools: KVPools, rows: Rows, timeout_s: float, effects: Effects) -> None:
         self._pools = pools
+        self._rows = rows
         self._timeout_s = timeout_s
         self._effects = effects
         self._access: dict[Peer, KVAccess] = {}
@@ -71,7 +73,8 @@ class CheckpointStore(Participant):
     def num_blocks(self) -> int:
         """Host blocks in use for checkpoints, including released blocks that a copy still writes."""
         return (
-            sum(len(stored.kv.host_blocks) for stored in self._stored.values()) + self._pools.num_released_host_blocks
+            sum(len(self._rows.held(stored.kv.host_blocks)) for stored in self._stored.values())
+            + self._pools.num_released_host_blocks
         )
 
     @property
@@ -87,12 +90,10 @@ class CheckpointStore(Participant):
 
     def validate(self) -> None:
         for transfer, stored in self._stored.items():
-            num_blocks = len(stored.kv.host_blocks)
+            num_rows = self._num_rows(stored)
             assert not stored.kv.blocks, f"{transfer} has blocks on the device"
-            assert stored.num_confirmed <= num_blocks, (
-                f"{transfer} has {num_blocks} blocks, {stored.num_confirmed} confirmed"
-            )
-            assert len(stored.kv.token_ids) == num_blocks * self._pools.tokens_per_block, f"{transfer} has other tokens"
+            assert stored.num_confirmed <= num_rows, f"{transfer} has {num_rows} rows, {stored.num_confirmed} confirmed"
+            assert len(stored.kv.token_ids) == num_rows * self._pools.tokens_per_block, f"{transfer} has other tokens"
 
     # --- messages and events -----------------------------------------------------------------------------------------
 
@@ -137,21 +138,20 @@ class CheckpointStore(Participant):
             return
         if stored is None and not message.num_confirmed:
             stored = self._stored[transfer] = _Stored(transfer, message.gateway, ticket.stage - 1)
-        num_tokens, num_told = len(ticket.blocks) * pools.tokens_per_block, len(message.token_ids)
         if (
             stored is None
-            or not stored.num_confirmed <= message.num_confirmed <= len(stored.kv.host_blocks)
-            or not 0 < num_tokens == num_told
+            or not stored.num_confirmed <= message.num_confirmed <= self._num_rows(stored)
+            or (first_row := self._first_row(message)) is None
         ):
             self._decline(transfer, DeclineReason.UNKNOWN)
             return
-        stored.num_confirmed = message.num_confirmed  # an earlier CheckpointConfirmed may have been lost
+        self._confirm(stored, message.num_confirmed)  # an earlier CheckpointConfirmed may have been lost
         self._void_unconfirmed(stored)
         stored.deadline_s, stored.was_asked_for = now + self._timeout_s, False
         if source not in self._access:
             self._decline(transfer, DeclineReason.UNREACHABLE)
             return
-        blocks = self._allocate(stored, len(ticket.blocks))
+        blocks = self._allocate(stored, message, first_row)
         if blocks is None:
             self._decline(transfer, DeclineReason.NO_BLOCKS)
             return
@@ -177,7 +177,7 @@ class CheckpointStore(Participant):
             return
         stored.deadline_s, stored.was_asked_for = now + self._timeout_s, False
         if stored.stage == message.stage and stored.kv.copy_id is None:
-            stored.num_confirmed = len(stored.kv.host_blocks)
+            self._confirm(stored, self._num_rows(stored))
 
     def _on_withdrawn(self, message: Withdrawn, source: Peer, now: float) -> None:
         stored = self._stored.get(Transfer(source, message.transfer))
@@ -201,35 +201,69 @@ class CheckpointStore(Participant):
         stored = self._stored.pop(transfer, None)
         if stored is None:
             return False
-        size = self._pools.tokens_per_block
+        size, rows, kv = self._pools.tokens_per_block, self._rows, stored.kv
         # The gateway may not have the newest tokens. The last token must be fed to get the next one.
-        num_blocks = min(stored.num_confirmed, (len(request.token_ids) - 1) // size)
-        num_tokens = num_blocks * size
-        if stored.kv.token_ids[:num_tokens] != request.token_ids[:num_tokens] or not request.may_reuse_kv:
-            num_blocks = 0
-        request.host_blocks = stored.kv.host_blocks[:num_blocks]
-        del stored.kv.host_blocks[:num_blocks]
-        self._pools.release(stored.kv)
-        if not num_blocks:
+        num_rows = min(stored.num_confirmed, (len(request.token_ids) - 1) // size)
+        num_tokens, first_row = num_rows * size, rows.first_seen(num_rows)
+        if (
+            kv.token_ids[:num_tokens] != request.token_ids[:num_tokens]
+            or not request.may_reuse_kv
+            or NO_BLOCK in kv.host_blocks[first_row * rows.num_groups : num_rows * rows.num_groups]
+        ):
+            num_rows = 0
+        if num_rows:
+            self._pools.host.free(rows.give_up(kv.host_blocks, 0, first_row))
+        request.host_blocks = kv.host_blocks[: num_rows * rows.num_groups]
+        del kv.host_blocks[: num_rows * rows.num_groups]
+        self._pools.release(kv)
+        if not num_rows:
             return False
-        request.num_computed = num_tokens
+        request.num_computed, request.first_row = num_tokens, first_row
         request.num_cached_tokens = 0  # it was first admitted elsewhere
         return True
 
-    def _allocate(self, stored: _Stored, num_blocks: int) -> tuple[int, ...] | None:
-        """``num_blocks`` more host blocks for these checkpoints, unless swapping's share of the pool would suffer."""
-        host = self._pools.host
+    def _num_rows(self, stored: _Stored) -> int:
+        return len(stored.kv.host_blocks) // self._rows.num_groups
+
+    def _first_row(self, message: Checkpoint) -> int | None:
+        """The first row of which the ticket has the windowed groups' blocks: the end, if it has none of them. None if
+        tokens and blocks do not fit together.
+        """
+        num_rows, num_over = divmod(len(message.token_ids), self._pools.tokens_per_block)
+        begin, end = message.num_confirmed, message.num_confirmed + num_rows
+        for first_row in (self._rows.first_seen(end), end):
+            if len(message.ticket.blocks) == self._rows.count(begin, end, first_row, end) and num_rows and not num_over:
+                return first_row
+        return None
+
+    def _confirm(self, stored: _Stored, num_rows: int) -> None:
+        """Confirm the first ``num_rows`` rows, and free what no token to come sees.
+
+        One row more is kept than that, because the gateway may not have the newest tokens.
+        """
+        stored.num_confirmed = num_rows
+        first_row = self._rows.first_seen(num_rows - 1)
+        if first_row > stored.kv.first_row:
+            self._pools.host.free(self._rows.give_up(stored.kv.host_blocks, stored.kv.first_row, first_row))
+            stored.kv.first_row = first_row
+
+    def _allocate(self, stored: _Stored, message: Checkpoint, first_row: int) -> tuple[int, ...] | None:
+        """More host blocks for these checkpoints, unless swapping's share of the pool would suffer."""
+        host, num_blocks = self._pools.host, len(message.ticket.blocks)
         num_spare = -(-host.num_blocks // _HOST_SHARE)
         blocks = host.allocate(num_blocks) if num_blocks + num_spare <= host.num_free_blocks else None
         if blocks is None:
             return None
-        stored.kv.host_blocks += blocks
+        begin = message.num_confirmed
+        end = begin + len(message.token_ids) // self._pools.tokens_per_block
+        stored.kv.host_blocks += self._rows.place(blocks, begin, end, first_row, end)
         return tuple(blocks)
 
     def _void_unconfirmed(self, stored: _Stored) -> None:
         """Free the unconfirmed blocks. No copy may be writing them."""
-        self._pools.host.free(stored.kv.host_blocks[stored.num_confirmed :])
-        del stored.kv.host_blocks[stored.num_confirmed :]
+        end = stored.num_confirmed * self._rows.num_groups
+        self._pools.host.free(self._rows.held(stored.kv.host_blocks[end:]))
+        del stored.kv.host_blocks[end:]
         del stored.kv.token_ids[stored.num_confirmed * self._pools.tokens_per_block :]
 
     def _drop(self, stored: _Stored) -> None:

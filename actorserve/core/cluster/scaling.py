@@ -233,7 +233,7 @@ class Scaling:
 def _capacity_tokens(view: InstanceView) -> float:
     """The tokens of KV that fit into the instance."""
     report = view.report
-    return report.kv_total_bytes / report.bytes_per_block * report.tokens_per_block
+    return report.kv_total_bytes / report.bytes_per_block * report.tokens_per_block / report.row_shape.blocks_per_row
 
 
 def _demand_tokens(view: InstanceView) -> float:
@@ -243,7 +243,7 @@ def _demand_tokens(view: InstanceView) -> float:
     report = view.report
     needed_bytes = max(report.virtual_usage_bytes, report.kv_needed_bytes + report.kv_wanted_bytes)
     num_blocks = needed_bytes / report.bytes_per_block + view.num_blocks_in_flight
-    return num_blocks * report.tokens_per_block
+    return num_blocks * report.tokens_per_block / report.row_shape.blocks_per_row
 
 
 def _num_requests(view: InstanceView) -> int:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from actorserve.core.defaults import RETRY_S
+from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
 from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.scheduling.swapping import SwapMode
 
@@ -11,18 +12,20 @@ from actorserve.core.scheduling.swapping import SwapMode
 class InstanceConfig:
     """The sizes of the engine's KV pools, and how the instance schedules.
 
-    An iteration holds at most ``max_batch_requests`` requests and ``max_batch_tokens`` tokens. Prefills are fed in
-    chunks so short that an iteration with decodes takes no longer than ``tpot_target_s`` (infinite: no target). With
-    ``whole_prompts`` no prefill is cut, and there is no target (``core.scheduling.whole_prompts``). With
-    ``run_ahead`` an iteration is planned while the one before it runs. ``headroom_bytes``, by priority, is KV memory
-    that counts as used in addition to what running requests of that priority hold. After each ``checkpoint_tokens``
-    new tokens of a request another worker copies its KV; 0 switches checkpoints off.
+    ``bytes_per_block`` is of one layer group. An iteration holds at most ``max_batch_requests`` requests and
+    ``max_batch_tokens`` tokens. Prefills are fed in chunks so short that an iteration with decodes takes no longer than
+    ``tpot_target_s`` (infinite: no target). With ``whole_prompts`` no prefill is cut, and there is no target
+    (``core.scheduling.whole_prompts``). With ``run_ahead`` an iteration is planned while the one before it runs.
+    ``headroom_bytes``, by priority, is KV memory that counts as used in addition to what running requests of that
+    priority hold. After each ``checkpoint_tokens`` new tokens of a request another worker copies its KV; 0 switches
+    checkpoints off.
     """
 
     num_blocks: int
     tokens_per_block: int
     bytes_per_block: int
     max_context_tokens: int
+    layer_groups: LayerGroups = ONE_GROUP
     max_batch_requests: int = 64
     max_batch_tokens: int = 512
     load_report_s: float = 0.2
@@ -38,6 +41,12 @@ class InstanceConfig:
     checkpoint_tokens: int = 0
 
     @property
+    def max_chunk_tokens(self) -> int:
+        """The most tokens of one request that an iteration feeds."""
+        return self.max_context_tokens if self.whole_prompts else self.max_batch_tokens
+
+    @property
     def max_tokens(self) -> int:
         """Prompt and output of the largest request that can be served."""
-        return min(self.max_context_tokens, self.num_blocks * self.tokens_per_block)
+        shape = self.layer_groups.row_shape(self.tokens_per_block, self.max_chunk_tokens)
+        return min(self.max_context_tokens, shape.max_rows(self.num_blocks) * self.tokens_per_block)

@@ -106,4 +106,5 @@ def make_report(
         kv_wanted_bytes=sum([memory.blocks_wanted(request) for request in waiting]) * bytes_per_block,
         checkpointed_bytes=checkpoints.checkpointed_bytes,
         pending_prompt_tokens=sum([left for request in order if (left := request.num_without_kv) > 1]),
+        row_shape=memory.rows.shape,
     )

@@ -36,6 +36,8 @@ class QuietSteps:
         memory = self._memory
         if not self._steps.in_flight or memory.is_copying or memory.waits_for_steps or self._config.prefix_cache:
             return 0
+        if memory.rows.num_windowed:
+            return 0  # because requests give up blocks in between
         batch = self._steps.in_flight[-1].batch
         if not len(self._requests) == len(batch.rows) == batch.num_decodes:
             return 0

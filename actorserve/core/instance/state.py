@@ -23,6 +23,7 @@ from actorserve.core.instance.request_life import RequestLife
 from actorserve.core.instance.steps import Steps
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.kv.kv_pools import KVPools
+from actorserve.core.kv.layer_groups import Rows
 from actorserve.core.messages import (
     LOCAL,
     CopyDone,
@@ -64,8 +65,9 @@ class InstanceState:
         self.times = times
         self._effects = effects = Effects()
         pools = KVPools(config.num_blocks, config.num_host_blocks, config.tokens_per_block, config.bytes_per_block)
-        self.checkpoint_store = CheckpointStore(pools, _KEEP_AFTER_DEATH_S, effects)
-        self.memory = KVMemory(pools, self.checkpoint_store, effects, prefix_cache=config.prefix_cache)
+        rows = Rows(config.layer_groups, config.tokens_per_block, config.max_chunk_tokens)
+        self.checkpoint_store = CheckpointStore(pools, rows, _KEEP_AFTER_DEATH_S, effects)
+        self.memory = KVMemory(pools, self.checkpoint_store, effects, rows, prefix_cache=config.prefix_cache)
         self.batcher = Batcher(
             self.memory,
             policy,

@@ -28,8 +28,9 @@ class BlockAllocator:
 
     Blocks are owned as chains, in which the content of each block continues the one before. The owner of a block owns
     all blocks before it in the chain, and gives them up after it. So the tail of a chain is evicted first. The cached
-    part of a chain is always a beginning of it, and the owned part is a beginning of that; ``find`` relies on this. All
-    orders depend on the calls alone, so a replay hands out the same blocks.
+    part of a chain is always a beginning of it, and the owned part is a beginning of that; ``find`` relies on this.
+    (Chains of layers with a window are given up from the front, too. ``find`` is not asked for them.) All orders depend
+    on the calls alone, so a replay hands out the same blocks.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -69,6 +70,14 @@ class BlockAllocator:
             names, True, hi=num_blocks, key=lambda name: self._num_owners[self._block_of[name]] == 0
         )
         return CachedPrefix(num_blocks, num_owned)
+
+    def has(self, name: bytes) -> bool:
+        """Whether a block with this content lies in the pool."""
+        return name in self._block_of
+
+    def num_owned(self, names: Iterable[bytes]) -> int:
+        """How many of these blocks have owners. Raises: KeyError for a name of which ``has`` is False."""
+        return sum(self._num_owners[self._block_of[name]] > 0 for name in names)
 
     def allocate(self, num_blocks: int, cached: Sequence[bytes] = ()) -> list[int] | None:
         """Own ``num_blocks`` blocks, beginning with the blocks that lie in the pool under the names ``cached``.

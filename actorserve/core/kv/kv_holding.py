@@ -14,7 +14,11 @@ class KVHolding:
     and make ``num_coming`` tokens that are not known yet. Planning counts on both; everything else counts only what is
     there.
 
-    ``block_names`` names its first full blocks (``core.kv.prefix_cache``), as far as names have been needed.
+    ``blocks`` and ``host_blocks`` go row by row (``core.kv.layer_groups``). If the model has layers with a window,
+    their groups have device blocks in the rows from ``first_row`` to ``end_row``, and host blocks in all rows from
+    ``first_row`` on.
+
+    ``block_names`` names its first full rows (``core.kv.prefix_cache``), as far as names have been needed.
     ``num_cached_tokens`` is how many tokens the prefix cache had computed when this was first admitted; None before.
     """
 
@@ -23,6 +27,8 @@ class KVHolding:
         "blocks",
         "cache_salt",
         "copy_id",
+        "end_row",
+        "first_row",
         "host_blocks",
         "last_step",
         "num_ahead",
@@ -41,6 +47,8 @@ class KVHolding:
         self.last_step = 0
         self.blocks: list[int] = []
         self.host_blocks: list[int] = []
+        self.first_row = 0
+        self.end_row = 0
         self.copy_id: int | None = None
         self.block_names: list[bytes] = []
         self.num_cached_tokens: int | None = None

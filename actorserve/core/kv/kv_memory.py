@@ -7,6 +7,9 @@ a copy, the copy keeps the request's blocks until its end.
 Iterations in flight may name a request that is swapped out or dropped meanwhile. Its swap begins, or its blocks are
 free, when the last of them has ended, because until then they write these blocks.
 
+Layers with a sliding window (``core.kv.layer_groups``) give up the blocks that no token to come sees when the iteration
+that last reads them has ended. The iteration in flight behind it feeds later tokens, and does not read them.
+
 FastServe (section 4.2) copies the whole KV of a request in both directions. Here a swap in skips blocks that still lie
 in the device's pool under their content's name (``core.kv.prefix_cache``).
 """
@@ -19,7 +22,8 @@ from actorserve.core.effects import Effects, SwapIn, SwapOut
 from actorserve.core.kv.block_allocator import blocks_for
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.kv_pools import KVPools
-from actorserve.core.kv.prefix_cache import PrefixCache
+from actorserve.core.kv.layer_groups import NO_BLOCK, Rows
+from actorserve.core.kv.prefix_cache import Found, PrefixCache
 
 
 class ReclaimableBlocks(Protocol):
@@ -56,12 +60,21 @@ class _Dropped:
 class KVMemory:
     """The KV of one instance's requests."""
 
-    def __init__(self, pools: KVPools, reclaimable: ReclaimableBlocks, effects: Effects, *, prefix_cache: bool) -> None:
+    def __init__(
+        self,
+        pools: KVPools,
+        reclaimable: ReclaimableBlocks,
+        effects: Effects,
+        rows: Rows,
+        *,
+        prefix_cache: bool,
+    ) -> None:
         self.pools = pools
         self.device = pools.device
         self.host = pools.host
         self.tokens_per_block = pools.tokens_per_block
-        self.prefixes = PrefixCache(pools.device, pools.tokens_per_block, prefix_cache)
+        self.rows = rows
+        self.prefixes = PrefixCache(pools.device, rows, pools.tokens_per_block, prefix_cache)
         self.num_freeing_blocks = 0  # device blocks that are free once the swaps and steps in flight are done
         self.num_ended_steps = 0  # the newest step that has ended; steps end in the order of their numbers
         self.num_swap_outs = 0
@@ -69,6 +82,9 @@ class KVMemory:
         self._reclaimable = reclaimable
         self._effects = effects
         self._bytes_per_block = pools.bytes_per_block
+        self._num_groups = rows.num_groups
+        self._has_windows = rows.num_windowed > 0
+        self._max_chunk_tokens = rows.max_chunk_tokens
         self._swaps: dict[int, _Swap] = {}  # by copy id
         self._later_swaps: list[tuple[int, SwapOut | SwapIn]] = []  # each begins when this step has ended
         self._dropped: list[_Dropped] = []
@@ -102,13 +118,28 @@ class KVMemory:
         num_dropped = sum(dropped.num_freed for dropped in self._dropped)
         return num_held - self.num_checkpoint_blocks - num_twice - num_dropped
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold the KV of ``num_tokens`` tokens."""
+    def rows_for(self, num_tokens: int) -> int:
+        """Rows that hold the KV of ``num_tokens`` tokens."""
         return blocks_for(num_tokens, self.tokens_per_block)
 
+    def blocks_for(self, num_tokens: int) -> int:
+        """The most blocks that a request of ``num_tokens`` tokens holds at a time."""
+        return self.rows.shape.num_blocks(blocks_for(num_tokens, self.tokens_per_block))
+
     def blocks_of(self, holding: KVHolding) -> int:
-        """Blocks for the KV of all its tokens."""
-        return blocks_for(holding.num_tokens, self.tokens_per_block)
+        """Blocks for the KV of all its tokens, as far as it is kept."""
+        num_rows = blocks_for(holding.num_tokens, self.tokens_per_block)
+        if not self._has_windows:
+            return num_rows
+        first_row = holding.first_row
+        return self.rows.count(0, num_rows, first_row, self.rows.end_row(num_rows, first_row))
+
+    def num_held(self, holding: KVHolding) -> int:
+        """Device blocks that it has."""
+        if not self._has_windows:
+            return len(holding.blocks)
+        num_rows = len(holding.blocks) // self._num_groups
+        return self.rows.count(0, num_rows, holding.first_row, holding.end_row)
 
     def bytes_of(self, holding: KVHolding) -> int:
         """Bytes of the KV of all its tokens."""
@@ -122,19 +153,33 @@ class KVMemory:
         return self.prefixes.num_blocks_wanted(holding)
 
     def has_blocks(self, holding: KVHolding) -> bool:
-        """Whether it has device blocks for all of its tokens."""
-        return holding.num_tokens <= len(holding.blocks) * self.tokens_per_block
+        """Whether it has device blocks for all tokens that the next iteration may feed, and for all of its tokens in
+        layers without a window.
+        """
+        if holding.num_tokens * self._num_groups > len(holding.blocks) * self.tokens_per_block:
+            return False
+        if not self._has_windows:
+            return True
+        num_tokens = min(holding.num_tokens, holding.num_fed + self._max_chunk_tokens)
+        return num_tokens <= holding.end_row * self.tokens_per_block
+
+    def num_missing(self, holding: KVHolding) -> int:
+        """How many device blocks it lacks (``has_blocks``), and takes when it grows."""
+        return self.blocks_of(holding) - self.num_held(holding)
 
     def start(self, holding: KVHolding) -> None:
-        """Give a waiting request the blocks that it wants; they must be free."""
-        self.prefixes.start(holding)
+        """Give a waiting request the blocks that it wants; they must be free. Found rows count as computed."""
+        found = self.prefixes.find(holding)
+        taken = self._take(holding, found)
+        assert taken
+        self.prefixes.on_started(holding, found.num_rows)
 
     def grow(self, holding: KVHolding) -> bool:
-        """Ensure a device block for the newest token. False if none is free."""
-        return self.has_blocks(holding) or self.add_block(holding)
+        """Ensure the device blocks that ``has_blocks`` asks for. False, with none allocated, if too few are free."""
+        return self.has_blocks(holding) or self._fill(holding)
 
     def add_block(self, holding: KVHolding) -> bool:
-        """Give it one more device block. False if none is free."""
+        """Give it one more device block, in a model without windows. False if none is free."""
         blocks = self.device.allocate(1)
         if blocks is None:
             return False
@@ -144,25 +189,62 @@ class KVMemory:
     def reserve(self, holding: KVHolding, num_spare: int) -> int | None:
         """Give an incoming migration device blocks for all of its tokens, and leave ``num_spare`` blocks free.
 
-        Returns how many of the blocks hold its KV already, found in the prefix cache. None, with nothing reserved, if
-        too few are free.
+        Its first ``num_computed`` tokens have KV elsewhere. Returns how many of the rows hold it here already, found in
+        the prefix cache. None, with nothing reserved, if too few blocks are free.
         """
+        holding.first_row = self.first_seen(holding.num_computed)
         if self.blocks_wanted(holding) + num_spare > self.device.num_free_blocks:
             return None
         found = self.prefixes.find(holding)
-        blocks = self.device.allocate(self.blocks_of(holding), found)
-        if blocks is None:
-            return None
-        holding.blocks = blocks
-        return len(found)
+        return found.num_rows if self._take(holding, found) else None
 
     def extend(self, holding: KVHolding) -> bool:
-        """Ensure device blocks for all of its tokens. False, with none allocated, if too few are free."""
-        blocks = self.device.allocate(self.blocks_of(holding) - len(holding.blocks))
+        """Ensure an incoming migration's device blocks for all of its tokens, after it got more of them and more KV.
+        False, with none allocated, if too few are free.
+        """
+        self._give_up(holding, self.first_seen(holding.num_computed))
+        return self._fill(holding)
+
+    def first_seen(self, num_computed: int) -> int:
+        """The first row whose blocks a request with so many computed tokens must have in layers with a window."""
+        return self.rows.first_seen(num_computed // self.tokens_per_block)
+
+    def _take(self, holding: KVHolding, found: Found) -> bool:
+        """Give a holding that has none its device blocks, with those that were found. False if too few are free."""
+        rows, num_rows = self.rows, self.rows_for(holding.num_tokens)
+        first_row = found.first_row
+        end_row = rows.end_row(num_rows, first_row)
+        blocks = self.device.allocate(rows.count(0, num_rows, first_row, end_row), found.names)
         if blocks is None:
             return False
-        holding.blocks += blocks
+        holding.blocks = rows.place(blocks, 0, num_rows, first_row, end_row)
+        holding.first_row, holding.end_row = first_row, end_row
         return True
+
+    def _fill(self, holding: KVHolding) -> bool:
+        """Give a holding the device blocks that it lacks. False, with none allocated, if too few are free."""
+        blocks = self.device.allocate(self.num_missing(holding))
+        if blocks is None:
+            return False
+        if not self._has_windows:
+            holding.blocks += blocks
+            return True
+        rows = self.rows
+        begin, end = len(holding.blocks) // self._num_groups, self.rows_for(holding.num_tokens)
+        end_row = rows.end_row(end, holding.first_row)
+        # New rows have places for all groups, and older ones may lack the windowed groups' blocks.
+        num_older = rows.num_windowed * max(0, min(begin, end_row) - holding.end_row)
+        rows.fill(holding.blocks, holding.end_row, min(begin, end_row), blocks[:num_older])
+        holding.blocks += rows.place(blocks[num_older:], begin, end, holding.end_row, end_row)
+        holding.end_row = end_row
+        return True
+
+    def _give_up(self, holding: KVHolding, first_row: int) -> None:
+        """Free the windowed groups' device blocks before a row."""
+        if first_row > holding.first_row:
+            end_row = min(first_row, holding.end_row)
+            self.device.free(self.rows.give_up(holding.blocks, holding.first_row, end_row))
+            holding.first_row, holding.end_row = first_row, max(first_row, holding.end_row)
 
     def drop(self, holding: KVHolding) -> None:
         """Free its KV: the request waits again, with nothing computed.
@@ -178,20 +260,24 @@ class KVMemory:
             blocks = [block for block in blocks if block not in copied]
             host_blocks = []
             holding.copy_id = None
-        self._free(blocks, holding)
-        self.host.free(host_blocks)
+        self._free(self.rows.held(blocks), holding)
+        self.host.free(self.rows.held(host_blocks))
         holding.blocks = []
         holding.host_blocks = []
+        holding.first_row = holding.end_row = 0
         holding.num_computed = holding.num_ahead = 0
 
     def share_computed(self, holding: KVHolding, num_fed: int) -> None:
-        """Let others find the blocks that the ``num_fed`` newest computed tokens have filled. Not while a swap reads
-        them, because then their owner may not change.
+        """Let others find the rows that the ``num_fed`` newest computed tokens have filled, and give up blocks of
+        layers with a window that no token sees any more. Not while a swap reads them, because then their owner may not
+        change.
         """
         if holding.copy_id is not None:
             return
         if replaced := self.prefixes.share_computed(holding, num_fed):
             self._free(replaced, holding)
+        if self._has_windows:
+            self._give_up(holding, self.rows.first_kept(holding.num_computed))
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
@@ -225,38 +311,45 @@ class KVMemory:
 
     def swap_bytes(self, holding: KVHolding) -> int:
         """Bytes that a swap out copies."""
-        return self.blocks_for(holding.num_fed) * self._bytes_per_block
+        num_rows = self.rows_for(holding.num_fed)
+        return self.rows.count(0, num_rows, holding.first_row, num_rows) * self._bytes_per_block
 
     def swap_out(self, holding: KVHolding) -> bool:
         """Begin to copy its KV to the host; its device blocks are free afterwards. False if the host has no room."""
-        num_copied = self.blocks_for(holding.num_fed)
+        rows, num_rows = self.rows, self.rows_for(holding.num_fed)
+        num_copied = rows.count(0, num_rows, holding.first_row, num_rows)
         host_blocks = self.host.allocate(num_copied)
         if host_blocks is None:
             self._reclaimable.make_room(num_copied)
             host_blocks = self.host.allocate(num_copied)
         if host_blocks is None:
             return False
-        self.device.free(holding.blocks[num_copied:])
-        del holding.blocks[num_copied:]
-        holding.host_blocks = host_blocks
+        self.device.free(rows.held(holding.blocks[num_rows * self._num_groups :]))
+        del holding.blocks[num_rows * self._num_groups :]
+        holding.host_blocks = rows.place(host_blocks, 0, num_rows, holding.first_row, num_rows)
         self.num_swap_outs += 1
-        effect = SwapOut(self.pools.next_copy_id(), tuple(holding.blocks), tuple(host_blocks))
-        self._begin(effect, holding, self.device.num_freed_by(holding.blocks))
+        copied = rows.held(holding.blocks)
+        effect = SwapOut(self.pools.next_copy_id(), tuple(copied), tuple(host_blocks))
+        self._begin(effect, holding, self.device.num_freed_by(copied))
         return True
 
     def swap_in(self, holding: KVHolding) -> None:
         """Begin to copy its KV back, into device blocks for all of its tokens; they must be free."""
-        found = self.prefixes.find(holding)
-        blocks = self.device.allocate(self.blocks_of(holding), found)
-        assert blocks is not None
-        holding.blocks = blocks
-        holding.num_computed = max(holding.num_computed, len(found) * self.tokens_per_block)
-        self.host.free(holding.host_blocks[: len(found)])
-        del holding.host_blocks[: len(found)]
+        rows, found = self.rows, self.prefixes.find(holding)
+        taken = self._take(holding, found)
+        assert taken
+        holding.num_computed = max(holding.num_computed, found.num_rows * self.tokens_per_block)
+        num_found = found.num_rows * self._num_groups
+        self.host.free(rows.held(holding.host_blocks[:num_found]))
+        del holding.host_blocks[:num_found]
         if holding.host_blocks:
-            end = len(found) + len(holding.host_blocks)
-            effect = SwapIn(self.pools.next_copy_id(), tuple(holding.host_blocks), tuple(blocks[len(found) : end]))
+            host_blocks = rows.held(holding.host_blocks)
+            end_row = found.num_rows + len(holding.host_blocks) // self._num_groups
+            blocks = rows.span(holding.blocks, found.num_rows, end_row, holding.first_row)
+            effect = SwapIn(self.pools.next_copy_id(), tuple(host_blocks), tuple(blocks))
             self._begin(effect, holding)
+        elif self._has_windows:
+            self._give_up(holding, rows.first_kept(holding.num_computed))
 
     def on_copy_done(self, copy_id: int) -> int:
         """A swap is done: free the blocks that it read. Returns the bytes that it copied.
@@ -312,32 +405,53 @@ class KVMemory:
         num_freeing += sum(dropped.num_freed for dropped in self._dropped)
         assert self.num_freeing_blocks == num_freeing, f"{self.num_freeing_blocks} blocks freeing, not {num_freeing}"
         num_held_for_others = (
-            sum(len(holding.host_blocks) for holding in checkpoints) + self.pools.num_released_host_blocks
+            sum(len(self.rows.held(holding.host_blocks)) for holding in checkpoints)
+            + self.pools.num_released_host_blocks
         )
         assert self.num_checkpoint_blocks == num_held_for_others, (
             f"{self.num_checkpoint_blocks} checkpoint blocks, not {num_held_for_others}"
         )
         self.pools.validate(
             [
-                *(holding.blocks for holding in holdings),
+                *(self.rows.held(holding.blocks) for holding in holdings),
                 *(swap.device_blocks for swap in left),
                 *(dropped.blocks for dropped in self._dropped),
             ],
-            [*(holding.host_blocks for holding in holdings), *(swap.host_blocks for swap in left)],
+            [*(self.rows.held(holding.host_blocks) for holding in holdings), *(swap.host_blocks for swap in left)],
             copying,
         )
         self._validate_contents(requests, incoming)
+        if self._has_windows:
+            for holding in [*requests, *incoming]:
+                self._validate_window(holding)
+
+    def _validate_window(self, holding: KVHolding) -> None:
+        """Windowed groups have the blocks that the next tokens see, and no older ones."""
+        rows, size, num_groups = self.rows, self.tokens_per_block, self._num_groups
+        for row in range(len(holding.blocks) // num_groups):
+            expected = num_groups if holding.first_row <= row < holding.end_row else rows.num_full
+            num_held = len(rows.held(holding.blocks[row * num_groups : (row + 1) * num_groups]))
+            assert num_held == expected, f"row {row} has {num_held} blocks, not {expected}"
+        if holding.is_started:
+            first_row = holding.first_row
+            assert first_row <= rows.first_seen(holding.num_computed // size), "a token sees a row that was given up"
+            is_settled = holding.copy_id is None and bool(holding.blocks)
+            assert not is_settled or first_row >= rows.first_kept(holding.num_computed), "a row was not given up"
 
     def _validate_contents(self, requests: Collection[KVHolding], incoming: Collection[KVHolding]) -> None:
-        size = self.tokens_per_block
-        contents: dict[int, tuple[str, list[int]]] = {}  # of each full block: the salt and the tokens up to its end
+        size, num_groups = self.tokens_per_block, self._num_groups
+        contents: dict[int, tuple[str, list[int], int]] = {}  # of each full block: salt, tokens up to its end, group
         writers: set[int] = set()  # blocks whose owner still writes them
         for holding in requests:
             num_full = holding.num_computed // size
-            assert len(set(holding.blocks)) == len(holding.blocks), "a request owns a block twice"
+            held = self.rows.held(holding.blocks)
+            assert len(set(held)) == len(held), "a request owns a block twice"
             for index, block in enumerate(holding.blocks):
-                content = (holding.cache_salt, holding.token_ids[: (index + 1) * size])
-                is_writer = index >= num_full
+                if block == NO_BLOCK:
+                    continue
+                row, group = divmod(index, num_groups)
+                content = (holding.cache_salt, holding.token_ids[: (row + 1) * size], group)
+                is_writer = row >= num_full
                 assert block not in writers, f"block {block} has a second owner while the first still writes it"
                 assert not (is_writer and block in contents), f"block {block} is shared, and an owner still writes it"
                 if is_writer:
@@ -346,6 +460,9 @@ class KVMemory:
                     assert contents.setdefault(block, content) == content, f"block {block} has owners that differ"
         for holding in incoming:
             for index, block in enumerate(holding.blocks):
+                if block == NO_BLOCK:
+                    continue
+                row, group = divmod(index, num_groups)
                 assert block not in writers, f"block {block} belongs to a migration while a request writes it"
-                content = (holding.cache_salt, holding.token_ids[: (index + 1) * size])
+                content = (holding.cache_salt, holding.token_ids[: (row + 1) * size], group)
                 assert contents.get(block, content) == content, f"block {block} has owners that differ"

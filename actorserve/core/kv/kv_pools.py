@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actorserve.core.kv.block_allocator import BlockAllocator, blocks_for
+from actorserve.core.kv.block_allocator import BlockAllocator
 from actorserve.core.kv.kv_holding import KVHolding
+from actorserve.core.kv.layer_groups import NO_BLOCK
 from actorserve.core.messages import Transfer
 
 
@@ -26,16 +27,13 @@ class KVPools:
     """
 
     def __init__(self, num_blocks: int, num_host_blocks: int, tokens_per_block: int, bytes_per_block: int) -> None:
+        """``bytes_per_block``: of one group's layers (``core.kv.layer_groups``)."""
         self.device = BlockAllocator(num_blocks)
         self.host = BlockAllocator(num_host_blocks)
         self.tokens_per_block = tokens_per_block
         self.bytes_per_block = bytes_per_block
         self._fetches: dict[int, _Fetch] = {}  # by copy id
         self._num_copies = 0
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold the KV of ``num_tokens`` tokens."""
-        return blocks_for(num_tokens, self.tokens_per_block)
 
     def bytes_of_blocks(self, num_blocks: int) -> int:
         return num_blocks * self.bytes_per_block
@@ -89,6 +87,7 @@ class KVPools:
             fetch.holding = None
             written.update(fetch.blocks)
             holding.copy_id = None
+        written.add(NO_BLOCK)
         # The holding has blocks of one pool only.
         self.device.free([block for block in holding.blocks if block not in written])
         self.host.free([block for block in holding.host_blocks if block not in written])

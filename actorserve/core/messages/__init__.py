@@ -67,6 +67,7 @@ from actorserve.core.messages.requests import (
     Started as Started,
     Tokens as Tokens,
 )
+from actorserve.core.messages.rows import ONE_BLOCK_A_ROW as ONE_BLOCK_A_ROW, RowShape as RowShape
 from actorserve.core.messages.transfers import (
     DeclineReason as DeclineReason,
     KVTicket as KVTicket,

@@ -11,8 +11,9 @@ NOT_YET = -1
 class StepPlan:
     """One iteration, as parallel columns over its requests: prefill chunks and decode tokens share it.
 
-    Row r feeds ``token_ids[r]`` at absolute positions ``starts[r]``, ``starts[r] + 1``, ... The KV of position p goes
-    to block ``block_tables[r][p // tokens_per_block]``. The last token of a row may be ``NOT_YET``: the token that the
+    Row r feeds ``token_ids[r]`` at absolute positions ``starts[r]``, ``starts[r] + 1``, ... The KV of position p in the
+    layers of group g of G goes to block ``block_tables[r][p // tokens_per_block * G + g]``; most models have one group
+    (``core.kv.layer_groups``). The last token of a row may be ``NOT_YET``: the token that the
     step before, which has not ended, samples for this request.
     ``samples[r]`` says whether the chunk reaches the request's last token, so that the next one is sampled.
     ``scores`` is empty, or says of each row whether the log-probabilities of the prompt's tokens that follow the fed

@@ -1,5 +1,6 @@
 """Messages: an instance's load report."""
 
+from actorserve.core.messages.rows import ONE_BLOCK_A_ROW, RowShape
 from actorserve.core.messages.value import value
 
 
@@ -26,6 +27,7 @@ class LoadReport:
     - ``num_migrating`` requests are in flight now, in both directions. Of the outgoing ones ``num_migrated`` were
       handed over, with ``migrated_bytes`` of KV, and ``num_migrations_failed`` stayed.
     - ``checkpointed_bytes`` were copied into another worker's host memory.
+    - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
 
     sequence: int
@@ -56,3 +58,4 @@ class LoadReport:
     kv_wanted_bytes: int = 0
     checkpointed_bytes: int = 0
     pending_prompt_tokens: int = 0
+    row_shape: RowShape = ONE_BLOCK_A_ROW

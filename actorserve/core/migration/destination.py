@@ -40,7 +40,7 @@ _MIN_BYTES_PER_S = 2**23  # a slower copy is given up if no configured rate boun
 class _Incoming:
     """A request in flight to this instance.
 
-    The first ``num_offered`` blocks of ``kv`` are copied or being copied, except ``num_found`` at the beginning, which
+    The first ``num_offered`` rows of ``kv`` are copied or being copied, except ``num_found`` at the beginning, which
     the prefix cache had.
     """
 
@@ -100,7 +100,7 @@ class MigrationDestination(Participant):
     @property
     def num_blocks(self) -> int:
         """Blocks reserved for the requests in flight."""
-        return sum(len(incoming.kv.blocks) for incoming in self._incoming.values())
+        return sum(self._memory.num_held(incoming.kv) for incoming in self._incoming.values())
 
     @property
     def transfer_handlers(self) -> Mapping[type[Message], Handler]:
@@ -113,8 +113,9 @@ class MigrationDestination(Participant):
     def validate(self) -> None:
         for transfer, incoming in self._incoming.items():
             assert not incoming.kv.host_blocks, f"{transfer} has blocks on the host"
-            assert incoming.num_offered <= len(incoming.kv.blocks), f"{transfer} has too few blocks"
-            assert incoming.num_found <= len(incoming.kv.blocks), f"{transfer} found more blocks than it has"
+            num_rows = len(incoming.kv.blocks) // self._memory.rows.num_groups
+            assert incoming.num_offered <= num_rows, f"{transfer} has too few blocks"
+            assert incoming.num_found <= num_rows, f"{transfer} found more blocks than it has"
 
     # --- messages and events -----------------------------------------------------------------------------------------
 
@@ -153,7 +154,8 @@ class MigrationDestination(Participant):
         kv = KVHolding((*spec.prompt_token_ids, *spec.output_token_ids), spec.cache_salt)
         num_tokens = len(kv.token_ids)
         reason = DeclineReason.NO_BLOCKS
-        if not self._is_sound(offer.num_computed, num_tokens, len(offer.ticket.blocks)):
+        kv.num_computed = offer.num_computed
+        if not self._is_sound(0, offer.num_computed, num_tokens, len(offer.ticket.blocks)):
             reason = DeclineReason.UNKNOWN
         elif source not in self._access:
             reason = DeclineReason.UNREACHABLE
@@ -176,8 +178,8 @@ class MigrationDestination(Participant):
             self._decline(transfer, DeclineReason.UNKNOWN)
             return
         incoming.kv.token_ids += stage.token_ids
-        num_tokens = len(incoming.kv.token_ids)
-        if not self._is_sound(stage.num_computed, num_tokens, incoming.num_offered + len(stage.ticket.blocks)):
+        num_tokens, incoming.kv.num_computed = len(incoming.kv.token_ids), stage.num_computed
+        if not self._is_sound(incoming.num_offered, stage.num_computed, num_tokens, len(stage.ticket.blocks)):
             self._decline(transfer, DeclineReason.UNKNOWN)
         elif num_tokens >= self._max_tokens or not self._memory.extend(incoming.kv):
             self._decline(transfer, DeclineReason.NO_BLOCKS)
@@ -210,6 +212,7 @@ class MigrationDestination(Participant):
             return False
         del self._incoming[transfer]
         request.blocks, kv.blocks = kv.blocks, []
+        request.first_row, request.end_row = kv.first_row, kv.end_row
         request.block_names = kv.block_names
         request.num_computed = kv.num_computed
         request.num_cached_tokens = 0  # it was first admitted elsewhere
@@ -221,17 +224,22 @@ class MigrationDestination(Participant):
     def _num_from(self, source: Peer) -> int:
         return sum(transfer.source == source for transfer in self._incoming)
 
-    def _is_sound(self, num_computed: int, num_tokens: int, num_blocks: int) -> bool:
-        """Whether ``num_blocks`` blocks hold the KV of that many tokens, with none for the newest token."""
-        return 0 < num_computed < num_tokens and num_blocks == self._memory.blocks_for(num_computed)
+    def _is_sound(self, num_offered: int, num_computed: int, num_tokens: int, num_blocks: int) -> bool:
+        """Whether ``num_blocks`` blocks hold the KV of that many tokens, with none for the newest token, after
+        ``num_offered`` rows.
+        """
+        memory, num_rows = self._memory, self._memory.rows_for(num_computed)
+        if not 0 < num_computed < num_tokens or num_rows < num_offered:
+            return False
+        return num_blocks == memory.rows.count(num_offered, num_rows, memory.first_seen(num_computed), num_rows)
 
     def _reserve(self, kv: KVHolding, spec: RequestSpec) -> int | None:
         """Reserve blocks for the tokens so far (``KVMemory.reserve``), if there is room for the rest as well.
 
-        One block for each running request stays free, because accepting into these blocks would only cause a
+        One row for each running request stays free, because accepting into these blocks would only cause a
         preemption. If the policy reserves a request's whole output, that must fit as well.
         """
-        num_spare = len(self._steps.running)
+        num_spare = len(self._steps.running) * self._memory.rows.num_groups
         if self._reserves_output:
             num_final = min(len(spec.prompt_token_ids) + spec.sampling.max_tokens, self._max_tokens)
             num_spare += max(0, self._memory.blocks_for(num_final) - self._memory.blocks_of(kv))
@@ -241,15 +249,17 @@ class MigrationDestination(Participant):
 
     def _fetch(self, incoming: _Incoming, ticket: KVTicket, num_computed: int, is_last: bool, now: float) -> None:
         """Copy the blocks that a stage offers, except those that the prefix cache had."""
-        first, end = incoming.num_offered, incoming.num_offered + len(ticket.blocks)
-        incoming.num_offered, incoming.kv.num_computed, incoming.is_last = end, num_computed, is_last
-        num_skipped = min(max(0, incoming.num_found - first), len(ticket.blocks))
-        blocks = tuple(incoming.kv.blocks[first + num_skipped : end])
+        memory, kv = self._memory, incoming.kv
+        begin, end = incoming.num_offered, memory.rows_for(num_computed)
+        incoming.num_offered, incoming.is_last = end, is_last
+        found_end = min(max(begin, incoming.num_found), end)
+        num_skipped = memory.rows.count(begin, found_end, kv.first_row, end)
+        blocks = tuple(memory.rows.span(kv.blocks, found_end, end, kv.first_row))
         if not blocks:
             self._on_stage_copied(incoming, now)
             return
-        transfer, memory = incoming.transfer, self._memory
-        copy_id = memory.pools.begin_fetch(transfer, incoming.kv, blocks)
+        transfer = incoming.transfer
+        copy_id = memory.pools.begin_fetch(transfer, kv, blocks)
         incoming.deadline_s = now + self._timeout_s + memory.bytes_of_blocks(len(blocks)) / self._min_bytes_per_s
         access = self._access[transfer.source]
         # A request that was swapped out at the source does not run there, so the copy delays no token.

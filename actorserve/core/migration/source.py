@@ -3,7 +3,9 @@
 KV is only ever appended to, so blocks that were copied stay right. Stage 0 copies all full blocks while the request
 goes on decoding, and each later stage copies the blocks filled since. When little is left, the request is *paused*: it
 joins no further batch. When the steps in flight have ended, the last stage copies the rest, and the source asks the
-request's gateway to hand it over. The newest token has no KV yet, so the KV of all tokens but one is copied.
+request's gateway to hand it over. The newest token has no KV yet, so the KV of all tokens but one is copied. Layers
+with a window give blocks up meanwhile. No later token sees these, and from each stage's number of computed tokens the
+destination knows that it may give them up, too.
 
 Differences from the paper and from systems built on it:
 
@@ -68,7 +70,7 @@ class _Outgoing:
     """A request that moves away.
 
     ``blocks`` is the list object of its blocks when the move began: if the request has another list, it was preempted.
-    The first ``num_offered`` of them are copied or being copied. The destination knows ``num_told`` of its tokens.
+    The first ``num_offered`` rows of it are copied or being copied. The destination knows ``num_told`` of its tokens.
     """
 
     id: TransferId
@@ -316,12 +318,11 @@ class MigrationSource(Participant):
         self._offer(outgoing, request.num_computed, now)
 
     def _offer(self, outgoing: _Outgoing, num_computed: int, now: float) -> None:
-        """Offer a stage: blocks up to the one that ends with, or holds, token number ``num_computed``."""
-        request = outgoing.request
-        num_blocks = self._memory.blocks_for(num_computed)
-        blocks = tuple(
-            (request.host_blocks if request.is_swapped else request.blocks)[outgoing.num_offered : num_blocks]
-        )
+        """Offer a stage: the rows up to the one that ends with, or holds, token number ``num_computed``."""
+        request, memory = outgoing.request, self._memory
+        num_rows = memory.rows_for(num_computed)
+        held = request.host_blocks if request.is_swapped else request.blocks
+        blocks = tuple(memory.rows.span(held, outgoing.num_offered, num_rows, memory.first_seen(num_computed)))
         ticket = make_ticket(self._key, outgoing.id, outgoing.stage, blocks, on_host=request.is_swapped)
         message: Offer | Stage
         if outgoing.stage == 0:
@@ -332,7 +333,7 @@ class MigrationSource(Participant):
             message = Stage(token_ids, num_computed, ticket, outgoing.is_last)
         self._effects.send(outgoing.to, message)
         outgoing.num_told = len(request.token_ids)
-        outgoing.num_offered = num_blocks
+        outgoing.num_offered = num_rows
         outgoing.phase = _Phase.COPYING
         outgoing.began_s = now
         outgoing.stage_bytes = self._memory.bytes_of_blocks(len(blocks))

@@ -82,9 +82,9 @@ class InstanceView:
 
     @property
     def pool_tokens(self) -> int:
-        """How many tokens fit into the whole blocks of the device memory that is usable now."""
+        """How many tokens of one request fit into the whole blocks of the device memory that is usable now."""
         report = self.report
-        return report.kv_total_bytes // report.bytes_per_block * report.tokens_per_block
+        return report.row_shape.max_rows(report.kv_total_bytes // report.bytes_per_block) * report.tokens_per_block
 
     @property
     def capacity_tokens(self) -> int:
@@ -110,7 +110,8 @@ class InstanceView:
             return NO_ROOM
         free_bytes = report.kv_total_bytes + report.host_total_bytes - report.kv_needed_bytes - self.incoming_bytes
         num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight
-        return min(self.capacity_tokens, max(0, num_free_blocks) * report.tokens_per_block)
+        max_tokens = report.row_shape.max_rows(max(0, num_free_blocks)) * report.tokens_per_block
+        return min(self.capacity_tokens, max_tokens)
 
     def free_bytes(self) -> int:
         """M less the sum of V, where V includes placements in flight and incoming migrations."""
@@ -122,7 +123,9 @@ class InstanceView:
         """F for a request whose first ``num_saved_tokens`` tokens have their KV there already."""
         free_bytes = self.free_bytes()
         if num_saved_tokens:
-            free_bytes += num_saved_tokens // self.report.tokens_per_block * self.report.bytes_per_block
+            report = self.report
+            num_blocks = num_saved_tokens // report.tokens_per_block * report.row_shape.blocks_per_row
+            free_bytes += num_blocks * report.bytes_per_block
         return freeness(free_bytes, 0, self.num_running, terminating=self.is_terminating)
 
     def add_placement(self, placement: PlacementInFlight) -> None:

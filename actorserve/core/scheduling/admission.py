@@ -57,7 +57,7 @@ class Admission:
         self._grow(order, ranking, budget, may_swap=may_swap)
         reserves_output = self._policy.reserves_output
         if reserves_output:
-            budget.promise(sum(self._num_final_blocks(r) - len(r.blocks) for r in ranking if r.blocks))
+            budget.promise(sum(self._num_final_blocks(r) - memory.num_held(r) for r in ranking if r.blocks))
         num_reserved = self._num_reserved_blocks(now)
         admitted: set[Request] = set()
         num_admitted_tokens = 0
@@ -70,8 +70,8 @@ class Admission:
             if self._mode is SwapMode.REACTIVE and rank >= max_requests:
                 break
             num_wanted = self._num_final_blocks(request) if reserves_output else memory.blocks_wanted(request)
-            # One block stays free for each request ahead. Otherwise their next growth would preempt this one again.
-            spare = 0 if reserves_output else num_ahead
+            # One row stays free for each request ahead. Otherwise their next growth would preempt this one again.
+            spare = 0 if reserves_output else num_ahead * memory.rows.num_groups
             if request.is_swapped and num_ahead:
                 spare += num_reserved
             # A request that is not due for the next iteration gets blocks ahead of need, so it evicts no other request.
@@ -99,7 +99,7 @@ class Admission:
     def _grow(
         self, order: Sequence[Request], ranking: Sequence[Request], budget: BlockBudget, *, may_swap: bool
     ) -> None:
-        """Give each due request on the device a block for its newest token."""
+        """Give each due request on the device blocks for its newest token."""
         rank_of = {} if ranking is order else {request: rank for rank, request in enumerate(ranking)}
         num_due = 0
         for index, request in enumerate(order):
@@ -111,8 +111,9 @@ class Admission:
             if self._memory.has_blocks(request):
                 continue
             ahead_of = rank_of.get(request, index) if may_swap else len(ranking)
-            if budget.make(1, ahead_of) and self._memory.grow(request):
-                budget.hand_out(1)
+            num_missing = self._memory.num_missing(request)
+            if budget.make(num_missing, ahead_of) and self._memory.grow(request):
+                budget.hand_out(num_missing)
 
     def _ranking(self, order: Sequence[Request], now: float) -> Sequence[Request]:
         """The requests by ENST if some are swapped or not all fit into memory; otherwise in the policy's order."""
@@ -122,7 +123,7 @@ class Admission:
         return [request for request, _ in sorted(zip(order, starts_s, strict=True), key=itemgetter(1))]
 
     def _has_room_for_all(self, order: Sequence[Request]) -> bool:
-        num_free = self._memory.device.num_free_blocks - len(order)
+        num_free = self._memory.device.num_free_blocks - len(order) * self._memory.rows.num_groups
         for request in order:
             if request.host_blocks:
                 return False

@@ -135,10 +135,7 @@ class Batcher:
         """The batch of the requests that can run, from the front of the order."""
         memory = self._memory
         runnable = [
-            request
-            for request in order
-            if request in admitted
-            or (request.is_resident and (request.num_uncomputed > 1 or memory.has_blocks(request)))
+            request for request in order if request in admitted or (request.is_resident and memory.has_blocks(request))
         ]
         due = runnable[: self._max_rows]
         decodes = [request for request in due if request.num_uncomputed == 1 and request not in admitted]

@@ -131,8 +131,8 @@ class World:
         self._join(process)
 
     def limit_memory(self, name: str, num_blocks: int) -> None:
-        """Other processes take a worker's memory or free it: ``num_blocks`` of the pool now fit."""
-        self._handle(self.processes[name], MemoryLimit(num_blocks))
+        """Other processes take a worker's memory or free it: ``num_blocks`` of each layer group now fit."""
+        self._handle(self.processes[name], MemoryLimit(num_blocks * self.scheduling.layer_groups.num_groups))
 
     def drain(self, name: str) -> None:
         """An operator drains a worker, which reports when it has no requests left, and then ends."""
@@ -151,12 +151,13 @@ class World:
         if peer.name.startswith("gateway"):
             return Process(peer, Role.GATEWAY, GatewayState(GatewayConfig(RETRY_S, 1e9, 1e9)))
         scheduling = self.scheduling
-        engine = make_engine(self.num_blocks, scheduling.num_host_blocks)
+        engine = make_engine(self.num_blocks, scheduling.num_host_blocks, scheduling.layer_groups)
         config = InstanceConfig(
             num_blocks=engine.num_blocks,
             tokens_per_block=engine.tokens_per_block,
             bytes_per_block=engine.bytes_per_block,
             max_context_tokens=engine.model.max_tokens,
+            layer_groups=engine.layer_groups,
             max_batch_requests=4,
             max_batch_tokens=self.max_batch_tokens,
             load_report_s=0.5,

@@ -10,6 +10,7 @@ from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, End, Fetch, RunStep, SwapIn, SwapOut
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
 from actorserve.core.messages import (
     FinishReason,
     GrammarReady,
@@ -47,14 +48,15 @@ def _compiler() -> GrammarCompiler:
     return compiler_of_bytes(VOCAB_SIZE)
 
 
-def make_engine(num_blocks: int, num_host_blocks: int = 0) -> FakeEngine:
-    """The engine of a worker in a world."""
+def make_engine(num_blocks: int, num_host_blocks: int = 0, layer_groups: LayerGroups = ONE_GROUP) -> FakeEngine:
+    """The engine of a worker in a world, with pools for the same numbers of tokens whatever the layer groups are."""
     return FakeEngine(
         replace(FAKE_MODEL, vocab_size=VOCAB_SIZE),
-        num_blocks=num_blocks,
+        num_blocks=num_blocks * layer_groups.num_groups,
         tokens_per_block=TOKENS_PER_BLOCK,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=num_host_blocks * layer_groups.num_groups,
         make_compiler=_compiler,
+        layer_groups=layer_groups,
     )
 
 
@@ -160,6 +162,7 @@ class Scheduling:
     num_host_blocks: int = 0
     migration: MigrationMode = MigrationMode.LIVE
     checkpoint_tokens: int = 0
+    layer_groups: LayerGroups = ONE_GROUP
 
 
 FIRST_COME_FIRST_SERVED = Scheduling()

@@ -56,12 +56,12 @@ class Refuses:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
 
-def plans(seed: int) -> list[StepPlan]:
-    """Chunks of four prompts, then decode in changing batches."""
+def plans(seed: int, num_groups: int = 1) -> list[StepPlan]:
+    """Chunks of four prompts, then decode in changing batches. Each row of a table has a block of each layer group."""
     source = random.Random(seed)
     blocks = list(range(NUM_BLOCKS))
     source.shuffle(blocks)
-    tables = {name: tuple(blocks.pop() for _ in range(4)) for name in "abcd"}
+    tables = {name: tuple(blocks.pop() for _ in range(4 * num_groups)) for name in "abcd"}
     num_computed = dict.fromkeys(tables, 0)
     found: list[StepPlan] = []
 
@@ -91,7 +91,7 @@ def test_interpreted_steps_are_the_cpus(tmp_path: Path, monkeypatch: pytest.Monk
         eager = OnGpu(tmp_path, monkeypatch)
         recorded = OnGpu(tmp_path, monkeypatch, recorder)
         assert recorder.sizes == [6, 4, 2, 1]
-        for plan in plans(seed=1):
+        for plan in plans(seed=1, num_groups=engine.layer_groups.num_groups):
             wanted = engine.logits(plan)
             torch.testing.assert_close(eager.logits(plan), wanted, rtol=1e-3, atol=1e-3)
             torch.testing.assert_close(recorded.logits(plan), wanted, rtol=1e-3, atol=1e-3)

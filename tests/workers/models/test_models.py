@@ -44,7 +44,7 @@ def engine_of(description: ModelDescription, dtype: str = "float32", **settings:
 
 def last_logits(engine: TorchEngine, num_tokens: int = NUM_TOKENS) -> torch.Tensor:
     """Logits after a prompt and after each of the few decoded tokens that follow it."""
-    table = tuple(range(7))
+    table = tuple(range(7 * engine.layer_groups.num_groups))
     prefilled = num_tokens - NUM_TOKENS + NUM_PREFILLED
     plans = [StepPlan(0, ("a",), (0,), (TOKENS[:prefilled],), (table,), (True,))]
     plans += [StepPlan(at, ("a",), (at,), ((TOKENS[at],),), (table,), (True,)) for at in range(prefilled, num_tokens)]
@@ -137,12 +137,14 @@ def test_logits_have_the_same_bits_in_any_batch(
     """A request's logits are the same bits alone and in mixed batches, in any chunks, and preempted."""
     save_model(tmp_path, architecture)
     engine = engine_of(describe(tmp_path), dtype)
+    num_groups = engine.layer_groups.num_groups
     requests = {f"r{n}": sequence(length, seed=length) for n, length in enumerate((1, 5, 16, 31, 64, 70, 100, 130))}
     alone: dict[tuple[str, int], torch.Tensor] = {}
     for name, tokens in requests.items():
-        schedule = make_schedule(engine.num_blocks, 16, seed=0, preempts=False)
+        schedule = make_schedule(engine.num_blocks, 16, seed=0, preempts=False, num_groups=num_groups)
         alone |= schedule.play({name: tokens}, lambda plan: list(engine.logits(plan)), chunks=(1, 50))
-    mixed = make_schedule(engine.num_blocks, 16, seed=1).play(requests, lambda plan: list(engine.logits(plan)))
+    schedule = make_schedule(engine.num_blocks, 16, seed=1, num_groups=num_groups)
+    mixed = schedule.play(requests, lambda plan: list(engine.logits(plan)))
     common = alone.keys() & mixed.keys()
     assert {(name, len(tokens) - 1) for name, tokens in requests.items()} <= common
     assert all(torch.equal(alone[place], mixed[place]) for place in common)

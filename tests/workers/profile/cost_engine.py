@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from actorserve.core.kv.layer_groups import ONE_GROUP
 from actorserve.core.messages import ModelInfo, RequestSpec, StepDone, StepPlan
 from workers.engine import EndedStep
 from workers.engines.fake_engine import FakeEngine
@@ -18,6 +19,7 @@ class CostEngine:
     kind = "cost"
     tokens_per_block = 16
     bytes_per_block = 1600
+    layer_groups = ONE_GROUP
 
     def __init__(self, num_blocks: int = 4096, num_host_blocks: int = 8, max_tokens: int = 4096) -> None:
         self.model = ModelInfo("cost", 500, max_tokens)

@@ -1,0 +1,166 @@
+"""Layers with a window: a request keeps their KV for the window alone, in the same pool as all other KV."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from actorserve.core.kv.kv_holding import KVHolding
+from actorserve.core.kv.layer_groups import NO_BLOCK, ONE_GROUP, LayerGroups, Rows
+from actorserve.core.messages import LoadReport, Peer, PeerUp, RequestSpec, Role, RowShape, SamplingParams, Tokens
+from tests.core.harness.driver import CONFIG, Instance
+
+GROUPS = LayerGroups(num_full=1, num_windowed=2, window=8)
+WINDOWED = replace(CONFIG, layer_groups=GROUPS, num_blocks=120, max_context_tokens=200, max_batch_tokens=16)
+TEXT = tuple(range(100, 180))
+MAX_WINDOW_ROWS = 14  # (8 + 2 * 16) / 4, and the spare rows
+
+
+def ask(instance: Instance, name: str, prompt: Sequence[int], max_tokens: int) -> None:
+    instance.start(RequestSpec(name, tuple(prompt), SamplingParams(seed=0, max_tokens=max_tokens)))
+
+
+def run(instance: Instance) -> int:
+    """Run until nothing is left to do. Returns the most device blocks that were held at a time."""
+    most = 0
+    while instance.plan is not None:
+        instance.done()
+        instance.state.validate()
+        most = max(most, instance.state.memory.held_blocks)
+    return most
+
+
+def num_found(instance: Instance, name: str) -> int:
+    """How many tokens of this request's prompt the prefix cache had."""
+    return sum(
+        number
+        for message in instance.sent
+        if isinstance(message, Tokens)
+        for request_id, number in zip(message.request_ids, message.num_cached_tokens, strict=False)
+        if request_id == name
+    )
+
+
+@given(st.integers(0, 3), st.integers(0, 5), st.integers(0, 20), st.integers(0, 400))
+def test_the_longest_request_fits(num_full: int, num_windowed: int, max_window_rows: int, num_blocks: int) -> None:
+    """The blocks of the longest request that a pool holds fit into it, and those of one row more do not."""
+    shape = RowShape(num_full, num_windowed, max_window_rows if num_windowed else 0)
+    num_rows = shape.max_rows(num_blocks)
+    if num_full:
+        assert shape.num_blocks(num_rows) <= num_blocks < shape.num_blocks(num_rows + 1)
+    else:
+        assert not num_windowed or shape.num_blocks(num_rows) <= num_blocks
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 9), st.data())
+def test_rows_keep_their_places(num_full: int, num_windowed: int, num_rows: int, data: st.DataObject) -> None:
+    """Blocks that are placed in rows come out in the same order, less those that are given up."""
+    rows = Rows(LayerGroups(num_full, num_windowed, 8), 4, 16)
+    first_row = data.draw(st.integers(0, num_rows))
+    end_row = data.draw(st.integers(first_row, num_rows))
+    blocks = list(range(rows.count(0, num_rows, first_row, end_row)))
+    placed = rows.place(list(blocks), 0, num_rows, first_row, end_row)
+    assert len(placed) == num_rows * rows.num_groups
+    assert rows.held(placed) == rows.span(placed, 0, num_rows, 0) == blocks
+    middle = data.draw(st.integers(0, num_rows))
+    assert len(rows.span(placed, 0, middle, first_row)) == rows.count(0, middle, first_row, end_row)
+    given_up = rows.give_up(placed, first_row, end_row)
+    assert sorted(given_up + rows.held(placed)) == blocks
+    assert rows.count(0, num_rows, end_row, end_row) == num_rows * num_full == len(rows.held(placed))
+    rows.fill(placed, first_row, end_row, given_up)
+    assert rows.held(placed) == blocks
+
+
+def test_without_windows_a_row_is_a_block() -> None:
+    """A model without windows has one group, whose requests need a block for each row."""
+    rows = Rows(ONE_GROUP, 4, 16)
+    assert rows.shape == RowShape()
+    assert rows.count(2, 9, 0, 0) == 7
+    assert rows.span([5, 6, 7], 1, 3, 0) == [6, 7]
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_a_request_keeps_its_window(prefix_cache: bool) -> None:
+    """Of a long request, layers with a window hold a few rows of KV, and all other layers hold all rows."""
+    instance = Instance(replace(WINDOWED, prefix_cache=prefix_cache))
+    ask(instance, "long", TEXT, max_tokens=60)
+    held: dict[int, int] = {}
+    while instance.plan is not None:
+        instance.done()
+        instance.state.validate()
+        for request in instance.state.requests.values():
+            held[request.num_computed] = instance.state.memory.num_held(request)
+            assert held[request.num_computed] == instance.state.memory.held_blocks
+    num_rows = 139 // 4 + 1
+    assert held[138] == num_rows + 2 * 4  # two rows that the next token sees, the one before, and the newest
+    assert max(held.values()) <= num_rows + 2 * MAX_WINDOW_ROWS
+    assert instance.state.memory.device.num_free_blocks == 120
+
+
+def test_more_requests_fit() -> None:
+    """A pool that would hold two requests with all of their KV holds more of them, without a preemption."""
+    num_all = 3 * (100 // 4)
+    config = replace(WINDOWED, num_blocks=2 * num_all + 10, max_batch_requests=8, prefix_cache=False)
+    instance = Instance(config)
+    for name in "abc":
+        ask(instance, name, TEXT, max_tokens=20)
+    assert run(instance) <= config.num_blocks < 3 * num_all
+    assert instance.state.batcher.num_preemptions == 0
+
+
+def test_a_request_that_is_longer_than_the_pool_is_served() -> None:
+    """A context counts with what is held at a time, so it may be longer than a pool with all of its KV."""
+    config = replace(WINDOWED, num_blocks=75)
+    assert config.max_tokens == 4 * (75 - 2 * MAX_WINDOW_ROWS) > 4 * (75 // 3)
+    instance = Instance(config)
+    ask(instance, "long", TEXT * 2, max_tokens=28)
+    run(instance)
+    assert len([message for message in instance.sent if isinstance(message, Tokens)]) == 28
+
+
+def test_a_found_prefix_needs_its_last_window() -> None:
+    """A prefix is found as long as the window before its end lies in the pool, and not without that."""
+    instance = Instance(WINDOWED)
+    ask(instance, "first", TEXT, max_tokens=1)
+    run(instance)
+    ask(instance, "same", (*TEXT, 1), max_tokens=1)
+    run(instance)
+    assert num_found(instance, "same") == len(TEXT)
+    memory = instance.state.memory
+    holding = KVHolding((*TEXT, 1))
+    found = memory.prefixes.find(holding)
+    assert (found.num_rows, found.first_row) == (20, 18)  # the next token sees 8 tokens: two rows
+    assert len(found.names) == 20 + 2 * 2
+    ask(instance, "other", range(300, 475), max_tokens=1)  # takes all blocks that have no content and the oldest ones
+    run(instance)
+    found = memory.prefixes.find(holding)
+    assert all(map(memory.device.has, found.names))
+    shorter = memory.prefixes.find(KVHolding((*TEXT[:40], 1)))
+    assert shorter.num_rows < 10, "the windows in the middle were given up first, so they are evicted first"
+
+
+def test_a_shorter_prefix_is_found_while_its_window_is_cached() -> None:
+    """What a request gave up stays in the pool as long as there is room, so a prompt may branch off anywhere."""
+    instance = Instance(WINDOWED)
+    ask(instance, "first", TEXT, max_tokens=1)
+    run(instance)
+    ask(instance, "branch", (*TEXT[:41], 1, 2, 3), max_tokens=1)
+    run(instance)
+    assert num_found(instance, "branch") == 40
+
+
+def test_load_reports_count_what_is_held() -> None:
+    """A load report's bytes are those of the blocks that are really held, and it says what longer requests need."""
+    instance = Instance(replace(WINDOWED, prefix_cache=False))
+    ask(instance, "long", TEXT, max_tokens=60)
+    for _ in range(30):
+        instance.done()
+    coordinator = Peer("coordinator", 1)
+    instance.handle(PeerUp(coordinator, Role.COORDINATOR), sender=coordinator)
+    (report,) = (message for message in instance.sent if isinstance(message, LoadReport))
+    (request,) = instance.state.requests.values()
+    num_held = sum(block != NO_BLOCK for block in request.blocks)
+    assert num_held < len(request.blocks)
+    assert report.kv_used_bytes == report.kv_needed_bytes == num_held * WINDOWED.bytes_per_block
+    assert report.row_shape == RowShape(1, 2, MAX_WINDOW_ROWS)
