@@ -1,8 +1,10 @@
 """A batch's tensors follow its plan."""
 
+import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from actorserve.core.kv.layer_groups import NO_BLOCK
 from actorserve.core.messages import StepPlan
 from workers.batch import make_batch
 
@@ -38,3 +40,23 @@ def test_a_batch_follows_its_plan(tokens_per_block: int, rows: list[tuple[int, i
     assert batch.sample_rows.tolist() == [end for end, sample in zip(ends, samples, strict=True) if sample]
     assert [tuple(row[: len(table)]) for row, table in zip(batch.block_tables.tolist(), tables, strict=True)] == tables
     assert (batch.num_tokens, batch.num_requests) == (len(places), len(rows))
+
+
+def test_each_layer_group_has_its_own_blocks() -> None:
+    """The blocks of a row go to the layer groups in turn. A block that was given up is 0, and nothing is stored there."""
+    table = (5, NO_BLOCK, 9, 2, 7, 4)
+    batch = make_batch(StepPlan(0, ("a",), (5,), ((1, 2, 3, 4),), (table,), (True,)), 4, CPU, num_groups=2)
+    first, second = batch.of_group
+    assert first.block_tables.tolist() == [[5, 9, 7]]
+    assert second.block_tables.tolist() == [[0, 2, 4]]
+    assert first.slots.tolist() == [9 * 4 + 1, 9 * 4 + 2, 9 * 4 + 3, 7 * 4]
+    assert second.slots.tolist() == [2 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 4 * 4]
+    assert second.host_block_tables.tolist() == [[0, 2, 4]]
+    assert sorted(batch.fresh_blocks) == [4, 7]
+
+
+def test_tokens_need_blocks_in_each_group() -> None:
+    """A plan that feeds tokens to a block that was given up, or has none of some group, is refused."""
+    for table in ((5, NO_BLOCK), (5,)):
+        with pytest.raises(ValueError, match="blocks for"):
+            make_batch(StepPlan(0, ("a",), (0,), ((1,),), (table,), (True,)), 4, CPU, num_groups=2)
