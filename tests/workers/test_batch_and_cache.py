@@ -43,7 +43,7 @@ def test_a_batch_follows_its_plan(tokens_per_block: int, rows: list[tuple[int, i
 
 
 def test_each_layer_group_has_its_own_blocks() -> None:
-    """The blocks of a row go to the layer groups in turn. A block that was given up is 0, and nothing is stored there."""
+    """The blocks of a row go to the layer groups in turn. One that was given up is 0."""
     table = (5, NO_BLOCK, 9, 2, 7, 4)
     batch = make_batch(StepPlan(0, ("a",), (5,), ((1, 2, 3, 4),), (table,), (True,)), 4, CPU, num_groups=2)
     first, second = batch.of_group

@@ -29,7 +29,7 @@ BYTES_PER_TOKEN = 8  # of KV
 
 def _mix(*values: int) -> int:
     digest = hashlib.blake2b(repr(values).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 4  # so that a group's number can be added
+    return int.from_bytes(digest, "big")
 
 
 def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> list[int]:
@@ -229,10 +229,10 @@ class FakeEngine:
         entries = []
         for position, token in enumerate(plan.token_ids[row], start):
             for seen in range(max(0, position - groups.window + 1), position):
-                found = {self._kv[slot(seen, group)] - group for group in range(groups.num_groups)}
+                found = {(self._kv[slot(seen, group)] - group) % 2**64 for group in range(groups.num_groups)}
                 entry = entry if len(found) == 1 else _mix(*sorted(found))
             entry = _mix(entry, token, position)
             for group in range(groups.num_groups):
-                self._kv[slot(position, group)] = entry + group
+                self._kv[slot(position, group)] = (entry + group) % 2**64
             entries.append(entry)
         return entries
