@@ -90,6 +90,8 @@ TOLD = [
     told(GatewayConfig, "cluster", "no_instance_timeout_s", 9.0),
     told(GatewayConfig, "cluster", "resume_timeout_s", 9.0),
     told(GatewayConfig, "workers", "max_queue_per_instance", 5),
+    told(GatewayConfig, "workers", "prefix_aware", True, True, "prefix_cache"),
+    told(GatewayConfig, "workers", "prefix_aware", False, False, "prefix_cache"),
     told(InstanceConfig, "workers", "max_batch_requests", 7),
     told(InstanceConfig, "workers", "max_batch_tokens", 128),
     told(InstanceConfig, "cluster", "load_report_s", 0.5),
@@ -263,7 +265,7 @@ def test_every_option_has_a_description() -> None:
     sections += [ClusterTable, MigrationTable, ScalingTable]
     for section in sections:
         for name, field in section.model_fields.items():
-            if name not in ("migration", "scaling"):
+            if name not in ("migration", "scaling", "costs"):
                 assert field.description, f"{section.__name__}.{name}"
 
 

@@ -76,7 +76,9 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     instances: int = Field(1, ge=1, le=_MAX_INSTANCES, description="number of instances at the start")
     kv_tokens: int | None = Field(None, ge=1, le=MAX_COUNT, description=_KV_TOKENS)
     host_kv_tokens: int = Field(0, ge=0, le=MAX_COUNT, description=_HOST_KV_TOKENS)
-    groups: tuple[GroupTable, ...] = Field((), strict=False, max_length=_MAX_GROUPS)
+    groups: tuple[GroupTable, ...] = Field(
+        (), strict=False, max_length=_MAX_GROUPS, description="groups of instances that are alike, in place of profile"
+    )
     migration: MigrationTable = MigrationTable()
     scaling: ScalingTable = ScalingTable()
     costs: CostsTable = CostsTable()

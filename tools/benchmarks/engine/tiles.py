@@ -71,8 +71,8 @@ class Untiled(RowTiles):
         return function(*inputs)
 
 
-def _plan(step_id: int, num_requests: int, start: int, num_tokens: int, tokens_per_block: int) -> StepPlan:
-    blocks = -(-(start + num_tokens) // tokens_per_block)
+def _plan(step_id: int, num_requests: int, start: int, num_tokens: int, engine: TorchEngine) -> StepPlan:
+    blocks = -(-(start + num_tokens) // engine.tokens_per_block) * engine.layer_groups.num_groups
     return StepPlan(
         step_id=step_id,
         request_ids=tuple(f"r{i}" for i in range(num_requests)),
@@ -104,12 +104,12 @@ def measure(engine: TorchEngine, rounds: int, console: Console) -> list[Row]:
     for i in range(max(DECODE_REQUESTS)):
         prompt = tuple(range(100, 100 + CONTEXT_TOKENS))
         engine.add(RequestSpec(f"r{i}", prompt, SamplingParams(seed=0, max_tokens=1000, temperature=0.0)))
-    plans = [(f"decode {n}", _plan(n, n, CONTEXT_TOKENS, 1, engine.tokens_per_block)) for n in DECODE_REQUESTS] + [
-        (f"prefill {n}", _plan(n, 1, 0, n, engine.tokens_per_block)) for n in PREFILL_TOKENS
+    plans = [(f"decode {n}", _plan(n, n, CONTEXT_TOKENS, 1, engine)) for n in DECODE_REQUESTS] + [
+        (f"prefill {n}", _plan(n, 1, 0, n, engine)) for n in PREFILL_TOKENS
     ]
     for _, plan in plans[: len(DECODE_REQUESTS)]:
         # A decode step attends to KV, so its context must be computed first.
-        engine.begin(_plan(0, len(plan.request_ids), 0, CONTEXT_TOKENS + 1, engine.tokens_per_block)).result()
+        engine.begin(_plan(0, len(plan.request_ids), 0, CONTEXT_TOKENS + 1, engine)).result()
     return [
         _measure(engine, shape, plan, rounds)
         for shape, plan in track(plans, "measuring", console=console, transient=True)

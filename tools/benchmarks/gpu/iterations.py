@@ -125,7 +125,8 @@ class Measured:
         return tuple((first + place) % self.engine.num_blocks for place in range(num_blocks))
 
     def _blocks(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.engine.tokens_per_block)
+        """The blocks of a request that gives none of them up, row by row (``core.kv.layer_groups``)."""
+        return -(-num_tokens // self.engine.tokens_per_block) * self.engine.layer_groups.num_groups
 
 
 def _name(number: int) -> str:

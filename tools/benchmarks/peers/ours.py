@@ -28,9 +28,8 @@ class OurPeer:
         path = Path(model) if model != "default" else locate(model)
         description = describe(path)
         self._budget = budget
-        self._request_blocks = _blocks(budget.context_tokens + budget.max_steps)
-        self._prompt_start = self._request_blocks * budget.max_batch
-        num_tokens = (self._prompt_start + _blocks(budget.max_prompt_tokens)) * _TOKENS_PER_BLOCK
+        self._request_rows = _rows(budget.context_tokens + budget.max_steps)
+        num_rows = self._request_rows * budget.max_batch + _rows(budget.max_prompt_tokens)
         self.engine = TorchEngine(
             description,
             EngineOptions(
@@ -38,17 +37,17 @@ class OurPeer:
                 dtype=dtype,
                 num_threads=budget.num_threads,
                 tokens_per_block=_TOKENS_PER_BLOCK,
-                kv_cache_bytes=bytes_per_token(description.config, torch.float32) * num_tokens,
+                kv_cache_bytes=bytes_per_token(description.config, torch.float32) * num_rows * _TOKENS_PER_BLOCK,
             ),
         )
         for number in range(budget.max_batch):
             self._add(f"r{number}", budget.context_tokens)
         self._add("prompt", max(budget.max_prompt_tokens, 1))
         for number in range(budget.max_batch):
-            self._prefill(f"r{number}", self._table(number), budget.context_tokens)
+            self._prefill(f"r{number}", self._table(number, budget.context_tokens), budget.context_tokens)
 
     def prefill(self, num_tokens: int) -> float:
-        table = tuple(range(self._prompt_start, self._prompt_start + _blocks(num_tokens)))
+        table = self._table(self._budget.max_batch, num_tokens)
         began = time.perf_counter()
         self._prefill("prompt", table, num_tokens)
         return time.perf_counter() - began
@@ -73,7 +72,7 @@ class OurPeer:
             request_ids=tuple(f"r{number}" for number in range(batch)),
             starts=(position,) * batch,
             token_ids=tuple((_FIRST_TOKEN + number,) for number in range(batch)),
-            block_tables=tuple(self._table(number)[: _blocks(position + 1)] for number in range(batch)),
+            block_tables=tuple(self._table(number, position + 1) for number in range(batch)),
             samples=(True,) * batch,
         )
 
@@ -81,8 +80,10 @@ class OurPeer:
         sampling = SamplingParams(seed=0, max_tokens=100_000, temperature=0.0)
         self.engine.add(RequestSpec(request_id, (_FIRST_TOKEN,) * num_prompt_tokens, sampling))
 
-    def _table(self, number: int) -> tuple[int, ...]:
-        return tuple(range(number * self._request_blocks, (number + 1) * self._request_blocks))
+    def _table(self, number: int, num_tokens: int) -> tuple[int, ...]:
+        """The blocks of so many tokens of the request ``number``, which gives none of them up; the prompt's is last."""
+        num_groups, first_row = self.engine.layer_groups.num_groups, number * self._request_rows
+        return tuple(range(first_row * num_groups, (first_row + _rows(num_tokens)) * num_groups))
 
     def _prefill(self, request_id: str, table: tuple[int, ...], num_tokens: int) -> None:
         for start in range(0, num_tokens, CHUNK_TOKENS):
@@ -93,13 +94,13 @@ class OurPeer:
                     request_ids=(request_id,),
                     starts=(start,),
                     token_ids=(tuple(range(_FIRST_TOKEN + start, _FIRST_TOKEN + end)),),
-                    block_tables=(table[: _blocks(end)],),
+                    block_tables=(table[: _rows(end) * self.engine.layer_groups.num_groups],),
                     samples=(end == num_tokens,),
                 )
             ).result()
 
 
-def _blocks(num_tokens: int) -> int:
+def _rows(num_tokens: int) -> int:
     return -(-num_tokens // _TOKENS_PER_BLOCK)
 
 
