@@ -112,6 +112,10 @@ def test_a_file_of_the_older_format_is_whole() -> None:
         ("[transfer]", "[transfers]", "transfer is missing: expected a table"),
         ("threads = 2", "threads = 2\nswap = 1", "not TOML"),
         ("threads = 2", "threads = ", "not TOML"),
+        ("threads = 2", f"threads = {'9' * 5000}", "not TOML"),
+        ("threads = 2", f"threads = {'[' * 20_000}", "not TOML"),
+        ("context_s = 1e-08", f"context_s = {'9' * 400}", "prefill.context_s is 999"),
+        ("context_s = 1e-08", "context_s = nan", "prefill.context_s is nan: expected a number from 0"),
         ("a = 0.25", "a = -1", "errors.a is -1: expected a number from 0"),
     ],
 )

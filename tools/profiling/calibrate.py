@@ -9,7 +9,7 @@ import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +34,8 @@ def calibrated(recording: Recording) -> Profile:
     which there are too few iterations keeps its costs. Its error ``calibrated_median`` is the median over all
     iterations.
     """
-    profile, steps = recording.profile, recording.steps
+    profile = recording.profile
+    steps = [step for step in recording.steps if step.duration_s > 0.0]  # others tell nothing
     decodes = [step for step in steps if step.work.kind is Kind.DECODE]
     others = [step for step in steps if step.work.kind is not Kind.DECODE]
     if len(decodes) >= _LEAST_STEPS:
@@ -43,9 +44,13 @@ def calibrated(recording: Recording) -> Profile:
         profile = _levelled(profile, decodes, lambda base, factor: _with_prefills(base, 1.0, factor, factor))
     if len(others) >= _LEAST_STEPS:
         profile = _levelled(profile, others, _with_prefills)
-    pause_s, pause_row_s = fit_pauses(steps)
+    if not steps:
+        return profile
     errors = [abs(step.work.predicted_s(profile) / step.duration_s - 1.0) for step in steps]
-    stated = {**dict(profile.errors), "calibrated_median": round(statistics.median(errors), 4)} if errors else {}
+    # The errors of the old costs say nothing about the new ones, but a drift has bent the curves that they keep.
+    stated = {name: error for name, error in profile.errors if name == "drift"}
+    stated["calibrated_median"] = round(statistics.median(errors), 4)
+    pause_s, pause_row_s = fit_pauses(steps, (profile.pause_s, profile.pause_row_s))
     return replace(
         profile,
         pause_s=pause_s,
@@ -55,19 +60,20 @@ def calibrated(recording: Recording) -> Profile:
     )
 
 
-def fit_pauses(steps: Sequence[RecordedStep]) -> tuple[float, float]:
+def fit_pauses(steps: Sequence[RecordedStep], known: tuple[float, float] = (0.0, 0.0)) -> tuple[float, float]:
     """The pause before an iteration that was not planned ahead: ``Profile.pause_s`` and ``pause_row_s``.
 
     It is the line through the medians of each number of rows, weighted by how often that number occurred. Neither of
-    the two is negative.
+    the two is negative. ``known`` is the answer if there are too few such iterations. The first iteration does not
+    count, because a cold engine takes longer.
     """
+    found = [step for step in steps if not step.was_ahead and step.free_s > -inf]
+    if len(found) < _LEAST_STEPS:
+        return known
     pauses: dict[int, list[float]] = {}
-    for step in steps:
-        if not step.was_ahead:
-            pauses.setdefault(step.work.num_rows, []).append(step.pause_s)
-    if not pauses:
-        return 0.0, 0.0
-    points = [(rows, statistics.median(found), len(found)) for rows, found in sorted(pauses.items())]
+    for step in found:
+        pauses.setdefault(step.work.num_rows, []).append(step.pause_s)
+    points = [(rows, statistics.median(each), len(each)) for rows, each in sorted(pauses.items())]
     total = sum(weight for _, _, weight in points)
     mean_rows = sum(rows * weight for rows, _, weight in points) / total
     mean_s = sum(seconds * weight for _, seconds, weight in points) / total
@@ -155,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
         recording = read_recording(arguments.from_journal)
     except (OSError, ProtocolError) as error:
         raise ProfilingError(str(error)) from None
-    base, steps = recording.profile, recording.steps
+    base, steps = recording.profile, [step for step in recording.steps if step.duration_s > 0.0]
     if len(steps) < _LEAST_STEPS:
         raise ProfilingError(f"{arguments.from_journal} has {len(steps)} iterations: expected {_LEAST_STEPS} or more")
     profile = calibrated(recording)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,26 @@ def test_pauses_are_those_of_iterations_that_were_not_planned_ahead() -> None:
     work = Work((), 4, 100)
     waited = RecordedStep(2.0, 1.0, 3.002, 1.0, work)
     ahead = RecordedStep(0.5, 1.0, 2.0001, 1.0, replace(work, num_decodes=9))
-    assert fit_pauses([waited, waited, ahead]) == pytest.approx((0.002, 0.0))
-    assert fit_pauses([ahead]) == (0.0, 0.0)
+    assert fit_pauses([waited] * 20 + [ahead]) == pytest.approx((0.002, 0.0))
+    assert fit_pauses([ahead] * 20) == (0.0, 0.0)
+
+
+def test_pauses_of_too_few_iterations_tell_nothing() -> None:
+    """The first iteration, on a cold engine, does not count, and a handful of others leave the known pauses."""
+    work = Work((), 4, 100)
+    first = RecordedStep(0.0, -inf, 0.9, 0.01, work)
+    waited = RecordedStep(2.0, 1.0, 3.002, 1.0, work)
+    known = 0.0013, 1e-5
+    assert fit_pauses([first, *[waited] * 10], known) == known
+    assert fit_pauses([first, *[waited] * 20], known) == pytest.approx((0.002, 0.0))
+
+
+def test_costs_that_changed_have_errors_of_their_own() -> None:
+    """The errors of the fit before are gone, its drift stays, and an iteration without a duration does not count."""
+    steps = steps_of(TRUE, [Work((), 4, 600)] * 40, random.Random(0))
+    base = replace(BASE, errors=(("drift", 0.2), ("mixed_median", 0.01)))
+    found = calibrated(Recording(base, [*steps, replace(steps[0], duration_s=0.0)]))
+    assert set(dict(found.errors)) == {"calibrated_median", "drift"}
 
 
 def test_a_journal_gives_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
