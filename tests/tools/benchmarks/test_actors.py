@@ -35,8 +35,8 @@ def test_a_pair_answers_every_call_and_ends(name: str) -> None:
         assert min(times) > 0.0
         assert pair.pipelined(25, 10) > 0.0
         of_two, in_all = pair.memory()
-        assert of_two == in_all
-        assert of_two.num_processes == 2
+        assert of_two.num_processes == in_all.num_processes == 2
+        assert of_two.pss_bytes == pytest.approx(in_all.pss_bytes, rel=0.1)  # read one after the other
         assert of_two.rss_bytes > 2**20
         started = [pair._process.pid, *descendants(pair._process.pid)]
     assert len(started) == 2
