@@ -144,13 +144,14 @@ def run_experiment_file(parsed: argparse.Namespace) -> int:
     results = run(experiment, parsed.processes)
     took_s = time.perf_counter() - began_s
     values = as_values(experiment, results)
+    files = [write_results(values, folder)]  # first of all, because the runs took the time
     show(values, console)
     num_requests = sum(figures["requests"]["arrived"] for result in results for figures in result.runs.values())
     console.print(f"{num_requests} requests in {took_s:.1f} s ({num_requests / took_s:.0f} simulated a second)")
     from tools.simulation.figure_tables import tables_of  # after the runs, because matplotlib takes a while to load
     from tools.simulation.plots import write_plots
 
-    files = [write_results(values, folder), *write_plots(values, folder)]
+    files += write_plots(values, folder)
     if parsed.json is not None:
         write_figures(measured_now(parsed.command_line, tables_of(values, num_requests, took_s)), parsed.json)
         files.append(parsed.json)

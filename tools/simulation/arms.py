@@ -58,8 +58,15 @@ def medians_over_seeds(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _median(found: list[Any]) -> Any:
-    """The median of numbers, of tables entry by entry, and else the first."""
-    if isinstance(found[0], dict):
-        return {key: _median([table[key] for table in found if key in table]) for key in found[0]}
-    numbers = [value for value in found if isinstance(value, int | float)]
-    return median(numbers) if len(found) > 1 and numbers else found[0]
+    """The median of numbers, of tables entry by entry, and else the first. None counts for nothing, because a seed may
+    have no such figure: for example, none of its requests migrated.
+    """
+    present = [value for value in found if value is not None]
+    if not present:
+        return None
+    tables = [value for value in present if isinstance(value, dict)]
+    if tables:
+        keys = dict.fromkeys(key for table in tables for key in table)
+        return {key: _median([table.get(key) for table in tables]) for key in keys}
+    numbers = [value for value in present if isinstance(value, int | float)]
+    return median(numbers) if len(present) > 1 and numbers else present[0]
