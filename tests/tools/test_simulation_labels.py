@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tools.figures.figure import Figure
 from tools.simulation.experiment import ROOT, read_experiment
 from tools.simulation.figure_tables import HELD, SPEED, tables_of
 from tools.simulation.figures import label_of, labels_of, scaled_figure
@@ -59,7 +60,7 @@ def test_shipped_experiments_are_plotted_in_words(file: Path) -> None:
 
 
 def test_a_search_is_shown_as_the_rates_that_were_held() -> None:
-    """An arm that holds the highest rate of the grid has a lower bound, and one that holds none has no figure."""
+    """An arm that holds the highest rate of the grid has a lower bound, and one that holds none has an upper bound."""
     search = {"low": 1.0, "high": 8.0, "step": 1.04, "goals": [{"metric": "per_token_s.mean", "limit": 0.3}]}
     config = {"search": search, "arms": [{"name": "a", "label": "Arm A"}, {"name": "b"}, {"name": "c"}]}
     cases = [case("a", goal=5.0), case("b", goal=7.9), case("c", goal=None)]
@@ -68,7 +69,11 @@ def test_a_search_is_shown_as_the_rates_that_were_held() -> None:
     assert table.columns[0].name == "Mean latency per token at most 0.3 s"
     cells = [row.cells[0] for row in table.rows]
     assert [row.name for row in table.rows] == ["Arm A", "b", "c"]
-    assert [cell and (cell.median, cell.is_lower_bound) for cell in cells] == [(5.0, False), (7.9, True), None]
+    assert cells == [
+        Figure(5.0, rounds=1),
+        Figure(7.9, rounds=1, is_lower_bound=True),
+        Figure(1.0, rounds=1, is_upper_bound=True),
+    ]
 
 
 def test_variants_with_x_are_columns() -> None:

@@ -17,7 +17,8 @@ class FigureError(ActorserveError):
 class Figure:
     """The median over ``rounds`` measurements, with the lowest and the highest; None if they are unknown.
 
-    ``is_lower_bound``: the search ended there, and the true value is higher.
+    ``is_lower_bound``: the search ended there, and the true value is higher. ``is_upper_bound``: the search began
+    there, and the true value is lower.
     """
 
     median: float
@@ -25,6 +26,7 @@ class Figure:
     max: float | None = None
     rounds: int | None = None
     is_lower_bound: bool = False
+    is_upper_bound: bool = False
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:

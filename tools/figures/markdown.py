@@ -27,7 +27,8 @@ def cell(figure: Figure | None, column: Column, row_unit: str = "") -> str:
     text = number(figure.median, column.decimals)
     unit = row_unit or ("x" if column.unit == "x" else "")
     glue = "" if unit == "x" else " "
-    return f"{'over ' if figure.is_lower_bound else ''}{text}{glue + unit if unit else ''}"
+    bound = "over " if figure.is_lower_bound else "under " if figure.is_upper_bound else ""
+    return f"{bound}{text}{glue + unit if unit else ''}"
 
 
 def table_lines(table: FigureTable) -> list[str]:

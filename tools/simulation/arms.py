@@ -22,8 +22,9 @@ class ArmRuns:
         return " ".join((self.variant, self.arm)).strip()
 
     def rates(self) -> list[float | None]:
-        """The rates of all runs in their order; None is the experiment's own arrivals."""
-        return list(dict.fromkeys(run["rate_per_s"] for case in self.cases for run in case["runs"]))
+        """The rates of all runs, growing; None is the experiment's own arrivals."""
+        found = {run["rate_per_s"] for case in self.cases for run in case["runs"]}
+        return sorted(found, key=lambda rate: rate or 0.0)
 
     def runs(self, rate_per_s: float | None) -> list[dict[str, Any]]:
         """The runs at this rate, one for each seed that has one."""
@@ -33,6 +34,14 @@ class ArmRuns:
         """A figure of each of these runs that has it."""
         found = (figure_of(run, name) for run in self.runs(rate_per_s))
         return [value for value in found if value is not None]
+
+    def held(self, goal: str) -> float | None:
+        """The median over the seeds of the highest rate that holds this goal. A seed that holds no rate counts as below
+        all rates, so None means that the median is below the lowest rate that was tried.
+        """
+        ordered = sorted((case["held"][goal] for case in self.cases), key=lambda rate: rate or 0.0)
+        middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+        return None if None in middle else median(middle)
 
 
 def arms_of(cases: Sequence[dict[str, Any]]) -> list[ArmRuns]:
@@ -51,7 +60,7 @@ def medians_over_seeds(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "arm": arm.arm,
             "x": arm.x,
             "runs": [_median(arm.runs(rate)) for rate in arm.rates()],
-            "held": _median([case["held"] for case in arm.cases]),
+            "held": {goal: arm.held(goal) for goal in arm.cases[0]["held"]},
         }
         for arm in arms_of(cases)
     ]

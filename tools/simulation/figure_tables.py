@@ -40,24 +40,30 @@ def _figure(values: Sequence[float]) -> Figure | None:
 
 
 def _held(config: dict[str, Any], arms: list[ArmRuns]) -> FigureTable:
-    """A search that holds even its highest rate finds a lower bound."""
+    """A search that holds even its highest rate finds a lower bound; one that holds not even its lowest rate finds an
+    upper bound.
+    """
     columns = []
     for goal in config["search"]["goals"]:
         label = label_of(f"latency.{goal['metric']}")
         limit = f"{goal['limit'] * label.scale:g} {label.unit}"
         columns.append(Column(f"{label.text} at most {limit}", "requests/s"))
-    highest = config["search"]["high"]
-    step = config["search"].get("step", 1.05)
-    rows = []
-    for arm in arms:
-        cells = []
-        for goal in arm.cases[0]["held"]:
-            rates = [rate for case in arm.cases if (rate := case["held"][goal]) is not None]
-            figure = _figure(rates)
-            is_open = figure is not None and figure.median * step > highest
-            cells.append(replace(figure, is_lower_bound=True) if figure is not None and is_open else figure)
-        rows.append(Row(_name(config, arm), tuple(cells)))
+    rows = [
+        Row(_name(config, arm), tuple(_held_rate(config["search"], arm, goal) for goal in arm.cases[0]["held"]))
+        for arm in arms
+    ]
     return FigureTable(HELD, "arm", tuple(columns), tuple(rows))
+
+
+def _held_rate(search: dict[str, Any], arm: ArmRuns, goal: str) -> Figure:
+    """The median over the seeds. Its spread is unknown if a seed holds no rate."""
+    rates, middle = [case["held"][goal] for case in arm.cases], arm.held(goal)
+    if middle is None:
+        return Figure(search["low"], rounds=len(rates), is_upper_bound=True)
+    figure = Figure(middle, rounds=len(rates))
+    if len(rates) > 1 and None not in rates:
+        figure = Figure.of(rates)
+    return replace(figure, is_lower_bound=middle * search.get("step", 1.05) > search["high"])
 
 
 def _by_x(config: dict[str, Any], arms: list[ArmRuns], name: str) -> FigureTable:

@@ -20,11 +20,16 @@ LATENCIES: Final = (
 )
 """Of each latency its name in results, its name for people, its unit, and the unit's factor."""
 
+_MACHINES: Final = (("instances.cost", "cost", 1.0), ("instances.mean_watts", "kW on average", 1e-3))
+"""Figures that a run has if the experiment tells what machines cost or consume: the name in results, the name for
+people, and the factor.
+"""
+
 SHOWN_PERCENTILES: Final = ("p50", "p90", "p99")
 
 WHICH_IS_WHICH: Final = (
     "TTFT: time to the first token. TPOT: a request's mean time per token after the first. TBT: the time between two "
-    "tokens, over all tokens of all requests. E2E: the whole time; E2E/token: over all its tokens."
+    "tokens, over all tokens of all requests. E2E: the whole time; E2E/token: that time per output token."
 )
 
 
@@ -32,17 +37,19 @@ def show(values: dict[str, Any], console: Console) -> None:
     """Show the rates that were held, compared with the best, and every run's main figures."""
     cases = values["cases"]
     if any(case["held"] for case in cases):
-        _show_held(medians_over_seeds(cases), console)
+        _show_held(cases, values["config"]["search"]["low"], console)
     _show_runs(arms_of(cases), console)
     if values["config"].get("figures"):
-        _show_figures(medians_over_seeds(cases), values["config"]["figures"], console)
+        _show_figures(cases, values["config"]["figures"], console)
 
 
 def _show_runs(arms: Sequence[ArmRuns], console: Console) -> None:
     num_seeds = max(len(arm.cases) for arm in arms)
     caption = WHICH_IS_WHICH
     if num_seeds > 1:
-        caption += f" Medians of {num_seeds} seeds; in brackets, highest less lowest over the median."
+        caption += (
+            f" Medians of {num_seeds} seeds, if not said otherwise; in brackets, highest less lowest over the median."
+        )
     table = Table(title="Runs", caption=caption, caption_justify="left", show_lines=True)
     table.add_column("run", max_width=24)
     table.add_column("requests, instances", no_wrap=True)
@@ -60,7 +67,10 @@ def _show_runs(arms: Sequence[ArmRuns], console: Console) -> None:
 
 
 def _run_name(arm: ArmRuns, rate_per_s: float | None) -> str:
-    return arm.name if rate_per_s is None else f"{arm.name}\nat {rate_per_s:.3g}/s".strip()
+    """It tells how many seeds ran at this rate if not all did."""
+    name = arm.name if rate_per_s is None else f"{arm.name}\nat {rate_per_s:.3g}/s".strip()
+    num_runs, num_seeds = len(arm.runs(rate_per_s)), len(arm.cases)
+    return name if num_runs == num_seeds else f"{name}\n{num_runs} of {num_seeds} seeds"
 
 
 def _cell(arm: ArmRuns, rate_per_s: float | None, name: str, scale: float = 1.0) -> str:
@@ -93,14 +103,26 @@ def _counts(arm: ArmRuns, rate_per_s: float | None) -> list[str]:
         f"{middle('utilisation.busy'):.0%} busy",
         f"{middle('preemptions'):.0f} preempted",
         f"{middle('swap.bytes') / 1e9:.1f} GB swapped" + (f", {blocked:.1%} blocked" if blocked else ""),
+        *(
+            f"{_cell(arm, rate_per_s, name, scale)} {unit}"
+            for name, unit, scale in _MACHINES
+            if arm.values(rate_per_s, name)
+        ),
     ]
+
+
+def _over_seeds(cases: Sequence[dict[str, Any]]) -> str:
+    num_seeds = max(len(arm.cases) for arm in arms_of(cases))
+    return f", medians of {num_seeds} seeds" if num_seeds > 1 else ""
 
 
 def _show_figures(cases: list[dict[str, Any]], names: list[str], console: Console) -> None:
     """Show each figure with its ratio to the variant's last arm, at the same rate."""
-    table = Table("run", "rate/s", *names, title="Figures, and their ratio to the last arm's")
-    last = {case["variant"]: case for case in cases}
-    for case in cases:
+    title = f"Figures{_over_seeds(cases)}, and their ratio to the last arm's"
+    table = Table("run", "rate/s", *names, title=title)
+    middle = medians_over_seeds(cases)
+    last = {case["variant"]: case for case in middle}
+    for case in middle:
         others = {run["rate_per_s"]: run for run in last[case["variant"]]["runs"]}
         for run in case["runs"]:
             rate = run["rate_per_s"]
@@ -118,17 +140,19 @@ def _show_figures(cases: list[dict[str, Any]], names: list[str], console: Consol
     console.print(table)
 
 
-def _show_held(cases: list[dict[str, Any]], console: Console) -> None:
+def _show_held(cases: list[dict[str, Any]], lowest: float, console: Console) -> None:
+    """``lowest``: the lowest rate that the search tried."""
     goals = list(cases[0]["held"])
-    table = Table("variant", "arm", *(f"held at {goal}" for goal in goals), title="Highest rate (requests/s)")
+    title = f"Highest rate (requests/s{_over_seeds(cases)})"
+    table = Table("variant", "arm", *(f"held at {goal}" for goal in goals), title=title)
     variants: dict[str, list[dict[str, Any]]] = {}
-    for case in cases:
+    for case in medians_over_seeds(cases):
         variants.setdefault(case["variant"], []).append(case)
     for variant, found in variants.items():
         for case in found:
             cells = []
             for goal in goals:
                 rate, best = case["held"][goal], max(other_case["held"][goal] or 0.0 for other_case in found)
-                cells.append("none" if rate is None else f"{rate:.3g} ({rate / best:.0%} of the best)")
+                cells.append(f"under {lowest:.3g}" if rate is None else f"{rate:.3g} ({rate / best:.0%} of the best)")
             table.add_row(variant, case["arm"], *cells)
     console.print(table)

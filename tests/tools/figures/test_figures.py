@@ -97,6 +97,7 @@ def test_cells_carry_units_of_rows_and_ratios() -> None:
     assert cell(Figure(2.5), Column("ratio", "x", 2)) == "2.50x"
     assert cell(Figure(2.5), Column("value"), "ms") == "2.5 ms"
     assert cell(Figure(7.9, is_lower_bound=True), Column("rate")) == "over 7.9"
+    assert cell(Figure(0.5, is_upper_bound=True), Column("rate")) == "under 0.5"
     assert cell(None, Column("rate")) == ""
 
 
