@@ -37,7 +37,9 @@ def test_an_experiment_gives_the_same_bytes_twice(tmp_path: Path, capsys: pytest
         assert min(above) > 3.0
     shown = capsys.readouterr()
     assert "held at" in shown.out
-    assert shown.err.startswith("simulating 2 case(s) on 1 instance(s)\n")
+    num_runs = sum(len(case["runs"]) for case in (fcfs, srpt))
+    assert shown.err.count(": done\n") == 2 * num_runs  # also of the runs at the rate of another arm
+    assert shown.err.startswith("simulating 2 cases on 1 instance\n")
 
 
 def test_variants_on_an_axis_make_one_plot(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tools.figures.files import command_line, measured_now, write_figures
 from tools.profiling.output import prepare_file
 from tools.simulation.compare import show_comparison
 from tools.simulation.experiment import Experiment, merged, read_experiment
-from tools.simulation.progress import ProgressLines
+from tools.simulation.progress import ProgressLines, counted
 from tools.simulation.report import WHICH_IS_WHICH, show
 from tools.simulation.result_files import JSON_NAME, as_values, read_results, write_results
 from tools.simulation.runner import CaseResult, run_experiment
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"simulate: cannot write {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
-        print("simulate: interrupted; nothing is written", file=sys.stderr)
+        print("simulate: interrupted; results are written when all runs are done", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -147,7 +147,8 @@ def run_experiment_file(parsed: argparse.Namespace) -> int:
     files = [write_results(values, folder)]  # first of all, because the runs took the time
     show(values, console)
     num_requests = sum(figures["requests"]["arrived"] for result in results for figures in result.runs.values())
-    console.print(f"{num_requests} requests in {took_s:.1f} s ({num_requests / took_s:.0f} simulated a second)")
+    requests = counted(num_requests, "request")
+    console.print(f"{requests} in {took_s:.1f} s ({num_requests / took_s:.0f} simulated a second)")
     from tools.simulation.figure_tables import tables_of  # after the runs, because matplotlib takes a while to load
     from tools.simulation.plots import write_plots
 

@@ -34,8 +34,10 @@ class ProgressLines:
         )
         self._bars = Bars(*columns, console=self._console, transient=True)
         self._tasks: dict[int, TaskID] = {}  # by case
-        self._num_runs = [0] * len(self._cases)
-        self._began_s = [clock()] * len(self._cases)  # the run of each case
+        self._rates: dict[int, float | None] = {}  # of each case's newest run
+        self._num_runs = [0] * len(self._cases)  # as the case's process counts them; a second one counts from 0
+        self._num_done = [0] * len(self._cases)  # of all processes
+        self._began_s = [clock()] * len(self._cases)  # the newest run of each case
         self._told_s = [clock()] * len(self._cases)
 
     def __enter__(self) -> "ProgressLines":
@@ -43,7 +45,7 @@ class ProgressLines:
             self._bars.start()
         else:
             instances = max(case.config.cluster.num_workers for case in self._cases)
-            self._print(f"simulating {len(self._cases)} case(s) on {instances} instance(s)")
+            self._print(f"simulating {counted(len(self._cases), 'case')} on {counted(instances, 'instance')}")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -51,27 +53,35 @@ class ProgressLines:
             self._bars.stop()
 
     def report(self, progress: Progress) -> None:
-        name = name_of(self._cases[progress.case], progress.rate_per_s)
+        number, rate = progress.case, progress.rate_per_s
+        name = name_of(self._cases[number], rate)
+        begins = number not in self._rates or self._rates[number] != rate
+        if begins:
+            self._rates[number], self._num_runs[number] = rate, progress.num_runs
+        is_done = progress.num_runs > self._num_runs[number]
+        if is_done:
+            self._num_runs[number] = progress.num_runs
+            self._num_done[number] += 1
         if self._console.is_terminal:
-            self._draw(name, progress)
+            self._draw(name, progress, begins)
         else:
-            self._tell(name, progress)
+            self._tell(name, progress, begins, is_done)
 
-    def _draw(self, name: str, progress: Progress) -> None:
+    def _draw(self, name: str, progress: Progress, begins: bool) -> None:
         number = progress.case
         if number not in self._tasks:
             self._tasks[number] = self._bars.add_task(name, total=1.0, at="")
-        elif not progress.share:  # the case's next run
+        elif begins:
             self._bars.reset(self._tasks[number], description=name)
-        done = f"{progress.num_runs} runs done" if progress.num_runs else ""
-        self._bars.update(self._tasks[number], completed=progress.share, at=done)
+        done = self._num_done[number]
+        at = f"{counted(done, 'run')} done" if done else ""
+        self._bars.update(self._tasks[number], completed=progress.share, at=at)
 
-    def _tell(self, name: str, progress: Progress) -> None:
+    def _tell(self, name: str, progress: Progress, begins: bool, is_done: bool) -> None:
         number, now = progress.case, self._clock()
-        if not progress.share:
+        if begins:
             self._began_s[number] = self._told_s[number] = now
-        if progress.num_runs > self._num_runs[number]:
-            self._num_runs[number] = progress.num_runs
+        if is_done:
             self._print(f"{name}: done")
         elif progress.share and now - self._told_s[number] >= _LINE_EVERY_S:
             self._told_s[number] = now
@@ -80,6 +90,11 @@ class ProgressLines:
 
     def _print(self, line: str) -> None:
         self._console.print(line, highlight=False)
+
+
+def counted(number: int, noun: str) -> str:
+    """As "1 run" and "2 runs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def name_of(case: Case, rate_per_s: float | None) -> str:

@@ -74,12 +74,14 @@ def _run_all(
         ]
         try:
             _watch(futures, progress, report)
-            return [future.result() for future in futures]
         finally:
             if not all(future.done() for future in futures):  # interrupted, or one has failed
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in multiprocessing.active_children():
                     process.terminate()
+    for update in _drain(progress):  # a result may overtake the last updates of its process
+        report(update)
+    return [future.result() for future in futures]
 
 
 def _watch(futures: list[Future[CaseResult]], progress: "multiprocessing.Queue[Progress]", report: Report) -> None:
@@ -104,7 +106,8 @@ def _begin_process(progress: "multiprocessing.Queue[Progress]") -> None:
     global _progress
     _progress = progress
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the process that started this one
-    gc.disable()  # runs make no cycles of any size, and looking for them takes a twentieth of the time
+    gc.freeze()  # what is loaded stays, so that collecting what a run leaves is quick
+    gc.disable()  # looking for cycles during a run takes a twentieth of the time; run_once does it afterwards
 
 
 def _run_case(number: int, case: Case, rates: list[float], search: Search | None, only_rates: bool) -> CaseResult:
@@ -142,11 +145,15 @@ def run_once(case: Case, rate_per_s: float | None, on_share: Callable[[float], N
 
     def on_progress(now: float, num_arrived: int, num_ended: int) -> None:
         shares = [num_ended / config.num_requests] if config.num_requests else []
+        if config.arrivals.process == "trace" and case.trace:
+            shares.append(num_ended / len(case.trace))
         if config.duration_s:
             shares.append(now / config.duration_s * num_ended / max(1, num_arrived))
         on_share(min(1.0, max(shares, default=0.0)))
 
-    return Simulation(config, case.profiles, case.trace, on_progress).run().figures()
+    figures = Simulation(config, case.profiles, case.trace, on_progress).run().figures()
+    gc.collect()  # a simulation is a cycle, because its clients know it, and it holds the file of ended requests
+    return figures
 
 
 def highest_held(rates: list[float], is_held: Callable[[float], bool]) -> float | None:
