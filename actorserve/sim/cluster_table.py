@@ -189,6 +189,8 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         known = ", ".join(names)
         if self.scaling.group is not None and self.scaling.group not in names:
             raise ValueError(f"scaling.group is {self.scaling.group[:60]!r}: expected one of {known}")
+        if self.scaling.group is not None and self.scaling.max_workers is None:
+            raise ValueError(f"scaling.group is {self.scaling.group!r}: expected only with scaling.max_workers")
         if self.scaling.group is None and self.scaling.max_workers is not None and len(names) > 1:
             raise ValueError(f"scaling.group is missing: expected one of {known}")
         return self

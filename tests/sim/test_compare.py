@@ -11,7 +11,8 @@ from actorserve.errors import SimulationError
 from tests.sim.experiments import EXPERIMENT, write
 from tools.simulation.__main__ import EXIT_UNUSABLE, main
 from tools.simulation.arms import arms_of, medians_over_seeds
-from tools.simulation.compare import compare, differing_keys
+from tools.simulation.compare import compare, differing_keys, show_comparison
+from tools.simulation.experiment import read_experiment
 from tools.simulation.report import show
 from tools.simulation.result_files import as_json, read_results
 
@@ -35,6 +36,12 @@ def results(name: str, *values: float, arm: str = "fcfs", rate: float | None = 2
         for seed, value in enumerate(values, first_seed)
     ]
     return {"name": name, "config": {"cluster": {"policy": name}}, "cases": cases}
+
+
+def without_runs(name: str) -> Any:
+    values = results(name, 1.0)
+    values["cases"][0]["runs"] = []
+    return values
 
 
 def test_ratios_are_taken_seed_by_seed() -> None:
@@ -67,6 +74,7 @@ def test_a_difference_is_marked_if_it_exceeds_the_spread(values: tuple[float, ..
         ),
         (results("b", 1.0, rate=3.0), "'fcfs' ran at 2/s and at 3/s: expected a rate in both"),
         (results("b", 1.0, rate=None), "'fcfs' ran at 2/s and at the experiment's own rate: expected a rate in both"),
+        (without_runs("b"), "'fcfs' ran at 2/s and not at all: expected a rate in both"),
         (results("b", 1.0, first_seed=7), "'fcfs' has the seeds 1 and 7: expected one in both"),
     ],
 )
@@ -78,10 +86,16 @@ def test_results_that_do_not_fit_are_told(b: dict[str, Any], told: str) -> None:
 
 
 def test_settings_that_differ_are_named() -> None:
-    """A comparison says what was changed between its sides; a table in a list counts as one value."""
+    """A comparison says what was changed between its sides, also in a table in a list or far behind in a long value."""
     a = {"seed": 1, "cluster": {"policy": "fcfs", "instances": 2}, "arms": [{"name": "x"}]}
     b = {"seed": 1, "cluster": {"policy": "srpt"}, "arms": [{"name": "x"}]}
     assert differing_keys(a, b) == ["cluster.instances: A 2, B none", "cluster.policy: A 'fcfs', B 'srpt'"]
+    arms = [{"name": "x", "cluster": {"policy": "fcfs", "instances": 2}}]
+    others = [{"name": "x", "cluster": {"policy": "srpt", "instances": 2}}]
+    assert differing_keys({"arms": arms}, {"arms": others}) == ["arms.0.cluster.policy: A 'fcfs', B 'srpt'"]
+    rates = [float(rate) for rate in range(1, 40)]
+    [line] = differing_keys({"rates": [*rates, 40.0]}, {"rates": [*rates, 41.0]})
+    assert line.endswith(", 39.0, 40.0], B " + line.partition(" A ")[2].partition("40.0]")[0] + "41.0]")
     many = differing_keys({str(key): 1 for key in range(40)}, {})
     assert many[-1] == "and 28 more keys differ"
 
@@ -165,7 +179,9 @@ def test_a_wrong_value_of_a_result_is_told(tmp_path: Path, path: tuple[Any, ...]
 def test_two_experiments_are_run_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A result file is compared with an experiment, which is run first; every seed is a case of its own."""
     text = EXPERIMENT[: EXPERIMENT.index("[search]")].replace("cv = 2.0", "cv = 2.0\nrate_per_s = 0.3")
-    file = write(tmp_path, text.replace("num_requests = 40", "num_requests = 10\nseeds = [1, 2]"))
+    file = write(
+        tmp_path, text.replace("num_requests = 40", "num_requests = 10\nseeds = [1, 2]").replace("seed = 1\n", "")
+    )
     assert main([str(file), "--out", str(tmp_path)]) == 0
     values = json.loads((tmp_path / "metrics.json").read_text())
     assert [case["seed"] for case in values["cases"]] == [1, 2]
@@ -183,3 +199,39 @@ def test_a_seed_is_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     """The same seed twice would hide how much seeds differ, so it is refused."""
     assert main([str(write(tmp_path)), "--out", str(tmp_path), "--set", "seeds=[1,2,1]"]) == EXIT_UNUSABLE
     assert "seeds.2 is 1: expected another seed than those before it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("beside", ["", "arms", "variants"])
+def test_a_seed_beside_seeds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], beside: str) -> None:
+    """A seed has no effect beside seeds, unless it is that of a file and --set replaces it."""
+    given = f'{beside}=[{{name="x",seed=4}}]' if beside else "seed=4"
+    text = EXPERIMENT[: EXPERIMENT.index("[search]")].replace("cv = 2.0", "cv = 2.0\nrate_per_s = 0.3")
+    file = write(tmp_path, text)
+    replaced = [str(file), "--out", str(tmp_path), "--set", "seeds=[1,2]"]
+    assert main([*replaced, "--set", given]) == EXIT_UNUSABLE
+    assert capsys.readouterr().err == f"simulate: {file}: seed is 4: expected none together with seeds\n"
+    file.write_text("seeds = [1, 2]\n" + file.read_text())
+    assert main([str(file), "--out", str(tmp_path)]) == EXIT_UNUSABLE
+    assert "seed is 1: expected none together with seeds" in capsys.readouterr().err
+    file.write_text(file.read_text().replace("seeds = [1, 2]\n", ""))
+    assert len(read_experiment(file, {"seeds": [1, 2]}).cases) == 2
+
+
+def test_figures_that_no_run_has_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """If no request of A ended, there is no ratio, and the table says so."""
+    a, b = results("a", 1.0, 1.0), results("b", 1.0, 1.0)
+    for case in a["cases"]:
+        [only] = case["runs"]
+        only |= {"latency": dict.fromkeys(LATENCIES), "throughput": {"output_tokens_per_s": 0.0}}
+    show_comparison(a, b, Console(width=100))
+    assert "No figure can be compared" in capsys.readouterr().out
+
+
+def test_settings_for_two_results_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Results are not run again, so a setting would change nothing."""
+    file = tmp_path / "metrics.json"
+    file.write_text(as_json(results("a", 1.0)), encoding="utf-8")
+    assert main(["compare", str(file), str(tmp_path), "--set", "seed=2"]) == EXIT_UNUSABLE
+    assert capsys.readouterr().err == (
+        "simulate: --set is given with two results, which it cannot change: expected an experiment (.toml)\n"
+    )

@@ -112,6 +112,11 @@ def test_machines_cost_their_lifetimes() -> None:
         ([SMALL], {"profile": "sums"}, "cluster.profile is not expected together with groups"),
         ([{**SMALL, "machines": 3}], {}, "cluster.groups.0.machines is unknown: expected cost_per_hour, count, "),
         ([SMALL, LARGE], {"scaling": {"max_workers": 4}}, "cluster.scaling.group is missing: expected one of small, "),
+        (
+            [SMALL, LARGE],
+            {"scaling": {"group": "large"}},
+            "cluster.scaling.group is 'large': expected only with scaling.max_workers",
+        ),
         ([SMALL], {"scaling": {"group": "x"}}, "cluster.scaling.group is 'x': expected one of small"),
         ([SMALL, {**LARGE, "watts": 1.0}], {}, "cluster.groups.0.watts is missing: expected it in all groups, or in"),
         ([{**SMALL, "watts": -1.0}], {}, "cluster.groups.0.watts is -1.0: expected at least 0"),

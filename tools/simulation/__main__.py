@@ -55,7 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FOLDER", help="folder for the JSON file and the plots (default: simulated/NAME)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures that READMEs show to this file")
-    _add_run_options(parser)
+    _add_run_options(parser, "replace a value of the file, such as seed=2 or cluster.instances=4")
     return parser
 
 
@@ -73,11 +73,11 @@ def make_compare_parser() -> argparse.ArgumentParser:
             metavar=name.upper(),
             help=f"a {JSON_NAME}, the folder that holds it, or an experiment (.toml), which is run first",
         )
-    _add_run_options(parser)
+    _add_run_options(parser, "replace a value of each experiment that is run first: of A and of B, if both are")
     return parser
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
+def _add_run_options(parser: argparse.ArgumentParser, set_help: str) -> None:
     parser.add_argument(
         "--processes",
         type=int,
@@ -89,7 +89,7 @@ def _add_run_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="replace a value of the file, such as seed=2 or cluster.instances=4; may be repeated",
+        help=f"{set_help}; may be repeated",
     )
 
 
@@ -165,6 +165,8 @@ def run_comparison(parsed: argparse.Namespace) -> int:
     # Both files are read before any run, so that an error is told at once.
     overrides = overrides_of(parsed)
     places: list[Path] = [parsed.a, parsed.b]
+    if overrides and not any(place.suffix == ".toml" for place in places):
+        raise SimulationError("--set is given with two results, which it cannot change: expected an experiment (.toml)")
     given = [read_experiment(place, overrides) if place.suffix == ".toml" else read_results(place) for place in places]
     a, b = (
         as_values(found, run(found, parsed.processes)) if isinstance(found, Experiment) else found for found in given

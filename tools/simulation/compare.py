@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from statistics import median
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from tools.simulation.report import LATENCIES, SHOWN_PERCENTILES, percent
 
 _TOKENS_PER_S: Final = "throughput.output_tokens_per_s"
 _MAX_DIFFERENT_KEYS = 12
+_MAX_VALUE_CHARS = 60
 _MARK = "*"
 
 
@@ -74,7 +76,7 @@ def _compare_arm(a: ArmRuns, b: ArmRuns) -> list[ComparedRun]:
     name = a.name or "the run"
     rates = [rate for rate in a.rates() if rate in b.rates()]
     if not rates:
-        raise SimulationError(f"{name!r} ran at {_rates(a)} and at {_rates(b)}: expected a rate in both")
+        raise SimulationError(f"{name!r} ran {_rates(a)} and {_rates(b)}: expected a rate in both")
     found = []
     for rate in rates:
         seeds_of_b = {case["seed"]: case for case in b.cases}
@@ -107,7 +109,8 @@ def _ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) -> Rat
 
 
 def _rates(arm: ArmRuns) -> str:
-    return ", ".join("the experiment's own rate" if rate is None else f"{rate:g}/s" for rate in arm.rates())
+    rates = ", ".join("the experiment's own rate" if rate is None else f"{rate:g}/s" for rate in arm.rates())
+    return f"at {rates}" if rates else "not at all"
 
 
 def _seeds(arm: ArmRuns) -> str:
@@ -119,8 +122,11 @@ def show_comparison(a: Mapping[str, Any], b: Mapping[str, Any], console: Console
     compared = compare(a, b)
     for line in differing_keys(a["config"], b["config"]):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    num_seeds = max(ratio.num_seeds for run in compared for ratio in run.ratios.values() if ratio is not None)
-    if num_seeds > 1:
+    ratios = [ratio for run in compared for ratio in run.ratios.values() if ratio is not None]
+    num_seeds = max((ratio.num_seeds for ratio in ratios), default=0)
+    if not num_seeds:
+        caption = "No figure can be compared: in A or B a run has none of them, or they are 0 in A."
+    elif num_seeds > 1:
         caption = (
             f"Medians of {num_seeds} seeds; in brackets, highest less lowest ratio. {_MARK} marks a difference that "
             "exceeds this spread."
@@ -152,17 +158,31 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """One line for each key of two configurations whose values differ; the first of them."""
     flat_a, flat_b = (_flat(values, "") for values in (a, b))
     keys = [key for key in sorted({**flat_a, **flat_b}) if flat_a.get(key) != flat_b.get(key)]
-    lines = [f"{key}: A {_value(flat_a, key)}, B {_value(flat_b, key)}" for key in keys[:_MAX_DIFFERENT_KEYS]]
+    lines = []
+    for key in keys[:_MAX_DIFFERENT_KEYS]:
+        of_a, of_b = _cut(*(repr(flat[key]) if key in flat else "none" for flat in (flat_a, flat_b)))
+        lines.append(f"{key}: A {of_a}, B {of_b}")
     more = len(keys) - len(lines)
     return [*lines, *([f"and {more} more keys differ"] if more else [])]
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
+    """The values of tables, also of tables in lists, by their dotted keys."""
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+        value = {str(place): part for place, part in enumerate(value)}
     if isinstance(value, Mapping):
         inner = [_flat(part, f"{path}.{key}" if path else key) for key, part in value.items()]
         return {key: part for table in inner for key, part in table.items()}
     return {path: value}
 
 
-def _value(flat: Mapping[str, Any], key: str) -> str:
-    return repr(flat[key])[:60] if key in flat else "none"
+def _cut(a: str, b: str) -> tuple[str, str]:
+    """Two texts, each of which is cut to the part in which they begin to differ."""
+    num_equal = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+    begin = num_equal - _MAX_VALUE_CHARS // 2 if num_equal >= _MAX_VALUE_CHARS else 0
+    return _part(a, begin), _part(b, begin)
+
+
+def _part(text: str, begin: int) -> str:
+    end = begin + _MAX_VALUE_CHARS
+    return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")

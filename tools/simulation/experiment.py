@@ -162,6 +162,11 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
             raise SimulationError(f"{file}: {shown} is unknown: expected {', '.join(known)}")
     plan = parse_table(Plan, {key: values[key] for key in Plan.model_fields if key in values}, str(file))
     shared = {key: value for key, value in values.items() if key not in Plan.model_fields}
+    # A file may have a seed that --set replaces by seeds; any other seed beside them would have no effect.
+    is_replaced = "seeds" in overrides and "seed" not in overrides
+    for table in (() if is_replaced else (shared,)) + (*plan.variants, *plan.arms) if plan.seeds else ():
+        if "seed" in table:
+            raise SimulationError(f"{file}: seed is {str(table['seed'])[:60]}: expected none together with seeds")
     traces: dict[Path, tuple[TraceRow, ...]] = {}
     cases = []
     for variant in plan.variants or ({"name": ""},):
