@@ -153,6 +153,18 @@ def test_gaps_are_between_the_tokens_of_one_request() -> None:
     assert not gaps.num_followed
 
 
+def test_a_request_that_comes_back_has_gaps_of_its_own() -> None:
+    """A request that got tokens elsewhere, while its first instance made none, has its gap from the newest of them."""
+    gaps = TokenGaps()
+    gaps.on_iterations("a", ("1", "2"), (1.0,))
+    gaps.on_iterations("b", ("1",), (3.0, 4.0))
+    gaps.on_iterations("a", ("1", "2"), (5.0,))
+    assert gaps.gaps.summary() == summary([2.0, 1.0, 1.0, 4.0])
+    gaps.on_iterations("b", ("2",), (6.0,))
+    gaps.on_iterations("a", ("1",), (7.0,))  # the others of the same iteration stay
+    assert gaps.gaps.summary() == summary([2.0, 1.0, 1.0, 4.0, 1.0, 2.0])
+
+
 MANY: dict[str, Any] = {
     "num_requests": 150,
     "cluster": {

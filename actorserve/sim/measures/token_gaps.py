@@ -6,7 +6,9 @@ from actorserve.sim.measures.distribution import Distribution
 
 
 class _Newest:
-    """An instance's newest iteration that made tokens: its end, and the requests that got one."""
+    """An instance's newest iteration that made tokens: its end, and the requests that got one, less those that got one
+    on another instance afterwards.
+    """
 
     __slots__ = ("end_s", "request_ids")
 
@@ -70,8 +72,11 @@ class TokenGaps:
             if place is newest:
                 num_same += 1
                 continue
-            if place is not None:
-                self.gaps.add(end_s - (place.end_s if isinstance(place, _Newest) else place))
+            if isinstance(place, _Newest):
+                self.gaps.add(end_s - place.end_s)
+                place.request_ids = tuple(other for other in place.request_ids if other != request_id)
+            elif place is not None:
+                self.gaps.add(end_s - place)
             tokens[request_id] = newest
         staying = set(request_ids)
         for request_id in newest.request_ids:
