@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.compiling import SWITCH, use_if_wanted
+from tools.compiling import SWITCH, __main__ as program, use_if_wanted
 from tools.compiling.builds import ROOT, Finder, build_folder, compiled_sources
 
 SMALL = ROOT / "config" / "simulations" / "speed.toml"
@@ -80,3 +80,56 @@ def test_the_vocabulary_is_not_compiled() -> None:
     assert {"actorserve/core/scheduling/mlfq.py", "actorserve/sim/simulation.py"} <= names
     vocabulary = ("core/messages/load.py", "core/effects.py", "core/instance/config.py", "core/timing/profile.py")
     assert not names & {f"actorserve/{name}" for name in vocabulary}
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
+    """The commands that would build, in place of builds that take minutes."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "not built by this test")
+
+    monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))
+    monkeypatch.setattr(program.subprocess, "run", run)
+    return commands
+
+
+def test_help_builds_nothing(builds: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+    """The tool tells what it does, and refuses arguments that it does not have, before any build."""
+    for arguments, status in ((["--help"], 0), (["--fast"], 2)):
+        with pytest.raises(SystemExit) as caught:
+            program.main(arguments)
+        assert caught.value.code == status
+    assert "usage: tools/compile" in capsys.readouterr().out
+    assert not builds
+
+
+def test_a_compiler_may_have_arguments(
+    builds: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CC is a command, of which only the program must exist; a program that does not is named."""
+    monkeypatch.setenv("CC", f"'{sys.executable}' gcc")
+    assert program.main([]) == 1
+    assert capsys.readouterr().err == "compile: not built by this test\n"
+    assert len(builds) == 1
+    monkeypatch.setenv("CC", "no-such-compiler -O1")
+    assert program.main([]) == 1
+    assert "there is no C compiler no-such-compiler: install gcc" in capsys.readouterr().err
+    assert len(builds) == 1
+
+
+def test_an_interrupted_build_is_one_line(
+    builds: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Ctrl-C ends a build with one line, and leaves no half of it."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("CC", sys.executable)
+    monkeypatch.setattr(program.subprocess, "run", interrupt)
+    assert program.main([]) == program.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == "compile: interrupted; nothing is built\n"
+    assert not [file for file in (tmp_path / "compiled").iterdir() if file.is_dir()]

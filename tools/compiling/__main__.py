@@ -1,21 +1,44 @@
 """``tools/compile``: build the compiled modules for these sources, unless they are built already."""
 
+import argparse
 import fcntl
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.compiling.builds import ROOT, build_folder
 
+EXIT_INTERRUPTED = 130
 _UNUSED_DAYS = 30
 _MAX_REASON_CHARS = 300
 
 
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog="tools/compile",
+        description="Compile the core and the simulator's loop, for a faster tools/simulate. Optional; it takes some "
+        "minutes, and is needed once for each change of these sources.",
+        epilog="CC names the C compiler (default: cc); ACTORSERVE_CACHE names the folder of builds.",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    make_parser().parse_args(arguments)
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("compile: interrupted; nothing is built", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def run() -> int:
+    """Returns an exit status."""
     folder = build_folder()
     if folder is None:
         print("compile: needs mypy, which tools/test installs", file=sys.stderr)
@@ -45,8 +68,9 @@ def _build(folder: Path) -> str:
 
     Returns what failed, or nothing.
     """
-    if shutil.which(os.environ.get("CC", "cc")) is None:
-        return "there is no C compiler; install gcc"
+    compiler = (shlex.split(os.environ.get("CC", "")) or ["cc"])[0]  # CC may have arguments, as "ccache gcc"
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler {compiler}: install gcc, or name another one in CC"
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as name:
         copy, built = Path(name) / "sources", Path(name) / "built"
         for package in ("actorserve", "tools"):
