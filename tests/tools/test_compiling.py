@@ -92,7 +92,7 @@ def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[str]]:
         return subprocess.CompletedProcess(command, 1, "", "not built by this test")
 
     monkeypatch.setenv("ACTORSERVE_CACHE", str(tmp_path))
-    monkeypatch.setattr(program.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     return commands
 
 
@@ -129,7 +129,7 @@ def test_an_interrupted_build_is_one_line(
         raise KeyboardInterrupt
 
     monkeypatch.setenv("CC", sys.executable)
-    monkeypatch.setattr(program.subprocess, "run", interrupt)
+    monkeypatch.setattr(subprocess, "run", interrupt)
     assert program.main([]) == program.EXIT_INTERRUPTED
     assert capsys.readouterr().err == "compile: interrupted; nothing is built\n"
     assert not [file for file in (tmp_path / "compiled").iterdir() if file.is_dir()]
