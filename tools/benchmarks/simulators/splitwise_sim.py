@@ -43,7 +43,7 @@ _COLUMNS: Final = tuple(f"{name} P{percent}" for name in NAMES for percent in PE
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A cluster of SplitwiseSim's iso-power script, all machines of one kind. ``profile``: of a machine in our simulator."""
+    """A cluster of SplitwiseSim's iso-power script, all machines of one kind. ``profile``: of a machine, for ours."""
 
     title: str
     num_a100: int
