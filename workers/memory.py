@@ -258,7 +258,7 @@ def _bytes_per_weight(bits: int | None, kernels: Kernels) -> float:
     packed = 1.0 if bits == 8 else 0.5 + 1 / 16  # 16 weights of 4 bits share a byte
     if kernels.native:
         return packed
-    return packed + (1 if native.isa() == "avx512_vnni" else 4)  # torch's own product keeps an unpacked copy
+    return packed + (1 if native.has_vnni() else 4)  # torch's own product keeps an unpacked copy
 
 
 def _gib(num_bytes: int) -> str:

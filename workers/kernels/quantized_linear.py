@@ -155,7 +155,7 @@ class _ExactProduct:
         expanded = expand(weight)
         # oneDNN multiplies bytes on CPUs with VNNI (but it mistakes a matrix of one input for its transpose).
         # On other CPUs torch multiplies bytes in a naive loop, and has good kernels for floats.
-        use_integers = native.isa() == "avx512_vnni" and weight.in_features > 1
+        use_integers = native.has_vnni() and weight.in_features > 1
         self._integers = expanded.t() if use_integers else None
         chunks = () if self._integers is not None else torch.split(expanded.float(), _EXACT_INPUTS, dim=1)
         self._chunks = tuple(chunk.contiguous() for chunk in chunks)

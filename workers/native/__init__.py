@@ -31,8 +31,10 @@ _ELF_HEADER_BYTES = 64
 _UNUSED_DAYS = 30
 _COMMON_FLAGS = ("-O3", "-std=c++20", "-fopenmp", "-ffp-contract=off")
 _AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+_AVX512_FLAGS = (*_AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 _FLAGS = {
-    "avx512_vnni": (*_AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"),
+    "amx_int8": (*_AVX512_FLAGS, "-mamx-tile", "-mamx-int8"),
+    "avx512_vnni": _AVX512_FLAGS,
     "avx2": _AVX2_FLAGS,
 }
 
@@ -64,16 +66,24 @@ def describe() -> str:
 
 
 def isa() -> str:
-    """``avx512_vnni``, ``avx2``, or "" for CPUs without kernels; bounded by ``ATEN_CPU_CAPABILITY``."""
+    """``amx_int8``, ``avx512_vnni``, ``avx2``, or "" for CPUs without kernels; bounded by ``ATEN_CPU_CAPABILITY``."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ""
     match torch.backends.cpu.get_cpu_capability():
         case "AVX512":
-            return "avx512_vnni" if "avx512_vnni" in _cpu_flags() else "avx2"
+            found = _cpu_flags()
+            if "avx512_vnni" not in found:
+                return "avx2"
+            return "amx_int8" if "amx_int8" in found else "avx512_vnni"
         case "AVX2":
             return "avx2"
         case _:
             return ""
+
+
+def has_vnni() -> bool:
+    """Whether `isa` has AVX-512's dot products of 8-bit integers."""
+    return isa() in ("amx_int8", "avx512_vnni")
 
 
 @cache

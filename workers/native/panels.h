@@ -3,7 +3,9 @@
 
 #include <immintrin.h>
 
+#include <array>
 #include <cstdint>
+#include <utility>
 
 namespace actorserve {
 namespace {  // private to the file that includes this header
@@ -37,6 +39,27 @@ struct Panel {
   const int8_t* group_scales;  // null: int8
   int64_t num_steps;
   int64_t num_groups;
+};
+
+// A kernel that meets one panel at a time, and is compiled for each number of rows.
+template <class Kernel>
+struct ByRows {
+  using Input = typename Kernel::Input;
+  static constexpr int kMaxRows = Kernel::kMaxRows;
+  static constexpr int kPanels = 1;
+  static constexpr int64_t kSlackInputs = 0;
+  struct Session {};  // what a thread holds while it multiplies
+
+  static void run(const Input* tile, int64_t num_rows, const Panel* panels, int64_t, int32_t* sums) {
+    static constexpr auto kRun = kernels(std::make_integer_sequence<int, kMaxRows>());
+    kRun[static_cast<size_t>(num_rows - 1)](tile, panels[0], sums);
+  }
+
+ private:
+  template <int... kRows>
+  static constexpr auto kernels(std::integer_sequence<int, kRows...>) {
+    return std::array{&Kernel::template run<kRows + 1>...};
+  }
 };
 
 }  // namespace

@@ -5,17 +5,17 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "panels.h"
 #include "quantize.h"
 #include "threads.h"
 
-#if defined(__AVX512VNNI__)
+#if defined(__AMX_INT8__)
+#include "gemm_amx.h"
+#elif defined(__AVX512VNNI__)
 #include "gemm_avx512.h"
 #else
 #include "gemm_avx2.h"
@@ -25,6 +25,13 @@ namespace actorserve {
 namespace {
 
 using at::Tensor;
+
+#if defined(__AMX_INT8__)
+using Int8 = Int8AmxKernel;
+#else
+using Int8 = ByRows<Int8Kernel>;
+#endif
+using Int4 = ByRows<Int4Kernel>;
 
 constexpr int64_t kMinProducts = 1 << 16;  // per thread: fewer take less time than a second thread takes to wake
 constexpr int64_t kMinFloats = 1 << 13;    // per thread, to rotate and quantize
@@ -98,18 +105,13 @@ float* scratch_row(int64_t size) {
   return memory.data();
 }
 
-template <class Kernel, int... kRows>
-constexpr auto kernels(std::integer_sequence<int, kRows...>) {
-  return std::array{&Kernel::template run<kRows + 1>...};
-}
-
 template <class Kernel>
 void multiply(const float* x, int64_t num_rows, int64_t in_features, int64_t block, const Weights& weights,
               Epilogue epilogue) {
   using Input = typename Kernel::Input;
-  static constexpr auto kRun = kernels<Kernel>(std::make_integer_sequence<int, Kernel::kMaxRows>());
   const int64_t padded = round_up(in_features, kRowMultiple), stride = round_up(padded, kSliceInputs);
-  const Tensor inputs = at::empty({num_rows * stride * static_cast<int64_t>(sizeof(Input))}, at::kByte);
+  const int64_t num_inputs = num_rows * stride + Kernel::kSlackInputs;
+  const Tensor inputs = at::empty({num_inputs * static_cast<int64_t>(sizeof(Input))}, at::kByte);
   const Tensor scales = at::empty({num_rows}, at::kFloat);
   auto* quantized = reinterpret_cast<Input*>(inputs.mutable_data_ptr<uint8_t>());
   auto* row_scales = scales.mutable_data_ptr<float>();
@@ -131,13 +133,20 @@ void multiply(const float* x, int64_t num_rows, int64_t in_features, int64_t blo
   const int64_t num_panels = (epilogue.out_features + kPanelColumns - 1) / kPanelColumns;
   const int64_t products = std::max<int64_t>(1, num_rows * padded * kPanelColumns);
   parallel_for(num_panels, std::max<int64_t>(1, kMinProducts / products), [&](int64_t begin, int64_t end) {
-    alignas(64) int32_t sums[Kernel::kMaxRows * kPanelColumns];
-    for (int64_t panel = begin; panel < end; ++panel) {
+    constexpr int64_t kNumSums = Kernel::kMaxRows * kPanelColumns;
+    alignas(64) int32_t sums[Kernel::kPanels * kNumSums];
+    [[maybe_unused]] const typename Kernel::Session session;
+    for (int64_t first = begin, count; first < end; first += count) {
+      count = std::min<int64_t>(Kernel::kPanels, end - first);
+      Panel panels[Kernel::kPanels];
+      for (int64_t panel = 0; panel < count; ++panel) panels[panel] = weights[first + panel];
       for (int64_t tile = 0; tile < num_tiles; ++tile) {
         const int64_t row = first_row(tile), rows = first_row(tile + 1) - row;
-        epilogue.expect(row, rows, panel * kPanelColumns);
-        kRun[rows - 1](quantized + row * stride, weights[panel], sums);
-        epilogue.write(sums, row, rows, panel * kPanelColumns);
+        for (int64_t panel = 0; panel < count; ++panel) epilogue.expect(row, rows, (first + panel) * kPanelColumns);
+        Kernel::run(quantized + row * stride, rows, panels, count, sums);
+        for (int64_t panel = 0; panel < count; ++panel) {
+          epilogue.write(sums + panel * kNumSums, row, rows, (first + panel) * kPanelColumns);
+        }
       }
     }
   });
@@ -194,7 +203,7 @@ Tensor quantized_linear(const Tensor& x, const Tensor& packed, const std::option
       .panel_bytes = panel_bytes,
       .num_groups = num_groups,
   };
-  const auto run = is_int4 ? multiply<Int4Kernel> : multiply<Int8Kernel>;
+  const auto run = is_int4 ? multiply<Int4> : multiply<Int8>;
   run(input.const_data_ptr<float>(), num_rows, in_features, block, weights, epilogue);
   return y;
 }
