@@ -24,12 +24,18 @@ WORKERS = ("worker-0", "worker-1")
 NAMES = (COORDINATOR, *WORKERS, *GATEWAYS)
 STEMS = tuple((first, *range(11, 26)) for first in (1, 2))
 """What prompts begin with, so that requests share blocks; after its first block one stem goes on as the other."""
-PROMPTS = st.builds(
-    lambda stem, num_shared, rest: (*stem[:num_shared], *rest),
-    st.sampled_from(STEMS),
-    st.integers(0, len(STEMS[0])),
-    st.lists(st.integers(0, 49), min_size=1, max_size=8),
-)
+LONG_STEMS = tuple((first, *range(11, 70)) for first in (1, 2))
+"""For layers with windows: a request has many more rows than a window at a time."""
+
+
+def _prompts(stems: tuple[tuple[int, ...], ...], max_count: int) -> st.SearchStrategy[list[tuple[int, ...]]]:
+    prompt = st.builds(
+        lambda stem, num_shared, rest: (*stem[:num_shared], *rest),
+        st.sampled_from(stems),
+        st.integers(0, len(stems[0])),
+        st.lists(st.integers(0, 49), min_size=1, max_size=8),
+    )
+    return st.lists(prompt, min_size=1, max_size=max_count)
 
 
 SCHEDULINGS = [
@@ -70,21 +76,30 @@ class ClusterMachine(RuleBasedStateMachine):
     @initialize(
         data=st.data(),
         rounds=st.integers(2, 8),
-        num_blocks=st.sampled_from([12, 48]),
+        is_small=st.booleans(),
         scheduling=st.sampled_from(SCHEDULINGS),
     )
-    def begin_busy(self, data: st.DataObject, rounds: int, num_blocks: int, scheduling: Scheduling) -> None:
+    def begin_busy(self, data: st.DataObject, rounds: int, is_small: bool, scheduling: Scheduling) -> None:
         """Memory is too small for all requests, so that some are preempted, or large enough for the other worker's."""
-        self.world = World(num_workers=2, num_gateways=2, num_blocks=num_blocks, scheduling=scheduling)
+        has_windows = scheduling.layer_groups.num_windowed > 0
+        self.stems = LONG_STEMS if has_windows else STEMS
+        num_blocks, max_batch_tokens = ((30 if has_windows else 12) if is_small else 48), 4 if has_windows else 8
+        self.world = World(
+            num_workers=2,
+            num_gateways=2,
+            num_blocks=num_blocks,
+            max_batch_tokens=max_batch_tokens,
+            scheduling=scheduling,
+        )
         self.world.checkpoint(*WORKERS)
         self.world.checkpoint(*reversed(WORKERS))
-        self.open(data.draw(st.lists(PROMPTS, min_size=2, max_size=8)), num_blocks + 12, data)
+        self.open(num_blocks + 12, data, max_count=8)
         self.progress(rounds)
 
-    @rule(prompts=st.lists(PROMPTS, min_size=1, max_size=4), max_tokens=st.integers(1, 60), data=st.data())
-    def open(self, prompts: list[tuple[int, ...]], max_tokens: int, data: st.DataObject) -> None:
+    @rule(max_tokens=st.integers(1, 60), data=st.data())
+    def open(self, max_tokens: int, data: st.DataObject, max_count: int = 4) -> None:
         gateways = [name for name in GATEWAYS if name in self.world.processes]
-        for prompt in prompts if gateways else ():
+        for prompt in data.draw(_prompts(self.stems, max_count)) if gateways else ():
             self.num_opened += 1
             gateway, salt = data.draw(st.sampled_from(gateways)), data.draw(st.sampled_from(["", "", "tenant"]))
             prompt_logprobs = data.draw(st.sampled_from([-1, -1, 0, 2]))

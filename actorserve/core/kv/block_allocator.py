@@ -82,8 +82,11 @@ class BlockAllocator:
     def allocate(self, num_blocks: int, cached: Sequence[bytes] = ()) -> list[int] | None:
         """Own ``num_blocks`` blocks, beginning with the blocks that lie in the pool under the names ``cached``.
 
-        None, and none owned, if fewer are free. Raises: KeyError for a name that ``find`` does not find.
+        None, and none owned, if fewer are free. Raises: KeyError for a name that ``find`` does not find; ValueError for
+        more names than blocks: a bug of the caller.
         """
+        if len(cached) > num_blocks:
+            raise ValueError(f"{num_blocks} blocks begin with {len(cached)} cached ones")
         blocks = [self._block_of[name] for name in cached]
         num_new = num_blocks - len(blocks)
         if num_new + sum(not self._num_owners[block] for block in blocks) > self.num_free_blocks:

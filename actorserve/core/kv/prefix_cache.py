@@ -69,7 +69,8 @@ class PrefixCache:
             return Found(num_rows := self._allocator.find(names).num_blocks, 0, names[:num_rows])
         if holding.host_blocks or holding.num_computed:
             first_row = holding.first_row
-            num_rows = self._num_in_pool(names, first_row)
+            end_row = self._rows.end_row(len(names), first_row)  # another request may have computed more rows
+            num_rows = self._num_in_pool(names[:end_row], first_row)
         else:
             num_rows = self._num_resumable(names)
             first_row = self._rows.first_seen(num_rows)

@@ -226,3 +226,13 @@ def test_blocks_never_handed_out_cannot_be_given_up() -> None:
         allocator.free([1])
     with pytest.raises(ValueError, match="is free"):
         allocator.share(1, b"name")
+
+
+def test_a_chain_is_not_shorter_than_its_cached_blocks() -> None:
+    """It is a bug of the caller to ask for fewer blocks than it names, and nothing is owned then."""
+    allocator = BlockAllocator(4)
+    (block,) = allocator.allocate(1) or []
+    allocator.share(block, b"a")
+    with pytest.raises(ValueError, match="0 blocks begin with 1"):
+        allocator.allocate(0, [b"a"])
+    assert allocator.num_freed_by([block]) == 1

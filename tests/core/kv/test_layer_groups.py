@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
+from actorserve.core.effects import Effects
 from actorserve.core.kv.kv_holding import KVHolding
+from actorserve.core.kv.kv_memory import KVMemory
+from actorserve.core.kv.kv_pools import KVPools
 from actorserve.core.kv.layer_groups import NO_BLOCK, ONE_GROUP, LayerGroups, Rows
 from actorserve.core.messages import LoadReport, Peer, PeerUp, RequestSpec, Role, RowShape, SamplingParams, Tokens
 from tests.core.harness.driver import CONFIG, Instance
@@ -148,6 +151,54 @@ def test_a_shorter_prefix_is_found_while_its_window_is_cached() -> None:
     ask(instance, "branch", (*TEXT[:41], 1, 2, 3), max_tokens=1)
     run(instance)
     assert num_found(instance, "branch") == 40
+
+
+class _NoCheckpoints:
+    num_blocks = 0
+
+    def make_room(self, num_blocks: int) -> None:
+        """Nothing can be freed."""
+
+
+def _feed(memory: KVMemory, holding: KVHolding, num_tokens: int) -> None:
+    """Run an iteration that feeds this holding alone."""
+    assert memory.grow(holding)
+    holding.last_step = memory.num_ended_steps + 1
+    holding.num_ahead += num_tokens
+    memory.on_step_ended(holding.last_step)
+    holding.num_ahead -= num_tokens
+    holding.num_computed += num_tokens
+    memory.share_computed(holding, num_tokens)
+
+
+def test_a_swap_in_finds_more_rows_than_a_window() -> None:
+    """A request that was swapped out in its prefill comes back after another one computed the rest of the same prompt:
+    it takes what follows its own rows, as far as its window reaches at a time, and each block has its right owners.
+    """
+    rows = Rows(GROUPS, 4, 8)
+    memory = KVMemory(KVPools(400, 200, 4, 1), _NoCheckpoints(), Effects(), rows, prefix_cache=True)
+    first, second = KVHolding(range(200)), KVHolding(range(200))
+    memory.start(first)
+    for _ in range(2):
+        _feed(memory, first, 8)
+    assert memory.swap_out(first)
+    assert first.copy_id is not None
+    memory.on_copy_done(first.copy_id)
+    memory.start(second)
+    while second.num_computed < 200:
+        _feed(memory, second, 8)
+    first_row, num_wanted, num_free = first.first_row, memory.blocks_wanted(first), memory.device.num_free_blocks
+    assert second.num_computed // 4 > first_row + rows.shape.max_window_rows
+    memory.swap_in(first)
+    assert first.num_computed == 4 * (first_row + rows.shape.max_window_rows)
+    memory.validate([first, second], [], [])
+    assert num_free - memory.device.num_free_blocks <= num_wanted
+    while first.num_computed < 200:
+        _feed(memory, first, 4)
+    memory.validate([first, second], [], [])
+    memory.drop(first)
+    memory.drop(second)
+    assert memory.device.num_free_blocks == 400
 
 
 def test_load_reports_count_what_is_held() -> None:
