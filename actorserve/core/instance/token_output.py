@@ -15,14 +15,16 @@ Run = tuple[Request, int, int]
 
 
 def send_tokens(runs: Iterable[Run], effects: Effects) -> None:
-    """Send these tokens to their requests' gateways. Each request's tokens are sent in this order."""
+    """Send these tokens to their requests' gateways. Each request's tokens are sent in this order. A run without a
+    positive number of tokens is left out.
+    """
     runs_of: dict[Peer, list[Run]] = {}
     for run in runs:
         request, position, num_tokens = run
-        if position == 0 and num_tokens and request.prompt_scores is not None:
+        if position == 0 and num_tokens > 0 and request.prompt_scores is not None:
             effects.send(request.gateway, _tokens([(request, 0, 1)], (request.prompt_scores.whole(),)))
             run, num_tokens = (request, 1, num_tokens - 1), num_tokens - 1
-        if num_tokens:
+        if num_tokens > 0:
             gateway_runs = runs_of.get(request.gateway)
             if gateway_runs is None:
                 gateway_runs = runs_of[request.gateway] = []

@@ -30,12 +30,18 @@ _SPARE_ROWS = 4  # one that is filled in part, one kept behind the window, and o
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
     """``num_full`` groups of layers attend to everything; in ``num_windowed`` a token sees ``window`` tokens, itself
-    included.
+    included. Layers without a window are one group unless others have windows. Raises: ValueError for other numbers.
     """
 
     num_full: int = 1
     num_windowed: int = 0
     window: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.num_windowed and (self.num_full, self.window) != (1, 0):
+            raise ValueError(f"without windows there is one group and no window, not {self}")
+        if self.num_windowed < 0 or self.num_full < 0 or (self.num_windowed and self.window < 1):
+            raise ValueError(f"groups of layers need counts of at least 0 and a window of at least 1, not {self}")
 
     @property
     def num_groups(self) -> int:

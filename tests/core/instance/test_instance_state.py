@@ -212,6 +212,17 @@ def test_resend_knows_only_what_was_made_here_under_this_epoch() -> None:
     assert instance.sent == [Tokens(("a",), (2,), (2,), (7,), (entry,))]
 
 
+@pytest.mark.parametrize("from_position", [1, 7])
+def test_resend_of_tokens_that_do_not_exist_sends_none(from_position: int) -> None:
+    """A Resend from the output's end on, or from behind it, gets no message."""
+    instance = Instance()
+    instance.start(spec("a", 3, max_tokens=8))
+    instance.done()
+    instance.sent.clear()
+    instance.handle(Resend("a", 1, from_position))
+    assert instance.sent == []
+
+
 def test_a_request_that_can_get_no_token_ends_alone() -> None:
     """A request that the engine reports as failed ends with an error and its tokens so far; its neighbour goes on."""
     instance = Instance()

@@ -45,15 +45,15 @@ def num_found(instance: Instance, name: str) -> int:
     )
 
 
-@given(st.integers(0, 3), st.integers(0, 5), st.integers(0, 20), st.integers(0, 400))
+@given(st.integers(0, 3), st.integers(1, 5), st.integers(0, 20), st.integers(0, 400))
 def test_the_longest_request_fits(num_full: int, num_windowed: int, max_window_rows: int, num_blocks: int) -> None:
     """The blocks of the longest request that a pool holds fit into it, and those of one row more do not."""
-    shape = RowShape(num_full, num_windowed, max_window_rows if num_windowed else 0)
+    shape = RowShape(num_full, num_windowed, max_window_rows)
     num_rows = shape.max_rows(num_blocks)
     if num_full:
         assert shape.num_blocks(num_rows) <= num_blocks < shape.num_blocks(num_rows + 1)
     else:
-        assert not num_windowed or shape.num_blocks(num_rows) <= num_blocks
+        assert shape.num_blocks(num_rows) <= num_blocks
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(0, 9), st.data())
@@ -73,6 +73,13 @@ def test_rows_keep_their_places(num_full: int, num_windowed: int, num_rows: int,
     assert rows.count(0, num_rows, end_row, end_row) == num_rows * num_full == len(rows.held(placed))
     rows.fill(placed, first_row, end_row, given_up)
     assert rows.held(placed) == blocks
+
+
+@pytest.mark.parametrize("numbers", [(2, 0, 0), (0, 0, 0), (1, 0, 8), (1, 1, 0), (-1, 2, 8), (1, -1, 8)])
+def test_layer_groups_that_make_no_sense_are_refused(numbers: tuple[int, int, int]) -> None:
+    """Several groups need windows, and a window needs groups."""
+    with pytest.raises(ValueError, match="LayerGroups"):
+        LayerGroups(*numbers)
 
 
 def test_without_windows_a_row_is_a_block() -> None:
