@@ -4,9 +4,10 @@ replaces recomputation.
 No paper has this; Splitwise (section 4.5) proposes it. The coordinator names a worker as the *holder* of this worker's
 checkpoints. The holder reads the full blocks of requests, a few at a time and in parallel to iterations, as in a
 migration (``core.migration.source``). The source confirms each read afterwards if the request kept its blocks during
-it. Confirmed blocks stay right whatever happens to the request, because KV is only ever appended to. Layers with a
-window are read only as far as the token after the read's last row sees them. A prompt that is longer than one read has
-given up these blocks for its first reads; then only the last one makes the checkpoint useful.
+it. Confirmed blocks stay right whatever happens to the request, because KV is only ever appended to.
+
+Layers with a window are read only as far as the token after the read's last row sees them. A long prompt has given up
+these blocks for its first reads. So its last read has the whole window, and makes the checkpoint useful.
 
 When the worker dies, the gateway starts each request at the holder. There the request is like one that was swapped out,
 up to the last confirmed block; later tokens are computed again. ``core.checkpoints.store`` is the holder's side.
@@ -38,7 +39,7 @@ from actorserve.core.participant import Handler, Participant
 from actorserve.core.request import Request
 
 _MAX_READS = 2  # in flight from one source
-_MAX_READ_ROWS = 64  # in one read, so that a death while a long prompt is read loses only the last read
+_MAX_READ_ROWS = 64  # in one read beside a window, so that a death during a long prompt's reads loses the last one only
 _ASK_AGAIN_S = 10.0  # for a read that was not answered
 _LOOK_EVERY_S = 0.1  # for requests with enough new blocks
 _REST_S = 2.0  # after the holder has declined
@@ -198,8 +199,7 @@ class CheckpointSource(Participant):
         due = [(num_new, request) for num_new, request in due if num_new >= self._every_rows]
         due.sort(key=lambda pair: -pair[0])
         for num_new, request in due[: _MAX_READS - num_reads]:
-            # Without layers that keep all tokens, the first reads of a long prompt would read nothing.
-            self._offer(request, min(num_new, _MAX_READ_ROWS if self._memory.rows.num_full else num_new), holder, now)
+            self._offer(request, num_new, holder, now)
 
     def _num_new(self, request: Request) -> int:
         """How many full rows the holder neither has nor reads now."""
@@ -211,7 +211,18 @@ class CheckpointSource(Participant):
             return num_full
         return 0 if checkpoints.asked is not None else num_full - checkpoints.num_confirmed
 
-    def _offer(self, request: Request, num_rows: int, holder: Peer, now: float) -> None:
+    def _end_of_read(self, request: Request, first: int, end: int) -> int:
+        """Up to which row the next read goes, of the rows from ``first`` to ``end`` that the holder lacks."""
+        rows, read_end = self._memory.rows, first + _MAX_READ_ROWS
+        if read_end >= end:
+            return end
+        if request.first_row <= rows.first_seen(read_end):
+            return read_end
+        # The request has given up blocks of the window before this end. Rows before the window of the newest row can be
+        # read without it, and the last read takes all other rows, because a part of the window is of no use.
+        return read_end if rows.num_full and read_end <= rows.first_seen(end) else end
+
+    def _offer(self, request: Request, num_new: int, holder: Peer, now: float) -> None:
         checkpoints = self._checkpoints.get(request.request_id)
         if checkpoints is None:
             self._num_transfers += 1
@@ -221,10 +232,10 @@ class CheckpointSource(Participant):
         checkpoints.blocks = request.blocks
         checkpoints.deadline_s = now + _ASK_AGAIN_S
         first, rows, size = checkpoints.num_confirmed, self._memory.rows, self._memory.tokens_per_block
-        end = first + num_rows
+        end = self._end_of_read(request, first, first + num_new)
         first_row = rows.first_seen(end)
         if request.first_row > first_row:
-            first_row = end  # some of these blocks were given up, and the others are of no use without them
+            first_row = end  # some of the window's blocks were given up, and the others are of no use without them
         blocks = tuple(rows.span(request.blocks, first, end, first_row))
         ticket = make_ticket(self._key, checkpoints.id, checkpoints.stage, blocks, on_host=False)
         token_ids = tuple(request.token_ids[first * size : end * size])
@@ -238,7 +249,7 @@ class CheckpointSource(Participant):
             return False
         end = self._end_of(asked)
         had_window = len(asked.ticket.blocks) > rows.num_full * (end - asked.num_confirmed)
-        return not had_window or request.first_row <= rows.first_seen(end)
+        return not had_window or request.first_row <= max(asked.num_confirmed, rows.first_seen(end))
 
     def _end_of(self, asked: Checkpoint) -> int:
         """The rows of the request up to the end of this read."""

@@ -6,6 +6,7 @@ import pytest
 
 from actorserve.core.effects import Meet, RunStep, Send
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.kv.layer_groups import LayerGroups
 from actorserve.core.messages import (
     Checkpoint,
     CheckpointConfirmed,
@@ -14,6 +15,7 @@ from actorserve.core.messages import (
     Copied,
     Declined,
     DeclineReason,
+    Message,
     PeerDown,
     PeerUp,
     Release,
@@ -95,6 +97,47 @@ def test_a_long_prompt_is_read_in_parts() -> None:
         assert told(instance.done(now=now), D) == []
         sent += told(instance.handle(Copied(N, stage), now + 0.5, D), D)
     assert [len(message.ticket.blocks) for message in sent if isinstance(message, Checkpoint)] == [64, 64, 23]
+
+
+WINDOWED = {
+    "checkpoint_tokens": 4,
+    "num_blocks": 900,
+    "max_context_tokens": 1200,
+    "max_batch_tokens": 64,
+    "layer_groups": LayerGroups(1, 2, window=40),
+}
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_read"), [(60, [60]), (68, [68]), (75, [64, 11]), (130, [64, 66]), (140, [64, 64, 12])]
+)
+def test_the_last_read_of_a_long_prompt_has_its_whole_window(num_rows: int, num_read: list[int]) -> None:
+    """Reads without the window's blocks end before the window, and the last one has them from the first seen row on."""
+    instance = source(**WINDOWED)  # type: ignore[arg-type]
+    decoding(instance, num_prompt=4 * num_rows + 1)
+    sent = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
+    for stage in range(len(num_read) - 1):
+        sent += told(instance.handle(Copied(N, stage), 2.0 + stage, D), D)
+    reads = [message for message in sent if isinstance(message, Checkpoint)]
+    assert [len(message.token_ids) // 4 for message in reads] == num_read
+    num_windowed = [len(message.ticket.blocks) - rows for message, rows in zip(reads, num_read, strict=True)]
+    assert num_windowed == [0] * (len(reads) - 1) + [2 * 10]  # the next token sees 39 more
+
+
+def test_a_read_of_new_rows_outlives_older_ones() -> None:
+    """A slow read is confirmed if the request kept the blocks that were read, whatever it gave up before them."""
+    instance = source(**WINDOWED)  # type: ignore[arg-type]
+    decoding(instance, num_prompt=4 * 20 + 1)
+    instance.handle(CheckpointTo(D), 1.0, COORDINATOR)
+    assert told(instance.handle(Copied(N, 0), 1.1, D), D) == [CheckpointConfirmed(N, 0)]
+    first_row = request_of(instance).first_row
+    sent: list[Message] = []
+    for step in range(32):
+        sent += told(instance.done(now=2.0 + step / 10), D)
+    (read,) = sent
+    assert isinstance(read, Checkpoint)
+    assert request_of(instance).first_row > first_row + 2 * len(read.token_ids) // 4
+    assert told(instance.handle(Copied(N, 1), 6.0, D), D)[0] == CheckpointConfirmed(N, 1)
 
 
 def test_two_reads_at_a_time_for_the_requests_with_most_to_lose() -> None:
@@ -280,6 +323,32 @@ def test_a_dead_workers_requests_go_on_at_the_holder(num_rounds: int) -> None:
     survivor = world.processes["worker-1"].core
     assert isinstance(survivor, InstanceState)
     assert survivor.checkpoint_source.checkpointed_bytes > 0
+    world.check_at_rest()
+
+
+def test_a_death_just_after_a_long_prompt_costs_its_decode_alone() -> None:
+    """Layers with a window gave up most of the prompt's KV, but the checkpoint has what the next token sees."""
+    scheduling = Scheduling(num_host_blocks=400, checkpoint_tokens=4, layer_groups=LayerGroups(1, 2, window=40))
+    world = World(num_workers=2, num_blocks=100, max_batch_tokens=64, scheduling=scheduling)
+    world.checkpoint("worker-0", "worker-1")
+    world.checkpoint("worker-1", "worker-0")
+    world.open("r", tuple(number % 50 for number in range(4 * 70 + 1)), 40)
+    for _ in range(12):
+        world.progress()
+        world.advance(0.1)
+    owner = world.owners[("r", 1)].name
+    world.kill(owner)
+    world.settle()
+    (client,) = world.clients.values()
+    assert client.tokens == client.expected
+    (survivor,) = {"worker-0", "worker-1"} - {owner}
+    starts = [
+        effect.plan.starts[0]
+        for _, _, _, effects in world.processes[survivor].log
+        for effect in effects
+        if isinstance(effect, RunStep)
+    ]
+    assert starts[0] >= 4 * 70
     world.check_at_rest()
 
 
