@@ -214,7 +214,8 @@ class KVMemory:
         rows, num_rows = self.rows, self.rows_for(holding.num_tokens)
         first_row = found.first_row
         end_row = rows.end_row(num_rows, first_row)
-        blocks = self.device.allocate(rows.count(0, num_rows, first_row, end_row), found.names)
+        names = self.prefixes.found_names(holding, found)
+        blocks = self.device.allocate(rows.count(0, num_rows, first_row, end_row), names)
         if blocks is None:
             return False
         holding.blocks = rows.place(blocks, 0, num_rows, first_row, end_row)

@@ -27,13 +27,13 @@ _TOKEN_BYTES = 8
 
 
 class Found(NamedTuple):
-    """The first ``num_rows`` rows of a holding lie in the pool, in the blocks of these names, row by row. The windowed
-    groups have blocks from ``first_row`` on.
+    """The first ``num_rows`` rows of a holding lie in the pool; the windowed groups have blocks from ``first_row`` on.
+    Of these blocks ``num_owned`` have owners now.
     """
 
     num_rows: int
     first_row: int
-    names: list[bytes]
+    num_owned: int
 
 
 class PrefixCache:
@@ -52,11 +52,9 @@ class PrefixCache:
         tokens.
         """
         num_rows = blocks_for(holding.num_tokens, self._tokens_per_block)
-        if not self._rows.num_windowed:
-            return num_rows - self._allocator.find(self._names(holding)).num_owned
         found = self.find(holding)
         end_row = self._rows.end_row(num_rows, found.first_row)
-        return self._rows.count(0, num_rows, found.first_row, end_row) - self._allocator.num_owned(found.names)
+        return self._rows.count(0, num_rows, found.first_row, end_row) - found.num_owned
 
     def find(self, holding: KVHolding) -> Found:
         """The first rows that lie in the pool. Takes none of their blocks.
@@ -66,7 +64,8 @@ class PrefixCache:
         """
         names = self._names(holding)
         if not self._rows.num_windowed:
-            return Found(num_rows := self._allocator.find(names).num_blocks, 0, names[:num_rows])
+            num_rows, num_owned = self._allocator.find(names)
+            return Found(num_rows, 0, num_owned)
         if holding.host_blocks or holding.num_computed:
             first_row = holding.first_row
             end_row = self._rows.end_row(len(names), first_row)  # another request may have computed more rows
@@ -74,8 +73,14 @@ class PrefixCache:
         else:
             num_rows = self._num_resumable(names)
             first_row = self._rows.first_seen(num_rows)
-        wanted = [name for row, name in enumerate(names[:num_rows]) for name in self._of_row(name, row >= first_row)]
-        return Found(num_rows, first_row, wanted)
+        return Found(num_rows, first_row, self._num_owned(names[:num_rows], first_row))
+
+    def found_names(self, holding: KVHolding, found: Found) -> list[bytes]:
+        """The names of the blocks that ``find`` has found for this holding, row by row."""
+        names = self._names(holding)[: found.num_rows]
+        if not self._rows.num_windowed:
+            return names
+        return [name for row, name in enumerate(names) for name in self._of_row(name, row >= found.first_row)]
 
     def num_cached_tokens(self, holding: KVHolding) -> int:
         """How many tokens need not be computed if the request starts now."""
@@ -118,29 +123,49 @@ class PrefixCache:
 
     def _of_row(self, name: bytes, has_windowed: bool) -> Sequence[bytes]:
         """The names of a row's blocks."""
-        rows = self._rows
-        if rows.num_groups == 1:
-            return (name,) if has_windowed or rows.num_full else ()
-        return [name + bytes([group]) for group in range(rows.num_groups if has_windowed else rows.num_full)]
+        return self._names_of(name, range(self._rows.num_groups if has_windowed else self._rows.num_full))
 
-    def _is_in_pool(self, name: bytes, has_windowed: bool) -> bool:
-        return all(map(self._allocator.has, self._of_row(name, has_windowed)))
+    def _full(self, name: bytes) -> Sequence[bytes]:
+        """The names of a row's blocks in full groups."""
+        return self._names_of(name, range(self._rows.num_full))
+
+    def _windowed(self, name: bytes) -> Sequence[bytes]:
+        """The names of a row's blocks in windowed groups."""
+        return self._names_of(name, range(self._rows.num_full, self._rows.num_groups))
+
+    def _names_of(self, name: bytes, groups: range) -> Sequence[bytes]:
+        return [name + bytes([group]) for group in groups] if self._rows.num_groups > 1 else [name] * len(groups)
+
+    def _is_in_pool(self, names: Sequence[bytes]) -> bool:
+        return all(map(self._allocator.has, names))
+
+    def _num_full_rows(self, names: Sequence[bytes]) -> int:
+        """How many first rows lie in the pool in full groups; all of them if there is no such group."""
+        # The full groups' cached rows are a beginning of the chain (``BlockAllocator``).
+        return bisect_left(names, True, key=lambda name: not self._is_in_pool(self._full(name)))
 
     def _num_in_pool(self, names: Sequence[bytes], first_row: int) -> int:
         """How many first rows lie in the pool, if the windowed groups need theirs from ``first_row`` on."""
-        missing = (row for row, name in enumerate(names) if not self._is_in_pool(name, row >= first_row))
-        return next(missing, len(names))
+        end = self._num_full_rows(names)
+        missing = (row for row in range(first_row, end) if not self._is_in_pool(self._windowed(names[row])))
+        return next(missing, end)
 
     def _num_resumable(self, names: Sequence[bytes]) -> int:
         """After how many rows, at most, a request can go on with what lies in the pool."""
-        # The full groups' cached rows are a beginning of the chain (``BlockAllocator``).
-        end = bisect_left(names, True, key=lambda name: not self._is_in_pool(name, False))
+        end = self._num_full_rows(names)
         row = end - 1
         while row >= self._rows.first_seen(end):
-            if not self._is_in_pool(names[row], True):
+            if not self._is_in_pool(self._windowed(names[row])):
                 end = row
             row -= 1
         return end
+
+    def _num_owned(self, names: Sequence[bytes], first_row: int) -> int:
+        """How many blocks of these rows, which lie in the pool, have owners."""
+        num_owned, num_full = self._allocator.num_owned, self._rows.num_full
+        # The owned part of a chain is a beginning of it, too, and an owner has all full groups' blocks of a row.
+        num_rows = bisect_left(names, True, key=lambda name: num_owned(self._full(name)) < num_full)
+        return num_full * num_rows + sum(num_owned(self._windowed(name)) for name in names[first_row:])
 
 
 def block_names(holding: KVHolding, num_rows: int, tokens_per_block: int) -> list[bytes]:

@@ -1,16 +1,18 @@
 """Layers with a window: a request keeps their KV for the window alone, in the same pool as all other KV."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
 
 from actorserve.core.effects import Effects
+from actorserve.core.kv.block_allocator import BlockAllocator
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.kv.kv_pools import KVPools
 from actorserve.core.kv.layer_groups import NO_BLOCK, ONE_GROUP, LayerGroups, Rows
+from actorserve.core.kv.prefix_cache import PrefixCache
 from actorserve.core.messages import LoadReport, Peer, PeerUp, RequestSpec, Role, RowShape, SamplingParams, Tokens
 from tests.core.harness.driver import CONFIG, Instance
 
@@ -141,11 +143,12 @@ def test_a_found_prefix_needs_its_last_window() -> None:
     holding = KVHolding((*TEXT, 1))
     found = memory.prefixes.find(holding)
     assert (found.num_rows, found.first_row) == (20, 18)  # the next token sees 8 tokens: two rows
-    assert len(found.names) == 20 + 2 * 2
+    names = memory.prefixes.found_names(holding, found)
+    assert len(names) == 20 + 2 * 2
     ask(instance, "other", range(300, 475), max_tokens=1)  # takes all blocks that have no content and the oldest ones
     run(instance)
-    found = memory.prefixes.find(holding)
-    assert all(map(memory.device.has, found.names))
+    names = memory.prefixes.found_names(holding, memory.prefixes.find(holding))
+    assert all(map(memory.device.has, names))
     shorter = memory.prefixes.find(KVHolding((*TEXT[:40], 1)))
     assert shorter.num_rows < 10, "the windows in the middle were given up first, so they are evicted first"
 
@@ -206,6 +209,38 @@ def test_a_swap_in_finds_more_rows_than_a_window() -> None:
     memory.drop(first)
     memory.drop(second)
     assert memory.device.num_free_blocks == 400
+
+
+class _CountingAllocator(BlockAllocator):
+    """Counts the names that are looked up."""
+
+    num_looked_up = 0
+
+    def has(self, name: bytes) -> bool:
+        self.num_looked_up += 1
+        return super().has(name)
+
+    def num_owned(self, names: Iterable[bytes]) -> int:
+        names = list(names)
+        self.num_looked_up += len(names)
+        return super().num_owned(names)
+
+
+def test_a_long_prompt_is_found_with_few_lookups() -> None:
+    """Only the window's rows are looked up one by one, because each load report asks for each waiting request."""
+    allocator, rows = _CountingAllocator(3 * 1000), Rows(GROUPS, 4, 8)
+    cache = PrefixCache(allocator, rows, 4, enabled=True)
+    holding = KVHolding(range(4001))
+    holding.blocks, holding.num_computed = allocator.allocate(3 * 1000) or [], 4000
+    assert cache.share_computed(holding, 4000) == []
+    waiting = KVHolding(range(4001))
+    found = cache.find(waiting)
+    assert (found.num_rows, found.first_row, found.num_owned) == (1000, 998, 1000 + 2 * 2)
+    assert allocator.num_looked_up < 50
+    allocator.free(holding.blocks)
+    assert cache.find(waiting).num_owned == 0
+    waiting.num_computed, waiting.first_row = 4, 2
+    assert cache.find(waiting).num_rows == 2 + rows.shape.max_window_rows
 
 
 def test_load_reports_count_what_is_held() -> None:
