@@ -14,13 +14,17 @@ from tests.tools.benchmarks.run_bench import ROOT, run_bench
 from tools.benchmarks.__main__ import make_parser
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.gpu import checks, first_hour
+from tools.benchmarks.gpu.bits import PRODUCTS_TITLE, measure_bits
 from tools.benchmarks.gpu.costs import decode_bytes, prefill_flops
+from tools.benchmarks.gpu.device import Device
 from tools.benchmarks.gpu.first_hour import Step
 from tools.benchmarks.gpu.gaps import covered
+from tools.benchmarks.gpu.iterations import Measured, Sizes
 from tools.benchmarks.gpu.shapes import write_shape
 from tools.figures.files import read_figures
-from workers.devices import Device, DriverError
+from workers.devices import Device as NvmlDevice, DriverError
 from workers.kernels.numerics import numerics
+from workers.kernels.tiles import AnyRows
 
 SMALL = (
     *("--device", "cpu", "--dtype", "float32", "--threads", "1", "--batches", "1,3", "--contexts", "16,64,100000"),
@@ -55,6 +59,18 @@ def test_a_cpu_runs_every_measurement(shape: str, tmp_path: Path) -> None:
             values = [cell.median for cell in row.cells if cell is not None]
             assert len(values) == len(row.cells), title
             assert all(value >= 0 for value in values), title
+
+
+def test_a_kernel_of_our_own_is_compared_with_torchs(tmp_path: Path) -> None:
+    """Without row tiles the price is that of the products: each layer of a step counts once, and all of them together."""
+    sizes = Sizes(max_requests=3, max_tokens=32, kv_bytes=2**20, host_kv_bytes=2**20)
+    measured = Measured("tiny", tmp_path, Device("cpu"), "float32", 1, sizes)
+    measured.engine.layer_tiles = measured.engine.head_tiles = AnyRows()
+    table = measure_bits(measured, 3, 16, 2)
+    assert table.title == PRODUCTS_TITLE
+    assert table.rows[-1].name == "all of a step"
+    assert sum(int(row.name.split()[0]) for row in table.rows[:-1]) == 2 * 4 + 1  # of two layers, and the logits
+    assert all(cell is not None and cell.median > 0 for row in table.rows for cell in row.cells)
 
 
 def test_other_engines_serve_the_same_requests(tmp_path: Path) -> None:
@@ -104,10 +120,10 @@ def test_what_a_machine_lacks_is_one_line(
 ) -> None:
     """The first thing that is missing is said, with what to do."""
 
-    def devices() -> list[Device]:
+    def devices() -> list[NvmlDevice]:
         if lacks == "driver":
             raise DriverError("the NVIDIA driver answers: broken")
-        return [] if lacks == "device" else [Device("GPU-a", "A100", 80)]
+        return [] if lacks == "device" else [NvmlDevice("GPU-a", "A100", 80)]
 
     (tmp_path / "Python.h").touch()
     headers = tmp_path / "none" if lacks == "headers" else tmp_path

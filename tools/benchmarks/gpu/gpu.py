@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         copy, rate, own = _own_speed(device, arguments)
         measured = Measured(arguments.shape, Path(folder), device, arguments.dtype, threads, sizes)
         context, rounds = min(arguments.contexts), arguments.rounds
-        parts: tuple[Callable[[], FigureTable | None], ...] = (
+        parts: tuple[Callable[[], FigureTable], ...] = (
             lambda: own,
             lambda: measure_decodes(measured, arguments.batches, arguments.contexts, copy, rounds),
             lambda: measure_prefills(measured, arguments.prompts, rate, rounds),
@@ -83,9 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
             except torch.OutOfMemoryError as error:
                 say(console, f"left out, because the GPU's memory is too small: {str(error).splitlines()[0]}")
                 continue
-            if table is not None:
-                tables.append(table)
-                _show(table, console)
+            tables.append(table)
+            _show(table, console)
     details = {"shape": arguments.shape, "dtype": measured.mode.name, "device": str(device.torch)}
     save_figures(arguments, tables, details, machine)
     return 0
