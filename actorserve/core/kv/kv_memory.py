@@ -189,10 +189,10 @@ class KVMemory:
     def reserve(self, holding: KVHolding, num_spare: int) -> int | None:
         """Give an incoming migration device blocks for all of its tokens, and leave ``num_spare`` blocks free.
 
-        Its first ``num_computed`` tokens have KV elsewhere. Returns how many of the rows hold it here already, found in
-        the prefix cache. None, with nothing reserved, if too few blocks are free.
+        Its first ``num_computed`` tokens have KV elsewhere, in layers with a window from ``first_row`` on. Returns how
+        many of the rows hold it here already, found in the prefix cache. None, with nothing reserved, if too few blocks
+        are free.
         """
-        holding.first_row = self.first_seen(holding.num_computed)
         if self.blocks_wanted(holding) + num_spare > self.device.num_free_blocks:
             return None
         found = self.prefixes.find(holding)

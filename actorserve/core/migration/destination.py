@@ -154,7 +154,7 @@ class MigrationDestination(Participant):
         kv = KVHolding((*spec.prompt_token_ids, *spec.output_token_ids), spec.cache_salt)
         num_tokens = len(kv.token_ids)
         reason = DeclineReason.NO_BLOCKS
-        kv.num_computed = offer.num_computed
+        kv.num_computed, kv.first_row = offer.num_computed, self._memory.first_seen(offer.num_computed)
         if not self._is_sound(0, offer.num_computed, num_tokens, len(offer.ticket.blocks)):
             reason = DeclineReason.UNKNOWN
         elif source not in self._access:
@@ -236,14 +236,19 @@ class MigrationDestination(Participant):
     def _reserve(self, kv: KVHolding, spec: RequestSpec) -> int | None:
         """Reserve blocks for the tokens so far (``KVMemory.reserve``), if there is room for the rest as well.
 
-        One row for each running request stays free, because accepting into these blocks would only cause a
-        preemption. If the policy reserves a request's whole output, that must fit as well.
+        One row for each running request stays free, or what it lacks for the tokens that it has, because accepting into
+        these blocks would only cause a preemption. (With windows, a prefill gives up blocks when an iteration ends, and
+        takes as many for a later one.) If the policy reserves a request's whole output, that must fit as well.
         """
-        num_spare = len(self._steps.running) * self._memory.rows.num_groups
+        memory = self._memory
+        num_spare = sum(
+            max(memory.rows.num_groups, memory.num_missing(request) if request.is_resident else 0)
+            for request in self._steps.running
+        )
         if self._reserves_output:
             num_final = min(len(spec.prompt_token_ids) + spec.sampling.max_tokens, self._max_tokens)
-            num_spare += max(0, self._memory.blocks_for(num_final) - self._memory.blocks_of(kv))
-        return self._memory.reserve(kv, num_spare)
+            num_spare += max(0, memory.blocks_for(num_final) - memory.blocks_of(kv))
+        return memory.reserve(kv, num_spare)
 
     # --- copying -----------------------------------------------------------------------------------------------------
 

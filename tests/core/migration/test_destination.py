@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from actorserve.core.effects import AddToEngine, Fetch, Send
+from actorserve.core.kv.layer_groups import LayerGroups, Rows
 from actorserve.core.messages import (
     Copied,
     CopyDone,
@@ -27,6 +28,7 @@ from actorserve.core.messages import (
     Transfer,
     Withdrawn,
 )
+from actorserve.core.scheduling.policy import FirstComeFirstServed
 from tests.core.harness.destination import (
     ACCESS,
     DESTINATION,
@@ -46,7 +48,7 @@ from tests.core.harness.destination import (
     ticket,
     with_copy,
 )
-from tests.core.harness.driver import GATEWAY, migration_id, spec
+from tests.core.harness.driver import GATEWAY, Instance, migration_id, spec
 
 # --- without failures ------------------------------------------------------------------------------------------------
 
@@ -145,6 +147,43 @@ def test_each_running_request_keeps_a_free_block() -> None:
         effects = instance.handle(WHOLE, 0.0, S)
         assert bool(instance.state.migration_destination) is comes
         assert (effects == [Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS))]) is not comes
+
+
+@pytest.mark.parametrize(("num_free", "comes"), [(18, False), (19, True)])
+def test_a_prefill_takes_back_what_its_window_gave_up(num_free: int, comes: bool) -> None:
+    """A request is accepted only if all blocks stay free that a running prefill lacks for the rest of its prompt."""
+    instance = destination(
+        num_blocks=93 + num_free,
+        max_context_tokens=400,
+        max_batch_tokens=16,
+        prefix_cache=False,
+        layer_groups=LayerGroups(1, 2, window=8),
+    )
+    instance.start(spec("long", 300, 4))
+    for _ in range(2):
+        instance.done()
+    memory, (long,) = instance.state.memory, instance.state.requests.values()
+    assert (memory.device.num_free_blocks, memory.num_missing(long)) == (num_free, 10)
+    instance.handle(offer(MOVED, 9, *range(9), is_last=True), 0.0, S)
+    assert bool(instance.state.migration_destination) is comes
+
+
+@pytest.mark.parametrize(("is_short", "comes"), [(True, False), (False, True)])
+def test_a_whole_output_is_reserved_beside_windows(is_short: bool, comes: bool) -> None:
+    """If the policy reserves outputs, the blocks must be free that a request may hold, with its windows."""
+    groups = LayerGroups(1, 2, window=8)
+    config = replace(DESTINATION, max_context_tokens=400, max_batch_tokens=16, layer_groups=groups)
+    num_final = Rows(groups, 4, 16).shape.num_blocks(60)
+    config = replace(config, num_blocks=num_final + 10)
+    instance = Instance(config, FirstComeFirstServed(reserves_output=True))
+    instance.handle(PeerUp(S, Role.WORKER, INFO))
+    memory = instance.state.memory
+    assert memory.device.allocate(11 if is_short else 10) is not None
+    moved = replace(spec("r", 200, 40), output_token_ids=(9, 8))
+    num_blocks = memory.rows.count(0, 51, memory.first_seen(201), 51)
+    effects = instance.state.handle(offer(moved, 201, *range(num_blocks), is_last=True), 0.0, S)
+    assert bool(instance.state.migration_destination) is comes
+    assert comes is not (Send(S, Declined(migration_id(), DeclineReason.NO_BLOCKS)) in effects)
 
 
 # --- declines
