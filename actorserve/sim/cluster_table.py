@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.block_allocator import rows_for
 from actorserve.options import (
     MAX_COUNT,
     MAX_S,
@@ -203,7 +203,7 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         for place, group in enumerate(self.all_groups):
             key = f"groups.{place}." if self.groups else ""
             require_path(f"{key}profile", group.profile)
-            if self.num_blocks(group) < blocks_for(2, self.tokens_per_block):
+            if self.num_blocks(group) < rows_for(2, self.tokens_per_block):
                 least = f"at least a block of {self.tokens_per_block}"
                 raise ValueError(f"{key}kv_tokens is {group.kv_tokens}: expected {least}")
             num_blocks += group.count * self._num_all_blocks(group)

@@ -6,7 +6,7 @@ from itertools import chain, islice
 
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.block_allocator import rows_for
 from actorserve.core.messages import HandOver, Message, Offer, Peer, Stage, StepPlan, Transfer
 from actorserve.core.request import Request
 from actorserve.sim.measures.distribution import Distribution
@@ -146,7 +146,7 @@ def blocks_in_line(coordinator: object, most: int, tokens_per_block: int) -> lis
     if not isinstance(coordinator, ClusterState):
         return []
     waiting = islice(coordinator.waiting.values(), most)
-    return [blocks_for(request.place.num_tokens, tokens_per_block) for request in waiting]
+    return [rows_for(request.place.num_tokens, tokens_per_block) for request in waiting]
 
 
 def unmet_demand(instance: InstanceState) -> int:

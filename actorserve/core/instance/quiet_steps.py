@@ -72,7 +72,7 @@ class QuietSteps:
         order: Sequence[Request] = [request for request, _ in step.batch.rows]
         iteration = step.batch.budget.iteration
         is_charged, plan_s = step.is_charged, steps.next_plan_s
-        run = _Run(order, token_id)
+        quiet = _QuietRows(order, token_id)
         growing = self._growing(order, len(ends))
         planned_s = now = 0.0
         for now, duration_s in ends:
@@ -81,27 +81,27 @@ class QuietSteps:
             if not is_planned:
                 self._times.observe(iteration, duration_s)
             if not is_charged:
-                self._charge(order, iteration, planned_s, run)
+                self._charge(order, iteration, planned_s, quiet)
             next_order = policy.order(planned_s)
-            run.num_ended += 1
-            self._grow(growing, run.num_ended, next_order)
+            quiet.num_ended += 1
+            self._grow(growing, quiet.num_ended, next_order)
             if is_planned:
                 self._times.observe(iteration, duration_s)
             order, is_charged = next_order, False
             iteration = Iteration(self._times.profile, len(order), iteration.num_context_tokens + len(order))
             plan_s = steps.time_to_plan_s(iteration, now) if self._config.run_ahead else None
-        run.finish()
-        send_tokens([(request, request.num_output - len(ends), len(ends)) for request in run.requests], self._effects)
+        quiet.finish()
+        send_tokens([(request, request.num_output - len(ends), len(ends)) for request in quiet.requests], self._effects)
         steps.follow_quiet(self._batcher.quiet_batch(order, planned_s), len(ends), now)
         return self._effects.take()
 
-    def _charge(self, order: Sequence[Request], iteration: Iteration, now: float, run: "_Run") -> None:
+    def _charge(self, order: Sequence[Request], iteration: Iteration, now: float, quiet: "_QuietRows") -> None:
         """Count the service of an iteration, as ``Steps`` does."""
         service_s = self._times.decode_s(iteration.num_decodes, iteration.num_context_tokens)
         for moving in self._policy.on_service(order, service_s, now):
-            run.update(moving)
+            quiet.update(moving)
             self._policy.move(moving)
-        for request in run.owing:
+        for request in quiet.owing:
             self._batcher.on_token(request, service_s)
 
     def _growing(self, requests: Sequence[Request], num_steps: int) -> dict[int, list[Request]]:
@@ -134,8 +134,8 @@ class QuietSteps:
         )
 
 
-class _Run:
-    """Requests that get a token from each of several iterations, and are told of them when somebody asks for them."""
+class _QuietRows:
+    """Requests that get a token from each of several iterations, and learn of them when tokens are needed."""
 
     def __init__(self, requests: Sequence[Request], token_id: int) -> None:
         self.requests = requests

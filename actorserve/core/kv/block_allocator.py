@@ -171,6 +171,6 @@ class BlockAllocator:
         return block
 
 
-def blocks_for(num_tokens: int, tokens_per_block: int) -> int:
-    """Blocks that hold the KV of ``num_tokens`` tokens."""
+def rows_for(num_tokens: int, tokens_per_block: int) -> int:
+    """Rows that hold the KV of ``num_tokens`` tokens. A row is one block, or one of each layer group."""
     return -(-num_tokens // tokens_per_block)

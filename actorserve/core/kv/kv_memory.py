@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actorserve.core.effects import Effects, SwapIn, SwapOut
-from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.block_allocator import rows_for
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.kv_pools import KVPools
 from actorserve.core.kv.layer_groups import NO_BLOCK, Rows
@@ -120,15 +120,15 @@ class KVMemory:
 
     def rows_for(self, num_tokens: int) -> int:
         """Rows that hold the KV of ``num_tokens`` tokens."""
-        return blocks_for(num_tokens, self.tokens_per_block)
+        return rows_for(num_tokens, self.tokens_per_block)
 
     def blocks_for(self, num_tokens: int) -> int:
         """The most blocks that a request of ``num_tokens`` tokens holds at a time."""
-        return self.rows.shape.num_blocks(blocks_for(num_tokens, self.tokens_per_block))
+        return self.rows.shape.num_blocks(rows_for(num_tokens, self.tokens_per_block))
 
     def blocks_of(self, holding: KVHolding) -> int:
         """Blocks for the KV of all its tokens, as far as it is kept."""
-        num_rows = blocks_for(holding.num_tokens, self.tokens_per_block)
+        num_rows = rows_for(holding.num_tokens, self.tokens_per_block)
         if not self._has_windows:
             return num_rows
         first_row = holding.first_row
@@ -164,7 +164,7 @@ class KVMemory:
         return num_tokens <= holding.end_row * self.tokens_per_block
 
     def num_missing(self, holding: KVHolding) -> int:
-        """How many device blocks it lacks (``has_blocks``), and takes when it grows."""
+        """How many device blocks it takes when it grows: those for all of its tokens, as far as their KV is kept."""
         return self.blocks_of(holding) - self.num_held(holding)
 
     def start(self, holding: KVHolding) -> None:

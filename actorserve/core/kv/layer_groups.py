@@ -7,8 +7,8 @@ and memory is not divided between them in advance. Most models have no windows, 
 The list of a request's blocks goes row by row. A *row* has the blocks of the same tokens, one for each group, the full
 groups first. The windowed groups have blocks from the holding's ``first_row`` up to its ``end_row``; elsewhere their
 places say ``NO_BLOCK``. Rows before ``first_row`` were given up, because no token to come sees them. Rows from
-``end_row`` on get their blocks when earlier ones are given up, because the whole prompt's would be needed at once
-otherwise.
+``end_row`` on get blocks only when earlier rows are given up. So a windowed group never needs blocks for a
+whole long prompt at once.
 
 The idea is vLLM's (its hybrid KV cache manager). There a request has a table for each group, and so has a block's name.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.block_allocator import rows_for
 from actorserve.core.messages import RowShape
 
 NO_BLOCK = -1
@@ -56,7 +56,7 @@ class LayerGroups:
         if not self.num_windowed:
             return RowShape(self.num_full)
         num_tokens = self.window + 2 * max_chunk_tokens
-        return RowShape(self.num_full, self.num_windowed, blocks_for(num_tokens, tokens_per_block) + _SPARE_ROWS)
+        return RowShape(self.num_full, self.num_windowed, rows_for(num_tokens, tokens_per_block) + _SPARE_ROWS)
 
 
 ONE_GROUP: Final = LayerGroups()

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-from actorserve.core.kv.block_allocator import BlockAllocator, blocks_for
+from actorserve.core.kv.block_allocator import BlockAllocator, rows_for
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.layer_groups import NO_BLOCK, Rows
 
@@ -51,7 +51,7 @@ class PrefixCache:
         """Free blocks that a request without device blocks takes when it gets them, including cached blocks with its
         tokens.
         """
-        num_rows = blocks_for(holding.num_tokens, self._tokens_per_block)
+        num_rows = rows_for(holding.num_tokens, self._tokens_per_block)
         found = self.find(holding)
         end_row = self._rows.end_row(num_rows, found.first_row)
         return self._rows.count(0, num_rows, found.first_row, end_row) - found.num_owned

@@ -17,10 +17,10 @@ class CheckpointTo:
 
 @value
 class Checkpoint:
-    """s -> h: copy the ticket's blocks to the host's memory, behind the ``num_confirmed`` blocks that are confirmed.
+    """s -> h: copy the ticket's blocks to the host's memory, behind the ``num_confirmed`` rows that are confirmed.
 
-    Blocks that were copied and not confirmed are void. ``token_ids`` are the tokens of the ticket's blocks. Answered
-    by Copied or Declined. Confirmed blocks stay if the reason is NO_BLOCKS or UNREACHABLE. Repeatable.
+    Rows that were copied and not confirmed are void. ``token_ids`` are the tokens of the ticket's blocks. Answered by
+    Copied or Declined. Confirmed rows stay if the reason is NO_BLOCKS or UNREACHABLE. Repeatable.
     """
 
     request_id: str

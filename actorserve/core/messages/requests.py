@@ -35,14 +35,15 @@ class Started:
 
 @value
 class Tokens:
-    """w -> g: one iteration's output for all of a gateway's requests, as parallel columns.
+    """w -> g: new tokens, or tokens that are sent again, of a gateway's requests, as parallel columns.
 
     A row is a run of tokens of one request, from output position ``positions[row]`` on (0 is the first generated
-    token). ``run_lengths`` is empty if each row has one token, as after an iteration. Tokens that are sent again make
-    longer runs. ``token_ids`` has the tokens of all rows, one row after the other, and so has ``logprobs`` if it is not
-    empty. ``num_cached_tokens`` is empty, or has the number of prompt tokens found in the prefix cache in each row of
-    position 0, and 0 in other rows. ``prompt_logprobs`` is empty, or has the entries of all of the prompt's tokens in
-    each row of position 0 whose request wants them, and None in other rows.
+    token). ``run_lengths`` is empty if each row has one token, as after one iteration. Runs are longer if a message has
+    the output of several iterations, or tokens that are sent again. ``token_ids`` has the tokens of all rows, one row
+    after the other, and so has ``logprobs`` if it is not empty. ``num_cached_tokens`` is empty, or has the number of
+    prompt tokens found in the prefix cache in each row of position 0, and 0 in other rows. ``prompt_logprobs`` is
+    empty, or has the entries of all of the prompt's tokens in each row of position 0 whose request wants them, and None
+    in other rows.
     """
 
     request_ids: tuple[str, ...]

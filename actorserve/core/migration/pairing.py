@@ -32,7 +32,7 @@ from math import ceil, inf
 from typing import Final
 
 from actorserve.core.effects import Send
-from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.block_allocator import rows_for
 from actorserve.core.messages import MigrateTo, Peer
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import InstanceView
@@ -288,7 +288,7 @@ class Pairing:
 def _free_bytes(view: InstanceView) -> int:
     """What is free there, less the demand of the request that it is reserved for."""
     report = view.report
-    num_wanted = 0 if view.reserved_for is None else blocks_for(view.reserved_for.num_tokens, report.tokens_per_block)
+    num_wanted = 0 if view.reserved_for is None else rows_for(view.reserved_for.num_tokens, report.tokens_per_block)
     return view.free_bytes() - num_wanted * report.bytes_per_block
 
 

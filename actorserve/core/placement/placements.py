@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.block_allocator import rows_for
 from actorserve.core.messages import Peer, Placed
 from actorserve.core.placement.instance_view import InstanceView, PlacementInFlight
 
@@ -24,7 +24,7 @@ class PlacementsInFlight:
     def add(self, view: InstanceView, gateway: Peer, placed: Placed, num_tokens: int, now: float) -> None:
         """Count a request that is not in flight, with ``num_tokens`` to prefill, as sent to ``view``."""
         self._views[placed.request_id] = view
-        num_blocks = view.report.row_shape.num_blocks(blocks_for(num_tokens, view.report.tokens_per_block))
+        num_blocks = view.report.row_shape.num_blocks(rows_for(num_tokens, view.report.tokens_per_block))
         view.add_placement(PlacementInFlight(gateway, placed, num_tokens, num_blocks, now + self._ttl_s))
 
     def drop(self, request_id: str) -> InstanceView | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actorserve.core.kv.block_allocator import BlockAllocator, CachedPrefix, blocks_for
+from actorserve.core.kv.block_allocator import BlockAllocator, CachedPrefix, rows_for
 
 NUM_BLOCKS = 10
 TEXTS = st.text("ab", min_size=1, max_size=5)
@@ -216,7 +216,7 @@ def test_a_shared_block_keeps_its_name() -> None:
 
 def test_blocks_for_rounds_up() -> None:
     """A partly filled block counts as a whole block."""
-    assert [blocks_for(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+    assert [rows_for(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
 
 
 def test_blocks_never_handed_out_cannot_be_given_up() -> None:

@@ -1,6 +1,6 @@
 """Virtual usage and freeness: the definitions of Llumnix's Algorithm 1."""
 
-from actorserve.core.kv.block_allocator import blocks_for
+from actorserve.core.kv.block_allocator import rows_for
 from actorserve.core.messages import RequestSpec, SamplingParams
 from actorserve.core.placement.freeness import freeness, virtual_usage_bytes
 from actorserve.core.request import Request
@@ -16,7 +16,7 @@ def request(num_tokens: int, blocks: int, priority: int = 0) -> Request:
 
 def wanted(request: Request) -> int:
     """The demand in blocks of four tokens, none of which is cached."""
-    return blocks_for(len(request.token_ids), 4)
+    return rows_for(len(request.token_ids), 4)
 
 
 def test_virtual_usage_counts_held_blocks_and_the_head_of_the_line() -> None:
