@@ -62,7 +62,7 @@ def test_a_cpu_runs_every_measurement(shape: str, tmp_path: Path) -> None:
 
 
 def test_a_kernel_of_our_own_is_compared_with_torchs(tmp_path: Path) -> None:
-    """Without row tiles the price is that of the products: each layer of a step counts once, and all of them together."""
+    """Without row tiles the price is that of the products: of each layer of a step, and of all of them together."""
     sizes = Sizes(max_requests=3, max_tokens=32, kv_bytes=2**20, host_kv_bytes=2**20)
     measured = Measured("tiny", tmp_path, Device("cpu"), "float32", 1, sizes)
     measured.engine.layer_tiles = measured.engine.head_tiles = AnyRows()
