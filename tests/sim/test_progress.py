@@ -122,4 +122,4 @@ def test_a_run_leaves_nothing_behind(tmp_path: Path) -> None:
     case = read_experiment(write(tmp_path, text), {"num_requests": 3}).cases[0]
     with without_collection():
         run_once(case, None, lambda share: None)
-        assert not any(isinstance(found, Simulation) for found in gc.get_objects())
+        assert not any(type(found) is Simulation for found in gc.get_objects())
