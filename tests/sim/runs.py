@@ -27,6 +27,20 @@ BASE: dict[str, Any] = {
     "arrivals": {"process": "regular", "rate_per_s": 1.0},
     "lengths": {"prompt": 11, "output": 4},
 }
+MOVING: dict[str, Any] = {
+    "num_requests": 150,
+    "cluster": {
+        "instances": 4,
+        "kv_tokens": 240,
+        "migration": {"enabled": True, "source_below": 8.0, "source_until": 12.0, "destination_above": 16.0},
+        "late_binding": False,
+        "round_s": 0.5,
+        "max_queue_per_instance": 1000,
+    },
+    "arrivals": {"process": "gamma", "cv": 3.0, "rate_per_s": 1.2},
+    "lengths": {"prompt": "uniform:1:60", "output": "uniform:1:80"},
+}
+"""Four instances with little memory, between which requests move."""
 
 
 def config(changes: dict[str, Any] | None = None) -> RunConfig:

@@ -19,7 +19,7 @@ from actorserve.sim.measures.token_gaps import TokenGaps
 from actorserve.sim.results import Outcomes, summary
 from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
-from tests.sim.runs import config, run
+from tests.sim.runs import MOVING, config, run
 from tools.simulation.experiment import merged
 
 DTYPE = np.dtype([("time", "f8"), ("count", "i4")])
@@ -165,18 +165,7 @@ def test_a_request_that_comes_back_has_gaps_of_its_own() -> None:
     assert gaps.gaps.summary() == summary([2.0, 1.0, 1.0, 4.0, 1.0, 2.0])
 
 
-MANY: dict[str, Any] = {
-    "num_requests": 150,
-    "cluster": {
-        "instances": 4,
-        "kv_tokens": 240,
-        "migration": {"enabled": True, "source_below": 8.0, "source_until": 12.0, "destination_above": 16.0},
-        "late_binding": False,
-        "round_s": 0.5,
-        "max_queue_per_instance": 1000,
-    },
-    "arrivals": {"process": "gamma", "cv": 3.0, "rate_per_s": 1.2},
-    "lengths": {"prompt": "uniform:1:60", "output": "uniform:1:80"},
+FAILING: dict[str, Any] = MOVING | {
     "failures": [
         {"process": "worker-3", "at_s": 20.0, "restart_at_s": 24.0},
         {"process": "worker-1", "at_s": 60.0},
@@ -192,7 +181,7 @@ def test_gaps_fill_the_time_between_first_and_last_token(mode: str, policy: str,
     time that clients saw between first and last tokens.
     """
     changes = {"cluster": {"policy": policy, "run_ahead": run_ahead, "migration": {"mode": mode}}}
-    simulation = Simulation(config(merged(MANY, changes)), [PROFILE])
+    simulation = Simulation(config(merged(FAILING, changes)), [PROFILE])
     results = simulation.run()
     figures, outcomes = results.figures(), results.outcomes
     assert figures["requests"]["completed"] == 150

@@ -17,23 +17,9 @@ from actorserve.sim.results import Outcomes
 from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
 from tests.sim.profiles import PROFILE
-from tests.sim.runs import config, run
+from tests.sim.runs import MOVING, config, run
 from tools.simulation.experiment import merged
 from tools.simulation.result_files import as_json
-
-MOVING: dict[str, Any] = {
-    "num_requests": 150,
-    "cluster": {
-        "instances": 4,
-        "kv_tokens": 240,
-        "migration": {"enabled": True, "source_below": 8.0, "source_until": 12.0, "destination_above": 16.0},
-        "late_binding": False,
-        "round_s": 0.5,
-        "max_queue_per_instance": 1000,
-    },
-    "arrivals": {"process": "gamma", "cv": 3.0, "rate_per_s": 1.2},
-    "lengths": {"prompt": "uniform:1:60", "output": "uniform:1:80"},
-}
 
 
 class Watched(Simulation):

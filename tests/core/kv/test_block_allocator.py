@@ -214,7 +214,7 @@ def test_a_shared_block_keeps_its_name() -> None:
         allocator.share(blocks[0], b"b")
 
 
-def test_blocks_for_rounds_up() -> None:
+def test_rows_are_rounded_up() -> None:
     """A partly filled block counts as a whole block."""
     assert [rows_for(n, 4) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
 
