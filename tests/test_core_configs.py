@@ -122,6 +122,7 @@ OTHERWISE = {
         "max_context_tokens": "the engine",
         "num_host_blocks": "the engine",
         "whole_prompts": "an option of simulated clusters alone, for baselines",
+        "report_changes": "an option of simulated clusters alone, for baselines",
         "migration": "MigrationConfig, which is walked itself",
     },
     MigrationConfig: {"ticket_key": "a secret of the process"},

@@ -95,6 +95,11 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         "max_batch_tokens, a longer prompt has one for itself, decodes get the tokens that they leave, and "
         "tpot_target_s does not bound them",
     )
+    report_changes: bool = Field(
+        False,
+        description="whether an instance also reports its load when a prompt was computed or a request has ended, as "
+        "in simulators whose dispatcher knows the queues as they are",
+    )
     network_s: float = Field(0.0005, ge=0, le=10.0, description="time of a message from one process to another")
     step_overhead_s: float | None = Field(
         None, ge=0, le=3600.0, description="pause of an engine before each iteration; default: the profile's"
@@ -186,6 +191,12 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
             missing = [place for place, group in enumerate(self.groups) if getattr(group, name) is None]
             if 0 < len(missing) < len(self.groups):
                 raise ValueError(f"groups.{missing[0]}.{name} is missing: expected it in all groups, or in none")
+        for place, group in enumerate(self.all_groups):
+            if not self.costs.are_of_profile and self.costs.lookup_of(group.profile) is None:
+                raise ValueError(
+                    f"costs.lookups has no table for the profile of group {place}, {group.profile[:60]!r}: expected "
+                    "one, because the rule splitwise_sim looks times up there"
+                )
         known = ", ".join(names)
         if self.scaling.group is not None and self.scaling.group not in names:
             raise ValueError(f"scaling.group is {self.scaling.group[:60]!r}: expected one of {known}")

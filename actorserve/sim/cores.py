@@ -30,4 +30,5 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
         cluster.num_host_blocks(group),
     )
     recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY)
-    return replace(recipe, config=replace(recipe.config, whole_prompts=cluster.whole_prompts)).make()
+    for_baselines = replace(recipe.config, whole_prompts=cluster.whole_prompts, report_changes=cluster.report_changes)
+    return replace(recipe, config=for_baselines).make()

@@ -270,7 +270,7 @@ class Simulation:
                 profile,
                 cluster.tokens_per_block * profile.kv_bytes_per_token,
                 rng,
-                costs=step_costs(profile, cluster.costs),
+                costs=step_costs(profile, group.profile, cluster.costs),
                 pause_s=cluster.step_overhead_s,
                 copy_slowdown=cluster.copy_slowdown,
                 noise=cluster.noise,

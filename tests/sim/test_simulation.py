@@ -9,9 +9,11 @@ import pytest
 
 from actorserve.core.effects import Deliver, Effect, End
 from actorserve.core.messages import FinishReason
+from actorserve.sim.config import ArrivalsTable, LengthsTable
 from actorserve.sim.results import Outcomes
 from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
+from actorserve.sim.workload.traces import TraceRow
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import NETWORK_S, config, run
 from tools.simulation.result_files import as_json
@@ -72,6 +74,26 @@ def test_whole_prompts_are_not_cut() -> None:
     around_s = ASKING_S + NETWORK_S
     assert ttft_s[False] == pytest.approx(around_s + PROFILE.prefill_s(40) + PROFILE.prefill_s(20, 40))
     assert ttft_s[True] == pytest.approx(around_s + PROFILE.prefill_s(60))
+
+
+def test_dispatch_knows_queues_as_they_are() -> None:
+    """With ``report_changes`` the dispatcher hears of a request's end long before the next regular report."""
+    rows = [TraceRow(0.0, 20, 60), TraceRow(0.0, 60, 1), TraceRow(25.0, 11, 1)]
+    ttft_s = {}
+    for report_changes in (False, True):
+        cluster = {
+            "instances": 2,
+            "dispatch": "shortest_queue",
+            "late_binding": False,
+            "load_report_s": 1000.0,
+            "report_changes": report_changes,
+        }
+        of_trace = {"arrivals": ArrivalsTable(process="trace"), "lengths": LengthsTable(like="trace")}
+        chosen = config({"num_requests": 3, "cluster": cluster}).model_copy(update={"trace": "rows", **of_trace})
+        results = Simulation(chosen, (PROFILE,), rows).run()
+        ttft_s[report_changes] = times(results.outcomes)[2][0]
+    assert ttft_s[True] == pytest.approx(ASKING_S + PROFILE.prefill_s(11) + NETWORK_S)  # where the second one has ended
+    assert ttft_s[False] > ttft_s[True] + 0.1  # beside the first one, which decodes
 
 
 def test_overhead_lies_between_iterations() -> None:

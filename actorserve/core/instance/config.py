@@ -18,7 +18,8 @@ class InstanceConfig:
     (``core.scheduling.whole_prompts``). With ``run_ahead`` an iteration is planned while the one before it runs.
     ``headroom_bytes``, by priority, is KV memory that counts as used in addition to what running requests of that
     priority hold. After each ``checkpoint_tokens`` new tokens of a request another worker copies its KV; 0 switches
-    checkpoints off.
+    checkpoints off. Loads are reported every ``load_report_s``, and with ``report_changes`` also when a prompt was
+    computed or a request has ended, for baselines whose dispatcher knows the queues as they are.
     """
 
     num_blocks: int
@@ -29,6 +30,7 @@ class InstanceConfig:
     max_batch_requests: int = 64
     max_batch_tokens: int = 512
     load_report_s: float = 0.2
+    report_changes: bool = False
     retry_s: float = RETRY_S
     tpot_target_s: float = 0.1
     whole_prompts: bool = False

@@ -192,8 +192,13 @@ class InstanceState:
             steps.begin(batch, now)
 
     def _on_step_done(self, done: StepDone, sender: Peer, now: float) -> None:
+        reports = self.config.report_changes
+        has_changed = reports and any(step.batch.num_prompts for step in self.steps.in_flight)
         for request in self.steps.finish(done, now):
             self._life.end(request, now)
+            has_changed = reports
+        if has_changed:
+            self._reporter.send()
 
     def _on_copy_ended(self, message: CopyDone | CopyFailed, sender: Peer, now: float) -> bool | None:
         pools, is_done = self.memory.pools, isinstance(message, CopyDone)

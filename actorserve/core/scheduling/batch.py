@@ -23,6 +23,11 @@ class Batch:
     def num_decodes(self) -> int:
         return self.budget.iteration.num_decodes if self.budget is not None else 0
 
+    @property
+    def num_prompts(self) -> int:
+        """The requests of which it computes a part of the prompt, or the whole prompt."""
+        return len(self.rows) - self.num_decodes
+
     def step_plan(self, step_id: int) -> StepPlan:
         """The iteration as the engine gets it."""
         rows = self.rows

@@ -367,3 +367,19 @@ def test_unreleased_end_is_repeated() -> None:
     instance.handle(Release("a", 1))
     instance.handle(Tick(), now=4.0)
     assert instance.state.next_deadline() is None
+
+
+@pytest.mark.parametrize("report_changes", [False, True])
+def test_changes_are_reported_on_demand(*, report_changes: bool) -> None:
+    """With ``report_changes`` a report follows each prompt that was computed and each end of a request, at once."""
+    instance = Instance(replace(CONFIG, report_changes=report_changes))
+    instance.handle(PeerUp(GATEWAY, Role.GATEWAY))
+    instance.start(spec("r", 8, max_tokens=3))
+    instance.sent.clear()
+    reports = []
+    for _ in range(3):
+        instance.done()
+        found = [message for message in instance.sent if isinstance(message, LoadReport)]
+        reports.append([(report.pending_prompt_tokens, report.num_running) for report in found])
+        instance.sent.clear()
+    assert reports == ([[(0, 1)], [], [(0, 0)]] if report_changes else [[], [], []])

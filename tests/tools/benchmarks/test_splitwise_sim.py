@@ -102,7 +102,7 @@ def test_a_peer_that_cannot_be_fetched_is_an_error(tmp_path: Path, monkeypatch: 
 
 
 def test_both_run_side_by_side(tmp_path: Path) -> None:
-    """With all of SplitwiseSim's rules, single requests take the same time in both simulators, within 10 %."""
+    """With all of SplitwiseSim's rules, single requests take the same time in both simulators, within 1 %."""
     if splitwise_sim_build.find_build() is None:
         pytest.skip(f"SplitwiseSim is not here: {splitwise_sim_build.ADVICE}")
     trace = tmp_path / "lengths.csv"
@@ -113,7 +113,7 @@ def test_both_run_side_by_side(tmp_path: Path) -> None:
     for latency in read_figures(figures).tables[::2]:
         for cell in latency.rows[1].cells:
             assert cell is not None
-            assert cell.median == pytest.approx(1.0, abs=0.1)
+            assert cell.median == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_peer_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
