@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from actorserve.model_files.locate import locate
-from tools.compiling import use_if_wanted
+from tools.compiling import SWITCH, use_if_wanted
 
-use_if_wanted()  # with ACTORSERVE_COMPILED=1 the tests run on the compiled core, if it was built
+COMPILED = use_if_wanted()  # with ACTORSERVE_COMPILED=1 the tests run on the compiled core
 
 # Torch reads this when it is loaded. If the cores are busy, threads that spin while they wait are ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -34,6 +34,11 @@ SERIAL = (
 """Paths of the tests that start processes or measure time."""
 
 
+def pytest_configure() -> None:
+    if os.environ.get(SWITCH) == "1" and not COMPILED:
+        raise pytest.UsageError(f"{SWITCH} is 1, but these sources are not compiled; tools/compile does that")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-rounds", type=int, default=1, help="number of runs of the kill tests")
     parser.addoption(
@@ -45,8 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that run one after the other as ``serial`` (for ``tools/test``)."""
+    """Mark the tests that run one after the other as ``serial`` (for ``tools/test``), and skip those that cannot run on
+    the compiled core if it is used.
+    """
     for item in items:
+        interpreted = item.get_closest_marker("interpreted")
+        if COMPILED and interpreted is not None:
+            item.add_marker(pytest.mark.skip(reason=f"interpreted only: {interpreted.args[0]}"))
         if item.path.relative_to(config.rootpath).as_posix().startswith(SERIAL):
             item.add_marker(pytest.mark.serial)
 

@@ -21,6 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = "runtime"
 TEST = "test"
 MAX_TEST_PROCESSES = 8
+COMPILED = "ACTORSERVE_COMPILED"  # tools.compiling
+NO_COMPILER = 3  # the exit status of tools/compile on a machine that cannot compile
+COMPILED_TESTS = ("tests/core", "tests/tools/test_compiling.py")
+"""What also runs on the compiled core."""
 COMMANDS = {
     "serve": RUNTIME,
     "test": TEST,
@@ -202,24 +206,44 @@ def run_tests(python: str, arguments: Sequence[str]) -> int:
 
     All tests run in two parts at once. Tests that start processes mostly wait, and some measure time, so they run one
     after the other at normal priority. The other tests use what is left of all cores at low priority, and their output
-    follows at the end.
+    follows at the end. Then the core is compiled, and its tests run once more on that build.
     """
     pytest = [python, "-P", "-m", "pytest"]
     if arguments:
         os.execv(python, [*pytest, *arguments])
     num_processes = min(len(os.sched_getaffinity(0)), MAX_TEST_PROCESSES)
-    parallel = ["nice", "-n", "10", *pytest, "-m", "not serial", "-n", str(num_processes), "--dist", "worksteal"]
+    spread = ["-n", str(num_processes), "--dist", "worksteal"]
+    parallel = ["nice", "-n", "10", *pytest, "-m", "not serial", *spread]
+    os.environ[COMPILED] = "0"
     say(f"test: tests that start processes; the others at low priority on {num_processes} cores")
     with (
         tempfile.TemporaryFile() as output,
         subprocess.Popen(parallel, stdout=output, stderr=subprocess.STDOUT) as background,
     ):
-        failed = subprocess.run([*pytest, "-m", "serial"], check=False).returncode
+        failed = subprocess.run([*pytest, "-m", "serial and not compiled"], check=False).returncode
         say("test: the other tests")
         failed = background.wait() or failed
         output.seek(0)
         shutil.copyfileobj(output, sys.stdout.buffer)
-    return failed
+        sys.stdout.buffer.flush()
+    return run_compiled_tests(python, spread) or failed
+
+
+def run_compiled_tests(python: str, spread: Sequence[str]) -> int:
+    """Compile the core, unless that was done, and run its tests on the build. Returns an exit status.
+
+    Without a compiler the compiled core cannot be tested here, and that is no failure.
+    """
+    say("test: the core, compiled")
+    built = subprocess.run([python, "-P", "-m", "tools.compiling"], check=False).returncode
+    if built == NO_COMPILER:
+        say("test: SKIPPED: the core's tests on the compiled core, because this machine has no C compiler")
+        return 0
+    if built != 0:
+        return built
+    # Faults spend their time in the fake engine, which is not compiled, so a third of the examples is enough.
+    command = [python, "-P", "-m", "pytest", *COMPILED_TESTS, "--fault-examples", "50", *spread]
+    return subprocess.run(command, env={**os.environ, COMPILED: "1"}, check=False).returncode
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -239,7 +263,7 @@ def main(arguments: Sequence[str]) -> int:
         if name == "compile":
             os.execv(python, [python, "-P", "-m", "tools.compiling", *rest])
         if name == "simulate":
-            os.environ.setdefault("ACTORSERVE_COMPILED", "1")  # tools.compiling
+            os.environ.setdefault(COMPILED, "1")
             os.execv(python, [python, "-P", "-m", "tools.simulation", *rest])
         if name == "clients":
             os.execv(python, [python, "-P", "-m", "tools.compatibility", *rest])

@@ -36,12 +36,8 @@ def run(switch: str, cluster: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def is_built() -> bool:
-    folder = build_folder()
-    return folder is not None and folder.is_dir()
-
-
-@pytest.mark.skipif(not is_built(), reason="these sources are not compiled; tools/compile does that")
+@pytest.mark.compiled
+@pytest.mark.skipif(os.environ.get(SWITCH) != "1", reason=f"needs a build by tools/compile, and {SWITCH}=1")
 @pytest.mark.parametrize("cluster", ["{}", '{"kv_tokens": 20000, "max_context_tokens": 4000}', '{"noise": 0.1}'])
 def test_compiled_and_interpreted_runs_give_the_same_bytes(cluster: str) -> None:
     """With migrations, a death, two classes, and with swaps or noise: every figure of a run is the same."""
@@ -115,7 +111,7 @@ def test_a_compiler_may_have_arguments(
     assert capsys.readouterr().err == "compile: not built by this test\n"
     assert len(builds) == 1
     monkeypatch.setenv("CC", "no-such-compiler -O1")
-    assert program.main([]) == 1
+    assert program.main([]) == program.EXIT_NO_COMPILER
     assert "there is no C compiler no-such-compiler: install gcc" in capsys.readouterr().err
     assert len(builds) == 1
 

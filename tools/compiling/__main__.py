@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tools.compiling.builds import ROOT, build_folder
 
+EXIT_NO_COMPILER = 3
 EXIT_INTERRUPTED = 130
 _UNUSED_DAYS = 30
 _MAX_REASON_CHARS = 300
@@ -24,7 +26,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="tools/compile",
         description="Compile the core and the simulator's loop, for a faster tools/simulate. Optional; it takes some "
         "minutes, and is needed once for each change of these sources.",
-        epilog="CC names the C compiler (default: cc); ACTORSERVE_CACHE names the folder of builds.",
+        epilog="CC names the C compiler (default: cc); ACTORSERVE_CACHE names the folder of builds. The exit status is "
+        f"{EXIT_NO_COMPILER} if this machine cannot compile.",
     )
 
 
@@ -51,6 +54,9 @@ def run() -> int:
                 print(f"compile: these sources are built already, in {folder}")
                 return 0
             _remove_unused(folder.parent)
+            if lacking := _lacking():
+                print(f"compile: {lacking[:_MAX_REASON_CHARS]}", file=sys.stderr)
+                return EXIT_NO_COMPILER
             print("compile: this takes some minutes", flush=True)
             began_s = time.monotonic()
             problem = _build(folder)
@@ -63,14 +69,22 @@ def run() -> int:
     return 0
 
 
+def _lacking() -> str:
+    """What this machine needs before it can compile, or nothing."""
+    compiler = (shlex.split(os.environ.get("CC", "")) or ["cc"])[0]  # CC may have arguments, as "ccache gcc"
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler {compiler}: install gcc, or name another one in CC"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        return f"there is no {header}: install python3-dev"
+    return ""
+
+
 def _build(folder: Path) -> str:
     """Build from a copy, because the sources may change meanwhile, and move the result into place whole.
 
     Returns what failed, or nothing.
     """
-    compiler = (shlex.split(os.environ.get("CC", "")) or ["cc"])[0]  # CC may have arguments, as "ccache gcc"
-    if shutil.which(compiler) is None:
-        return f"there is no C compiler {compiler}: install gcc, or name another one in CC"
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="build-") as name:
         copy, built = Path(name) / "sources", Path(name) / "built"
         for package in ("actorserve", "tools"):

@@ -63,7 +63,7 @@ class MultiLevelQueue(Generic[T]):
                 "(it is the profile's shortest iteration: one decode without context)"
             )
         if not promote_after_s > 0.0:
-            raise ValueError(f"promote_after_s is {promote_after_s}; expected a time above 0 s")
+            raise ValueError(f"promote_after_s is {promote_after_s:g}; expected a time above 0 s")
         self._promote_after_s = promote_after_s
         self._promotes_singly = promotes_singly
         self._promoted_from: dict[T, int] = {}  # the former level of each promoted item, until it is back there

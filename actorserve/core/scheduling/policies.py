@@ -43,7 +43,7 @@ def make_policy(
         raise ValueError(f"unknown policy {name!r}; expected one of {', '.join(POLICIES)}")
     for priority, seconds in promote_after_s_of.items():
         if not seconds > 0.0:
-            raise ValueError(f"promote_after_s of priority {priority} is {seconds}; expected a time above 0 s")
+            raise ValueError(f"promote_after_s of priority {priority} is {seconds:g}; expected a time above 0 s")
     return PriorityClasses(
         lambda priority: make(times, promote_after_s_of.get(priority, promote_after_s)), min_share=min_share
     )

@@ -31,7 +31,7 @@ from actorserve.core.messages import (
     Unplace,
     WorkerInfo,
 )
-from tests.core.harness.gateway import COORDINATOR, MODEL, A, B, ValidatedGateway
+from tests.core.harness.gateway import COORDINATOR, MODEL, A, B, Gateway
 from tests.core.harness.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
 
 BLOCK_TOKENS = 4
@@ -70,23 +70,23 @@ def spec(name: str, num_blocks: int = 1, priority: int = 0) -> RequestSpec:
     return RequestSpec(name, prompt, SamplingParams(seed=5, max_tokens=10), priority=priority)
 
 
-def gateway(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64) -> ValidatedGateway:
+def knowing(reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64) -> Gateway:
     """Sessions that know these workers, and a coordinator if ``met_coordinator``."""
     config = GatewayConfig(1.0, no_instance_timeout_s=30.0, resume_timeout_s=600.0, max_queue_per_instance=max_queue)
-    state = ValidatedGateway(config)
+    gateway = Gateway(config)
     if met_coordinator:
-        state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
+        gateway.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for peer, load in reports.items():
-        state.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
-        state.handle(load, 0.0, peer)
-    return state
+        gateway.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
+        gateway.handle(load, 0.0, peer)
+    return gateway
 
 
-def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> ValidatedGateway:
+def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> Gateway:
     """Sessions that know these workers, after the coordinator has gone."""
-    state = gateway(reports, max_queue=max_queue)
-    assert state.handle(PeerDown(COORDINATOR), 0.0) == []
-    return state
+    gateway = knowing(reports, max_queue=max_queue)
+    assert gateway.handle(PeerDown(COORDINATOR), 0.0) == []
+    return gateway
 
 
 def started(effects: list[Effect]) -> list[tuple[str, Peer, int]]:
@@ -100,23 +100,23 @@ def started(effects: list[Effect]) -> list[tuple[str, Peer, int]]:
 
 def test_requests_go_to_the_freest_at_once() -> None:
     """While the coordinator is gone a new request starts at once, on the freest worker by the last reports."""
-    state = alone({A: report(num_free_blocks=3), B: report(num_free_blocks=8)})
-    assert started(state.handle(Open(spec("r")), 0.1)) == [("r", B, 1)]
-    assert state.handle(Started("r", 1), 0.2, B) == []
-    assert state.handle(Tick(), 1.2) == []
-    assert state.counts.num_placed_by_fallback == 1
+    gateway = alone({A: report(num_free_blocks=3), B: report(num_free_blocks=8)})
+    assert started(gateway.handle(Open(spec("r")), 0.1)) == [("r", B, 1)]
+    assert gateway.handle(Started("r", 1), 0.2, B) == []
+    assert gateway.handle(Tick(), 1.2) == []
+    assert gateway.state.counts.num_placed_by_fallback == 1
 
 
 def test_requests_that_wait_start_when_the_coordinator_goes() -> None:
     """When the coordinator dies, requests without a worker start, the more urgent first, with their waiting times;
     running ones notice nothing.
     """
-    state = gateway({A: report()})
+    gateway = knowing({A: report()})
     for name, priority in (("late", 1), ("runs", 0), ("urgent", 0)):
-        state.handle(Open(spec(name, priority=priority)), 0.0)
-    state.handle(Placed("runs", 1, A), 0.0, COORDINATOR)
-    state.handle(Started("runs", 1), 0.0, A)
-    effects = state.handle(PeerDown(COORDINATOR), 0.75)
+        gateway.handle(Open(spec(name, priority=priority)), 0.0)
+    gateway.handle(Placed("runs", 1, A), 0.0, COORDINATOR)
+    gateway.handle(Started("runs", 1), 0.0, A)
+    effects = gateway.handle(PeerDown(COORDINATOR), 0.75)
     assert started(effects) == [("urgent", A, 1), ("late", A, 1)]
     starts = [effect.message for effect in effects if isinstance(effect, Send) and isinstance(effect.message, Start)]
     assert [start.attained.waited_s for start in starts] == [0.75, 0.75]
@@ -124,8 +124,8 @@ def test_requests_that_wait_start_when_the_coordinator_goes() -> None:
 
 def test_its_own_account_spreads_a_burst() -> None:
     """Between two reports a burst is spread until all room is used up, because each sent request counts."""
-    state = alone({A: report(), B: report()})
-    placed = [started(state.handle(Open(spec(f"r{i}")), 0.0)) for i in range(2 * NUM_BLOCKS + 3)]
+    gateway = alone({A: report(), B: report()})
+    placed = [started(gateway.handle(Open(spec(f"r{i}")), 0.0)) for i in range(2 * NUM_BLOCKS + 3)]
     workers = [where[0][1] for where in placed if where]
     assert Counter(workers) == {A: NUM_BLOCKS, B: NUM_BLOCKS}
     assert Counter(workers[:NUM_BLOCKS]) == {A: NUM_BLOCKS // 2, B: NUM_BLOCKS // 2}
@@ -134,23 +134,23 @@ def test_its_own_account_spreads_a_burst() -> None:
 
 def test_a_bounded_number_waits_at_each_worker() -> None:
     """A worker gets no more requests than may wait there, however much memory it has."""
-    state = alone({A: report(num_waiting=1)}, max_queue=3)
-    assert [bool(state.handle(Open(spec(f"r{i}")), 0.0)) for i in range(3)] == [True, True, False]
+    gateway = alone({A: report(num_waiting=1)}, max_queue=3)
+    assert [bool(gateway.handle(Open(spec(f"r{i}")), 0.0)) for i in range(3)] == [True, True, False]
 
 
 def test_reports_of_room_start_waiting_requests() -> None:
     """A report of room starts waiting requests by priority and then by arrival; shorter ones pass a long one."""
-    state = alone({A: report(num_free_blocks=0)})
+    gateway = alone({A: report(num_free_blocks=0)})
     for name, num_blocks, priority in (("low", 1, 5), ("long", 4, 0), ("first", 1, 0), ("second", 1, 0)):
-        assert state.handle(Open(spec(name, num_blocks, priority)), 0.0) == []
-    assert started(state.handle(report(2, num_free_blocks=1), 0.1, A)) == [("first", A, 1)]
+        assert gateway.handle(Open(spec(name, num_blocks, priority)), 0.0) == []
+    assert started(gateway.handle(report(2, num_free_blocks=1), 0.1, A)) == [("first", A, 1)]
     # The first request's block still counts as in flight.
-    assert state.handle(report(3, num_free_blocks=1), 0.2, A) == []
-    assert started(state.handle(report(4, num_free_blocks=2, accepted=("first",)), 0.3, A)) == [
+    assert gateway.handle(report(3, num_free_blocks=1), 0.2, A) == []
+    assert started(gateway.handle(report(4, num_free_blocks=2, accepted=("first",)), 0.3, A)) == [
         ("second", A, 1),
         ("low", A, 1),
     ]
-    effects = state.handle(report(5, num_free_blocks=4, accepted=("second", "low")), 0.5, A)
+    effects = gateway.handle(report(5, num_free_blocks=4, accepted=("second", "low")), 0.5, A)
     assert started(effects) == [("long", A, 1)]
 
 
@@ -158,109 +158,109 @@ def test_waiting_requests_are_scanned_once_for_reports_that_come_together() -> N
     """Reports that follow each other closely cause one scan of the waiting requests. The next report after a pause
     starts the requests that were skipped.
     """
-    state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
+    gateway = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
     for name in ("first", "second", "third"):
-        assert state.handle(Open(spec(name)), 0.0) == []
-    assert started(state.handle(report(2, num_free_blocks=1), 1.0, A)) == [("first", A, 1)]
-    slack_s = state.config.retry_slack_s
-    assert state.handle(report(2, num_free_blocks=1), 1.0 + slack_s / 2, B) == []
-    assert started(state.handle(report(3, num_free_blocks=1), 1.0 + slack_s, B)) == [("second", B, 1)]
+        assert gateway.handle(Open(spec(name)), 0.0) == []
+    assert started(gateway.handle(report(2, num_free_blocks=1), 1.0, A)) == [("first", A, 1)]
+    slack_s = gateway.state.config.retry_slack_s
+    assert gateway.handle(report(2, num_free_blocks=1), 1.0 + slack_s / 2, B) == []
+    assert started(gateway.handle(report(3, num_free_blocks=1), 1.0 + slack_s, B)) == [("second", B, 1)]
 
 
 def test_room_that_no_request_fits_into_causes_no_scan() -> None:
     """A report of less room than the shortest waiting request needs causes no scan, so the next report does, however
     soon it comes.
     """
-    state = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
+    gateway = alone({A: report(num_free_blocks=0), B: report(num_free_blocks=0)})
     for name, num_blocks in (("long", 5), ("shorter", 3)):
-        assert state.handle(Open(spec(name, num_blocks)), 0.0) == []
-    assert state.handle(report(2, num_free_blocks=2), 1.0, A) == []
-    assert started(state.handle(report(2, num_free_blocks=4), 1.0, B)) == [("shorter", B, 1)]
+        assert gateway.handle(Open(spec(name, num_blocks)), 0.0) == []
+    assert gateway.handle(report(2, num_free_blocks=2), 1.0, A) == []
+    assert started(gateway.handle(report(2, num_free_blocks=4), 1.0, B)) == [("shorter", B, 1)]
 
 
 def test_a_request_that_no_worker_can_ever_hold_ends_at_once() -> None:
     """A request longer than any worker's model allows is refused as too large; one of just that length waits."""
-    state = alone({A: report(num_free_blocks=0)})
+    gateway = alone({A: report(num_free_blocks=0)})
     most_blocks = MODEL.max_tokens // BLOCK_TOKENS
-    effects = state.handle(Open(spec("large", most_blocks + 1)), 0.1)
+    effects = gateway.handle(Open(spec("large", most_blocks + 1)), 0.1)
     assert effects == [End("large", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
-    assert state.handle(Open(spec("fits", most_blocks)), 0.1) == []
-    assert list(state.sessions) == ["fits"]
+    assert gateway.handle(Open(spec("fits", most_blocks)), 0.1) == []
+    assert list(gateway.state.sessions) == ["fits"]
 
 
 def test_half_an_answer_is_not_cut_off_as_too_large() -> None:
     """A request that has output waits for a larger worker to come back; one without ends when the large one dies."""
     small = Peer("worker-2", 1)
-    state = alone({A: report()})
+    gateway = alone({A: report()})
     for name in ("answered", "new"):
-        assert started(state.handle(Open(spec(name, num_blocks=5)), 0.0)) == [(name, A, 1)]
-        state.handle(Started(name, 1), 0.1, A)
-    state.handle(Tokens(("answered",), (1,), (0,), (7,)), 0.1, A)
-    state.handle(PeerUp(small, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, 16))), 0.1)
-    state.handle(report(), 0.1, small)
-    assert state.handle(PeerDown(A), 0.2) == [End("new", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
-    assert list(state.sessions) == ["answered"]
+        assert started(gateway.handle(Open(spec(name, num_blocks=5)), 0.0)) == [(name, A, 1)]
+        gateway.handle(Started(name, 1), 0.1, A)
+    gateway.handle(Tokens(("answered",), (1,), (0,), (7,)), 0.1, A)
+    gateway.handle(PeerUp(small, Role.WORKER, WorkerInfo("k", ModelInfo("m", 100, 16))), 0.1)
+    gateway.handle(report(), 0.1, small)
+    assert gateway.handle(PeerDown(A), 0.2) == [End("new", FinishReason.ERROR, RefusalReason.TOO_LARGE, 1.0)]
+    assert list(gateway.state.sessions) == ["answered"]
     back = Peer("worker-0", 2)
-    state.handle(PeerUp(back, Role.WORKER, WorkerInfo("k", MODEL)), 0.3)
-    assert started(state.handle(report(), 0.4, back)) == [("answered", back, 2)]
+    gateway.handle(PeerUp(back, Role.WORKER, WorkerInfo("k", MODEL)), 0.3)
+    assert started(gateway.handle(report(), 0.4, back)) == [("answered", back, 2)]
 
 
 def test_a_placement_that_no_report_confirms_stops_counting() -> None:
     """A lost placement does not hold its room for ever: after a while a waiting request gets it."""
-    state = alone({A: report(num_free_blocks=1)})
-    assert started(state.handle(Open(spec("lost")), 0.0)) == [("lost", A, 1)]
-    assert state.handle(Open(spec("next")), 0.1) == []
-    assert started(state.handle(Tick(), 4.0)) == [("lost", A, 1)]
-    assert ("next", A, 1) in started(state.handle(Tick(), 5.0))
+    gateway = alone({A: report(num_free_blocks=1)})
+    assert started(gateway.handle(Open(spec("lost")), 0.0)) == [("lost", A, 1)]
+    assert gateway.handle(Open(spec("next")), 0.1) == []
+    assert started(gateway.handle(Tick(), 4.0)) == [("lost", A, 1)]
+    assert ("next", A, 1) in started(gateway.handle(Tick(), 5.0))
 
 
 def test_draining_workers_get_nothing() -> None:
     """A worker that drains gets no requests, and neither does one that has not reported."""
-    state = alone({A: report(draining=True), B: report(num_free_blocks=1)})
-    state.handle(PeerUp(Peer("worker-2", 1), Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
-    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", B, 1)]
-    assert state.handle(Open(spec("s")), 0.0) == []
-    assert started(state.handle(report(2), 0.1, Peer("worker-2", 1))) == [("s", Peer("worker-2", 1), 1)]
+    gateway = alone({A: report(draining=True), B: report(num_free_blocks=1)})
+    gateway.handle(PeerUp(Peer("worker-2", 1), Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
+    assert started(gateway.handle(Open(spec("r")), 0.0)) == [("r", B, 1)]
+    assert gateway.handle(Open(spec("s")), 0.0) == []
+    assert started(gateway.handle(report(2), 0.1, Peer("worker-2", 1))) == [("s", Peer("worker-2", 1), 1)]
 
 
 def test_a_refused_request_goes_elsewhere_under_a_new_epoch() -> None:
     """A request that a full worker refuses is released there, and started on another worker."""
-    state = alone({A: report(num_free_blocks=5), B: report(num_free_blocks=3)})
-    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
-    effects = state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A)
+    gateway = alone({A: report(num_free_blocks=5), B: report(num_free_blocks=3)})
+    assert started(gateway.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    effects = gateway.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A)
     assert effects[0] == Send(A, Release("r", 1))
     assert started(effects) == [("r", B, 2)]
 
 
 def test_a_refused_request_takes_no_room() -> None:
     """A request that was refused and fits nowhere else holds no room on the worker that refused it."""
-    state = alone({A: report(num_free_blocks=1)})
-    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
-    assert state.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A) == [Send(A, Release("r", 1))]
-    assert started(state.handle(Open(spec("s")), 0.2)) == [("s", A, 1)]
+    gateway = alone({A: report(num_free_blocks=1)})
+    assert started(gateway.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    assert gateway.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0), 0.1, A) == [Send(A, Release("r", 1))]
+    assert started(gateway.handle(Open(spec("s")), 0.2)) == [("s", A, 1)]
 
 
 def test_a_dead_workers_requests_go_on_elsewhere() -> None:
     """With the coordinator gone a worker's death costs no request."""
-    state = alone({A: report(num_free_blocks=5), B: report(num_free_blocks=3)})
-    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
-    state.handle(Started("r", 1), 0.1, A)
-    assert started(state.handle(PeerDown(A), 0.2)) == [("r", B, 2)]
-    assert started(state.handle(Open(spec("s")), 0.3)) == [("s", B, 1)]
+    gateway = alone({A: report(num_free_blocks=5), B: report(num_free_blocks=3)})
+    assert started(gateway.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    gateway.handle(Started("r", 1), 0.1, A)
+    assert started(gateway.handle(PeerDown(A), 0.2)) == [("r", B, 2)]
+    assert started(gateway.handle(Open(spec("s")), 0.3)) == [("s", B, 1)]
 
 
 def test_patience_ends_though_reports_come() -> None:
     """Reports of room on a worker that a request avoids do not prolong its patience; it ends as overload."""
-    state = alone({A: report()})
-    assert started(state.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
-    assert state.handle(Refused("r", 1, RefusalReason.DRAINING, 1.0), 0.0, A) == [Send(A, Release("r", 1))]
+    gateway = alone({A: report()})
+    assert started(gateway.handle(Open(spec("r")), 0.0)) == [("r", A, 1)]
+    assert gateway.handle(Refused("r", 1, RefusalReason.DRAINING, 1.0), 0.0, A) == [Send(A, Release("r", 1))]
     ended: list[Effect] = []
     for i in range(200):
         now = i * 0.2
-        ended += state.handle(report(2 + i), now, A)
-        deadline = state.next_deadline()
+        ended += gateway.handle(report(2 + i), now, A)
+        deadline = gateway.state.next_deadline()
         if deadline is not None and deadline <= now:
-            ended += state.handle(Tick(), now)
+            ended += gateway.handle(Tick(), now)
     assert len(ended) == 1
     assert isinstance(ended[0], End)
     assert (ended[0].reason, ended[0].refusal) == (FinishReason.ERROR, RefusalReason.OVERLOADED)
@@ -270,45 +270,45 @@ def test_a_new_coordinator_places_only_requests_without_a_worker() -> None:
     """The next coordinator places waiting and new requests. Requests that the fallback placed stay where they are,
     whatever the coordinator answers.
     """
-    state = alone({A: report(num_free_blocks=1)})
-    assert started(state.handle(Open(spec("placed")), 0.0)) == [("placed", A, 1)]
-    assert state.handle(Open(spec("waits")), 0.1) == []
+    gateway = alone({A: report(num_free_blocks=1)})
+    assert started(gateway.handle(Open(spec("placed")), 0.0)) == [("placed", A, 1)]
+    assert gateway.handle(Open(spec("waits")), 0.1) == []
     back = Peer("coordinator", 2)
-    assert state.handle(PeerUp(back, Role.COORDINATOR), 0.2) == [Send(back, Place("waits", 1, BLOCK_TOKENS))]
-    assert state.handle(report(2), 0.3, A) == []
-    assert state.handle(Placed("placed", 1, B), 0.4, back) == [Send(back, Unplace("placed", 1))]
-    assert state.sessions["placed"].instance == A
-    assert state.handle(Open(spec("new")), 0.5) == [Send(back, Place("new", 1, BLOCK_TOKENS))]
-    assert started(state.handle(Placed("waits", 1, A), 0.6, back)) == [("waits", A, 1)]
+    assert gateway.handle(PeerUp(back, Role.COORDINATOR), 0.2) == [Send(back, Place("waits", 1, BLOCK_TOKENS))]
+    assert gateway.handle(report(2), 0.3, A) == []
+    assert gateway.handle(Placed("placed", 1, B), 0.4, back) == [Send(back, Unplace("placed", 1))]
+    assert gateway.state.sessions["placed"].instance == A
+    assert gateway.handle(Open(spec("new")), 0.5) == [Send(back, Place("new", 1, BLOCK_TOKENS))]
+    assert started(gateway.handle(Placed("waits", 1, A), 0.6, back)) == [("waits", A, 1)]
 
 
 def test_the_coordinator_goes_again() -> None:
     """Each time that the coordinator goes, gateways begin with the latest reports and no placements in flight."""
-    state = alone({A: report(num_free_blocks=1)})
-    state.handle(Open(spec("first")), 0.0)
+    gateway = alone({A: report(num_free_blocks=1)})
+    gateway.handle(Open(spec("first")), 0.0)
     back = Peer("coordinator", 2)
-    state.handle(PeerUp(back, Role.COORDINATOR), 0.1)
-    state.handle(report(2, num_free_blocks=1, accepted=("first",)), 0.2, A)
-    state.handle(PeerDown(back), 0.3)
-    assert started(state.handle(Open(spec("second")), 0.4)) == [("second", A, 1)]
+    gateway.handle(PeerUp(back, Role.COORDINATOR), 0.1)
+    gateway.handle(report(2, num_free_blocks=1, accepted=("first",)), 0.2, A)
+    gateway.handle(PeerDown(back), 0.3)
+    assert started(gateway.handle(Open(spec("second")), 0.4)) == [("second", A, 1)]
 
 
 def test_a_coordinator_that_was_never_met_is_given_retry_s() -> None:
     """At a cluster's start requests wait ``retry_s`` for the coordinator, and then are placed without it."""
-    state = gateway({A: report()}, met_coordinator=False)
-    assert state.handle(Open(spec("r")), 0.5) == []
-    assert state.handle(report(2), 1.0, A) == []
-    assert state.next_deadline() == 1.5
-    assert started(state.handle(Tick(), 1.5)) == [("r", A, 1)]
-    assert started(state.handle(Open(spec("s")), 1.6)) == [("s", A, 1)]
+    gateway = knowing({A: report()}, met_coordinator=False)
+    assert gateway.handle(Open(spec("r")), 0.5) == []
+    assert gateway.handle(report(2), 1.0, A) == []
+    assert gateway.state.next_deadline() == 1.5
+    assert started(gateway.handle(Tick(), 1.5)) == [("r", A, 1)]
+    assert started(gateway.handle(Open(spec("s")), 1.6)) == [("s", A, 1)]
 
 
 def test_a_client_that_leaves_before_there_is_room() -> None:
     """A request whose client has left is not started by a later report."""
-    state = alone({A: report(num_free_blocks=0)})
-    assert state.handle(Open(spec("r")), 0.0) == []
-    assert state.handle(Close("r"), 0.1) == []
-    assert state.handle(report(2), 0.2, A) == []
+    gateway = alone({A: report(num_free_blocks=0)})
+    assert gateway.handle(Open(spec("r")), 0.0) == []
+    assert gateway.handle(Close("r"), 0.1) == []
+    assert gateway.handle(report(2), 0.2, A) == []
 
 
 # --- the whole cluster ---------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from tests.core.harness.gateway import A, B, opened, running, tokens
 
 def with_output() -> GatewayState:
     """r runs on A, and its client has the tokens 7 and 8."""
-    state = running(A, B)
-    state.handle(tokens(1, 0, 7), 0.0, A)
-    state.handle(tokens(1, 1, 8), 0.0, A)
-    return state
+    gateway = running(A, B)
+    gateway.handle(tokens(1, 0, 7), 0.0, A)
+    gateway.handle(tokens(1, 1, 8), 0.0, A)
+    return gateway.state
 
 
 def _go_back_to_placing(state: GatewayState) -> None:
@@ -67,7 +67,7 @@ def test_a_broken_session_is_found(break_it: Callable[[GatewayState], object], t
 
 def test_a_forgotten_retry_is_found() -> None:
     """A request that waits for an answer has a tick that asks again."""
-    state = opened(A)
+    state = opened(A).state
     state._placer.next_tick_s = None
     with pytest.raises(AssertionError, match="no tick will send its message again"):
         state.validate()
@@ -93,7 +93,7 @@ def test_what_belongs_to_a_lost_owner_is_found() -> None:
 
 def test_the_output_that_a_request_was_opened_with_stays() -> None:
     """A session's output begins with the tokens that its request came with."""
-    state = opened(A)
+    state = opened(A).state
     session = state.sessions["r"]
     session.spec = replace(session.spec, output_token_ids=(7,))
     with pytest.raises(AssertionError, match="lost the output that it was opened with"):

@@ -29,18 +29,21 @@ MODEL = ModelInfo("m", 100, 1000)
 SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=5, max_tokens=10))
 
 
-class ValidatedGateway(GatewayState):
-    """Sessions whose invariants are checked after each message."""
+class Gateway:
+    """Drives a GatewayState, whose invariants are checked after each message."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.state = GatewayState(config)
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
-        effects = super().handle(message, now, sender)
-        self.validate()
+        effects = self.state.handle(message, now, sender)
+        self.state.validate()
         return effects
 
 
-def make_gateway(no_instance_timeout_s: float = 30.0, resume_timeout_s: float = 600.0) -> ValidatedGateway:
+def make_gateway(no_instance_timeout_s: float = 30.0, resume_timeout_s: float = 600.0) -> Gateway:
     """Sessions that have met no peer; they retry after 1 s."""
-    return ValidatedGateway(GatewayConfig(1.0, no_instance_timeout_s, resume_timeout_s))
+    return Gateway(GatewayConfig(1.0, no_instance_timeout_s, resume_timeout_s))
 
 
 def up(peer: Peer, kind: str = "k") -> PeerUp:
@@ -58,19 +61,19 @@ def start(epoch: int, output: tuple[int, ...] = (), waited_s: float = 0.0) -> St
     return Start(epoch, request, Attained(waited_s=waited_s))
 
 
-def opened(*workers: Peer) -> ValidatedGateway:
+def opened(*workers: Peer) -> Gateway:
     """Sessions that know the coordinator and ``workers``; r waits for the coordinator's answer."""
-    state = make_gateway()
-    state.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
+    gateway = make_gateway()
+    gateway.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
     for worker in workers:
-        state.handle(up(worker), 0.0)
-    assert state.handle(Open(SPEC), 0.0) == [Send(COORDINATOR, Place("r", 1, 3))]
-    return state
+        gateway.handle(up(worker), 0.0)
+    assert gateway.handle(Open(SPEC), 0.0) == [Send(COORDINATOR, Place("r", 1, 3))]
+    return gateway
 
 
-def running(*workers: Peer) -> ValidatedGateway:
+def running(*workers: Peer) -> Gateway:
     """Like ``opened``, with r running on worker A under epoch 1."""
-    state = opened(*workers)
-    assert state.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1))]
-    assert state.handle(Started("r", 1), 0.0, A) == []
-    return state
+    gateway = opened(*workers)
+    assert gateway.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1))]
+    assert gateway.handle(Started("r", 1), 0.0, A) == []
+    return gateway

@@ -1,7 +1,6 @@
 """A coordinator under random events: late binding's guarantees are checked after each event."""
 
 from collections import Counter
-from copy import deepcopy
 
 from hypothesis import strategies as st
 
@@ -92,7 +91,9 @@ class CheckedCluster:
         config = ClusterConfig(
             8, 1.0, MAX_QUEUE, promote_after_s_of=PROMOTE_AFTER_S, report_ttl_s=5.0, migration=migration
         )
+        self.config = config
         self.state = ClusterState(config)
+        self.handled: list[tuple[object, float, Peer | None]] = []
         self.now = 0.0
         self.sequence = 0
         self.asked: dict[str, Place] = {}  # neither answered nor taken back
@@ -107,6 +108,7 @@ class CheckedCluster:
 
     def handle(self, message: object, sender: Peer | None = None) -> None:
         known = set(self.state.fleet.instances)
+        self.handled.append((message, self.now, sender))
         effects = self.state.handle(message, self.now, sender)  # type: ignore[arg-type]
         for effect in effects:
             assert isinstance(effect, Send)
@@ -145,7 +147,9 @@ class CheckedCluster:
 
         Requests that wait come first: an instance may be reserved in the same call for one that is overdue by now.
         """
-        before_it = deepcopy(self.state)
+        before_it = ClusterState(self.config)  # in the same state, because the core is deterministic
+        for message, now, sender in self.handled:
+            before_it.handle(message, now, sender)  # type: ignore[arg-type]
         before_it.handle(Unplace("unknown", 1), self.now, GATEWAY)
         chosen = chosen_by_definition(before_it.fleet, place)
         return None if chosen is None else chosen.peer

@@ -226,6 +226,7 @@ class _CountingAllocator(BlockAllocator):
         return super().num_owned(names)
 
 
+@pytest.mark.interpreted("look-ups are counted by a subclass, and compiled classes have no interpreted ones")
 def test_a_long_prompt_is_found_with_few_lookups() -> None:
     """Only the window's rows are looked up one by one, because each load report asks for each waiting request."""
     allocator, rows = _CountingAllocator(3 * 1000), Rows(GROUPS, 4, 8)

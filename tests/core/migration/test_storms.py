@@ -46,6 +46,6 @@ def test_finishing_first_is_no_failure() -> None:
 
 def test_nothing_is_handed_to_a_draining_worker() -> None:
     """A draining worker would refuse the request, so its owner keeps it with its KV."""
-    state = with_tokens()
-    state.handle(replace(REPORT, draining=True), 0.0, B)
-    assert state.handle(HAND_OVER, 0.0, A) == [Send(A, Keep("r", 1))]
+    gateway = with_tokens()
+    gateway.handle(replace(REPORT, draining=True), 0.0, B)
+    assert gateway.handle(HAND_OVER, 0.0, A) == [Send(A, Keep("r", 1))]

@@ -1,7 +1,6 @@
 """The rules that the times of iterations keep, whatever a profile's numbers and their corrections are."""
 
 import random
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,13 +159,15 @@ def test_a_budget_is_exact(
     times = Times(profile, seed).times
     budget = TokenBudget(target_s, 10**6, times).begin(num_decodes, num_context_tokens)
     aim_s = 0.95 * target_s
+    chunks: list[tuple[int, int]] = []
     for tokens, before in parts:
         if not budget.has_room_for(tokens):
             break
-        iteration = copy(budget.iteration)
+        iteration = Iteration(profile, num_decodes, num_context_tokens, chunks)
         least = min(tokens, max(1, MIN_PREFILL_TOKENS - iteration.num_tokens))
         limit_s = max(aim_s, times.step_s(iteration.with_chunk(least, before)))
         taken = budget.take(tokens, before)
+        chunks.append((taken, before))
         assert taken >= least
         assert times.step_s(budget.iteration) <= limit_s
         if taken < tokens:
