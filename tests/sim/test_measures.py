@@ -132,6 +132,21 @@ def test_many_distinct_values_are_within_the_stated_error(draw: str) -> None:
     assert near != exact
 
 
+def test_the_mean_does_not_depend_on_how_values_are_added() -> None:
+    """Values added one by one, together, or in another order have the same mean to the last digit."""
+    values = [0.1, 0.7, 1e-6, 123.4] * 7
+    means = set()
+    for order in (values, values[::-1], sorted(values)):
+        singly = Distribution()
+        for value in order:
+            singly.add(value)
+        means.add(singly.mean)
+    together = Distribution()
+    for value in dict.fromkeys(values):
+        together.add(value, 7)
+    assert means == {together.mean}
+
+
 def test_gaps_are_between_the_tokens_of_one_request() -> None:
     """A gap reaches from a request's token to its next one, on the same instance or on another, and a request that
     ended leaves nothing behind.
