@@ -303,6 +303,17 @@ def test_a_profile_without_a_quantum_is_told(tmp_path: Path, capsys: pytest.Capt
     assert "tiny.toml: decode.seconds[0] is 0: expected more than 0" in capsys.readouterr().err
 
 
+def test_a_profile_of_a_machine_that_drifted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A profile that was measured while the machine's speed changed is used, and one line tells it."""
+    file = write(tmp_path)
+    assert main([str(file), "--out", str(tmp_path / "out")]) == 0
+    assert "errors.drift" not in capsys.readouterr().err
+    with (tmp_path / "tiny.toml").open("a") as profile:
+        profile.write("\n[errors]\ndrift = 0.35\n")
+    assert main([str(file), "--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().err.count("changed by 35% (errors.drift)") == 1
+
+
 def test_a_damaged_trace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged row of a trace gives one line that names the file, the row and the column."""
     (tmp_path / "t.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,1\n")

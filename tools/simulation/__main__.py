@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from actorserve.errors import ActorserveError, ProtocolError, SimulationError
+from actorserve.profile_files import MAX_DRIFT, drift_of
 from actorserve.wire.replay import replay
 from tools.figures.files import command_line, measured_now, write_figures
 from tools.profiling.output import prepare_file
@@ -185,6 +186,13 @@ def overrides_of(parsed: argparse.Namespace) -> dict[str, Any]:
 
 def run(experiment: Experiment, num_processes: int) -> list[CaseResult]:
     """Run all cases, and show how far they are. Raises: ActorserveError."""
+    for profile in dict.fromkeys(profile for case in experiment.cases for profile in case.profiles):
+        if drift_of(profile) > MAX_DRIFT:
+            print(
+                f"simulate: the profile {profile.name!r} was measured while the machine's speed changed by "
+                f"{drift_of(profile):.0%} (errors.drift), so its times may be wrong by as much",
+                file=sys.stderr,
+            )
     with ProgressLines(experiment) as lines:
         return run_experiment(experiment, min(num_processes, len(experiment.cases)), lines.report)
 
