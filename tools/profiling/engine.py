@@ -26,6 +26,10 @@ from workers.profile.plans import quick_plan, thorough_plan
 
 _HOST_KV_BYTES = 256 * 2**20  # host memory to measure copies with
 _LONGEST_ITERATION = 2048  # tokens
+PAUSES = (
+    "The pauses between iterations are 0 in this profile, because only a worker makes them: "
+    "tools/profile --from-journal fits them to a worker's journal."
+)
 _TIMES = ("ms", "spread", "profile says")
 
 
@@ -66,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ProfilingError(f"cannot write {file}: {error}") from None
     console.print(f"written to {file}", markup=False, highlight=False, soft_wrap=True)
+    console.print(PAUSES, markup=False, highlight=False, soft_wrap=True)
     return 0
 
 
