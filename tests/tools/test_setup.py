@@ -14,7 +14,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tools._setup import absolute_paths
+from tools._setup import NO_COMPILER, absolute_paths
+from tools.compiling.__main__ import EXIT_NO_COMPILER
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
@@ -41,6 +42,10 @@ class Repository:
     def __init__(self, root: Path) -> None:
         self.root = root
         shutil.copytree(ROOT / "tools", root / "tools", ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
+        (root / "tools" / "compiling" / "__init__.py").write_text("", encoding="utf-8")
+        (root / "tools" / "compiling" / "__main__.py").write_text(
+            "import os, sys\nsys.exit(int(os.environ.get('BUILD', '0')))\n", encoding="utf-8"
+        )
         for folder in ("config", "actorserve", "wheels", "elsewhere"):
             (root / folder).mkdir()
         for version in ("1.0", "2.0"):
@@ -140,13 +145,26 @@ def test_the_test_set_is_installed_for_tests_alone(installed: Repository) -> Non
     assert installed.run("serve") == (0, "1.0 serve", "")
 
 
-def test_all_tests_run_in_two_parts(installed: Repository) -> None:
-    """Without arguments, tools/test runs all tests in two parts; with arguments, pytest gets only these."""
+def test_all_tests_run_in_two_parts_and_once_more_compiled(installed: Repository) -> None:
+    """Without arguments, tools/test runs all tests in two parts, and the core's tests again on the compiled core; with
+    arguments, pytest gets only these.
+    """
     code, out, _ = installed.run("test")
-    serial, parallel = out.splitlines()
-    assert (code, serial) == (0, "-m serial")
+    serial, parallel, compiled = out.splitlines()
+    assert (code, serial) == (0, "-m serial and not compiled")
     assert re.fullmatch(r"-m not serial -n \d+ --dist worksteal", parallel)
+    assert compiled.startswith("tests/core tests/tools/test_compiling.py ")
     assert installed.run("test", "-k", "x") == (0, "-k x", "")
+
+
+def test_without_a_compiler_the_compiled_tests_are_skipped_aloud(installed: Repository) -> None:
+    """A machine that cannot compile says what it skips, and passes; a build that fails is a failure."""
+    assert NO_COMPILER == EXIT_NO_COMPILER
+    code, out, err = installed.run("test", BUILD=str(NO_COMPILER))
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert "SKIPPED: the core's tests on the compiled core, because this machine has no C compiler" in err
+    code, out, _ = installed.run("test", BUILD="1")
+    assert (code, len(out.splitlines())) == (1, 2)
 
 
 def test_a_failed_installation_is_reported(installed: Repository) -> None:
