@@ -68,8 +68,13 @@ class Request(KVHolding):
 
     def will_be_full(self, max_context_tokens: int) -> bool:
         """Whether the iterations in flight make its last token, because no more are wanted or fit."""
-        num_output = self.num_tokens - self.num_prompt
-        return num_output >= self.sampling.max_tokens or self.num_tokens >= max_context_tokens
+        return self.num_left(max_context_tokens) <= 0
+
+    def num_left(self, max_context_tokens: int) -> int:
+        """How many tokens follow those that the iterations in flight make, unless a token or its client ends it."""
+        num_tokens = len(self.token_ids) + self.num_coming
+        num_left = self.sampling.max_tokens + self.num_prompt - num_tokens
+        return min(num_left, max_context_tokens - num_tokens)
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None) -> None:
         """Take one sampled token."""

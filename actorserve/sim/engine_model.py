@@ -5,8 +5,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from actorserve.core.effects import SwapIn, SwapOut
-from actorserve.core.instance.steps import Steps, plan_after_s
-from actorserve.core.messages import RequestSpec, StepDone, StepPlan
+from actorserve.core.instance.quiet_steps import Ending
+from actorserve.core.instance.steps import Step, Steps, plan_after_s
+from actorserve.core.messages import StepDone
 from actorserve.core.timing.profile import Profile
 from actorserve.core.timing.step_times import Iteration, StepTimes
 from actorserve.sim.step_costs import StepCosts
@@ -25,34 +26,43 @@ class Flight:
     """
 
     __slots__ = (
+        "_endings",
+        "_num_begun",
+        "_num_ended",
+        "_num_left",
         "chunks",
         "ends",
+        "event_s",
         "learned",
         "noises",
         "num_context_tokens",
         "num_decodes",
         "num_later",
-        "plan",
         "planned_s",
+        "request_ids",
     )
 
-    def __init__(
-        self, plan: StepPlan, ends: list[tuple[float, float]], num_later: int = 0, planned_s: float = 0.0
-    ) -> None:
-        self.plan = plan
-        self.ends = ends  # each step's end and duration; the first step is in flight
-        self.num_later = num_later
+    def __init__(self, step: Step, num_quiet: int, planned_s: float, endings: Sequence[Ending]) -> None:
+        """``endings``: of the requests in ``step``, in order of time."""
+        self.request_ids = tuple([request.request_id for request, _ in step.batch.rows])
+        self.ends: list[tuple[float, float]] = []  # each step's end and duration; the first step is in flight
+        self.num_later = num_quiet + 1
         self.planned_s = planned_s  # when the next step that is not predicted is planned
+        self.event_s: float | None = None  # when the core will be told
         self.learned: StepTimes | None = None  # the core's times then, if its plans may come too late
         self.noises: Iterator[float] | None = None  # the factors of the steps that are not predicted
         self.chunks: list[tuple[int, int]] = []
-        self.num_decodes = self.num_context_tokens = 0
-        for fed, start in zip(plan.token_ids, plan.starts, strict=True):
-            if len(fed) == 1:
+        self.num_decodes = self.num_context_tokens = 0  # of the next step that is not predicted
+        for (_, num_fed), start in zip(step.batch.rows, step.starts, strict=True):
+            if num_fed == 1:
                 self.num_decodes += 1
                 self.num_context_tokens += start + 1
             else:
-                self.chunks.append((len(fed), start))
+                self.chunks.append((num_fed, start))
+        self._endings = endings
+        self._num_begun = 0  # steps that are predicted, or have ended
+        self._num_ended = 0
+        self._num_left = 0  # requests that have ended, or are predicted to
 
     @property
     def is_quiet(self) -> bool:
@@ -60,11 +70,19 @@ class Flight:
         return len(self.ends) > 1
 
     @property
-    def next_event_s(self) -> float:
-        """When the core must be told: the end of the last quiet step, because the core plans what follows the step
-        after it; or the end of that step.
+    def num_to_ending(self) -> int:
+        """How many steps end until a request has its last token, by one of the quiet steps that are predicted. If none
+        does: how many quiet steps end before the last one that is predicted.
         """
-        return self.ends[max(0, len(self.ends) - 2)][0]
+        num_quiet = len(self.ends) - 1
+        return min(self._endings[0][0] + 1 - self._num_ended, num_quiet) if self._endings else num_quiet
+
+    @property
+    def next_event_s(self) -> float:
+        """When the core must be told: when a request ends; at the end of the last quiet step, because the core plans
+        what follows the step after it; or at the end of that step.
+        """
+        return self.ends[max(0, self.num_to_ending - 1)][0]
 
     def num_ended(self, now: float) -> int:
         """How many steps have ended, not counting the last step."""
@@ -73,6 +91,27 @@ class Flight:
         while num_ended < len(ends) - 1 and ends[num_ended][0] <= now:
             num_ended += 1
         return num_ended
+
+    def predict(self, end_s: float, duration_s: float) -> None:
+        """The end of one more step."""
+        self.ends.append((end_s, duration_s))
+        self.num_context_tokens += self.num_decodes
+        endings = self._endings
+        while self._num_left < len(endings) and endings[self._num_left][0] == self._num_begun:
+            self.num_decodes -= 1
+            self.num_context_tokens -= endings[self._num_left][1]
+            self._num_left += 1
+        self._num_begun += 1
+
+    def drop(self, num_steps: int) -> None:
+        """The core knows that so many quiet steps have ended."""
+        del self.ends[:num_steps]
+        self._num_ended += num_steps
+        ended = [request_id for num_before, _, request_id in self._endings if num_before < self._num_ended]
+        if ended:
+            self._endings = self._endings[len(ended) :]
+            self._num_left -= len(ended)
+            self.request_ids = tuple([request_id for request_id in self.request_ids if request_id not in ended])
 
     def cut(self, num_quiet: int) -> bool:
         """At most ``num_quiet`` steps follow the step in flight. True if the next event may come sooner."""
@@ -119,7 +158,6 @@ class EngineModel:
         self._run_ahead = run_ahead
         self._rng = rng
         self._noises: deque[float] = deque()  # one for each future step, kept if its duration is predicted again
-        self._num_prompt: dict[str, int] = {}
         self._out_free_s = 0.0
         self._in_free_s = 0.0
         self._link_free_s = 0.0
@@ -130,22 +168,22 @@ class EngineModel:
         self.num_steps = 0
         self.num_rows = 0
 
-    def add(self, request: RequestSpec) -> None:
-        self._num_prompt[request.request_id] = len(request.prompt_token_ids)
-
-    def drop(self, request_id: str) -> None:
-        self._num_prompt.pop(request_id, None)
-
     def begin(
-        self, plan: StepPlan, num_quiet: int, planned_s: float, before: Flight | None, core_steps: Steps
+        self,
+        step: Step,
+        num_quiet: int,
+        planned_s: float,
+        before: Flight | None,
+        core_steps: Steps,
+        endings: Sequence[Ending] = (),
     ) -> Flight:
-        """Begin ``plan``, the newest of ``core_steps``, which was planned at ``planned_s``; ``num_quiet`` steps of the
-        same requests will follow it. ``before``: the step in flight, if there is one.
+        """Begin ``step``, the newest of ``core_steps``, which was planned at ``planned_s``; ``num_quiet`` steps follow
+        it, with the same requests but for the ``endings``. ``before``: the step in flight, if there is one.
         """
         num_before, (free_s, before_s) = (0, (0.0, 0.0)) if before is None else (1, before.ends[0])
-        flight = Flight(plan, [], num_quiet + 1, planned_s)
+        flight = Flight(step, num_quiet, planned_s, endings)
         if self._noise:
-            flight.noises = iter([self._noise_of(num_before + place) for place in range(num_quiet + 1)])
+            flight.noises = self._noises_from(self.num_steps + num_before)
         if num_quiet and self._run_ahead and self._has_pauses:
             flight.learned = core_steps.times_after(before_s)
         self._predict(flight, free_s)
@@ -161,9 +199,9 @@ class EngineModel:
     def _predict(self, flight: Flight, free_s: float) -> None:
         num_predicted = min(_NUM_PREDICTED, flight.num_later)
         flight.num_later -= num_predicted
-        num_decodes, planned_s, learned = flight.num_decodes, flight.planned_s, flight.learned
+        planned_s, learned = flight.planned_s, flight.learned
         for _ in range(num_predicted):
-            num_context_tokens = flight.num_context_tokens
+            num_decodes, num_context_tokens = flight.num_decodes, flight.num_context_tokens
             began_s = max(free_s, planned_s)  # for the core, which does not know of the pause
             begins_s, duration_s = self._time_step(flight.chunks, num_decodes, num_context_tokens, planned_s, free_s)
             duration_s = self._with_copies(duration_s, begins_s)
@@ -174,8 +212,7 @@ class EngineModel:
                 iteration = Iteration(self._profile, num_decodes, num_context_tokens)
                 planned_s = min(free_s, began_s + plan_after_s(learned.step_s(iteration)))
                 learned.observe(iteration, duration_s)
-            flight.ends.append((free_s, duration_s))
-            flight.num_context_tokens += num_decodes
+            flight.predict(free_s, duration_s)
         flight.planned_s = planned_s
 
     def _time_step(
@@ -194,20 +231,17 @@ class EngineModel:
             pause_s = self._profile.idle_s(len(chunks) + num_decodes)
         return max(free_s, planned_s + pause_s), self._costs.step_s(chunks, num_decodes, num_context_tokens)
 
-    def done(self, flight: Flight) -> StepDone:
-        """The answer to a flight's step, once that step has ended and no quiet step follows it."""
+    def done(self, flight: Flight, step: Step) -> StepDone:
+        """The answer to ``step``, once it has ended and is its flight's last one."""
         ((_, duration_s),) = flight.ends
-        plan = flight.plan
         request_ids: list[str] = []
         positions: list[int] = []
-        for request_id, fed, start, samples in zip(
-            plan.request_ids, plan.token_ids, plan.starts, plan.samples, strict=True
-        ):
+        for (request, num_fed), start, samples in zip(step.batch.rows, step.starts, step.samples, strict=True):
             if samples:
-                request_ids.append(request_id)
-                positions.append(start + len(fed) - self._num_prompt[request_id])
+                request_ids.append(request.request_id)
+                positions.append(start + num_fed - request.num_prompt)
         self.count(flight, 1)
-        return StepDone(plan.step_id, duration_s, tuple(request_ids), tuple(positions), (TOKEN_ID,) * len(request_ids))
+        return StepDone(step.step_id, duration_s, tuple(request_ids), tuple(positions), (TOKEN_ID,) * len(request_ids))
 
     def count(self, flight: Flight, num_steps: int) -> None:
         """The first steps of a flight have ended."""
@@ -216,7 +250,7 @@ class EngineModel:
         self.num_steps += num_steps
         for _ in range(min(num_steps, len(self._noises))):
             self._noises.popleft()
-        self.num_rows += num_steps * len(flight.plan.starts)
+        self.num_rows += num_steps * len(flight.request_ids)
 
     def copy(self, effect: SwapOut | SwapIn, now: float) -> tuple[float, float]:
         """When this copy is done, after earlier copies in its direction, and how long it takes on its own."""
@@ -263,11 +297,15 @@ class EngineModel:
             engine._transfers_until_s = max(engine._transfers_until_s, done_s)
         return done_s, done_s - now
 
-    def _noise_of(self, place: int) -> float:
-        """The noise factor of a step before which ``place`` steps have not ended."""
-        while len(self._noises) <= place:
-            self._noises.append(max(0.1, self._rng.gauss(1.0, self._noise)))
-        return self._noises[place]
+    def _noises_from(self, number: int) -> Iterator[float]:
+        """The noise factors of this step and the steps after it, counted over the engine's life."""
+        noises = self._noises
+        while True:
+            place = number - self.num_steps
+            while len(noises) <= place:
+                noises.append(max(0.1, self._rng.gauss(1.0, self._noise)))
+            yield noises[place]
+            number += 1
 
     def _with_copies(self, duration_s: float, now: float) -> float:
         copying_s = max(self._out_free_s, self._in_free_s, self._transfers_until_s) - now

@@ -6,8 +6,9 @@ from itertools import chain, islice
 
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.instance.steps import Step
 from actorserve.core.kv.block_allocator import rows_for
-from actorserve.core.messages import HandOver, Message, Offer, Peer, Stage, StepPlan, Transfer
+from actorserve.core.messages import HandOver, Message, Offer, Peer, Stage, Transfer
 from actorserve.core.request import Request
 from actorserve.sim.measures.distribution import Distribution
 
@@ -69,14 +70,15 @@ class Interruptions:
             case HandOver(request_id=request_id, transfer=None, num_output_tokens=num_output) if num_output:
                 self._paused_s.setdefault(request_id, now)
 
-    def on_step(self, plan: StepPlan, end_s: float, duration_s: float) -> list[tuple[str, float]]:
+    def on_step(self, step: Step, end_s: float, duration_s: float) -> list[tuple[str, float]]:
         """An iteration begins. Returns the requests that resume after a preemption, and the time that each lost."""
         caught_up: list[tuple[str, float]] = []
         if not self._preempted_s and not self._paused_s:
             return caught_up
-        for request_id, samples in zip(plan.request_ids, plan.samples, strict=True):
+        for (request, _), samples in zip(step.batch.rows, step.samples, strict=True):
             if not samples:
                 continue
+            request_id = request.request_id
             preempted_s = self._preempted_s.pop(request_id, None)
             paused_s = self._paused_s.pop(request_id, None)
             if preempted_s is not None:

@@ -39,9 +39,9 @@ from actorserve.core.messages import (
     Peer,
     PeerDown,
     PeerUp,
+    Release,
     Role,
     Stage,
-    StepPlan,
     Tick,
     WorkerInfo,
 )
@@ -187,6 +187,12 @@ class Simulation:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
+        effects = self._handle_quietly(process, message, sender)
+        if effects is not None:
+            for effect in effects:
+                self._perform(process, effect)
+            self._expect_tick(process)
+            return
         self._catch_up(process)
         effects = process.core.handle(message, self.now, sender)
         if process.engine is not None:
@@ -200,14 +206,23 @@ class Simulation:
             self._expect_end(process, flight)
         self._expect_tick(process)
 
+    def _handle_quietly(self, process: Process, message: Message, sender: Peer | None) -> list[Effect] | None:
+        """Have the core take a message that does not concern its quiet steps. None if the message does."""
+        if not isinstance(message, Tick | Release):
+            return None
+        self._advance_to_now(process)
+        if process.quiet_flight is None:
+            return None
+        return process.worker_core.handle_quietly(message, self.now, sender)
+
     def _perform(self, process: Process, effect: Effect) -> None:
         match effect:
             case Send():
                 self._send(process, effect)
             case Deliver(request_id=request_id):
                 self._clients.on_token(request_id)
-            case RunStep(plan=plan):
-                self._run_step(process, plan, self.now)
+            case RunStep():
+                self._run_step(process, self.now)
             case End(request_id=request_id, reason=reason):
                 self._lose_time(request_id)
                 self._token_gaps.on_end(request_id)
@@ -223,10 +238,8 @@ class Simulation:
                 self._order_worker()
             case Drained():
                 self._end(process, self._network_s)
-            case AddToEngine(request=request):
-                process.worker_engine.add(request)
-            case DropFromEngine(request_id=request_id):
-                process.worker_engine.drop(request_id)
+            case AddToEngine() | DropFromEngine():
+                pass  # the engine's model needs to know the steps alone
 
     def _expect_tick(self, process: Process) -> None:
         deadline = process.next_deadline()
@@ -307,7 +320,9 @@ class Simulation:
         dead = self.processes.get(name)
         if dead is None:
             return  # it has drained
-        self._advance_to_now(dead)
+        if dead.engine is not None:
+            self._advance_to_now(dead)
+            self._settle(dead)
         self._end(dead, self.config.cluster.death_after_s)
         if dead.engine is not None:
             for request_id in dead.worker_core.requests:
@@ -421,32 +436,42 @@ class Simulation:
 
     # --- iterations --------------------------------------------------------------------------------------------------
 
-    def _run_step(self, process: Process, plan: StepPlan, planned_s: float) -> None:
+    def _run_step(self, process: Process, planned_s: float) -> None:
         """Begin a step. The quiet steps after it, in which nothing is decided, are one event."""
-        num_quiet, steps = self._num_quiet_steps(process), process.worker_core.steps
-        flight = process.worker_engine.begin(plan, num_quiet, planned_s, process.newest_flight, steps)
+        core = process.worker_core
+        num_quiet, step = self._num_quiet_steps(process), core.steps.in_flight[-1]
+        endings = core.quiet_steps.endings() if num_quiet else ()
+        flight = process.worker_engine.begin(step, num_quiet, planned_s, process.newest_flight, core.steps, endings)
         process.flights.append(flight)
         self._expect_end(process, flight)
-        for request_id, lost_s in self._interruptions.on_step(plan, *flight.ends[0]):
+        for request_id, lost_s in self._interruptions.on_step(step, *flight.ends[0]):
             self.outcomes.preempted_s[int(request_id)] += lost_s
 
     def _num_quiet_steps(self, process: Process) -> int:
         return process.worker_core.quiet_steps.count()
 
     def _expect_end(self, process: Process, flight: Flight) -> None:
-        self._at(flight.next_event_s, self._steps_ended, process, flight, flight.next_event_s)
+        at_s = flight.next_event_s
+        if flight.event_s != at_s:
+            flight.event_s = at_s
+            self._at(at_s, self._steps_ended, process, flight, at_s)
 
     def _steps_ended(self, process: Process, flight: Flight, at_s: float) -> None:
-        if flight not in process.flights or flight.next_event_s != at_s or not self._is_alive(process):
+        if flight.event_s != at_s or flight not in process.flights or not self._is_alive(process):
             return  # a message came in between
+        flight.event_s = None
         if flight.is_quiet:
-            if not process.worker_engine.predict_more(flight):
-                self._advance(process, flight, len(flight.ends) - 1)
+            if flight.num_ended(at_s) == len(flight.ends) - 1:
+                process.worker_engine.predict_more(flight)
+            if flight.next_event_s <= at_s:
+                self._advance_to_now(process)
             self._expect_end(process, flight)
             self._expect_tick(process)
+        elif flight.ends[0][0] > at_s:
+            self._expect_end(process, flight)
         else:
             process.flights.remove(flight)
-            done = process.worker_engine.done(flight)
+            done = process.worker_engine.done(flight, process.worker_core.steps.in_flight[0])
             self._token_gaps.on_iterations(process.peer, done.request_ids, (at_s,))
             self._handle(process, done)
 
@@ -456,12 +481,14 @@ class Simulation:
         if flight is None:
             return
         self._advance_to_now(process)
-        planned_s = process.worker_core.steps.next_plan_s
+        planned_s = process.worker_core.quiet_steps.next_plan_s
         if flight.is_quiet and planned_s is not None and planned_s < self.now:
             self._stop_prediction(process, flight)
             for effect in process.core.handle(Tick(), planned_s):
                 if isinstance(effect, RunStep):
-                    self._run_step(process, effect.plan, planned_s)
+                    self._run_step(process, planned_s)
+                else:
+                    self._perform(process, effect)
 
     def _forget_prediction(self, process: Process) -> None:
         """The predicted durations no longer hold for steps that are planned from now on."""
@@ -474,23 +501,25 @@ class Simulation:
     def _stop_prediction(self, process: Process, flight: Flight) -> None:
         """From the step in flight on, each step is an event of its own."""
         flight.cut(0)
+        self._settle(process)
         self._expect_end(process, flight)
 
     def _advance_to_now(self, process: Process) -> None:
-        flight = process.quiet_flight
-        if flight is not None:
-            self._advance(process, flight, flight.num_ended(self.now))
-
-    def _advance(self, process: Process, flight: Flight, num_steps: int) -> None:
         """Tell the core about quiet steps that have ended."""
-        if not num_steps:
+        flight = process.quiet_flight
+        num_steps = 0 if flight is None else flight.num_ended(self.now)
+        if flight is None or not num_steps:
             return
         process.worker_engine.count(flight, num_steps)
-        ends = [end_s for end_s, _ in flight.ends[:num_steps]]
-        self._token_gaps.on_iterations(process.peer, tuple(flight.plan.request_ids), ends)
-        for effect in process.worker_core.quiet_steps.advance(flight.ends[:num_steps], TOKEN_ID):
-            if isinstance(effect, RunStep):
-                flight.plan = effect.plan  # in flight already
-            else:
-                self._perform(process, effect)
-        del flight.ends[:num_steps]
+        ends = flight.ends[:num_steps]
+        self._token_gaps.on_iterations(process.peer, flight.request_ids, [end_s for end_s, _ in ends])
+        flight.drop(num_steps)
+        for effect in process.worker_core.quiet_steps.advance(ends, TOKEN_ID):
+            self._perform(process, effect)
+        if not flight.is_quiet:
+            self._settle(process)
+
+    def _settle(self, process: Process) -> None:
+        """The core's requests learn of the quiet steps that have ended."""
+        for effect in process.worker_core.quiet_steps.stop():
+            self._perform(process, effect)

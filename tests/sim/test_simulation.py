@@ -223,8 +223,6 @@ def test_many_steps_in_one_event_are_the_same_as_each_alone(
     assert times(together.outcomes) == times(alone.outcomes)
     figures = [results.figures() for results in (together, alone)]
     assert [result.pop("events") for result in figures] == [together.num_events, alone.num_events]
-    for result in figures:
-        result["latency"]["tbt_s"].pop("mean")  # the instances' gaps are summed up in another order
     assert figures[0] == figures[1]
 
 

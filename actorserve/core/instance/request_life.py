@@ -52,7 +52,7 @@ class RequestLife:
         return {
             Start: self._on_start,
             GrammarReady: self._on_grammar_ready,
-            Release: self._on_release,
+            Release: self.on_release,
             Resend: self._on_resend,
         }
 
@@ -122,7 +122,7 @@ class RequestLife:
         self.compiling.discard(request)
         return True
 
-    def _on_release(self, message: Release, gateway: Peer, now: float) -> None:
+    def on_release(self, message: Release, gateway: Peer, now: float) -> None:
         request = self._find(message.request_id)
         if request is not None and request.epoch <= message.epoch:
             self._remove(request)

@@ -35,6 +35,7 @@ from actorserve.core.messages import (
     Peer,
     PeerDown,
     PeerUp,
+    Release,
     Role,
     StepDone,
     Tick,
@@ -101,7 +102,7 @@ class InstanceState:
         self._receivers = {receiver.kind: receiver for receiver in receivers}
         self._reporter = LoadReporter(self.load_report, config.load_report_s, effects)
         self._life = RequestLife(parts, self.steps, self._participants, self._receivers, self._reporter)
-        self.quiet_steps = QuietSteps(parts, self.steps, self._participants)
+        self.quiet_steps = QuietSteps(parts, self.steps, self._participants, self._life.end)
         self.num_stale_messages = 0
         self._has_drained = False
         self._handlers, self._transfer_handlers = self._make_handlers()
@@ -140,6 +141,7 @@ class InstanceState:
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         """Take one message (local messages have no sender), and return the effects, in order."""
+        self.quiet_steps.settle()
         handler = self._handlers.get(type(message))
         if handler is None and isinstance(message, TransferMessage):
             handler = self._transfer_handlers.get((type(message), message.transfer.kind))
@@ -153,6 +155,20 @@ class InstanceState:
             self._effects.append(Drained())
         return self._effects.take()
 
+    def handle_quietly(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect] | None:
+        """For a simulator whose iterations are quiet (``core.instance.quiet_steps``), and that has advanced them to
+        ``now``: take a message that does not concern them. None if the message must be handled.
+        """
+        match message:
+            case Tick() if not self._is_participant_due(now) and not self.quiet_steps.will_grow(now):
+                self._reporter.on_tick(now)
+                self.outbox.on_tick(now)
+            case Release() if message.request_id in self.outbox:
+                self._life.on_release(message, sender or LOCAL, now)
+            case _:
+                return None
+        return self._effects.take()
+
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
         return _earliest((self.next_deadline_when_quiet(), self.steps.next_plan_s))
@@ -163,6 +179,10 @@ class InstanceState:
         """
         deadlines = [participant.next_deadline() for participant in self._participants]
         return _earliest((*deadlines, self._reporter.next_report_s, self.outbox.next_retry_s))
+
+    def _is_participant_due(self, now: float) -> bool:
+        deadlines = [participant.next_deadline() for participant in self._participants]
+        return any(deadline_s is not None and deadline_s <= now for deadline_s in deadlines)
 
     def validate(self) -> None:
         """Raise AssertionError if an invariant does not hold. Tests call it after each event."""

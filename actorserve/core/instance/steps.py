@@ -180,12 +180,12 @@ class Steps:
 
     def follow_quiet(self, batch: Batch, num_ended: int, now: float) -> None:
         """``num_ended`` quiet iterations have ended, the last one just now (``core.instance.quiet_steps``). ``batch``
-        is in flight from now on, and nothing else.
+        is in flight since then, and nothing else.
         """
         self.in_flight.clear()
         self._num_steps += num_ended - 1
         self._memory.on_step_ended(self._num_steps)
-        self.begin(batch, now)
+        self.follow(batch, now)
 
     def _end(self, now: float, duration_s: float) -> Step:
         """Take the oldest iteration from those in flight, and count its time and service."""

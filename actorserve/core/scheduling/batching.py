@@ -108,11 +108,11 @@ class Batcher:
         self._num_blocked = 0
         self.order = ()
 
-    def quiet_batch(self, order: Sequence[Request], now: float) -> Batch:
+    def quiet_batch(self, order: Sequence[Request], num_context_tokens: int, now: float) -> Batch:
         """What ``plan`` gives if all requests, in this order, decode in one batch and have their blocks."""
         self._blocked_since_s = now
         self.order = order
-        budget = self._token_budget.begin(len(order), _num_context_tokens(order))
+        budget = self._token_budget.begin(len(order), num_context_tokens)
         return Batch([(request, 1) for request in order], budget)
 
     def _plan(self, order: Sequence[Request], now: float) -> Batch:

@@ -6,6 +6,7 @@ from math import inf
 from actorserve.core.effects import Effect, RunStep, Send, SwapIn, SwapOut
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.instance.steps import Step
 from actorserve.core.messages import (
     CopyDone,
     Message,
@@ -66,6 +67,19 @@ def checkpoint_id(number: int = 1) -> TransferId:
     return TransferId(TransferKind.CHECKPOINT, number)
 
 
+def plan_of(step: Step) -> StepPlan:
+    """The plan of an iteration in flight, with other tokens."""
+    rows = step.batch.rows
+    return StepPlan(
+        step_id=step.step_id,
+        request_ids=tuple([request.request_id for request, _ in rows]),
+        starts=tuple(step.starts),
+        token_ids=tuple([(0,) * num_fed for _, num_fed in rows]),
+        block_tables=tuple([tuple(blocks) for blocks in step.blocks]),
+        samples=tuple(step.samples),
+    )
+
+
 class Instance:
     """Drives an InstanceState; keeps the plans in flight and what was sent to the gateway."""
 
@@ -95,8 +109,10 @@ class Instance:
 
     def advance(self, ends: list[tuple[float, float]], token: int) -> list[Effect]:
         """Quiet steps end, each at (now, duration)."""
-        self.plan = None
-        return self._take(self.state.quiet_steps.advance(ends, token))
+        effects = self.state.quiet_steps.advance(ends, token) + self.state.quiet_steps.stop()
+        (step,) = self.state.steps.in_flight
+        self.plan = plan_of(step)
+        return self._take(effects)
 
     def _take(self, effects: list[Effect]) -> list[Effect]:
         self.state.validate()

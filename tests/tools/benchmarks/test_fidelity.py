@@ -3,7 +3,7 @@
 import argparse
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actorserve.core.instance.steps import Steps
+from actorserve.core.instance.quiet_steps import Ending
+from actorserve.core.instance.steps import Step, Steps
 from actorserve.core.messages import (
     Finished,
     FinishReason,
@@ -26,7 +27,6 @@ from actorserve.core.messages import (
     SamplingParams,
     Start,
     StepDone,
-    StepPlan,
     Tokens,
 )
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -59,7 +59,7 @@ from tools.benchmarks.fidelity.simulated import Twin, records_in, with_recorded_
 from tools.benchmarks.fidelity.tables import compare, kind_ratios, latencies_of, latency_table, profile_table
 from tools.figures.figure import Figure
 from tools.figures.files import read_figures
-from tools.journals.steps import Kind, RecordedStep, Recording, Work, work_of
+from tools.journals.steps import Kind, RecordedStep, Recording, Work
 from workers.engines.fake_engine import BYTES_PER_TOKEN
 
 WORKER = Peer("worker-0", 1)
@@ -244,17 +244,25 @@ class Recorder(EngineModel):
         self._steps = steps
 
     def begin(
-        self, plan: StepPlan, num_quiet: int, planned_s: float, before: Flight | None, core_steps: Steps
+        self,
+        step: Step,
+        num_quiet: int,
+        planned_s: float,
+        before: Flight | None,
+        core_steps: Steps,
+        endings: Sequence[Ending] = (),
     ) -> Flight:
         assert num_quiet == 0  # prompts share prefixes
-        flight = super().begin(plan, 0, planned_s, before, core_steps)
+        flight = super().begin(step, 0, planned_s, before, core_steps)
+        work = Work(tuple(flight.chunks), flight.num_decodes, flight.num_context_tokens - flight.num_decodes)
+        num_tokens = work.num_decodes + sum(num_fed for num_fed, _ in work.chunks)
         free_s = 0.0 if before is None else before.ends[0][0]
         slower = 2.0 if 1.0 < planned_s < 2.0 else 1.0
-        duration_s = slower * (0.004 + 0.0003 * work_of(plan).num_rows + 0.00005 * sum(map(len, plan.token_ids)))
+        duration_s = slower * (0.004 + 0.0003 * work.num_rows + 0.00005 * num_tokens)
         ends_s = max(planned_s, free_s) + duration_s + 0.001
         flight.ends[:] = [(ends_s, duration_s)]
         before_s = self._steps[-1].ended_s if self._steps else -math.inf
-        self._steps.append(RecordedStep(planned_s, before_s, ends_s, duration_s, work_of(plan)))
+        self._steps.append(RecordedStep(planned_s, before_s, ends_s, duration_s, work))
         return flight
 
 
