@@ -9,6 +9,8 @@ from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.instance.steps import MakePlan
+from actorserve.core.scheduling.batch import Batch
 from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S
 from actorserve.core.scheduling.policies import MIN_SHARE, make_policy
 from actorserve.core.timing.profile import Profile
@@ -26,7 +28,7 @@ class InstanceRecipe:
     promote_after_s_of: Mapping[int, float] = field(default_factory=dict)
     min_share: float = MIN_SHARE
 
-    def make(self) -> InstanceState:
+    def make(self, make_plan: MakePlan = Batch.step_plan) -> InstanceState:
         """A new instance. Raises: ValueError for an unknown policy."""
         times = StepTimes(self.profile)
         policy = make_policy(
@@ -36,7 +38,7 @@ class InstanceRecipe:
             promote_after_s_of=self.promote_after_s_of,
             min_share=self.min_share,
         )
-        return InstanceState(self.config, policy, times)
+        return InstanceState(self.config, policy, times, make_plan)
 
 
 Recipe = InstanceRecipe | ClusterConfig | GatewayConfig

@@ -5,6 +5,8 @@ from dataclasses import replace
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
+from actorserve.core.messages import StepPlan
+from actorserve.core.scheduling.batch import Batch
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, cluster_config, gateway_config, instance_recipe
 from actorserve.sim.cluster_table import ClusterTable, GroupTable
@@ -31,4 +33,9 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
     )
     recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY)
     for_baselines = replace(recipe.config, whole_prompts=cluster.whole_prompts, report_changes=cluster.report_changes)
-    return replace(recipe, config=for_baselines).make()
+    return replace(recipe, config=for_baselines).make(_plan_nothing)
+
+
+def _plan_nothing(batch: Batch, step_id: int) -> StepPlan:
+    """The engine's model looks at the iteration itself, and needs no tokens and blocks."""
+    return StepPlan(step_id, (), (), (), (), ())

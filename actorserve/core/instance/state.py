@@ -20,7 +20,7 @@ from actorserve.core.instance.outbox import Outbox
 from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.quiet_steps import QuietSteps
 from actorserve.core.instance.request_life import RequestLife
-from actorserve.core.instance.steps import Steps
+from actorserve.core.instance.steps import MakePlan, Steps
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.kv.kv_pools import KVPools
 from actorserve.core.kv.layer_groups import Rows
@@ -46,6 +46,7 @@ from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
 from actorserve.core.participant import Handler, Participant, Receiver
 from actorserve.core.request import Request
+from actorserve.core.scheduling.batch import Batch
 from actorserve.core.scheduling.batching import Batcher
 from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.scheduling.token_budget import TokenBudget
@@ -58,8 +59,14 @@ _KEEP_AFTER_DEATH_S = 10.0  # checkpoints of a dead worker, until its gateways h
 class InstanceState:
     """The pure state machine of one instance. ``handle`` never blocks and never fails on what a peer sends."""
 
-    def __init__(self, config: InstanceConfig, policy: SchedulingPolicy, times: StepTimes) -> None:
-        """``policy`` uses the same ``times``."""
+    def __init__(
+        self,
+        config: InstanceConfig,
+        policy: SchedulingPolicy,
+        times: StepTimes,
+        make_plan: MakePlan = Batch.step_plan,
+    ) -> None:
+        """``policy`` uses the same ``times``. ``make_plan``: for an engine that needs other plans."""
         self.config = config
         self.requests: dict[str, Request] = {}  # waiting or started
         self.policy = policy
@@ -82,7 +89,7 @@ class InstanceState:
             max_tokens=config.max_tokens,
         )
         parts = InstanceParts(config, self.requests, self.memory, policy, times, self.batcher, effects)
-        self.steps = Steps(parts)
+        self.steps = Steps(parts, make_plan)
         self.migration_source = MigrationSource(
             config.migration, config.retry_s, self.memory, policy, times, self.requests, self.steps, effects
         )

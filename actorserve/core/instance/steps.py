@@ -10,14 +10,14 @@ possible: shortly before the one in flight is expected to end.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from actorserve.core.effects import RunStep
 from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.token_output import Run, send_tokens
-from actorserve.core.messages import FinishReason, StepDone
+from actorserve.core.messages import FinishReason, StepDone, StepPlan
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
 from actorserve.core.timing.step_times import Iteration, StepTimes
@@ -25,6 +25,9 @@ from actorserve.core.timing.step_times import Iteration, StepTimes
 _MAX_IN_FLIGHT = 2
 _PLANNING_S = 0.003  # to plan an iteration and bring it to the engine, with the event loop's delay of 1 ms
 _EARLIER = 0.05  # of the expected duration, because an iteration may end earlier than expected
+
+MakePlan = Callable[[Batch, int], StepPlan]
+"""Makes the plan that the engine gets, from an iteration and its number."""
 
 
 def plan_after_s(expected_s: float) -> float:
@@ -52,7 +55,7 @@ class Step:
 class Steps:
     """Begins iterations, and takes their results in order."""
 
-    def __init__(self, parts: InstanceParts) -> None:
+    def __init__(self, parts: InstanceParts, make_plan: MakePlan) -> None:
         self.in_flight: deque[Step] = deque()
         self.next_plan_s: float | None = None
         """When the next iteration is due to be planned while one is in flight; None if an event is waited for."""
@@ -64,6 +67,7 @@ class Steps:
         self._max_tokens = parts.config.max_tokens
         self._runs_ahead = parts.config.run_ahead
         self._effects = parts.effects
+        self._make_plan = make_plan
         self._num_steps = 0
         self._plan_from_s = inf  # while one iteration is in flight, the next one is planned from this time on
 
@@ -98,7 +102,7 @@ class Steps:
 
     def begin(self, batch: Batch, now: float) -> None:
         """Start an iteration."""
-        self._effects.append(RunStep(batch.step_plan(self._num_steps + 1)))
+        self._effects.append(RunStep(self._make_plan(batch, self._num_steps + 1)))
         self.follow(batch, now)
 
     def follow(self, batch: Batch, now: float) -> None:
