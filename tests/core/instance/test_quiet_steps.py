@@ -6,7 +6,7 @@ from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Effect, Send
 from actorserve.core.instance.config import InstanceConfig
-from actorserve.core.messages import MigrateTo, Peer, PeerUp, Role, Tokens
+from actorserve.core.messages import Finished, MigrateTo, Peer, PeerUp, Release, Role, Start, Tick, Tokens
 from actorserve.core.scheduling.policies import make_policy
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
@@ -106,7 +106,7 @@ def test_quiet_steps_equal_single_ones(
 
 
 def test_nothing_is_quiet_while_something_is_decided() -> None:
-    """Prefills, last tokens, waiting requests and stop tokens keep steps single; else all except the last are quiet."""
+    """Prefills, waiting requests and stop tokens keep steps single; else all except the very last are quiet."""
     instance = make("skip_join_mlfq", QUIET)
     assert instance.state.quiet_steps.count() == 0
     instance.start(spec("a", 50, max_tokens=10))
@@ -120,6 +120,55 @@ def test_nothing_is_quiet_while_something_is_decided() -> None:
     instance.start(spec("c", 4, max_tokens=10, stop_token_ids=(3,)))
     instance.done()
     assert instance.state.quiet_steps.count() == 0  # any token may be its last
+
+
+def test_requests_end_in_quiet_steps() -> None:
+    """All steps are quiet up to the last end, because lengths are known. The gateway hears of each end at once."""
+    instance = make("fcfs", QUIET)
+    for name, max_tokens in (("a", 4), ("b", 8)):
+        instance.start(spec(name, 4, max_tokens))
+        instance.done()
+    instance.done()  # a has three tokens, b has one, and the step in flight makes one more of each
+    assert instance.state.quiet_steps.count() == 6
+    assert instance.state.quiet_steps.endings() == [(0, 8, "a"), (6, 12, "b")]
+    instance.advance([(0.01, 0.01)], 9)
+    assert [message.request_id for message in instance.sent if isinstance(message, Finished)] == ["a"]
+    assert list(instance.state.requests) == ["b"]
+
+
+def test_a_first_token_is_not_held_back() -> None:
+    """A prompt's last chunk may have one token, as a decode has. Its step is single, because its client waits."""
+    instance = make("fcfs", QUIET)
+    instance.start(spec("a", 41, max_tokens=10))  # an iteration holds 40 tokens
+    instance.done()
+    assert instance.state.quiet_steps.count() == 0
+    instance.done()
+    assert instance.state.quiet_steps.count() == 8
+
+
+def test_reports_and_releases_leave_a_run_open() -> None:
+    """A load report tells the same as after single steps, and requests need not learn of their tokens first."""
+    one, many = make("fcfs", QUIET), make("fcfs", QUIET)
+    for instance in (one, many):
+        instance.handle(PeerUp(Peer("coordinator", 1), Role.COORDINATOR))
+        for name, max_tokens in (("a", 8), ("b", 30)):
+            instance.start(spec(name, 4, max_tokens))
+            instance.done()
+        instance.done()
+    ends = [(0.05 * step, 0.01) for step in range(1, 13)]
+    for end_s, duration_s in ends:
+        one.done(9, end_s, duration_s)
+    singly = one.handle(Tick(), 0.61)
+    for place in (0, 1, 2):
+        many.state.quiet_steps.advance(ends[4 * place : 4 * place + 4], 9)
+    assert many.state.handle_quietly(Release("a", 1), 0.61) == []
+    one.handle(Release("a", 1), 0.61)
+    at_once = many.state.handle_quietly(Tick(), 0.61)
+    assert at_once == [effect for effect in singly if isinstance(effect, Send)]
+    assert len(many.state.requests["b"].token_ids) < len(one.state.requests["b"].token_ids)
+    many.state.quiet_steps.stop()
+    assert many.state.requests["b"].token_ids == one.state.requests["b"].token_ids
+    assert many.state.handle_quietly(Start(1, spec("c", 4)), 0.61) is None
 
 
 def test_nothing_is_quiet_while_a_request_may_move() -> None:
