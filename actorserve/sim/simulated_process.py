@@ -1,5 +1,6 @@
 """A process of a simulated cluster."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -7,6 +8,8 @@ from actorserve.core.effects import Effect
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import LoadReport, Message, Peer, PeerUp, Role
 from actorserve.sim.engine_model import EngineModel, Flight
+from actorserve.sim.instance_metrics import fragmentation, unmet_demand
+from actorserve.sim.results import Counts
 
 
 class Core(Protocol):
@@ -56,3 +59,28 @@ class Process:
         """The core of a worker."""
         assert isinstance(self.core, InstanceState)
         return self.core
+
+    def add_to(self, counts: Counts) -> None:
+        """Add what this worker did in its life."""
+        engine = self.worker_engine
+        counts.add_moves(self.worker_core.migration_source)
+        counts.busy_s += engine.busy_s
+        counts.num_steps += engine.num_steps
+        counts.num_rows += engine.num_rows
+        if self.report is not None:
+            counts.add(self.report)
+        if self.num_reports:
+            counts.kv_used.append(self.kv_used_sum / self.num_reports)
+
+
+def sampled_fragmentation(
+    workers: Sequence[Process], in_line: Sequence[int], advance: Callable[[Process], None]
+) -> float:
+    """The fragmentation now. ``advance`` brings a worker whose steps are quiet up to now."""
+    # No request waits on an instance while its steps are quiet.
+    demands = [unmet_demand(worker.worker_core) for worker in workers if worker.quiet_flight is None]
+    if not any(demands) and not in_line:
+        return 0.0
+    for worker in workers:
+        advance(worker)
+    return fragmentation([worker.worker_core for worker in workers], [*filter(None, demands)], in_line)

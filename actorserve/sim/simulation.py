@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from actorserve.core.effects import (
-    AddToEngine,
     Deliver,
     Drained,
-    DropFromEngine,
     Effect,
     End,
     Fetch,
@@ -51,10 +49,10 @@ from actorserve.sim.cluster_table import GroupTable
 from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
-from actorserve.sim.instance_metrics import Interruptions, blocks_in_line, fragmentation, unmet_demand
+from actorserve.sim.instance_metrics import Interruptions, blocks_in_line
 from actorserve.sim.measures.token_gaps import TokenGaps
 from actorserve.sim.results import Counts, Outcomes, Results
-from actorserve.sim.simulated_process import Process
+from actorserve.sim.simulated_process import Process, sampled_fragmentation
 from actorserve.sim.step_costs import step_costs
 from actorserve.sim.timeline import Timeline
 from actorserve.sim.workload.traces import TraceRow
@@ -187,11 +185,7 @@ class Simulation:
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
-        effects = self._handle_quietly(process, message, sender)
-        if effects is not None:
-            for effect in effects:
-                self._perform(process, effect)
-            self._expect_tick(process)
+        if isinstance(message, Tick | Release) and self._handle_quietly(process, message, sender):
             return
         self._catch_up(process)
         effects = process.core.handle(message, self.now, sender)
@@ -206,14 +200,16 @@ class Simulation:
             self._expect_end(process, flight)
         self._expect_tick(process)
 
-    def _handle_quietly(self, process: Process, message: Message, sender: Peer | None) -> list[Effect] | None:
-        """Have the core take a message that does not concern its quiet steps. None if the message does."""
-        if not isinstance(message, Tick | Release):
-            return None
+    def _handle_quietly(self, process: Process, message: Message, sender: Peer | None) -> bool:
+        """Have the core take a message that does not concern its quiet steps. False if the message does."""
         self._advance_to_now(process)
-        if process.quiet_flight is None:
-            return None
-        return process.worker_core.handle_quietly(message, self.now, sender)
+        core = process.worker_core if process.quiet_flight else None
+        effects = None if core is None else core.handle_quietly(message, self.now, sender)
+        for effect in effects or ():
+            self._perform(process, effect)
+        if effects is not None:
+            self._expect_tick(process)
+        return effects is not None
 
     def _perform(self, process: Process, effect: Effect) -> None:
         match effect:
@@ -238,8 +234,6 @@ class Simulation:
                 self._order_worker()
             case Drained():
                 self._end(process, self._network_s)
-            case AddToEngine() | DropFromEngine():
-                pass  # the engine's model needs to know the steps alone
 
     def _expect_tick(self, process: Process) -> None:
         deadline = process.next_deadline()
@@ -356,14 +350,7 @@ class Simulation:
         if process.engine is None:
             return
         self._lifetimes_s[self._group_of(process.peer)] += max(0.0, until_s - process.born_s)
-        self.counts.add_moves(process.worker_core.migration_source)
-        self.counts.busy_s += process.engine.busy_s
-        self.counts.num_steps += process.engine.num_steps
-        self.counts.num_rows += process.engine.num_rows
-        if process.report is not None:
-            self.counts.add(process.report)
-        if process.num_reports:
-            self.counts.kv_used.append(process.kv_used_sum / process.num_reports)
+        process.add_to(self.counts)
 
     # --- effects -----------------------------------------------------------------------------------------------------
 
@@ -417,20 +404,9 @@ class Simulation:
     def _sample(self) -> None:
         """Sample how fragmented the memory is, once per ``_SAMPLE_S`` as long as requests arrive."""
         workers = [process for process in self.processes.values() if process.engine is not None]
-        instances = [process.worker_core for process in workers]
-        # No request waits on an instance while its steps are quiet.
-        are_quiet = [process.quiet_flight is not None for process in workers]
-        demands = [
-            unmet_demand(instance) for instance, is_quiet in zip(instances, are_quiet, strict=True) if not is_quiet
-        ]
         coordinator = self.processes.get(COORDINATOR)
-        in_line = blocks_in_line(coordinator and coordinator.core, len(instances), self.config.cluster.tokens_per_block)
-        if any(demands) or in_line:
-            for process in workers:
-                self._advance_to_now(process)
-            self._fragmentation.append(fragmentation(instances, [*filter(None, demands)], in_line))
-        else:
-            self._fragmentation.append(0.0)
+        in_line = blocks_in_line(coordinator and coordinator.core, len(workers), self.config.cluster.tokens_per_block)
+        self._fragmentation.append(sampled_fragmentation(workers, in_line, self._advance_to_now))
         if self._clients.have_more:
             self._at(self.now + _SAMPLE_S, self._sample)
 
@@ -493,8 +469,7 @@ class Simulation:
     def _forget_prediction(self, process: Process) -> None:
         """The predicted durations no longer hold for steps that are planned from now on."""
         self._catch_up(process)
-        flight = process.quiet_flight
-        if flight is not None:
+        if (flight := process.quiet_flight) is not None:
             self._stop_prediction(process, flight)
         self._expect_tick(process)
 

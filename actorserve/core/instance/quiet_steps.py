@@ -30,9 +30,9 @@ class QuietSteps:
         parts: InstanceParts,
         steps: Steps,
         participants: Sequence[Participant],
-        end: Callable[[Request, float], None],
+        end: Callable[[Sequence[Request], float], None],
     ) -> None:
-        """``end`` is called with each request that has ended, and the time."""
+        """``end`` is called with the requests that an iteration ends, and the time."""
         self._config = parts.config
         self._requests = parts.requests
         self._memory = parts.memory
@@ -197,8 +197,7 @@ class QuietSteps:
             if request.check_finished(self._config.max_tokens) is None:
                 raise ValueError("a quiet step ends a request that lacks tokens")
         run.send(requests, self._effects)
-        for request in requests:
-            self._end(request, now)
+        self._end(requests, now)
         return num_tokens
 
     def _can_grow(self, num_steps: int, num_free: int) -> bool:

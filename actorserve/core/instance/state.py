@@ -9,7 +9,7 @@ The four participants (``core.participant``) copy KV to and from other instances
 (``core.migration``), and are checkpointed in case their worker dies (``core.checkpoints``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from actorserve.core.checkpoints.source import CheckpointSource
 from actorserve.core.checkpoints.store import CheckpointStore
@@ -109,7 +109,7 @@ class InstanceState:
         self._receivers = {receiver.kind: receiver for receiver in receivers}
         self._reporter = LoadReporter(self.load_report, config.load_report_s, effects)
         self._life = RequestLife(parts, self.steps, self._participants, self._receivers, self._reporter)
-        self.quiet_steps = QuietSteps(parts, self.steps, self._participants, self._life.end)
+        self.quiet_steps = QuietSteps(parts, self.steps, self._participants, self._end_all)
         self.num_stale_messages = 0
         self._has_drained = False
         self._handlers, self._transfer_handlers = self._make_handlers()
@@ -219,12 +219,17 @@ class InstanceState:
             steps.begin(batch, now)
 
     def _on_step_done(self, done: StepDone, sender: Peer, now: float) -> None:
-        reports = self.config.report_changes
-        has_changed = reports and any(step.batch.num_prompts for step in self.steps.in_flight)
-        for request in self.steps.finish(done, now):
+        has_changed = self.config.report_changes and any(step.batch.num_prompts for step in self.steps.in_flight)
+        finished = self.steps.finish(done, now)
+        self._end_all(finished, now)
+        if has_changed and not finished:
+            self._reporter.send()
+
+    def _end_all(self, requests: Sequence[Request], now: float) -> None:
+        """An iteration has ended these requests."""
+        for request in requests:
             self._life.end(request, now)
-            has_changed = reports
-        if has_changed:
+        if requests and self.config.report_changes:
             self._reporter.send()
 
     def _on_copy_ended(self, message: CopyDone | CopyFailed, sender: Peer, now: float) -> bool | None:
