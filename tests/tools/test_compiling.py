@@ -1,5 +1,6 @@
 """The optional build of the core and the simulator by mypyc."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -76,6 +77,36 @@ def test_the_vocabulary_is_not_compiled() -> None:
     assert {"actorserve/core/scheduling/mlfq.py", "actorserve/sim/simulation.py"} <= names
     vocabulary = ("core/messages/load.py", "core/effects.py", "core/instance/config.py", "core/timing/profile.py")
     assert not names & {f"actorserve/{name}" for name in vocabulary}
+
+
+def whole_lists(tree: ast.Module) -> list[str]:
+    """The generator expressions whose reader may stop early, and of which mypyc makes whole lists nevertheless."""
+    found = []
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        nodes = list(ast.walk(function))
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        read_by_next = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == "next"}
+        for node in nodes:
+            match node:
+                case ast.Return(value=ast.GeneratorExp()):
+                    found.append(f"line {node.lineno}: {function.name}")
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.GeneratorExp()) if name in read_by_next:
+                    found.append(f"line {node.lineno}: {function.name}")
+    return found
+
+
+@pytest.mark.parametrize("file", [str(file) for file in compiled_sources(ROOT)])
+def test_compiled_code_is_as_lazy_as_interpreted_code(file: str) -> None:
+    """A search that mostly ends early is a generator function or stands in ``next()``, which mypyc keeps lazy."""
+    assert whole_lists(ast.parse((ROOT / file).read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "body", ["return (x for x in range(n))", "found = (x for x in range(n)); return next(found, None)"]
+)
+def test_a_generator_expression_that_becomes_a_list_is_found(body: str) -> None:
+    """The rule above finds a generator expression that is returned, or that is named before its ``next()``."""
+    assert whole_lists(ast.parse(f"def search(n):\n    {body}")) == ["line 2: search"]
 
 
 @pytest.fixture

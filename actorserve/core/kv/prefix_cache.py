@@ -147,8 +147,7 @@ class PrefixCache:
     def _num_in_pool(self, names: Sequence[bytes], first_row: int) -> int:
         """How many first rows lie in the pool, if the windowed groups need theirs from ``first_row`` on."""
         end = self._num_full_rows(names)
-        missing = (row for row in range(first_row, end) if not self._is_in_pool(self._windowed(names[row])))
-        return next(missing, end)
+        return next((row for row in range(first_row, end) if not self._is_in_pool(self._windowed(names[row]))), end)
 
     def _num_resumable(self, names: Sequence[bytes]) -> int:
         """After how many rows, at most, a request can go on with what lies in the pool."""

@@ -368,5 +368,7 @@ class MigrationSource(Participant):
             self._effects.send(outgoing.to, Withdrawn(outgoing.id))
 
     def _find(self, transfer: TransferId, sender: Peer) -> _Outgoing | None:
-        found = (outgoing for outgoing in self._outgoing.values() if outgoing.id == transfer and outgoing.to == sender)
-        return next(found, None)
+        return next(
+            (outgoing for outgoing in self._outgoing.values() if outgoing.id == transfer and outgoing.to == sender),
+            None,
+        )

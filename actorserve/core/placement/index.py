@@ -49,7 +49,7 @@ class InstanceIndex:
         first = bisect_left(self._by_room, num_tokens, key=itemgetter(0))
         num_with_room = len(self._by_room) - first
         if num_with_room**2 > len(self._by_room):
-            return (self._views[peer] for _, peer in reversed(self._by_score))
+            return self._highest_score_first()
         views = [self._views[peer] for _, peer in self._by_room[first:]]
         views.sort(key=lambda view: (view.score, view.peer), reverse=True)
         return views
@@ -59,6 +59,11 @@ class InstanceIndex:
         for admitted_tokens, peer in reversed(self._by_room):
             if admitted_tokens == NO_ROOM:
                 return
+            yield self._views[peer]
+
+    def _highest_score_first(self) -> Iterator[InstanceView]:
+        # A compiled generator expression would build the whole list, although dispatch mostly takes the first view.
+        for _, peer in reversed(self._by_score):
             yield self._views[peer]
 
     def validate(self) -> None:

@@ -75,4 +75,6 @@ class PlacementsInFlight:
         assert expiries_s == sorted(expiries_s), "placements expire in the order in which they were made"
 
     def _placements(self) -> Iterator[tuple[str, PlacementInFlight]]:
-        return ((request_id, view.in_flight[request_id]) for request_id, view in self._views.items())
+        # A compiled generator expression would build the whole list, although the callers mostly take the first.
+        for request_id, view in self._views.items():
+            yield request_id, view.in_flight[request_id]
