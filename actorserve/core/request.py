@@ -1,5 +1,6 @@
 """A request as its instance holds it: its tokens, its KV, and why it finished."""
 
+from array import array
 from dataclasses import replace
 
 from actorserve.core.kv.kv_holding import KVHolding
@@ -83,7 +84,7 @@ class Request(KVHolding):
 
     def append_run(self, token_id: int, num_tokens: int) -> None:
         """Take the same token several times, without log-probabilities."""
-        self.token_ids += [token_id] * num_tokens
+        self.token_ids += array("i", (token_id,)) * num_tokens
         self.logprobs += [None] * num_tokens
 
     def check_finished(self, max_context_tokens: int) -> FinishReason | None:

@@ -54,7 +54,9 @@ class Clients:
 
     def on_end(self, request_id: str, reason: FinishReason) -> None:
         self._awaiting_first_token.discard(request_id)
-        self.outcomes.end(int(request_id), self._timeline.now, reason)
+        number = int(request_id)
+        self._prompts.on_end(self.outcomes.num_prompt[number])
+        self.outcomes.end(number, self._timeline.now, reason)
 
     def tell_progress(self) -> None:
         outcomes = self.outcomes

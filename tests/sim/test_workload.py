@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -344,3 +345,22 @@ def test_prompts_are_alike_as_far_as_they_shall_be() -> None:
     assert not set(one) & set(other)
     same = Prompts(compared=False)
     assert same.token_ids(Arrival(0.0, 10, 1), 0) == same.token_ids(Arrival(0.0, 10, 1), 1)
+
+
+def test_a_prompt_is_kept_while_requests_have_it() -> None:
+    """If nothing is compared, requests in flight share one prompt of a length, which goes with the last of them."""
+    prompts = Prompts(compared=False)
+    arrival = Arrival(0.0, 100_000, 1)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        first = prompts.token_ids(arrival, 0)
+        assert prompts.token_ids(arrival, 1) is first
+        prompts.on_end(len(first))
+        assert prompts.token_ids(arrival, 2) is first
+        prompts.on_end(len(first))
+        prompts.on_end(len(first))
+        del first
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()

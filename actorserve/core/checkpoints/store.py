@@ -156,7 +156,7 @@ class CheckpointStore(Participant):
             self._decline(transfer, DeclineReason.NO_BLOCKS)
             return
         stored.stage = ticket.stage
-        stored.kv.token_ids += message.token_ids
+        stored.kv.token_ids.extend(message.token_ids)
         copy_id = pools.begin_fetch(transfer, stored.kv, blocks, into_host=True)
         access = self._access[source]
         self._effects.append(Fetch(copy_id, source, access, ticket, 0, blocks, is_urgent=False, into_host=True))

@@ -1,14 +1,15 @@
 """KV of one sequence of tokens: how far it is computed, and which blocks hold it."""
 
+from array import array
 from collections.abc import Iterable
 
 
 class KVHolding:
     """What the KV memory knows of a request, of an incoming migration, or of a checkpoint.
 
-    KV exists for the first ``num_computed`` of ``token_ids``. It lies in ``blocks`` of the device's pool or in
-    ``host_blocks`` of the host's pool, and in both while the swap ``copy_id`` is in flight (``core.kv.kv_memory``).
-    ``copy_id`` may also be a copy from another instance (``core.kv.kv_pools``).
+    KV exists for the first ``num_computed`` of ``token_ids``, which take four bytes each. It lies in ``blocks`` of the
+    device's pool or in ``host_blocks`` of the host's pool, and in both while the swap ``copy_id`` is in flight
+    (``core.kv.kv_memory``). ``copy_id`` may also be a copy from another instance (``core.kv.kv_pools``).
 
     Iterations in flight, of which ``last_step`` is the newest that names this, compute KV of ``num_ahead`` more tokens,
     and make ``num_coming`` tokens that are not known yet. Planning counts on both; everything else counts only what is
@@ -39,7 +40,7 @@ class KVHolding:
     )
 
     def __init__(self, token_ids: Iterable[int] = (), cache_salt: str = "") -> None:
-        self.token_ids = list(token_ids)
+        self.token_ids = array("i", token_ids)
         self.cache_salt = cache_salt
         self.num_computed = 0
         self.num_ahead = 0

@@ -14,6 +14,7 @@ FastServe (section 4.2) copies the whole KV of a request in both directions. Her
 in the device's pool under their content's name (``core.kv.prefix_cache``).
 """
 
+from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
@@ -441,7 +442,7 @@ class KVMemory:
 
     def _validate_contents(self, requests: Collection[KVHolding], incoming: Collection[KVHolding]) -> None:
         size, num_groups = self.tokens_per_block, self._num_groups
-        contents: dict[int, tuple[str, list[int], int]] = {}  # of each full block: salt, tokens up to its end, group
+        contents: dict[int, tuple[str, array[int], int]] = {}  # of each full block: salt, tokens up to its end, group
         writers: set[int] = set()  # blocks whose owner still writes them
         for holding in requests:
             num_full = holding.num_computed // size

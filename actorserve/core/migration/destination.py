@@ -177,7 +177,7 @@ class MigrationDestination(Participant):
         if incoming is None or number != incoming.stage + 1 or incoming.is_copying or incoming.is_last:
             self._decline(transfer, DeclineReason.UNKNOWN)
             return
-        incoming.kv.token_ids += stage.token_ids
+        incoming.kv.token_ids.extend(stage.token_ids)
         num_tokens, incoming.kv.num_computed = len(incoming.kv.token_ids), stage.num_computed
         if not self._is_sound(incoming.num_offered, stage.num_computed, num_tokens, len(stage.ticket.blocks)):
             self._decline(transfer, DeclineReason.UNKNOWN)

@@ -191,17 +191,32 @@ def trace_times(rows: Sequence[TraceRow], time_scale: float = 1.0) -> list[float
 class Prompts:
     """Token ids of prompts of a given length. Prompts of one prefix share its tokens; all other tokens differ.
 
-    A simulated engine only compares ids. If nothing is compared (no prefix cache), all tokens are the same. No prompt
-    is kept, because the prompts of all lengths together would take hundreds of MiB.
+    A simulated engine only compares ids. If nothing is compared (no prefix cache), all tokens are the same, and prompts
+    of one length are one tuple. It is kept until their requests have ended, because the prompts of all lengths together
+    would take hundreds of MiB.
     """
 
     def __init__(self, compared: bool) -> None:
         self._compared = compared
+        self._in_use: dict[int, tuple[int, ...]] = {}  # by length
+        self._num_users: dict[int, int] = {}  # by length
 
     def token_ids(self, arrival: Arrival, number: int) -> tuple[int, ...]:
         """The prompt of the request with this number; no two requests have the same number."""
         length = arrival.prompt_tokens
         if not self._compared:
-            return (0,) * length
+            prompt = self._in_use.get(length)
+            if prompt is None:
+                prompt = self._in_use[length] = (0,) * length
+            self._num_users[length] = self._num_users.get(length, 0) + 1
+            return prompt
         num_shared = min(arrival.prefix_tokens, length)
         return (2 * arrival.prefix,) * num_shared + (2 * number + 1,) * (length - num_shared)
+
+    def on_end(self, length: int) -> None:
+        """A request with a prompt of this length has ended."""
+        if self._compared:
+            return
+        self._num_users[length] -= 1
+        if not self._num_users[length]:
+            del self._num_users[length], self._in_use[length]

@@ -255,6 +255,6 @@ def test_names_stand_for_all_tokens_before(tokens_per_block: int) -> None:
     assert not set(other[first_other:]) & set(usual)
     growing = Request(spec("r", TEXT[:5]), 1, GATEWAY)
     block_names(growing, 5 // tokens_per_block, tokens_per_block)
-    growing.token_ids += TEXT[5:]
+    growing.token_ids.extend(TEXT[5:])
     assert block_names(growing, len(usual), tokens_per_block) == usual
     assert block_names(growing, 2, tokens_per_block) == usual[:2]

@@ -73,7 +73,7 @@ def test_a_request_comes_stage_by_stage() -> None:
     assert (instance.plan.starts, instance.plan.token_ids) == ((12,), ((7,),))
     assert instance.plan.block_tables[0][:3] == (*first.blocks, *last.blocks)
     instance.done(token=6)
-    assert instance.state.requests["r"].token_ids[-2:] == [7, 6]
+    assert list(instance.state.requests["r"].token_ids[-2:]) == [7, 6]
     instance.handle(Release("r", 2))
     instance.done()
     assert_holds_nothing(instance)
