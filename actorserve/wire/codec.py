@@ -69,6 +69,7 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
 
 _POSITIVE: Final = (1, INT64_MAX)
 _SIGNED: Final = (INT64_MIN, INT64_MAX)
+_TOKEN_ID: Final = (0, 2**31 - 1)  # the core keeps four bytes of each
 _RULES: Final[dict[type, Rules]] = {
     m.SamplingParams: Rules(
         bounds={
@@ -79,7 +80,7 @@ _RULES: Final[dict[type, Rules]] = {
         },
         long_strings={"grammar": m.MAX_GRAMMAR_BYTES},
     ),
-    m.RequestSpec: Rules(bounds={"priority": _SIGNED}),
+    m.RequestSpec: Rules(bounds={"priority": _SIGNED, "prompt_token_ids": _TOKEN_ID, "output_token_ids": _TOKEN_ID}),
     m.Place: Rules(bounds={"priority": _SIGNED}),
     m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
@@ -90,14 +91,20 @@ _RULES: Final[dict[type, Rules]] = {
     m.PromptLogprobs: Rules(columns=("token_ids", "logprobs", "ranks"), non_finite=frozenset({"logprobs"})),
     m.Members: Rules(columns=("names", "incarnations", "roles", "addresses")),
     m.Tokens: Rules(
-        bounds={"run_lengths": _POSITIVE},
+        bounds={"run_lengths": _POSITIVE, "token_ids": _TOKEN_ID},
         columns=("request_ids", "epochs", "positions"),
         optional_columns=("num_cached_tokens", "prompt_logprobs", "run_lengths"),
         run_lengths="run_lengths",
         run_columns=("token_ids",),
         optional_run_columns=("logprobs",),
     ),
-    m.StepDone: Rules(columns=("request_ids", "positions", "token_ids"), optional_columns=("logprobs",)),
+    m.StepDone: Rules(
+        bounds={"token_ids": _TOKEN_ID},
+        columns=("request_ids", "positions", "token_ids"),
+        optional_columns=("logprobs",),
+    ),
+    m.Stage: Rules(bounds={"token_ids": _TOKEN_ID}),
+    m.Checkpoint: Rules(bounds={"token_ids": _TOKEN_ID}),
 }
 
 _NESTED: Final = (

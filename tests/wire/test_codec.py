@@ -15,6 +15,7 @@ from actorserve.settings import HttpSettings
 from actorserve.wire.codec import LOCAL_TAGS, MAX_FRAME_BYTES, WIRE_TAGS, decode, encode
 
 _NATURAL = st.integers(0, 2**63 - 1)
+_TOKEN_ID = st.integers(0, 2**31 - 1)
 _POSITIVE = st.integers(1, 2**63 - 1)
 _SIGNED = st.integers(-(2**63), 2**63 - 1)
 _TEXT = st.text(max_size=40)
@@ -44,7 +45,7 @@ _SAMPLING = st.builds(
     prompt_logprobs=st.integers(-1, 2**63 - 1),
     grammar=_TEXT,
 )
-_REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_NATURAL), _SAMPLING, _tuples(_NATURAL), _SIGNED, _TEXT)
+_REQUESTS = st.builds(m.RequestSpec, _TEXT, _tuples(_TOKEN_ID), _SAMPLING, _tuples(_TOKEN_ID), _SIGNED, _TEXT)
 _MODELS = st.builds(m.ModelInfo, _TEXT, _POSITIVE, _POSITIVE)
 
 _ATTAINED = st.builds(m.Attained, _FINITE, _FINITE, _FINITE, _FINITE)
@@ -98,7 +99,7 @@ def _columnar(draw: st.DrawFn) -> m.Message:
         cached = column(_NATURAL) if draw(st.booleans()) else ()
         lengths = column(st.integers(1, 3)) if draw(st.booleans()) else ()
         num_tokens = sum(lengths) if lengths else rows
-        token_ids = tuple(draw(_NATURAL) for _ in range(num_tokens))
+        token_ids = tuple(draw(_TOKEN_ID) for _ in range(num_tokens))
         logprobs, scores = draw(_logprobs(num_tokens)), draw(_prompt_logprobs(rows))
         return m.Tokens(column(_TEXT), *numbers, token_ids, logprobs, cached, scores, lengths)
     return m.Members(column(_TEXT), column(_NATURAL), column(st.sampled_from(m.Role)), column(_TEXT))
@@ -107,7 +108,7 @@ def _columnar(draw: st.DrawFn) -> m.Message:
 @st.composite
 def _steps_done(draw: st.DrawFn) -> m.StepDone:
     rows = draw(st.integers(0, 5))
-    request_ids, positions, token_ids = (draw(st.tuples(*[inner] * rows)) for inner in (_TEXT, _NATURAL, _NATURAL))
+    request_ids, positions, token_ids = (draw(st.tuples(*[inner] * rows)) for inner in (_TEXT, _NATURAL, _TOKEN_ID))
     scores = draw(_prompt_logprobs(draw(st.integers(0, 5))))
     logprobs, failed = draw(_logprobs(rows)), draw(_tuples(_TEXT))
     return m.StepDone(draw(_NATURAL), draw(_FINITE), request_ids, positions, token_ids, logprobs, scores, failed)
@@ -144,14 +145,14 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.LoadReport, *[_NATURAL] * 6, _POSITIVE, _POSITIVE, _NATURAL, _tuples(_TEXT), st.booleans()),
     st.builds(m.MigrateTo, _PEERS, _NATURAL, _FINITE),
     st.builds(m.Offer, _NATURAL, _PEERS, _REQUESTS, _NATURAL, _TICKETS, st.booleans()),
-    st.builds(m.Stage, _tuples(_NATURAL), _NATURAL, _TICKETS, st.booleans()),
+    st.builds(m.Stage, _tuples(_TOKEN_ID), _NATURAL, _TICKETS, st.booleans()),
     st.builds(m.Copied, _TRANSFERS, _NATURAL),
     st.builds(m.Declined, _TRANSFERS, st.sampled_from(m.DeclineReason)),
     st.builds(m.Withdrawn, _TRANSFERS),
     st.builds(m.HandOver, _TEXT, _NATURAL, _PEERS, st.none() | _TRANSFERS, _NATURAL, _ATTAINED),
     st.builds(m.Keep, _TEXT, _NATURAL),
     st.builds(m.CheckpointTo, _PEERS),
-    st.builds(m.Checkpoint, _TEXT, _PEERS, _NATURAL, _tuples(_NATURAL), _TICKETS),
+    st.builds(m.Checkpoint, _TEXT, _PEERS, _NATURAL, _tuples(_TOKEN_ID), _TICKETS),
     st.builds(m.CheckpointConfirmed, _TRANSFERS, _NATURAL),
     st.builds(m.Checkpointed, _TEXT, _NATURAL, _PEERS, _TRANSFERS),
 )
@@ -176,13 +177,14 @@ def test_a_message_survives_the_wire(message: m.Message) -> None:
         (m.LoadReport(1, 0, 0, 0, 0, 0, 1, 1, 0, checkpointed_bytes=-1), "checkpointed_bytes"),
         (m.Resend("r", 1, -1), "from_position"),
         (m.Tokens(("r",), (1,), (0,), (-1,)), "token_ids"),
+        (m.Tokens(("r",), (1,), (0,), (2**31,)), "token_ids"),
         (m.Tokens(("r", "q"), (1, 1), (0, 0), (7,), run_lengths=(1, 0)), "run_lengths"),
         (m.Hello(1, m.Role.WORKER, "ipc://x", m.WorkerInfo("k", m.ModelInfo("m", 0, 1))), "vocab_size"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,
 )
 def test_a_number_out_of_range_is_refused(message: m.Message, field: str) -> None:
-    """Negative counts and ids, and sizes of zero, are refused before the code divides or indexes by them."""
+    """Negative counts and ids, ids of over four bytes, and sizes of zero are refused before the code uses them."""
     with pytest.raises(ProtocolError, match=rf"{field}.*out of range"):
         decode(encode(message))
 
