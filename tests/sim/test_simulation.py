@@ -10,6 +10,7 @@ import pytest
 from actorserve.core.effects import Deliver, Effect, End
 from actorserve.core.messages import FinishReason
 from actorserve.sim.config import ArrivalsTable, LengthsTable
+from actorserve.sim.engine_model import EngineModel, Flight
 from actorserve.sim.results import Outcomes
 from actorserve.sim.simulated_process import Process
 from actorserve.sim.simulation import Simulation
@@ -224,6 +225,22 @@ def test_many_steps_in_one_event_are_the_same_as_each_alone(
     figures = [results.figures() for results in (together, alone)]
     assert [result.pop("events") for result in figures] == [together.num_events, alone.num_events]
     assert figures[0] == figures[1]
+
+
+def test_reports_do_not_cut_runs_of_quiet_steps() -> None:
+    """Ten times the load reports begin no more runs of steps, also those that come while a step is planned."""
+    num_begun: Counter[float] = Counter()
+    for report_s in (3.0, 0.3):
+
+        class Counting(EngineModel):
+            def begin(self, *arguments: Any, counted: float = report_s) -> Flight:
+                num_begun[counted] += 1
+                return super().begin(*arguments)
+
+        cluster = {"load_report_s": report_s, "step_overhead_s": 0.05, "kv_tokens": 4000, "tokens_per_block": 100}
+        changes = {"num_requests": 3, "cluster": cluster, "lengths": {"output": 100}}
+        Simulation(config(changes), [PROFILE], make_engine=Counting).run()
+    assert num_begun[0.3] == num_begun[3.0]
 
 
 def test_a_death_is_noticed_after_the_watch_s_patience() -> None:

@@ -16,13 +16,12 @@ from types import MappingProxyType
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
 from actorserve.sim.config import ArrivalsTable, LengthsTable
 from actorserve.sim.simulation import Simulation
 from actorserve.sim.workload.traces import TraceRow, read_trace
 from tools.benchmarks.common.arguments import count, positive
-from tools.benchmarks.common.console import print_table, say
+from tools.benchmarks.common.console import print_figures, say
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.figures import save_figures
 from tools.benchmarks.common.paths import ROOT
@@ -124,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise BenchError(f"cannot write {error.filename}: {error.strerror}") from None
     for table in tables:
-        _show(console, table)
+        print_figures(console, table)
     save_figures(arguments, tables)
     return 0
 
@@ -177,12 +176,3 @@ def tables_of(title: str, theirs: SimulatedRun, ours: Mapping[str, SimulatedRun]
             (Row("requests per CPU second", tuple(map(Figure, speeds))),),
         ),
     ]
-
-
-def _show(console: Console, table: FigureTable) -> None:
-    say(console, table.title)
-    shown = Table(table.corner, *(column.name for column in table.columns))
-    for row in table.rows:
-        cells = ["none" if cell is None else f"{cell.median:.4g}" for cell in row.cells]
-        shown.add_row(f"{row.name}, {row.unit}" if row.unit else row.name, *cells)
-    print_table(console, shown)
