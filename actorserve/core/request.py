@@ -21,6 +21,8 @@ class Request(KVHolding):
         "finish_reason",
         "gateway",
         "logprobs",
+        "num_charged",
+        "num_passing_blocks",
         "num_prompt",
         "owed_s",
         "prompt_scores",
@@ -39,6 +41,8 @@ class Request(KVHolding):
         self.epoch = epoch
         self.gateway = gateway
         self.owed_s = 0.0
+        self.num_charged = 0  # tokens whose computation has counted as service, and does not count again
+        self.num_passing_blocks = 0  # what requests behind it got since it first did not fit
         self.attained = Attained()
         # Log-probabilities of the tokens made here; the gateway already has those of earlier tokens.
         self.resumed_output = len(spec.output_token_ids)

@@ -110,7 +110,6 @@ class RequestLife:
             request.owed_s = parts.times.transfer_s(parts.memory.bytes_of(request))
         else:
             parts.policy.add(request, now, parts.memory.prefixes.num_cached_tokens(request), start.attained)
-            parts.batcher.on_arrival(request, now)
         if request.sampling.grammar:
             self.compiling.add(request)
         self._effects.append(AddToEngine(start.request))

@@ -220,7 +220,9 @@ class Steps:
             self._charge_decodes(decodes, decode_s, now)
             decodes = []
             # The chunks of a prefill sum to the time of the whole prefill, because its level's quantum covers that.
-            service_s = self._times.prefill_s(start + num_fed) - self._times.prefill_s(start)
+            # Tokens whose KV was dropped are computed again, which is no service.
+            begin, end = max(start, request.num_charged), max(start + num_fed, request.num_charged)
+            service_s = self._times.prefill_s(end) - self._times.prefill_s(begin)
             for moving in self._policy.on_service([request], service_s, now):
                 self._policy.move(moving)
             if samples:

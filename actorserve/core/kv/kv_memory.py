@@ -101,6 +101,11 @@ class KVMemory:
         return bool(self._dropped)
 
     @property
+    def device_bytes(self) -> int:
+        """The device memory for KV."""
+        return self.device.num_blocks * self._bytes_per_block
+
+    @property
     def is_fetching(self) -> bool:
         """Whether copies from other instances are in flight."""
         return self.pools.is_fetching
@@ -311,15 +316,28 @@ class KVMemory:
 
     # --- swaps -------------------------------------------------------------------------------------------------------
 
+    @property
+    def num_host_blocks_left(self) -> int:
+        """Host blocks that swaps out can take: those that are free, and those that give way to them."""
+        return self.host.num_free_blocks + self._reclaimable.num_blocks
+
+    def num_copied(self, holding: KVHolding) -> int:
+        """Blocks that a swap out copies."""
+        num_rows = self.rows_for(holding.num_fed)
+        return self.rows.count(0, num_rows, holding.first_row, num_rows)
+
     def swap_bytes(self, holding: KVHolding) -> int:
         """Bytes that a swap out copies."""
-        num_rows = self.rows_for(holding.num_fed)
-        return self.rows.count(0, num_rows, holding.first_row, num_rows) * self._bytes_per_block
+        return self.num_copied(holding) * self._bytes_per_block
+
+    def num_given_up(self, holding: KVHolding) -> int:
+        """Device blocks that are free once the holding has given up its own."""
+        return self.device.num_freed_by(self.rows.held(holding.blocks))
 
     def swap_out(self, holding: KVHolding) -> bool:
         """Begin to copy its KV to the host; its device blocks are free afterwards. False if the host has no room."""
         rows, num_rows = self.rows, self.rows_for(holding.num_fed)
-        num_copied = rows.count(0, num_rows, holding.first_row, num_rows)
+        num_copied = self.num_copied(holding)
         host_blocks = self.host.allocate(num_copied)
         if host_blocks is None:
             self._reclaimable.make_room(num_copied)

@@ -3,6 +3,9 @@
 Requests on the device grow by a block when their tokens need it. Waiting requests are admitted, and swapped requests
 are brought back, as far as blocks are free or soon will be. Under proactive swapping (FastServe, section 4.2) requests
 are ranked by their estimated next scheduling time, ENST, and those ranked last give up their blocks.
+
+A request that does not fit is passed by requests behind it that do, so that memory does not lie idle. Once these have
+got as many blocks as the first one wants, it is passed no more, so that a large request does not starve.
 """
 
 from collections.abc import Sequence
@@ -11,10 +14,7 @@ from operator import itemgetter
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.request import Request
 from actorserve.core.scheduling.policy import SchedulingPolicy
-from actorserve.core.scheduling.swapping import ArrivalReserve, BlockBudget, SwapMode, Swapper
-
-_RESERVE_SHARE = 8  # at most one eighth of the pool is kept free for new requests
-_RESERVE_WINDOW_S = 0.3
+from actorserve.core.scheduling.swapping import BlockBudget, SwapMode, Swapper
 
 
 class Admission:
@@ -41,10 +41,6 @@ class Admission:
         self._max_batch_requests = max_batch_requests
         self._max_batch_tokens = max_batch_tokens
         self._max_tokens = max_tokens
-        self._reserve = ArrivalReserve(_RESERVE_WINDOW_S)
-
-    def on_arrival(self, request: Request, now: float) -> None:
-        self._reserve.on_arrival(self._memory.blocks_of(request), now)
 
     def make_room(self, order: Sequence[Request], now: float, *, may_swap: bool) -> set[Request]:
         """Find blocks for due requests to grow, start or be swapped in. Returns waiting requests that may start now.
@@ -58,7 +54,7 @@ class Admission:
         reserves_output = self._policy.reserves_output
         if reserves_output:
             budget.promise(sum(self._num_final_blocks(r) - memory.num_held(r) for r in ranking if r.blocks))
-        num_reserved = self._num_reserved_blocks(now)
+        passed: list[Request] = []  # they do not fit
         admitted: set[Request] = set()
         num_admitted_tokens = 0
         num_admitted_blocks = 0  # still free, because admitted requests take their blocks only when they start
@@ -72,29 +68,34 @@ class Admission:
             num_wanted = self._num_final_blocks(request) if reserves_output else memory.blocks_wanted(request)
             # One row stays free for each request ahead. Otherwise their next growth would preempt this one again.
             spare = 0 if reserves_output else num_ahead * memory.rows.num_groups
-            if request.is_swapped and num_ahead:
-                spare += num_reserved
             # A request that is not due for the next iteration gets blocks ahead of need, so it evicts no other request.
             ahead_of = rank if may_swap and rank < max_requests else len(ranking)
             if not budget.make(num_wanted, ahead_of, spare):
-                break
+                if rank >= max_requests or not self._may_be_passed(request, num_wanted):
+                    break
+                passed.append(request)
+                continue
             num_ahead += 1
             if num_wanted + num_admitted_blocks > memory.device.num_free_blocks:
                 continue  # its blocks are promised to it, and will soon be free
             if request.is_swapped:
                 # Check again, because making room may have evicted cached blocks that it would have shared.
                 if memory.blocks_wanted(request) + num_admitted_blocks <= memory.device.num_free_blocks:
+                    _pass(passed, request, num_wanted)
                     self._swapper.bring_back(request, is_due=rank < max_requests)
                     budget.hand_out(num_wanted)
                 continue
             admitted.add(request)
+            _pass(passed, request, num_wanted)
             num_admitted_blocks += num_wanted
             num_admitted_tokens += request.num_uncomputed
             if num_admitted_tokens >= 2 * self._max_batch_tokens:
                 break  # more than the next iterations can prefill
-        if num_reserved:
-            budget.make(0, ahead_of=max_requests - 1, spare=num_reserved)
         return admitted
+
+    def _may_be_passed(self, request: Request, num_wanted: int) -> bool:
+        """Whether requests behind this one, which wants ``num_wanted`` blocks, may get blocks before it does."""
+        return self._policy.is_preemptive and request.num_passing_blocks < num_wanted
 
     def _grow(
         self, order: Sequence[Request], ranking: Sequence[Request], budget: BlockBudget, *, may_swap: bool
@@ -112,7 +113,7 @@ class Admission:
                 continue
             ahead_of = rank_of.get(request, index) if may_swap else len(ranking)
             num_missing = self._memory.num_missing(request)
-            if budget.make(num_missing, ahead_of) and self._memory.grow(request):
+            if budget.make(num_missing, ahead_of, may_drop=True) and self._memory.grow(request):
                 budget.hand_out(num_missing)
 
     def _ranking(self, order: Sequence[Request], now: float) -> Sequence[Request]:
@@ -138,8 +139,9 @@ class Admission:
         num_tokens = min(request.num_prompt + request.sampling.max_tokens, self._max_tokens)
         return self._memory.blocks_for(num_tokens)
 
-    def _num_reserved_blocks(self, now: float) -> int:
-        """How many blocks to keep free for new requests."""
-        if self._mode is not SwapMode.PROACTIVE or not self._policy.is_preemptive:
-            return 0
-        return min(self._reserve.num_blocks(now), self._memory.device.num_usable_blocks // _RESERVE_SHARE)
+
+def _pass(passed: Sequence[Request], request: Request, num_blocks: int) -> None:
+    """``request`` gets its blocks before the requests that it passes."""
+    for other in passed:
+        other.num_passing_blocks += num_blocks
+    request.num_passing_blocks = 0

@@ -12,8 +12,11 @@ from actorserve.core.timing.step_times import StepTimes
 
 class NaiveMLFQ(SkipJoinMLFQ):
     """Information-agnostic: every request joins Q1, and a used-up quantum costs one level, however long the next
-    iteration takes.
+    iteration takes. A request does not go up when its prompt has been computed.
     """
+
+    def add(self, request: Request, now: float, num_cached_tokens: int = 0, attained: Attained = NEWCOMER) -> None:
+        self.join(request, 0.0, now, attained)
 
     def _next_iteration_s(self, request: Request, num_computed: int) -> float:
         return 0.0

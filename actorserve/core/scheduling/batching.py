@@ -63,9 +63,6 @@ class Batcher:
     def num_preemptions(self) -> int:
         return self._swapper.num_preemptions
 
-    def on_arrival(self, request: Request, now: float) -> None:
-        self._admission.on_arrival(request, now)
-
     def on_token(self, request: Request, service_s: float) -> None:
         """A request got a token, and was served for ``service_s``."""
         self._swapper.on_token(request, service_s)

@@ -2,16 +2,21 @@
 
 Requests are ranked by their estimated next scheduling time, ENST. The requests with the largest ENST give up their
 device blocks first, those with the smallest get theirs back first, and the copies run in parallel to the iterations.
-Some blocks stay free for future requests; how many depends on the arrivals of the last seconds.
 
-The paper leaves some rules open. Here a request makes room only at the cost of requests with a larger ENST. Room that
-the copies in flight will free is counted, so that nothing is swapped out twice for one need. No request gets room
-before all requests with a smaller ENST have it. And a request that has come to the device stays for as much service as
-swapping it in and out cost, and for at least one token. Otherwise, if more requests wait than fit, promotions would
-swap requests in and out, or compute them again and again, without any progress.
+The paper leaves some rules open. These are ours:
+
+- A request makes room only at the cost of requests with a larger ENST, and nothing is evicted if that does not make
+  enough room. Room that the copies in flight will free is counted, so that nothing is swapped out twice for one need.
+- For an admission only such requests are evicted whose KV the host has room for, or that are computed again for almost
+  nothing, because losing more KV costs more than the admission gains. A request that runs and needs one more block may
+  also have KV dropped, the shortest first.
+- A request that was swapped in stays for as much service as copying the whole device memory out and in takes.
+  Otherwise, if more requests wait than fit, promotions would keep the link busy with copies in place of progress.
+
+The paper also keeps blocks free for future requests. That gained new requests nothing in simulations, because making
+room takes one iteration, and it cost the swapped requests a fifteenth of their time per token, so it is left out.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -28,31 +33,6 @@ class SwapMode(StrEnum):
     RECOMPUTE = "recompute"  # dropped, and computed again
 
 
-class ArrivalReserve:
-    """How many blocks to keep free for new requests: the most that requests needed at once in the last seconds.
-
-    "At once" is within ``window_s``, the time that it takes to make room. A burst is remembered for 64 windows.
-    """
-
-    _NUM_WINDOWS = 64
-
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
-        self._arrived: deque[tuple[int, int]] = deque()  # number of the window, blocks of the requests that came in it
-
-    def on_arrival(self, num_blocks: int, now: float) -> None:
-        window = int(now / self._window_s)
-        if self._arrived and self._arrived[-1][0] == window:
-            num_blocks += self._arrived.pop()[1]
-        self._arrived.append((window, num_blocks))
-
-    def num_blocks(self, now: float) -> int:
-        oldest = int(now / self._window_s) - self._NUM_WINDOWS
-        while self._arrived and self._arrived[0][0] < oldest:
-            self._arrived.popleft()
-        return max((num_blocks for _, num_blocks in self._arrived), default=0)
-
-
 class Swapper:
     """Moves requests to the device and away from it, and accounts for the cost."""
 
@@ -62,17 +42,31 @@ class Swapper:
         self._mode = mode
         self.num_preemptions = 0
 
+    def may_evict(self, request: Request, num_promised: int) -> bool:
+        """Whether the request may be evicted for an admission, if ``num_promised`` host blocks are taken already."""
+        if self._mode is SwapMode.RECOMPUTE:
+            return True
+        if self._memory.num_copied(request) + num_promised <= self._memory.num_host_blocks_left:
+            return True
+        almost_nothing_s = self._times.prefill_s(1) + self._times.min_iteration_s
+        return self._recompute_s(request) <= max(almost_nothing_s, self._both_ways_s(request))
+
     def evict(self, request: Request) -> None:
         """Swap a request out, or drop its KV if the host is full or computing it again is cheaper."""
-        recompute_s = self._times.prefill_s(request.num_fed)
         if (
             self._mode is SwapMode.RECOMPUTE
-            or recompute_s <= 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
+            or self._recompute_s(request) <= self._both_ways_s(request)
             or not self._memory.swap_out(request)
         ):
             self.drop(request)
         else:
             self.num_preemptions += 1
+
+    def _recompute_s(self, request: Request) -> float:
+        return self._times.prefill_s(request.num_fed)
+
+    def _both_ways_s(self, request: Request) -> float:
+        return 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
 
     def admit(self, request: Request) -> None:
         """Give a waiting request its blocks, which are free. It stays for as long as recomputing its KV takes."""
@@ -84,7 +78,7 @@ class Swapper:
 
     def bring_back(self, request: Request, *, is_due: bool) -> None:
         """Begin to swap in a request whose blocks are free. If it is not due yet, it may be evicted before it runs."""
-        both_ways_s = 2.0 * self._times.swap_s(self._memory.swap_bytes(request))
+        both_ways_s = 2.0 * self._times.swap_s(self._memory.device_bytes)
         self._memory.swap_in(request)
         request.owed_s = max(both_ways_s, self._times.min_iteration_s) if is_due else 0.0
 
@@ -96,6 +90,7 @@ class Swapper:
     def drop(self, request: Request) -> None:
         """Drop a request's KV, wherever it lies, so that it is computed again."""
         self.num_preemptions += 1
+        request.num_charged = max(request.num_charged, request.num_fed)
         self._memory.drop(request)
 
 
@@ -107,23 +102,53 @@ class BlockBudget:
         self._memory = memory
         self._swapper = swapper
         self._ranking = ranking
-        self._next_victim = len(ranking) - 1
+        self._last = len(ranking) - 1  # no request behind it is on the device
         self._num_promised = 0
 
-    def make(self, num_blocks: int, ahead_of: int, spare: int = 0) -> bool:
-        """Promise ``num_blocks`` blocks, with ``spare`` more left free. May evict requests ranked behind ``ahead_of``.
+    def make(self, num_blocks: int, ahead_of: int, spare: int = 0, *, may_drop: bool = False) -> bool:
+        """Promise ``num_blocks`` blocks, with ``spare`` more left free. May evict requests ranked behind ``ahead_of``;
+        if it ``may_drop``, also those that ``Swapper.may_evict`` refuses.
 
-        False if evicting all of these does not suffice. Then nothing is promised, but they have been evicted.
+        False, with nothing done, if that does not suffice.
         """
-        while self._num_coming < num_blocks + spare:
-            if self._next_victim <= ahead_of:
+        num_missing = num_blocks + spare - self._num_coming
+        if num_missing > 0:
+            victims = self._victims(num_missing, ahead_of, may_drop=may_drop)
+            if not victims:
                 return False
-            victim = self._ranking[self._next_victim]
-            if victim.is_resident and victim.owed_s <= 0.0:
+            for victim in victims:
                 self._swapper.evict(victim)
-            self._next_victim -= 1
         self._num_promised += num_blocks
         return True
+
+    def _victims(self, num_missing: int, ahead_of: int, *, may_drop: bool) -> list[Request]:
+        """Requests behind ``ahead_of`` that have so many blocks to give up, those ranked last first. Those whose KV
+        would be lost come after all others, the shortest first. Nothing, if these do not suffice.
+        """
+        memory, ranking = self._memory, self._ranking
+        while self._last > ahead_of and not ranking[self._last].is_resident:
+            self._last -= 1
+        victims: list[Request] = []
+        dear: list[Request] = []
+        num_promised = 0  # of the host
+        for index in range(self._last, ahead_of, -1):
+            request = ranking[index]
+            if not request.is_resident or request.owed_s > 0.0:
+                continue
+            if not self._swapper.may_evict(request, num_promised):
+                dear.append(request)
+                continue
+            victims.append(request)
+            num_promised += memory.num_copied(request)
+            num_missing -= memory.num_given_up(request)
+            if num_missing <= 0:
+                return victims
+        for request in sorted(dear, key=lambda request: request.num_fed) if may_drop else ():
+            victims.append(request)
+            num_missing -= memory.num_given_up(request)
+            if num_missing <= 0:
+                return victims
+        return []
 
     def promise(self, num_blocks: int) -> None:
         """Set ``num_blocks`` blocks aside, even if fewer are free."""

@@ -62,14 +62,49 @@ def test_a_used_up_quantum_demotes_by_as_many_levels_as_the_next_iteration_needs
 
 
 def test_a_request_keeps_its_level_while_some_quantum_is_left() -> None:
-    """A prefill of 3 s in the level of 4 s leaves 1 s; when one decode has used that up, it goes down by one level."""
+    """Two decodes of 1 s use up a quantum of 2 s; then the request goes down by one level."""
     policy = SkipJoinMLFQ(TIMES)
     one = request("a", 3, max_tokens=9)
+    policy.add(one, 0.0, attained=Attained(service_s=4.0, quantum_s=2.0))
+    one.num_computed = 2
+    now = run_iteration(policy, TIMES, one, 0.0)
+    assert policy.attained(one, now) == Attained(service_s=5.0, quantum_s=2.0, quantum_used_s=1.0)
+    now = run_iteration(policy, TIMES, one, now)
+    assert policy.attained(one, now) == Attained(service_s=6.0, quantum_s=4.0)
+
+
+def test_a_computed_prompt_takes_its_request_to_the_level_of_its_decodes() -> None:
+    """After a prefill of 4 s, which uses up its level's quantum, the next decode fits into Q1; and it counts there."""
+    policy = SkipJoinMLFQ(TIMES)
+    one, other = request("a", 4, max_tokens=9), request("b", 2)
     policy.add(one, 0.0)
     now = run_iteration(policy, TIMES, one, 0.0)
-    assert policy.attained(one, now) == Attained(service_s=3.0, quantum_s=4.0, quantum_used_s=3.0)
+    assert policy.attained(one, now) == Attained(service_s=4.0, quantum_s=1.0)
+    policy.add(other, now)
+    assert names(policy, now) == "ab"  # not behind the newcomer
     now = run_iteration(policy, TIMES, one, now)
-    assert policy.attained(one, now) == Attained(service_s=4.0, quantum_s=8.0)
+    assert policy.attained(one, now) == Attained(service_s=5.0, quantum_s=2.0)
+
+
+def test_the_chunk_before_the_last_one_moves_no_request() -> None:
+    """A request goes up when its whole prompt has been computed, and not before."""
+    policy = SkipJoinMLFQ(TIMES)
+    one = request("a", 8, max_tokens=9)
+    policy.add(one, 0.0)
+    run_iteration(policy, TIMES, one, 0.0, num_tokens=6)
+    assert policy.attained(one, 6.0).quantum_s == 8.0
+    run_iteration(policy, TIMES, one, 6.0)
+    assert policy.attained(one, 8.0).quantum_s == 1.0
+
+
+def test_an_iteration_that_is_hardly_longer_than_a_quantum_fits_it() -> None:
+    """The shortest prefill takes a little longer than a decode, and a new request joins Q1 all the same."""
+    times = step_times({1: 1.04, 2: 1.06}, decode_s=1.0)
+    policy = SkipJoinMLFQ(times)
+    short, longer = request("a", 1), request("b", 2)
+    for one in (short, longer):
+        policy.add(one, 0.0)
+    assert [policy.attained(one, 0.0).quantum_s for one in (short, longer)] == [1.0, 2.0]
 
 
 def test_equal_iterations_use_a_quantum_up_in_spite_of_rounding() -> None:
@@ -254,7 +289,7 @@ class LiteralMLFQ:
         self.jobs: dict[str, _Job] = {}
 
     def fitting(self, needed: float) -> int:
-        return min(i for i, quantum in enumerate(self.quanta) if quantum >= needed)
+        return min(i for i, quantum in enumerate(self.quanta) if 1.05 * quantum >= needed)
 
     def join(self, name: str, needed: float, now: float, had: Attained) -> None:
         since = now - had.waited_s

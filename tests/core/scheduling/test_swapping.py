@@ -8,7 +8,7 @@ from actorserve.core.effects import SwapIn, SwapOut
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.messages import Attained, Release
 from actorserve.core.scheduling.policies import make_policy
-from actorserve.core.scheduling.swapping import ArrivalReserve, SwapMode
+from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Link, Profile
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
@@ -80,12 +80,104 @@ def test_recompute_copies_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_host_blocks", [0, 6])
-def test_a_host_pool_without_room_means_recompute(num_host_blocks: int) -> None:
-    """If its KV does not fit on the host, a request is dropped; a pool of 0 blocks works."""
+def test_no_kv_is_lost_for_an_admission(num_host_blocks: int) -> None:
+    """If its KV does not fit on the host, a long request is not evicted for a new one; a pool of 0 blocks works."""
     instance = with_new_request(mode(SwapMode.PROACTIVE, num_host_blocks=num_host_blocks))
     assert instance.copies == []
-    assert running(instance) == ("short",)
+    assert running(instance) == ("long",)
     finish(instance)
+    assert instance.state.batcher.num_preemptions == 0
+
+
+def test_kv_that_is_computed_again_for_almost_nothing_may_be_lost() -> None:
+    """A request of 10 tokens is evicted for a more urgent one, though there is no host pool."""
+    instance = make(replace(SWAPPING, num_blocks=3, num_host_blocks=0))
+    instance.start(spec("few", 10, max_tokens=2))
+    instance.start(spec("fewer", 4, max_tokens=2))
+    instance.done()
+    assert running(instance) == ("fewer",)
+    assert instance.state.requests["few"].num_computed == 0
+    finish(instance)
+    assert instance.state.batcher.num_preemptions == 1
+
+
+def test_nothing_is_evicted_if_that_does_not_make_enough_room() -> None:
+    """Only ``last`` could give way to ``large``, and has too few blocks, so that it keeps them."""
+    instance = make(policy="srpt")
+    instance.start(spec("first", 16, max_tokens=3))
+    instance.start(spec("last", 4, max_tokens=20))
+    instance.done()
+    instance.start(spec("large", 20, max_tokens=1))
+    instance.done()
+    assert [one.request_id for one in instance.state.batcher.order] == ["first", "large", "last"]
+    assert set(running(instance)) == {"first", "last"}
+    assert instance.state.batcher.num_preemptions == 0
+    finish(instance)
+
+
+def test_a_request_that_does_not_fit_is_passed_within_bounds() -> None:
+    """Small requests run while a large one waits for room, until they have got as many blocks as it wants: 5."""
+    instance = make(replace(SWAPPING, num_host_blocks=0, max_batch_requests=16), policy="srpt")
+    instance.start(spec("holder", 16, max_tokens=15))
+    instance.done()
+    instance.start(spec("large", 20, max_tokens=1))
+    small = [f"small{number}" for number in range(8)]
+    for name in small:
+        instance.start(spec(name, 2, max_tokens=3))
+    ran: set[str] = set()
+    while "large" not in running(instance):
+        ran |= set(running(instance))
+        instance.done()
+    assert len(ran & set(small)) == 5
+    finish(instance)
+
+
+def test_computing_lost_kv_again_is_no_service() -> None:
+    """A dropped request attains its prompt once, and each decode."""
+    instance = make(mode(SwapMode.RECOMPUTE), policy="skip_join_mlfq")
+    instance.start(replace(spec("long", 24, max_tokens=6), priority=1))
+    policy, long = instance.state.policy, instance.state.requests["long"]
+    instance.done()
+    instance.done()
+    instance.start(spec("short", 12, max_tokens=2))
+    while instance.state.batcher.num_preemptions == 0:
+        instance.done()
+    before_s = policy.attained(long, 0.0).service_s
+    while long.num_computed < 26:
+        instance.done()
+    assert policy.attained(long, 0.0).service_s == pytest.approx(before_s, abs=0.001)  # for the newest token
+
+
+def test_growth_loses_the_shortest_kv() -> None:
+    """A running request that needs a block gets it from the shortest of the requests behind it, without a host pool."""
+    instance = make(replace(SWAPPING, num_blocks=15, num_host_blocks=0))
+    for name, num_prompt in (("grows", 4), ("shortest", 15), ("longest", 16)):
+        instance.start(spec(name, num_prompt, max_tokens=16))
+    behind = [instance.state.requests[name] for name in ("shortest", "longest")]
+    while instance.state.batcher.num_preemptions == 0:
+        num_fed = {one: one.num_fed for one in behind}
+        instance.done()
+    assert min(num_fed.values()) > 11  # all is dear
+    (dropped,) = (one for one in behind if not one.blocks)
+    assert num_fed[dropped] == min(num_fed.values()) < max(num_fed.values())
+    assert dropped is not instance.state.batcher.order[-1]  # which the last one would be
+    finish(instance)
+
+
+def test_a_request_stays_for_as_long_as_copying_all_memory_takes() -> None:
+    """Eight blocks of 100 bytes take 10 ms in each direction, so that a request that came back stays for 20 ms."""
+    times = StepTimes(replace(PROFILE, swap=Link(0.0, 80_000.0)))
+    instance = Instance(SWAPPING, make_policy("fixed_priority", times), times)
+    instance.start(spec("long", 24, max_tokens=6))
+    instance.done()
+    instance.start(spec("short", 12, max_tokens=2))
+    long = instance.state.requests["long"]
+    while not instance.copies:
+        instance.done()
+    instance.copied()
+    while not long.blocks:
+        instance.done()
+    assert long.owed_s == pytest.approx(2 * times.swap_s(800))
 
 
 def test_the_cheaper_way_is_taken() -> None:
@@ -189,17 +281,6 @@ def test_a_chunked_prefill_stays_in_its_level() -> None:
     assert a.num_computed == 24
 
 
-def test_the_reserve_follows_bursts() -> None:
-    """As many blocks are kept free as recently came within one window; an old burst is forgotten."""
-    reserve = ArrivalReserve(0.5)
-    assert reserve.num_blocks(0.0) == 0
-    for at_s, num_blocks in ((0.1, 3), (0.2, 4), (0.6, 2), (5.0, 6)):
-        reserve.on_arrival(num_blocks, at_s)
-    assert reserve.num_blocks(5.0) == 7
-    assert reserve.num_blocks(0.5 * 65) == 6
-    assert reserve.num_blocks(100.0) == 0
-
-
 def test_a_new_request_that_waited_elsewhere_is_promoted_sooner() -> None:
     """What a request attained elsewhere comes with it, so here its promotion is due at once."""
     instance = make(policy="skip_join_mlfq")
@@ -207,6 +288,6 @@ def test_a_new_request_that_waited_elsewhere_is_promoted_sooner() -> None:
     policy = instance.state.policy
     request = instance.state.requests["a"]
     instance.state.policy.remove(request)
-    instance.state.policy.add(request, 0.0, attained=Attained(waited_s=0.3))
+    instance.state.policy.add(request, 0.0, attained=Attained(waited_s=1.0))
     policy.order(0.0)
     assert policy.attained(request, 0.0).quantum_s == PROFILE.min_iteration_s
