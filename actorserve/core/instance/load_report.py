@@ -74,6 +74,7 @@ def make_report(
     num_usable = memory.device.num_usable_blocks
     num_host = memory.host.num_blocks - memory.num_checkpoint_blocks
     waiting = [request for request in order if not request.is_started]
+    wanted_bytes = [memory.bytes_of_blocks(memory.blocks_wanted(request)) for request in waiting]
     num_started = len(order) - len(waiting)
     return LoadReport(
         sequence=sequence,
@@ -103,8 +104,9 @@ def make_report(
         num_migrations_failed=source.num_failed,
         migrated_bytes=source.migrated_bytes,
         kv_reserved_bytes=destination.num_blocks * bytes_per_block,
-        kv_wanted_bytes=sum([memory.blocks_wanted(request) for request in waiting]) * bytes_per_block,
+        kv_wanted_bytes=sum(wanted_bytes),
         checkpointed_bytes=checkpoints.checkpointed_bytes,
         pending_prompt_tokens=sum([left for request in order if (left := request.num_without_kv) > 1]),
         row_shape=memory.rows.shape,
+        kv_head_bytes=wanted_bytes[0] if wanted_bytes else 0,
     )

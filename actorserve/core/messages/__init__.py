@@ -94,7 +94,7 @@ from actorserve.core.messages.values import (
     WorkerInfo as WorkerInfo,
 )
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
 """Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of a worker's participants gets

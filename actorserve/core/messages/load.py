@@ -12,8 +12,8 @@ class LoadReport:
     checkpoints count in neither ``host_*`` field. Unless stated otherwise, counts are since the instance started.
 
     - ``virtual_usage_bytes`` is the sum of V over its requests (``core.placement.freeness``). It includes
-      ``kv_reserved_bytes``, the blocks that incoming migrations hold, and the demand of the first waiting request.
-      ``kv_wanted_bytes`` is the demand of all waiting requests.
+      ``kv_reserved_bytes``, the blocks that incoming migrations hold, and ``kv_head_bytes``, the demand of the first
+      waiting request. ``kv_wanted_bytes`` is the demand of all waiting requests.
     - ``kv_needed_bytes`` is the whole KV of all started requests, wherever it lies.
     - ``pending_prompt_tokens`` is what is left to compute of the prompts that wait or are being computed. A prompt that
       is computed again after a preemption counts with its output so far.
@@ -59,3 +59,4 @@ class LoadReport:
     checkpointed_bytes: int = 0
     pending_prompt_tokens: int = 0
     row_shape: RowShape = ONE_BLOCK_A_ROW
+    kv_head_bytes: int = 0

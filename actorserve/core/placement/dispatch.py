@@ -29,12 +29,12 @@ class DispatchRule(Protocol):
 
 
 class HighestFreeness:
-    """Llumnix's own rule."""
+    """Llumnix's own rule, with all waiting requests counted (``InstanceView.dispatch_freeness``)."""
 
     counts_prefixes = True
 
     def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
-        return view.freeness(num_saved_tokens)
+        return view.dispatch_freeness(num_saved_tokens)
 
 
 def dispatch(place: Place, index: InstanceIndex, rule: DispatchRule, prefixes: PrefixMap | None) -> InstanceView | None:

@@ -4,6 +4,10 @@ A load report is always a little old. A dispatcher that trusts reports alone sen
 instance that looked free a moment ago. Therefore each view also counts the placements that no report has confirmed
 yet: freeness counts them as running requests, and the room counts them as waiting requests.
 
+The next report confirms a placement, but the request may wait there for long. If its demand counted no more, each
+report would offer the same memory to further requests. Therefore the room and the freeness for dispatch count the
+demand of all requests that wait at the instance.
+
 Incoming migrations count in the same way until reports show them. Outgoing bytes count against the source until they
 have left, because a source with few requests would otherwise look like the freest instance and attract new requests.
 """
@@ -98,8 +102,9 @@ class InstanceView:
     def room_tokens(self, max_queue: int | None) -> int:
         """The longest request that the instance has room for; ``NO_ROOM`` if ``max_queue`` requests wait there already.
 
-        There is room for a request if its blocks fit in addition to the KV of all started requests, in device and host
-        memory together. With a ``max_queue`` of None there is room for every request that the instance can ever hold.
+        There is room for a request if its blocks fit in addition to the KV of all started requests and the demand of
+        all waiting ones, in device and host memory together. With a ``max_queue`` of None there is room for every
+        request that the instance can ever hold.
         """
         if self.is_stale:
             return NO_ROOM
@@ -108,7 +113,8 @@ class InstanceView:
         report = self.report
         if report.num_waiting + len(self.in_flight) >= max_queue:
             return NO_ROOM
-        free_bytes = report.kv_total_bytes + report.host_total_bytes - report.kv_needed_bytes - self.incoming_bytes
+        demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes + self.incoming_bytes
+        free_bytes = report.kv_total_bytes + report.host_total_bytes - demand_bytes
         num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight
         max_tokens = report.row_shape.max_rows(max(0, num_free_blocks)) * report.tokens_per_block
         return min(self.capacity_tokens, max_tokens)
@@ -119,14 +125,20 @@ class InstanceView:
         in_flight_bytes = self.num_blocks_in_flight * report.bytes_per_block
         return report.kv_total_bytes - report.virtual_usage_bytes - self.incoming_bytes - in_flight_bytes
 
-    def freeness(self, num_saved_tokens: int = 0) -> float:
-        """F for a request whose first ``num_saved_tokens`` tokens have their KV there already."""
-        free_bytes = self.free_bytes()
+    def dispatch_freeness(self, num_saved_tokens: int = 0) -> float:
+        """F as dispatch compares it, for a request whose first ``num_saved_tokens`` tokens have their KV there already.
+
+        It deviates from Algorithm 1, which counts a waiting request only if it is the head of the line, and only by its
+        demand. Here every waiting request counts like a placement in flight: by its demand, and as a running request.
+        A lack of memory is not divided among the requests, because a new request waits until all of it is made up for.
+        """
+        report = self.report
+        free_bytes = self.free_bytes() - (report.kv_wanted_bytes - report.kv_head_bytes)
         if num_saved_tokens:
-            report = self.report
             num_blocks = num_saved_tokens // report.tokens_per_block * report.row_shape.blocks_per_row
             free_bytes += num_blocks * report.bytes_per_block
-        return freeness(free_bytes, 0, self.num_running, terminating=self.is_terminating)
+        num_requests = self.num_running + report.num_waiting if free_bytes > 0 else 1
+        return freeness(free_bytes, 0, num_requests, terminating=self.is_terminating)
 
     def add_placement(self, placement: PlacementInFlight) -> None:
         self.in_flight[placement.placed.request_id] = placement

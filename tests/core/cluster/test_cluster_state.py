@@ -31,11 +31,11 @@ def test_report_takes_over_from_the_account() -> None:
     worker = cluster.workers[0]
     cluster.place("r1")
     instance = cluster.state.fleet.views[worker]
-    assert instance.freeness() == 1000 - 100
+    assert instance.dispatch_freeness() == 1000 - 100
     cluster.handle(report(1, used=100, running=1, accepted=("r1",)), 0.1, worker)
-    assert instance.freeness() == 900
+    assert instance.dispatch_freeness() == 900
     cluster.handle(report(1, used=0), 0.2, worker)
-    assert instance.freeness() == 900
+    assert instance.dispatch_freeness() == 900
 
 
 def test_a_report_confirms_only_what_was_placed_there() -> None:
@@ -55,7 +55,7 @@ def test_a_placement_in_flight_counts_as_a_running_request() -> None:
     cluster.place("r1")
     cluster.place("r2")
     (instance,) = cluster.state.fleet.views.values()
-    assert instance.freeness() == (1000 - 200) / 2
+    assert instance.dispatch_freeness() == (1000 - 200) / 2
 
 
 def test_account_of_a_lost_placement_expires() -> None:

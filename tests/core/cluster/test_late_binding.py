@@ -36,6 +36,17 @@ def test_the_hosts_pool_counts_as_room() -> None:
     assert placements(coordinator.place("r2", 100)) == [("r2", "worker-0")]
 
 
+def test_what_waits_at_an_instance_takes_room_there() -> None:
+    """A report that accepts a placement does not offer its memory again while the request waits at the instance."""
+    coordinator = Coordinator(A)
+    coordinator.report(A, 1000)
+    assert placements(coordinator.place("r1", 700)) == [("r1", "worker-0")]
+    assert coordinator.place("r2", 400) == []
+    waits = {"waiting": 1, "kv_head_bytes": 700, "kv_wanted_bytes": 700}
+    assert coordinator.report(A, 1000, now=0.1, **waits) == []
+    assert coordinator.report(A, 1000, now=0.2) == [("r2", "worker-0")]
+
+
 def test_a_full_queue_admits_no_request() -> None:
     """An instance whose queue is full, placements in flight included, gets more only when its queue is shorter."""
     coordinator = Coordinator(A, max_queue_per_instance=3)

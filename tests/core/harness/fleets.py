@@ -11,9 +11,9 @@ GATEWAY = Peer("gateway-0", 1)
 MODEL = ModelInfo("m", 100, 1000)
 
 
-def report(sequence: int = 0, used: int = 0, running: int = 0, **fields: object) -> LoadReport:
+def report(sequence: int = 0, used: int = 0, running: int = 0, waiting: int = 0, **fields: object) -> LoadReport:
     """The report of an instance with 1000 bytes, in blocks of 10 bytes and 4 tokens."""
-    return LoadReport(sequence, running, 0, 1000, used, used, 10, 4, 0, **fields)  # type: ignore[arg-type]
+    return LoadReport(sequence, running, waiting, 1000, used, used, 10, 4, 0, **fields)  # type: ignore[arg-type]
 
 
 def view(name: str, kind: str = "k", **fields: int) -> InstanceView:

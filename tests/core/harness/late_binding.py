@@ -52,7 +52,7 @@ def chosen_by_definition(fleet: Fleet, place: Place) -> InstanceView | None:
     ]
 
     def freeness(view: InstanceView) -> float:
-        return view.freeness(min(saved.get(view.peer, 0), place.num_tokens))
+        return view.dispatch_freeness(min(saved.get(view.peer, 0), place.num_tokens))
 
     return max(open_, key=lambda view: (freeness(view), view.peer), default=None)
 

@@ -309,6 +309,7 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
             num_tokens_looked_up=6,
             kv_needed_bytes=200,
             kv_wanted_bytes=800,
+            kv_head_bytes=800,
             pending_prompt_tokens=35,  # those that the iteration in flight computes, too
         )
     ]

@@ -221,4 +221,4 @@ def test_pairing_holds_under_random_events(seed: int) -> None:
     cluster.check()
     assert cluster.state.pairing is not None
     assert not cluster.state.pairing.moves
-    assert all(view.freeness() in (TOTAL, -inf) for view in cluster.state.fleet.views.values())
+    assert all(view.dispatch_freeness() in (TOTAL, -inf) for view in cluster.state.fleet.views.values())

@@ -44,11 +44,37 @@ def test_dispatch_goes_where_started_requests_leave_room() -> None:
 
 def test_dispatch_goes_where_few_wait() -> None:
     """An instance whose queue has reached its bound gets nothing, however much memory is free."""
-    long, busy = view("long"), view("busy", used=500, running=9)
+    long, busy = view("long"), view("busy", used=950, running=9)
     long.report = replace(report(), num_waiting=64)
     assert choose_of([long, busy], Place("r", 1, 4)) == "busy"
     long.report = replace(report(), num_waiting=63)
     assert choose_of([long, busy], Place("r", 1, 4)) == "long"
+
+
+def test_dispatch_goes_where_waiting_requests_leave_room() -> None:
+    """The request must fit in addition to the demand of all requests that wait there, and not of the first alone."""
+    full = view("full")
+    full.report = report(waiting=3, used=400, kv_needed_bytes=400, kv_head_bytes=100, kv_wanted_bytes=500)
+    assert choose_of([full], Place("r", 1, 41)) is None
+    assert choose_of([full], Place("r", 1, 40)) == "full"
+
+
+def test_dispatch_counts_all_waiting_requests_like_placements_in_flight() -> None:
+    """A waiting request counts by its demand and as a running request, whatever its turn. The head of the line, which
+    virtual usage includes, counts once.
+    """
+    few, many = view("few"), view("many")
+    few.report = report(used=500, running=2, waiting=1, kv_head_bytes=100, kv_wanted_bytes=100)
+    many.report = report(used=500, running=2, waiting=2, kv_head_bytes=100, kv_wanted_bytes=200)
+    assert few.dispatch_freeness() == (1000 - 500) / 3
+    assert many.dispatch_freeness() == (1000 - 500 - 100) / 4
+    assert choose_of([few, many], Place("r", 1, 4)) == "few"
+
+
+def test_where_memory_lacks_dispatch_goes_to_the_smallest_lack() -> None:
+    """A lack of memory is not divided among the requests, so the instance with more requests looks no better."""
+    fleet = fleet_of([view("less", used=1100, running=1), view("more", used=1900, running=100)], max_queue=None)
+    assert choose(fleet, Place("r", 1, 4)) == "less"
 
 
 def test_a_request_waits_for_its_kind() -> None:
@@ -91,8 +117,8 @@ def test_the_instance_with_the_prefix_is_freer_by_what_it_saves() -> None:
         fleet = fleet_of([view("a", running=running), view("b", running=3, used=100)])
         fleet.prefixes.learn(Peer("a", 1), names, 1000)
         holder, free = fleet.views[Peer("a", 1)], fleet.views[Peer("b", 1)]
-        assert holder.freeness() < free.freeness() == 300
-        assert holder.freeness(128) == (1000 + 320) / running
+        assert holder.dispatch_freeness() < free.dispatch_freeness() == 300
+        assert holder.dispatch_freeness(128) == (1000 + 320) / running
         assert choose(fleet, Place("r", 1, 200, prefix_names=names)) == expected
         assert choose(fleet, Place("r", 1, 200)) == "b"
 
