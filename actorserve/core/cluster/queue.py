@@ -7,13 +7,14 @@ dispatched requests (``core.scheduling.fair_share``): if a class is owed a turn,
 others.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heapify, heappop, heappush
 from typing import Final
 
 from actorserve.core.messages import Attained, Peer, Place
+from actorserve.core.placement.dispatch import Need
 from actorserve.core.scheduling.fair_share import FairShare, MinShare
 from actorserve.core.scheduling.mlfq import MultiLevelQueue
 
@@ -33,6 +34,10 @@ class WaitingRequest:
     gateway: Peer
     place: Place
     since_s: float
+
+    @property
+    def need(self) -> Need:
+        return Need(self.place.kind, self.place.avoid)
 
 
 class _Class:
@@ -63,7 +68,7 @@ class ClusterQueue:
         self._promote_after_s = promote_after_s
         self._min_share = MinShare(min_share)
         self._classes: dict[int, _Class] = {}  # the priorities that have requests, the most urgent first
-        self._sizes: list[tuple[int, str]] = []  # a heap; entries of requests that have left are dropped at its top
+        self._sizes: dict[Need, list[int]] = {}  # the tokens of the requests with each need, the least first
         # The first may be the time at which the queue began to fill.
         self._departures_s: deque[float] = deque(maxlen=_NUM_DEPARTURES)
 
@@ -87,12 +92,14 @@ class ClusterQueue:
         if promotion_s is not None and promotion_s <= now:
             queue.order(now)  # promotes the requests that are due, so that they stand before the new one
         queue.join(place.request_id, num_quanta, now, Attained(waited_s=place.waited_s))
-        heappush(self._sizes, (place.num_tokens, place.request_id))
+        self._add_size(waiting)
 
     def avoid(self, request_id: str, peer: Peer | None) -> None:
         """Let the request go to any instance except ``peer`` from now on. It keeps its turn."""
         waiting = self.waiting[request_id]
-        self.waiting[request_id] = replace(waiting, place=replace(waiting.place, avoid=peer))
+        self._drop_size(waiting)
+        self.waiting[request_id] = waiting = replace(waiting, place=replace(waiting.place, avoid=peer))
+        self._add_size(waiting)
 
     def remove(self, request_id: str, now: float) -> WaitingRequest:
         """Take out a request that was dispatched or has given up."""
@@ -102,9 +109,7 @@ class ClusterQueue:
         queue.remove(request_id)
         if not len(queue):
             del self._classes[waiting.place.priority]
-        if len(self._sizes) > 2 * len(self.waiting) + 64:
-            self._sizes = [(waiting.place.num_tokens, request_id) for request_id, waiting in self.waiting.items()]
-            heapify(self._sizes)
+        self._drop_size(waiting)
         self._departures_s.append(now)
         return waiting
 
@@ -152,15 +157,10 @@ class ClusterQueue:
         waiting = self.waiting[request_id]
         return now >= waiting.since_s - waiting.place.waited_s + self._promote_after_s(waiting.place.priority)
 
-    def shortest_tokens(self) -> int | None:
-        """The tokens of the shortest waiting request; None if no request waits."""
-        while self._sizes:
-            num_tokens, request_id = self._sizes[0]
-            waiting = self.waiting.get(request_id)
-            if waiting is not None and waiting.place.num_tokens == num_tokens:
-                return num_tokens
-            heappop(self._sizes)  # this request left; it may have come again with another length
-        return None
+    @property
+    def sizes(self) -> Mapping[Need, Sequence[int]]:
+        """The tokens of the requests with each need, the least first. Needs that no waiting request has are absent."""
+        return self._sizes
 
     def drain_s(self, now: float) -> float:
         """How many seconds it will take until all waiting requests have left, at the pace of the last departures.
@@ -188,6 +188,16 @@ class ClusterQueue:
         assert sum(len(class_.queue) for class_ in self._classes.values()) == len(self.waiting), (
             "each request is in one class"
         )
-        assert {(waiting.place.num_tokens, request_id) for request_id, waiting in self.waiting.items()} <= set(
-            self._sizes
-        ), "the heap of sizes knows every waiting request"
+        sizes: dict[Need, list[int]] = {}
+        for waiting in self.waiting.values():
+            insort(sizes.setdefault(waiting.need, []), waiting.place.num_tokens)
+        assert self._sizes == sizes, "the sizes by need are those of the waiting requests"
+
+    def _add_size(self, waiting: WaitingRequest) -> None:
+        insort(self._sizes.setdefault(waiting.need, []), waiting.place.num_tokens)
+
+    def _drop_size(self, waiting: WaitingRequest) -> None:
+        sizes = self._sizes[waiting.need]
+        del sizes[bisect_left(sizes, waiting.place.num_tokens)]
+        if not sizes:
+            del self._sizes[waiting.need]

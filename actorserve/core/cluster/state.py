@@ -40,6 +40,7 @@ from actorserve.core.messages import (
     WorkerInfo,
 )
 from actorserve.core.migration.pairing import Pairing
+from actorserve.core.placement.dispatch import Need
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 from actorserve.core.placement.rules import DISPATCH_RULES
@@ -184,7 +185,9 @@ class ClusterState:
                 self.queue.avoid(place.request_id, place.avoid)
         else:
             self._forget(place.request_id, place.epoch, now)
-            self._dispatch_waiting(now, effects)  # waiting requests go first for the room that this may have freed
+            # Waiting requests go first for the room that this may have freed, and instances are reserved for those that
+            # the new request would pass though they have waited long enough.
+            self._dispatch_waiting(now, effects, place)
             self._dispatch_or_queue(WaitingRequest(gateway, place, now), now, effects)
 
     def _dispatch_or_queue(self, waiting: WaitingRequest, now: float, effects: list[Effect]) -> None:
@@ -238,35 +241,49 @@ class ClusterState:
 
     # --- waiting requests are dispatched -----------------------------------------------------------------------------
 
-    def _dispatch_waiting(self, now: float, effects: list[Effect]) -> None:
-        """Dispatch waiting requests, in their order, as far as there is room.
+    def _dispatch_waiting(self, now: float, effects: list[Effect], new: Place | None = None) -> None:
+        """Dispatch waiting requests, in their order, as far as there is room, for them or for a ``new`` request.
 
-        This costs nothing while even the shortest request fits nowhere. Otherwise it passes few requests before one
-        fits: those whose promotion is not due yet, and those that instances are reserved for.
+        This costs little while no instance admits a request, because room is compared by what requests need and not
+        by request. Otherwise it passes few requests before one fits: those whose promotion is not due yet, and those
+        that instances are reserved for. What those need is looked for once.
         """
-        while self._has_room() and self._walk_queue(now, effects):
+        while self._has_room(new) and self._walk_queue(now, effects, new):
             pass
 
-    def _walk_queue(self, now: float, effects: list[Effect]) -> bool:
+    def _walk_queue(self, now: float, effects: list[Effect], new: Place | None) -> bool:
         """Dispatch from the front until there is no room. True if the order or the reservations changed: walk again.
 
         An instance is reserved for each request that would be passed though it has waited long enough.
         """
+        # By need: no instance admits so many tokens or more, and no instance is left to reserve for them.
+        unplaced: dict[Need, int] = {}
+        unreserved: dict[Need, int] = {}
         for request_id in self.queue.order(now):
             waiting = self.waiting[request_id]
+            need, num_tokens = waiting.need, waiting.place.num_tokens
             has_reservation = self.fleet.has_reservation(request_id)
-            view = self.fleet.choose(waiting.place)
+            view = None
+            if has_reservation or need not in unplaced or num_tokens < unplaced[need]:
+                view = self.fleet.choose(waiting.place)
             if view is not None:
                 self.queue.dispatch(request_id, now)
                 placed = self.fleet.place(view, waiting.gateway, waiting.place, now, now - waiting.since_s)
                 effects.append(Send(waiting.gateway, placed))
                 if has_reservation or self.queue.num_classes > 1:
                     return True
-            elif not has_reservation and self.queue.is_overdue(request_id, now) and self.queue.leads(request_id, now):
-                self.fleet.reserve_for(waiting.place)
-            else:
+            elif has_reservation:
                 continue
-            if not self._has_room():
+            else:
+                unplaced[need] = min(num_tokens, unplaced.get(need, num_tokens))
+                if need in unreserved and num_tokens >= unreserved[need]:
+                    continue
+                if not self.queue.is_overdue(request_id, now) or not self.queue.leads(request_id, now):
+                    continue
+                if not self.fleet.reserve_for(waiting.place):
+                    unreserved[need] = num_tokens
+                    continue
+            if not self._has_room(new):
                 break
         return False
 
@@ -283,7 +300,10 @@ class ClusterState:
         ):
             self.fleet.reserve_for(self.waiting[request_id].place)
 
-    def _has_room(self) -> bool:
-        """Whether there is room for the shortest waiting request."""
-        shortest_tokens = self.queue.shortest_tokens()
-        return shortest_tokens is not None and shortest_tokens <= self.fleet.room_tokens
+    def _has_room(self, new: Place | None) -> bool:
+        """Whether there is room for the ``new`` request, or for the shortest of the waiting ones with some need."""
+        if not self.waiting:
+            return False
+        if new is not None and self.fleet.admits_any(Need(new.kind, new.avoid), (new.num_tokens,)):
+            return True
+        return any(self.fleet.admits_any(need, sizes) for need, sizes in self.queue.sizes.items())

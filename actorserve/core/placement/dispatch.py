@@ -7,12 +7,25 @@ An instance that holds a prefix of the prompt (``core.placement.prefix_map``) co
 saves. The paper has no prefix cache.
 """
 
-from typing import Protocol
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple, Protocol
 
-from actorserve.core.messages import Place
+from actorserve.core.messages import Peer, Place
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import InstanceView
 from actorserve.core.placement.prefix_map import PrefixMap
+
+
+class Need(NamedTuple):
+    """What a request needs of its instance, apart from room: its ``kind`` ("" for any), and not to be ``avoid``.
+
+    If one request finds no instance, a request with the same need and at least as many tokens finds none either.
+    """
+
+    kind: str
+    avoid: Peer | None
 
 
 class DispatchRule(Protocol):
@@ -44,11 +57,14 @@ def dispatch(place: Place, index: InstanceIndex, rule: DispatchRule, prefixes: P
     instance in the index that admits the request. Otherwise that instance is compared with the few instances that hold
     a prefix of the prompt; their scores include the tokens that this saves.
     """
-    if place.num_tokens > index.max_admitted_tokens:
-        return None
     kind = required_kind(place, index)
-    views = index.best_first(place.num_tokens)
-    best = next((view for view in views if _admits(view, place, kind)), None)
+    best = None
+    for found in index.of_kind(kind):
+        if place.num_tokens <= found.max_admitted_tokens(place.avoid):
+            views = found.best_first(place.num_tokens)
+            view = next((view for view in views if _admits(view, place, kind)), None)
+            if view is not None and (best is None or (view.score, view.peer) > (best.score, best.peer)):
+                best = view
     if best is None or prefixes is None or not place.prefix_names:
         return best
     best_key = best.score, best.peer
@@ -65,9 +81,20 @@ def required_kind(place: Place, index: InstanceIndex) -> str | None:
     A request keeps to the kind that made its tokens so far, so that its answer stays the same. It does so as long as
     some instance of that kind could hold it.
     """
-    if place.kind and any(view.kind == place.kind and view.can_hold(place) for view in index.views.values()):
+    if place.kind and place.num_tokens <= index.max_capacity_tokens(place.kind, place.avoid):
         return place.kind
     return None
+
+
+def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex) -> bool:
+    """Whether an instance has room for one of these requests, which have this need and are ``sizes`` tokens long.
+
+    ``sizes`` rise. An instance that is reserved counts as soon as it has the room that is reserved.
+    """
+    num_bound = bisect_right(sizes, index.max_capacity_tokens(need.kind, need.avoid)) if need.kind else 0
+    if num_bound and sizes[0] <= index.max_admitted_tokens(need.kind, need.avoid):
+        return True
+    return any(size <= index.max_admitted_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
 
 
 def _admits(view: InstanceView, place: Place, kind: str | None) -> bool:

@@ -6,11 +6,11 @@ however busy the others are.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from actorserve.core.messages import LoadReport, Peer, Place, Placed
-from actorserve.core.placement.dispatch import DispatchRule, HighestFreeness, dispatch
+from actorserve.core.placement.dispatch import DispatchRule, HighestFreeness, Need, admits_any, dispatch
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import NO_ROOM, InstanceView, NewInstance, PlacementInFlight
 from actorserve.core.placement.placements import PlacementsInFlight
@@ -126,23 +126,28 @@ class Fleet:
     @property
     def room_tokens(self) -> int:
         """The longest request that any instance admits now."""
-        return self._index.max_admitted_tokens
+        return self._index.max_admitted_tokens()
+
+    def admits_any(self, need: Need, sizes: Sequence[int]) -> bool:
+        """Whether an instance has room for one of the requests with this need, of ``sizes`` tokens, the least first."""
+        return admits_any(need, sizes, self._index)
 
     def choose(self, place: Place) -> InstanceView | None:
         """The best instance that admits the request now; None if no instance does."""
         return dispatch(place, self._index, self._rule, self.prefixes if self._counts_prefixes else None)
 
-    def reserve_for(self, place: Place) -> None:
+    def reserve_for(self, place: Place) -> bool:
         """Reserve the instance with the most room of those that could hold the request.
 
         The reservation lasts until the request is placed, it is ``release``d, or the instance can no longer hold the
-        request. If no instance is left to reserve, nothing happens.
+        request. False if no instance is left to reserve.
         """
-        if place.request_id not in self._reservations:
-            view = instance_to_reserve(place, self._index)
-            if view is not None:
-                self._reservations.add(view, place)
-                self._update(view)
+        view = instance_to_reserve(place, self._index)
+        if view is None:
+            return False
+        self._reservations.add(view, place)
+        self._update(view)
+        return True
 
     def release(self, request_id: str) -> None:
         """Open the instance that was reserved for this request to all requests."""

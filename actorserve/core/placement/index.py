@@ -1,44 +1,52 @@
-"""The instances sorted by score and by room, so that dispatch finds the best one without asking every instance."""
+"""The instances of each kind sorted by score and by room, so that dispatch finds the best one without asking all."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
 
 from actorserve.core.messages import Peer
 from actorserve.core.placement.instance_view import NO_ROOM, InstanceView
 
 
-class InstanceIndex:
-    """Holds the views of all instances that have reported, sorted by ``score`` and by ``admitted_tokens``."""
+class KindIndex:
+    """The views of one kind's instances that have reported, sorted by score, ``admitted_tokens`` and capacity."""
 
     def __init__(self) -> None:
         self._views: dict[Peer, InstanceView] = {}
         self._by_score: list[tuple[float, Peer]] = []
         self._by_room: list[tuple[int, Peer]] = []
+        self._by_capacity: list[tuple[int, Peer]] = []
+        self._capacities: dict[Peer, int] = {}  # as they stand in the list by capacity
 
-    @property
-    def views(self) -> Mapping[Peer, InstanceView]:
-        return self._views
+    def __len__(self) -> int:
+        return len(self._views)
 
-    @property
-    def max_admitted_tokens(self) -> int:
-        """The longest request that any instance admits now."""
-        return self._by_room[-1][0] if self._by_room else NO_ROOM
+    def max_admitted_tokens(self, avoid: Peer | None = None) -> int:
+        """The longest request that any instance except ``avoid`` admits now; ``NO_ROOM`` without any."""
+        return _greatest(self._by_room, avoid)
+
+    def max_capacity_tokens(self, avoid: Peer | None = None) -> int:
+        """The longest request that any instance except ``avoid`` could hold if it were empty."""
+        return _greatest(self._by_capacity, avoid)
 
     def add(self, view: InstanceView) -> None:
         self._views[view.peer] = view
         self._sort_in(view)
+        self._set_capacity(view)
 
     def update(self, view: InstanceView, score: float, admitted_tokens: int) -> None:
-        """Set these values of an instance in the index, and re-sort it if they have changed."""
         if score != view.score or admitted_tokens != view.admitted_tokens:
             self._sort_out(view)
             view.score, view.admitted_tokens = score, admitted_tokens
             self._sort_in(view)
+        if view.capacity_tokens != self._capacities[view.peer]:
+            self._drop_capacity(view)
+            self._set_capacity(view)
 
     def remove(self, view: InstanceView) -> None:
         del self._views[view.peer]
         self._sort_out(view)
+        self._drop_capacity(view)
 
     def best_first(self, num_tokens: int) -> Iterable[InstanceView]:
         """All instances that admit ``num_tokens``, the highest score first; ties go to the greater name.
@@ -71,8 +79,10 @@ class InstanceIndex:
         assert all(peer == view.peer for peer, view in self._views.items()), "views are keyed by peer"
         by_score = sorted((view.score, peer) for peer, view in self._views.items())
         by_room = sorted((view.admitted_tokens, peer) for peer, view in self._views.items())
+        by_capacity = sorted((view.capacity_tokens, peer) for peer, view in self._views.items())
         assert self._by_score == by_score, "the list by score agrees with the views"
         assert self._by_room == by_room, "the list by room agrees with the views"
+        assert self._by_capacity == by_capacity, "the list by capacity agrees with the views"
 
     def _sort_in(self, view: InstanceView) -> None:
         insort(self._by_score, (view.score, view.peer))
@@ -81,3 +91,69 @@ class InstanceIndex:
     def _sort_out(self, view: InstanceView) -> None:
         del self._by_score[bisect_left(self._by_score, (view.score, view.peer))]
         del self._by_room[bisect_left(self._by_room, (view.admitted_tokens, view.peer))]
+
+    def _set_capacity(self, view: InstanceView) -> None:
+        self._capacities[view.peer] = view.capacity_tokens
+        insort(self._by_capacity, (view.capacity_tokens, view.peer))
+
+    def _drop_capacity(self, view: InstanceView) -> None:
+        key = self._capacities.pop(view.peer), view.peer
+        del self._by_capacity[bisect_left(self._by_capacity, key)]
+
+
+class InstanceIndex:
+    """The views of all instances that have reported, indexed by kind."""
+
+    def __init__(self) -> None:
+        self._views: dict[Peer, InstanceView] = {}
+        self._kinds: dict[str, KindIndex] = {}  # the kinds that have instances
+
+    @property
+    def views(self) -> Mapping[Peer, InstanceView]:
+        return self._views
+
+    def of_kind(self, kind: str | None) -> Collection[KindIndex]:
+        """The index of ``kind``, if it has instances; those of all kinds for None."""
+        if kind is None:
+            return self._kinds.values()
+        found = self._kinds.get(kind)
+        return () if found is None else (found,)
+
+    def max_admitted_tokens(self, kind: str | None = None, avoid: Peer | None = None) -> int:
+        """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` admits now."""
+        return max((found.max_admitted_tokens(avoid) for found in self.of_kind(kind)), default=NO_ROOM)
+
+    def max_capacity_tokens(self, kind: str, avoid: Peer | None = None) -> int:
+        """The longest request that any instance of ``kind`` except ``avoid`` could hold if it were empty."""
+        return max((found.max_capacity_tokens(avoid) for found in self.of_kind(kind)), default=NO_ROOM)
+
+    def add(self, view: InstanceView) -> None:
+        self._views[view.peer] = view
+        self._kinds.setdefault(view.kind, KindIndex()).add(view)
+
+    def update(self, view: InstanceView, score: float, admitted_tokens: int) -> None:
+        """Set these values of an instance in the index, and re-sort it if they or its capacity have changed."""
+        self._kinds[view.kind].update(view, score, admitted_tokens)
+
+    def remove(self, view: InstanceView) -> None:
+        del self._views[view.peer]
+        found = self._kinds[view.kind]
+        found.remove(view)
+        if not len(found):
+            del self._kinds[view.kind]
+
+    def validate(self) -> None:
+        """Raises: AssertionError if a view is not in exactly the index of its kind, or an index does not agree."""
+        for kind, found in self._kinds.items():
+            num_views = sum(view.kind == kind for view in self._views.values())
+            assert len(found) == num_views > 0, f"the index of kind {kind} holds the instances of that kind"
+            found.validate()
+        assert sum(map(len, self._kinds.values())) == len(self._views), "each instance is in the index of its kind"
+
+
+def _greatest(by_value: list[tuple[int, Peer]], avoid: Peer | None) -> int:
+    """The greatest value of a peer other than ``avoid``, in a sorted list."""
+    for value, peer in reversed(by_value):
+        if peer != avoid:
+            return value
+    return NO_ROOM

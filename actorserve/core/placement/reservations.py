@@ -16,11 +16,11 @@ def instance_to_reserve(place: Place, index: InstanceIndex) -> InstanceView | No
 
     An instance that admits nothing now is never reserved, because no request could take its room anyway.
     """
-    kind = required_kind(place, index)
-    for view in index.most_room_first():
-        if view.reserved_for is None and view.can_hold(place) and (kind is None or view.kind == kind):
-            return view
-    return None
+    firsts = (
+        next((view for view in found.most_room_first() if view.reserved_for is None and view.can_hold(place)), None)
+        for found in index.of_kind(required_kind(place, index))
+    )
+    return max(filter(None, firsts), key=lambda view: (view.admitted_tokens, view.peer), default=None)
 
 
 class Reservations:

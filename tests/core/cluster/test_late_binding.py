@@ -1,8 +1,11 @@
 """Late binding: which requests wait in the cluster, in which order they get free room, and which are refused."""
 
+import sys
+
 from actorserve.core.effects import Send
 from actorserve.core.messages import (
     LoadReport,
+    Peer,
     PeerDown,
     Place,
     Placed,
@@ -11,6 +14,7 @@ from actorserve.core.messages import (
     Speed,
     Unplace,
 )
+from actorserve.core.placement.instance_view import InstanceView
 from tests.core.harness.coordinator import A, B, Coordinator, placements
 from tests.core.harness.fleets import GATEWAY
 
@@ -347,3 +351,68 @@ def test_a_full_queue_still_lets_pass_what_an_instance_admits() -> None:
     for number in range(100):
         assert coordinator.place(f"r{number}", 100) == []
     assert placements(coordinator.place("short", 50)) == [("short", "worker-0")]
+
+
+def test_new_requests_do_not_pass_an_overdue_one_for_ever() -> None:
+    """If a new request that fits at once would pass a request that has waited for its promotion, it waits instead."""
+    coordinator = Coordinator(A, promote_after_s=1.0)
+    coordinator.report(A, 400)
+    assert coordinator.place("long", 800) == []
+    assert placements(coordinator.place("s1", 100, now=0.9)) == [("s1", "worker-0")]
+    assert coordinator.place("s2", 100, now=1.0) == []
+    assert coordinator.reserved == {"worker-0": "long"}
+
+
+def num_calls(num_instances: int, num_waiting: int, now: float) -> int:
+    """The calls in Python and C that one load report costs while requests wait for a kind of instance that is full.
+
+    Half of the instances are of that kind, and the others have room for any of the requests.
+    """
+    coordinator = Coordinator()
+    workers = [Peer(f"worker-{number}", 1) for number in range(num_instances)]
+    for number, peer in enumerate(workers):
+        coordinator.up(peer, kind="new" if number % 2 else "old")
+        coordinator.report(peer, 500 if number % 2 else 0)
+    for number in range(num_waiting):
+        place = Place(f"r{number}", 2, 100 + number % 300, kind="old", avoid=Peer("dead", 1))
+        assert coordinator.state.handle(place, 0.0, GATEWAY) == []
+    load = LoadReport(10**6, 1, 0, 1000, 490, 490, 10, 10, 0, kv_needed_bytes=490)
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    sys.setprofile(count)
+    try:
+        assert coordinator.state.handle(load, now, workers[1]) == []
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_a_report_costs_no_more_with_a_longer_line_and_more_instances() -> None:
+    """While requests wait for a kind of instance that is full, a report of another kind costs a constant number of
+    calls, before and after the requests are due for promotion.
+    """
+    for now in (0.1, 10.0):
+        assert num_calls(num_instances=40, num_waiting=90, now=now) <= num_calls(4, 3, now) + 4 < 200
+
+
+def test_a_line_that_an_instance_serves_is_looked_through_once() -> None:
+    """If a report has room for one short request at the end of the line, no instance is looked for by request."""
+    coordinator = Coordinator(A, B, promote_after_s=1.0)
+    coordinator.report(A, 0)
+    coordinator.up(Peer("other", 1), kind="other")
+    for number in range(50):
+        coordinator.handle(Place(f"r{number}", 2, 500, kind="k"), 0.0, GATEWAY)
+    coordinator.handle(Place("short", 2, 50, kind="k"), 0.0, GATEWAY)
+    choose, chosen = coordinator.state.fleet.choose, []
+
+    def counted(place: Place) -> InstanceView | None:
+        chosen.append(place.request_id)
+        return choose(place)
+
+    coordinator.state.fleet.choose = counted  # type: ignore[method-assign]
+    assert coordinator.report(A, 60, now=0.1) == [("short", "worker-0")]
+    assert len(chosen) <= 3

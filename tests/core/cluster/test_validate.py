@@ -7,7 +7,7 @@ import pytest
 
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.cluster.state import ClusterState
-from actorserve.core.messages import Place, Tick, Unplace
+from actorserve.core.messages import Place, Tick
 from actorserve.core.migration.pairing import PairingConfig
 from tests.core.harness.coordinator import A, B, Coordinator
 from tests.core.harness.fleets import GATEWAY
@@ -31,8 +31,7 @@ def busy_state() -> ClusterState:
     coordinator.place("long", 900, now=0.0)
     coordinator.place("low", 950, now=0.0, priority=3)
     coordinator.handle(Tick(), 0.25)
-    coordinator.place("short", 50, now=0.5, avoid=B)
-    coordinator.handle(Unplace("unknown", 1), 1.0)
+    coordinator.place("short", 50, now=1.0)
     state = coordinator.state
     assert coordinator.reserved == {"worker-1": "long"}
     assert state.pairing is not None
