@@ -72,8 +72,7 @@ def cluster_config(chosen: Chosen) -> ClusterConfig:
         promote_after_s=workers.promote_after_s,
         promote_after_s_of=workers.promote_after_by_priority_s,
         min_share=workers.min_share,
-        # A worker that has been silent for less than half of death_after_s may only have been delayed.
-        report_ttl_s=max(_REPORTS_MISSED * cluster.load_report_s, cluster.death_after_s / 2),
+        report_ttl_s=_report_ttl_s(cluster),
         dispatch=cluster.dispatch,
         late_binding=cluster.late_binding,
         prefix_aware=workers.prefix_cache,
@@ -112,7 +111,13 @@ def gateway_config(chosen: Chosen) -> GatewayConfig:
         resume_timeout_s=cluster.resume_timeout_s,
         max_queue_per_instance=chosen.workers.max_queue_per_instance,
         prefix_aware=chosen.workers.prefix_cache,
+        report_ttl_s=_report_ttl_s(cluster),
     )
+
+
+def _report_ttl_s(cluster: ClusterOptions) -> float:
+    # A worker that has been silent for less than half of death_after_s may only have been delayed.
+    return max(_REPORTS_MISSED * cluster.load_report_s, cluster.death_after_s / 2)
 
 
 def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"") -> InstanceConfig:

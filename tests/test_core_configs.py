@@ -92,6 +92,7 @@ TOLD = [
     told(GatewayConfig, "workers", "max_queue_per_instance", 5),
     told(GatewayConfig, "workers", "prefix_aware", True, True, "prefix_cache"),
     told(GatewayConfig, "workers", "prefix_aware", False, False, "prefix_cache"),
+    told(GatewayConfig, "cluster", "report_ttl_s", 3.0, 15.0, "load_report_s"),
     told(InstanceConfig, "workers", "max_batch_requests", 7),
     told(InstanceConfig, "workers", "max_batch_tokens", 128),
     told(InstanceConfig, "cluster", "load_report_s", 0.5),
@@ -132,6 +133,7 @@ OTHERWISE = {
 
 WITHOUT_DEFAULT = {
     (ClusterConfig, "report_ttl_s"),  # inf in the core; derived from load_report_s
+    (GatewayConfig, "report_ttl_s"),  # inf in the core; derived from load_report_s
     (ClusterConfig, "migration"),  # None in the core, and so is scaling
     (ClusterConfig, "scaling"),
     (ScalingConfig, "max_workers"),  # it is set only if the operator wants scaling

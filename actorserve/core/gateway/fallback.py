@@ -1,8 +1,12 @@
 """Placement by the gateway itself, while the coordinator is gone.
 
 The gateway applies the coordinator's own rule (``core.placement.dispatch``) to the load reports that workers send, and
-counts the requests that it has sent since. What other gateways send shows only in later reports. So together the
-gateways may send a worker more than it has memory for; there a request waits, or is refused and placed again.
+counts the requests that it has sent since. What other gateways send shows only in later reports. If all gateways chose
+the freest worker, that one would get all requests until its next report. Therefore each request goes to the better of
+two workers, drawn by its id. Even so, the gateways together may send a worker more than it has memory for; there a
+request waits, or is refused and placed again.
+
+A worker that has not reported for a while gets no requests. Reports from before the outage count from its beginning.
 
 A request that finds no room waits in its session: first by priority, then by arrival. A short outage needs neither a
 feedback queue nor instances reserved for long requests, so shorter requests may pass longer ones.
@@ -10,6 +14,7 @@ feedback queue nor instances reserved for long requests, so shorter requests may
 
 from collections.abc import Iterable, Iterator
 from math import inf
+from zlib import crc32
 
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.peers import KnownPeers
@@ -17,13 +22,14 @@ from actorserve.core.gateway.session import Session, SessionStage
 from actorserve.core.messages import LOCAL, LoadReport, Peer, Place, WorkerInfo
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
+from actorserve.core.rng import hash64
 
 
 class FallbackPlacer:
     """Places requests on the workers that the gateway knows. A new one is made each time the coordinator goes down."""
 
     def __init__(self, config: GatewayConfig, peers: KnownPeers, now: float) -> None:
-        self._fleet = Fleet(config.max_queue_per_instance, config.placement_ttl_s)
+        self._fleet = Fleet(config.max_queue_per_instance, config.placement_ttl_s, report_ttl_s=config.report_ttl_s)
         self._min_scan_interval_s = config.retry_slack_s
         self._next_scan_s = -inf
         self._shortest_waiting_tokens = -inf  # no waiting session is shorter
@@ -52,8 +58,9 @@ class FallbackPlacer:
     def place(self, place: Place, now: float) -> Peer | None:
         """The worker to start the request on, which then counts as sent there. None if no worker has room for it."""
         self._fleet.expire(now)
+        self._fleet.expire_reports(now)
         self._fleet.forget(place.request_id, place.epoch)
-        view = self._fleet.choose(place)
+        view = self._fleet.choose(place, seed=hash64(crc32(place.request_id.encode()), place.epoch))
         if view is None:
             self._shortest_waiting_tokens = min(self._shortest_waiting_tokens, place.num_tokens)
             return None

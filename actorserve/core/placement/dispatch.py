@@ -16,6 +16,7 @@ from actorserve.core.messages import Peer, Place
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import InstanceView
 from actorserve.core.placement.prefix_map import PrefixMap
+from actorserve.core.rng import hash64
 
 
 class Need(NamedTuple):
@@ -50,21 +51,21 @@ class HighestFreeness:
         return view.dispatch_freeness(num_saved_tokens)
 
 
-def dispatch(place: Place, index: InstanceIndex, rule: DispatchRule, prefixes: PrefixMap | None) -> InstanceView | None:
+def dispatch(
+    place: Place, index: InstanceIndex, rule: DispatchRule, prefixes: PrefixMap | None, seed: int | None = None
+) -> InstanceView | None:
     """The instance with the highest score of those that admit the request now; None if no instance does.
 
     Ties go to the greater name. ``prefixes`` is None if prompt prefixes do not count. Then the answer is the first
     instance in the index that admits the request. Otherwise that instance is compared with the few instances that hold
     a prefix of the prompt; their scores include the tokens that this saves.
+
+    Dispatchers that do not know of each other would all choose the same best instance. With a ``seed`` of its own, each
+    draws two of the instances that admit the request, and compares these (Mitzenmacher, "The power of two choices in
+    randomized load balancing", 2001).
     """
     kind = required_kind(place, index)
-    best = None
-    for found in index.of_kind(kind):
-        if place.num_tokens <= found.max_admitted_tokens(place.avoid):
-            views = found.best_first(place.num_tokens)
-            view = next((view for view in views if _admits(view, place, kind)), None)
-            if view is not None and (best is None or (view.score, view.peer) > (best.score, best.peer)):
-                best = view
+    best = _best(place, kind, index) if seed is None else _best_of_two(place, kind, index, seed)
     if best is None or prefixes is None or not place.prefix_names:
         return best
     best_key = best.score, best.peer
@@ -95,6 +96,23 @@ def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex) -> bool:
     if num_bound and sizes[0] <= index.max_admitted_tokens(need.kind, need.avoid):
         return True
     return any(size <= index.max_admitted_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
+
+
+def _best(place: Place, kind: str | None, index: InstanceIndex) -> InstanceView | None:
+    best = None
+    for found in index.of_kind(kind):
+        if place.num_tokens <= found.max_admitted_tokens(place.avoid):
+            views = found.best_first(place.num_tokens)
+            view = next((view for view in views if _admits(view, place, kind)), None)
+            if view is not None and (best is None or (view.score, view.peer) > (best.score, best.peer)):
+                best = view
+    return best
+
+
+def _best_of_two(place: Place, kind: str | None, index: InstanceIndex, seed: int) -> InstanceView | None:
+    views = [view for view in index.views.values() if _admits(view, place, kind)]
+    drawn = [views.pop(hash64(seed, number) % len(views)) for number in range(min(2, len(views)))]
+    return max(drawn, key=lambda view: view.score, default=None)  # the first that was drawn, if they are equal
 
 
 def _admits(view: InstanceView, place: Place, kind: str | None) -> bool:

@@ -132,9 +132,11 @@ class Fleet:
         """Whether an instance has room for one of the requests with this need, of ``sizes`` tokens, the least first."""
         return admits_any(need, sizes, self._index)
 
-    def choose(self, place: Place) -> InstanceView | None:
-        """The best instance that admits the request now; None if no instance does."""
-        return dispatch(place, self._index, self._rule, self.prefixes if self._counts_prefixes else None)
+    def choose(self, place: Place, seed: int | None = None) -> InstanceView | None:
+        """The best instance that admits the request now, or the better of two drawn ones if there is a ``seed``; None
+        if no instance does.
+        """
+        return dispatch(place, self._index, self._rule, self.prefixes if self._counts_prefixes else None, seed)
 
     def reserve_for(self, place: Place) -> bool:
         """Reserve the instance with the most room of those that could hold the request.

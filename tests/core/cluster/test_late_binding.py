@@ -413,6 +413,6 @@ def test_a_line_that_an_instance_serves_is_looked_through_once() -> None:
         chosen.append(place.request_id)
         return choose(place)
 
-    coordinator.state.fleet.choose = counted  # type: ignore[method-assign]
+    coordinator.state.fleet.choose = counted  # type: ignore[method-assign, assignment]
     assert coordinator.report(A, 60, now=0.1) == [("short", "worker-0")]
     assert len(chosen) <= 3
