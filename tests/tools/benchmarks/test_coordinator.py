@@ -46,6 +46,17 @@ def test_the_coordinator_alone_places_every_request() -> None:
     assert alone.cpu_share(200.0, 0.5) > 0.0
 
 
+def test_a_report_is_measured_while_requests_wait_for_a_full_kind(tmp_path: Path) -> None:
+    """The CPU time of a report is saved for each number of workers."""
+    file = tmp_path / "figures.json"
+    done = run_bench("coordinator", "--waiting", "5", "--workers", "4,6", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    waiting = read_figures(file).details["waiting"]
+    assert waiting["requests"] == 5
+    assert list(waiting["report_cpu_s"]) == ["4", "6"]
+    assert min(waiting["report_cpu_s"].values()) > 0.0
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_the_real_coordinator_places_every_request(tmp_path: Path, short_folder: Path, shards: int) -> None:
     """With one coordinator or two, all requests are answered, and neither sockets nor folders remain."""

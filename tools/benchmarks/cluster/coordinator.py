@@ -10,7 +10,7 @@ fewer than 97 % of the requests are answered in time, or the slowest 1 % wait fo
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from actorserve.processes.launch import replace
 from actorserve.settings import Settings
 from tools.benchmarks.cluster.coordinator_alone import CoordinatorAlone
 from tools.benchmarks.cluster.load_generator import Load, Measured, Options
+from tools.benchmarks.cluster.waiting_line import report_cpu_s
 from tools.benchmarks.common.arguments import add_json, counts
 from tools.benchmarks.common.children import running, socket_folder
 from tools.benchmarks.common.console import print_table, say
@@ -37,6 +38,7 @@ from tools.figures.machine import machine_line, this_machine
 
 TITLE = "The coordinator process under load"
 ALONE_TITLE = "The coordinator without sockets"
+WAITING_TITLE = "A load report while requests wait for a full kind of workers"
 MIN_ANSWERED = 0.97
 MAX_P99_S = 0.05
 BUSY = 0.9  # a load generator that uses more of its core may itself be the limit
@@ -200,6 +202,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--in-process", action="store_true", help="measure the CPU time of a coordinator without sockets"
     )
+    parser.add_argument(
+        "--waiting",
+        type=int,
+        metavar="N",
+        help="measure the CPU time of a load report while N requests wait for one of two kinds of workers",
+    )
     parser.add_argument("--profile", type=Path, metavar="FILE", help="write a cProfile of the first coordinator")
     add_json(parser)
 
@@ -341,6 +349,14 @@ def table_alone(points: list[AlonePoint]) -> FigureTable:
     return FigureTable(ALONE_TITLE, "workers", columns, rows)
 
 
+def table_waiting(reports_s: Mapping[int, float]) -> FigureTable:
+    """The CPU seconds of a report, by the number of workers."""
+    rows = tuple(
+        Row(f"{count:,} workers", (Figure(1e3 * report_s, rounds=1),)) for count, report_s in reports_s.items()
+    )
+    return FigureTable(WAITING_TITLE, "workers", (Column("CPU", "ms", 3),), rows)
+
+
 def show_alone(points: list[AlonePoint], console: Console) -> None:
     table = Table("workers", "requests/s", "CPU seconds a second")
     for point in points:
@@ -350,8 +366,9 @@ def show_alone(points: list[AlonePoint], console: Console) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and report. Raises: BenchError."""
-    if min(arguments.gateways, arguments.shards, arguments.links or 1) < 1:
-        raise BenchError("--gateways, --shards and --links must be at least 1")
+    waiting = 1 if arguments.waiting is None else arguments.waiting
+    if min(arguments.gateways, arguments.shards, arguments.links or 1, waiting) < 1:
+        raise BenchError("--gateways, --shards, --links and --waiting must be at least 1")
     if min(arguments.seconds, arguments.load_report_s or 1.0) <= 0.0:
         raise BenchError("--seconds and --load-report-s must be more than 0")
     if max(arguments.workers) + arguments.gateways > MAX_PEERS or min(arguments.workers) < arguments.shards:
@@ -360,7 +377,13 @@ def run(arguments: argparse.Namespace) -> int:
     machine = this_machine()
     say(console, machine_line(machine))
     details: dict[str, Any] = {"shards": arguments.shards}
-    if arguments.in_process:
+    if arguments.waiting is not None:
+        reports_s = {count: report_cpu_s(count, arguments.waiting) for count in arguments.workers}
+        table = table_waiting(reports_s)
+        for count, report_s in reports_s.items():
+            say(console, f"{count} workers, {arguments.waiting} requests wait: {1e3 * report_s:.3f} ms a report")
+        details["waiting"] = {"requests": arguments.waiting, "report_cpu_s": reports_s}
+    elif arguments.in_process:
         alone = [point for count in arguments.workers for point in measure_alone(count, arguments, console)]
         show_alone(alone, console)
         details["in_process"] = [asdict(point) for point in alone]
