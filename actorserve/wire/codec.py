@@ -70,6 +70,7 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
 _POSITIVE: Final = (1, INT64_MAX)
 _SIGNED: Final = (INT64_MIN, INT64_MAX)
 _TOKEN_ID: Final = (0, 2**31 - 1)  # the core keeps four bytes of each
+_MEMORY_NAMES: Final = ("shared", "shared_host", "cuda_ipc")
 _RULES: Final[dict[type, Rules]] = {
     m.SamplingParams: Rules(
         bounds={
@@ -82,6 +83,7 @@ _RULES: Final[dict[type, Rules]] = {
     ),
     m.RequestSpec: Rules(bounds={"priority": _SIGNED, "prompt_token_ids": _TOKEN_ID, "output_token_ids": _TOKEN_ID}),
     m.Place: Rules(bounds={"priority": _SIGNED}),
+    m.KVAccess: Rules(long_strings=dict.fromkeys(_MEMORY_NAMES, m.MAX_MEMORY_NAME_BYTES)),
     m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
     m.LoadReport: Rules(bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE}),

@@ -341,6 +341,22 @@ def test_a_grammar_may_be_long(letter: str) -> None:
         decode(encode(start(longest + letter)))
 
 
+@pytest.mark.parametrize("name", ["shared", "shared_host", "cuda_ipc"])
+def test_names_of_memory_may_be_long(name: str) -> None:
+    """In a Hello, what names a pool's memory may have 64 KiB, as a network card's names of memory do. One byte more is
+    refused by name.
+    """
+
+    def hello(long_name: str) -> m.Hello:
+        access = m.KVAccess("layout", "ipc://kv", **{name: long_name})  # type: ignore[arg-type]
+        return m.Hello(1, m.Role.WORKER, "a", m.WorkerInfo("kind", m.ModelInfo("m", 10, 10), kv=access))
+
+    longest = "n" * m.MAX_MEMORY_NAME_BYTES
+    assert decode(encode(hello(longest))) == hello(longest)
+    with pytest.raises(ProtocolError, match=rf"worker: kv: {name}: string longer than 65536 bytes"):
+        decode(encode(hello(longest + "n")))
+
+
 def test_strings_of_1024_bytes_pass() -> None:
     """The bound on strings counts bytes, and a string may have all of them, alone and in a column."""
     names = ("a" * 1024, "\u20ac" * 341)

@@ -78,6 +78,7 @@ from actorserve.core.messages.transfers import (
 from actorserve.core.messages.values import (
     LOCAL as LOCAL,
     MAX_GRAMMAR_BYTES as MAX_GRAMMAR_BYTES,
+    MAX_MEMORY_NAME_BYTES as MAX_MEMORY_NAME_BYTES,
     NEWCOMER as NEWCOMER,
     Attained as Attained,
     FinishReason as FinishReason,

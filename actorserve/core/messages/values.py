@@ -14,8 +14,13 @@ class Peer(NamedTuple):
 
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""The greatest length of ``SamplingParams.grammar``, in UTF-8. Other strings in messages are short
+"""The greatest length of ``SamplingParams.grammar``, in UTF-8. Most strings in messages are short
 (``actorserve.wire.schema``).
+"""
+
+MAX_MEMORY_NAME_BYTES = 64 * 1024
+"""The greatest length of each name of a pool's memory in a ``KVAccess``, in UTF-8. A network card's or a GPU's name of
+memory may have several kilobytes, and several cards need several names.
 """
 
 LOCAL = Peer("", 0)
@@ -160,7 +165,7 @@ class KVAccess:
 
     Blocks can be copied between pools of one ``layout``. The server at ``address`` sends blocks. The other fields may
     be empty. ``host`` names the machine; on the same machine, ``shared`` and ``shared_host`` name mappable memory of
-    the device's and of the host's pool, and ``cuda_ipc`` a GPU's memory.
+    the device's and of the host's pool, and ``cuda_ipc`` a GPU's memory, in at most ``MAX_MEMORY_NAME_BYTES`` each.
     """
 
     layout: str
