@@ -6,11 +6,21 @@ from typing import Final, Protocol
 
 from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.node import Node
-from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, Effect, Fetch, RunStep, SwapIn, SwapOut
+from actorserve.core.effects import (
+    AddToEngine,
+    CancelFetch,
+    Drained,
+    DropFromEngine,
+    Effect,
+    Fetch,
+    RunStep,
+    SwapIn,
+    SwapOut,
+)
 from actorserve.core.messages import Drain, Message, Peer
 from actorserve.processes.status import Reporter
 
-EngineEffect = AddToEngine | DropFromEngine | RunStep | SwapOut | SwapIn | Fetch
+EngineEffect = AddToEngine | DropFromEngine | RunStep | SwapOut | SwapIn | Fetch | CancelFetch
 _END_S: Final = 5.0  # for a step that is still in flight when the instance has drained
 
 
@@ -52,7 +62,7 @@ class WorkerActor(ClusterActor):
 
     def perform(self, effect: Effect) -> None:
         match effect:
-            case AddToEngine() | DropFromEngine() | RunStep() | SwapOut() | SwapIn() | Fetch():
+            case AddToEngine() | DropFromEngine() | RunStep() | SwapOut() | SwapIn() | Fetch() | CancelFetch():
                 self._engine.perform(effect)
             case Drained():
                 self._drained.set()

@@ -89,6 +89,13 @@ class Fetch:
 
 
 @value
+class CancelFetch:
+    """End this Fetch soon, because nothing needs its blocks any more. The Fetch is answered as before."""
+
+    copy_id: int
+
+
+@value
 class Meet:
     """Connect to this worker, which the coordinator has named. A PeerUp follows if the worker is alive. Repeatable."""
 
@@ -146,6 +153,7 @@ Effect = (
     | SwapOut
     | SwapIn
     | Fetch
+    | CancelFetch
     | Meet
     | StartWorker
     | Deliver

@@ -11,15 +11,27 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
-from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, Fetch, RunStep, SwapIn, SwapOut
+from actorserve.core.effects import (
+    AddToEngine,
+    CancelFetch,
+    DropFromEngine,
+    Effect,
+    Fetch,
+    RunStep,
+    SwapIn,
+    SwapOut,
+)
 from actorserve.core.messages import CopyDone, CopyFailed, GrammarReady, RequestSpec, StepDone
 from workers.engine import Engine, PendingStep
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
 from workers.sampling.grammars import PreparedGrammar
 
 Done = StepDone | GrammarReady | CopyDone | CopyFailed
+
+_NOT_WANTED: Final = "it is no longer wanted"
 
 _log = logging.getLogger(__name__)
 
@@ -32,13 +44,19 @@ class _Add:
     grammar: PreparedGrammar | None
 
 
-_Queue = queue.SimpleQueue[Effect | _Add | None]
+@dataclass(frozen=True, slots=True)
+class _Read:
+    fetch: Fetch
+    cancellation: Cancellation
+
+
+_Queue = queue.SimpleQueue[Effect | _Add | _Read | None]
 
 
 class Fetcher(Protocol):
     """Reads other workers' KV: ``workers.kv_transfer.transfer.KVTransfer``."""
 
-    def fetch(self, fetch: Fetch) -> None: ...
+    def fetch(self, fetch: Fetch, cancellation: Cancellation | None = None) -> None: ...
 
 
 class EngineThread:
@@ -50,7 +68,7 @@ class EngineThread:
     Urgent fetches have a thread of their own, so that they never wait for a fetch that a bandwidth budget holds back.
 
     An exception of the engine ends its thread and becomes the result of ``failure``: then the process ends, and other
-    workers continue its requests. A fetch that fails only gives a CopyFailed.
+    workers continue its requests. A fetch that fails, or is cancelled before its end, only gives a CopyFailed.
     """
 
     def __init__(self, engine: Engine, fetcher: Fetcher | None = None) -> None:
@@ -64,6 +82,7 @@ class EngineThread:
         self._fetches: _Queue = queue.SimpleQueue()
         self._urgent_fetches: _Queue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._cancellations: dict[int, Cancellation] = {}  # by copy id, of the fetches that are not answered yet
         self.failure: asyncio.Future[None] = self._loop.create_future()
 
     def start(self, on_done: Callable[[Done], None]) -> None:
@@ -92,8 +111,14 @@ class EngineThread:
         match effect:
             case SwapOut() | SwapIn():
                 self._copies.put(effect)
-            case Fetch(is_urgent=is_urgent):
-                (self._urgent_fetches if is_urgent else self._fetches).put(effect)
+            case Fetch(copy_id=copy_id, is_urgent=is_urgent):
+                read = _Read(effect, Cancellation())
+                self._cancellations[copy_id] = read.cancellation
+                (self._urgent_fetches if is_urgent else self._fetches).put(read)
+            case CancelFetch(copy_id=copy_id) if copy_id in self._cancellations:
+                self._cancellations[copy_id].cancel(_NOT_WANTED)
+            case CancelFetch():
+                pass  # its answer is on its way
             case AddToEngine(request=request):
                 grammar = self._engine.prepare(request)
                 self._steps.put(_Add(request, grammar))
@@ -131,7 +156,7 @@ class EngineThread:
         except Exception as error:  # noqa: BLE001 - as above
             self._tell(self._fail, error)
 
-    def _do(self, effect: Effect | _Add) -> None:
+    def _do(self, effect: Effect | _Add | _Read) -> None:
         match effect:
             case RunStep(plan=plan):
                 self._results.put(self._engine.begin(plan))
@@ -143,14 +168,18 @@ class EngineThread:
                 began = time.perf_counter()
                 self._engine.copy_in(host_blocks, device_blocks)
                 self._tell(self._on_done, CopyDone(copy_id, time.perf_counter() - began))
-            case Fetch() if self._fetcher is not None:
-                self._tell(self._on_done, _fetch(self._fetcher, effect))
+            case _Read() if self._fetcher is not None:
+                self._tell(self._on_fetched, _fetch(self._fetcher, effect))
             case _Add(request, grammar):
                 self._engine.add(request, grammar)
             case DropFromEngine(request_id=request_id):
                 self._engine.drop(request_id)
             case _:
                 raise TypeError(f"not an effect for an engine: {effect}")
+
+    def _on_fetched(self, done: CopyDone | CopyFailed) -> None:
+        del self._cancellations[done.copy_id]
+        self._on_done(done)
 
     def _tell(self, callback: Callable[..., None], what: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, because the process ends
@@ -161,12 +190,13 @@ class EngineThread:
             self.failure.set_exception(error)
 
 
-def _fetch(fetcher: Fetcher, fetch: Fetch) -> CopyDone | CopyFailed:
-    began = time.perf_counter()
+def _fetch(fetcher: Fetcher, read: _Read) -> CopyDone | CopyFailed:
+    fetch, began = read.fetch, time.perf_counter()
     try:
-        fetcher.fetch(fetch)
+        fetcher.fetch(fetch, read.cancellation)
     except TransferError as error:
-        _log.warning("KV of %s was not copied: %s", fetch.source.name, error)
+        if not read.cancellation.is_cancelled:
+            _log.warning("KV of %s was not copied: %s", fetch.source.name, error)
         return CopyFailed(fetch.copy_id)
     except Exception:  # noqa: BLE001 - a source's bytes or a driver may raise anything; the requests here go on
         _log.exception("KV of %s was not copied", fetch.source.name)

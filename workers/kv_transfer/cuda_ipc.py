@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from actorserve.core.messages import KVTicket
 from workers.kv.pools import KVPools
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
@@ -21,7 +22,14 @@ class CudaPool:
         self._device = device
 
     def read(
-        self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
+        self,
+        ticket: KVTicket,
+        num_skipped: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        cancellation: Cancellation,
+        *,
+        into_host: bool = False,
     ) -> None:
         if into_host:
             raise ValueError("this link copies from GPU to GPU only")

@@ -1,16 +1,15 @@
 """The destination's side of KV between hosts: asks for blocks, and writes them into the pool as they arrive."""
 
-import contextlib
 import socket
-import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from actorserve.core.messages import KVTicket
 from actorserve.errors import ProtocolError
 from workers.kv.pools import HostBlocks, KVPools
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.data_server import CHUNK_BYTES
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, decode_answer, encode_read
@@ -24,7 +23,7 @@ class DataClient:
     """A ``Link`` to the ``DataServer`` at ``address``, with one connection for each read.
 
     A source that sends nothing for ``patience_s`` counts as gone. ``with_checksum``: the crc32 of each chunk is checked
-    before the chunk is written. One thread at a time may use it, except for ``interrupt``.
+    before the chunk is written. One thread at a time may use it.
     """
 
     def __init__(self, address: str, pools: KVPools, patience_s: float, *, with_checksum: bool) -> None:
@@ -32,53 +31,47 @@ class DataClient:
         self._pools = pools
         self._patience_s = patience_s
         self._with_checksum = with_checksum
-        self._lock = threading.Lock()  # guards the following two fields
-        self._stream: socket.socket | None = None
-        self._is_interrupted = False
 
     def close(self) -> None:
         """Nothing to release: no connection outlives a read."""
 
-    def interrupt(self) -> None:
-        """Make the read in flight and all later reads fail."""
-        with self._lock:
-            self._is_interrupted = True
-            if self._stream is not None:
-                with contextlib.suppress(OSError):  # not connected yet, or not any more
-                    self._stream.shutdown(socket.SHUT_RDWR)
-
     def read(
-        self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
+        self,
+        ticket: KVTicket,
+        num_skipped: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        cancellation: Cancellation,
+        *,
+        into_host: bool = False,
     ) -> None:
         try:
-            self._read(ticket, num_skipped, blocks, pace, into_host)
+            stream, connect = connecting(self._address)
+            with stream, cancellation.ends(stream):
+                self._read(stream, connect, ticket, num_skipped, blocks, pace, into_host)
         except (OSError, ValueError) as error:
-            if self._is_interrupted:
-                raise TransferError("this worker is shutting down") from None
+            cancellation.check()  # a cancel ends waits with an OSError
             if isinstance(error, TimeoutError):
                 raise TransferError(f"the source of the KV sent nothing for {self._patience_s:g} s") from None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise TransferError(f"KV cannot be read from {self._address[:80]!r}: {reason}") from None
 
-    def _read(self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, into_host: bool) -> None:
+    def _read(
+        self,
+        stream: socket.socket,
+        connect: Callable[[], None],
+        ticket: KVTicket,
+        num_skipped: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        into_host: bool,
+    ) -> None:
         per_chunk = max(1, CHUNK_BYTES // self._pools.block_bytes)
-        request = encode_read(Read(ticket, num_skipped, per_chunk, self._with_checksum))
-        stream, connect = connecting(self._address)
-        with stream:
-            with self._lock:
-                if self._is_interrupted:
-                    raise TransferError("this worker is shutting down")
-                self._stream = stream
-            try:
-                stream.settimeout(self._patience_s)
-                connect()
-                stream.sendall(request)
-                wait_at_most(stream, self._patience_s)
-                by_piece = self._granted(stream)
-                self._take(stream, by_piece, per_chunk, blocks, pace, into_host)
-            finally:
-                with self._lock:
-                    self._stream = None
+        stream.settimeout(self._patience_s)
+        connect()
+        stream.sendall(encode_read(Read(ticket, num_skipped, per_chunk, self._with_checksum)))
+        wait_at_most(stream, self._patience_s)
+        self._take(stream, self._granted(stream), per_chunk, blocks, pace, into_host)
 
     def _within_s(self, num_bytes: int) -> float:
         """The longest time that a chunk of ``num_bytes`` may take."""

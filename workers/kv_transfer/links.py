@@ -6,19 +6,29 @@ from pathlib import Path
 from typing import Protocol
 
 from actorserve.core.messages import KVTicket
+from workers.kv_transfer.cancellation import Cancellation
 
 Pace = Callable[[int], None]
-"""Called with a number of bytes before they are copied; returns when they may be copied."""
+"""Called with a number of bytes before they are copied; returns when they may be copied. Raises: TransferError if the
+read was cancelled.
+"""
 
 
 class Link(Protocol):
     """Reads one worker's blocks into this worker's pools. Used by one thread at a time."""
 
     def read(
-        self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
+        self,
+        ticket: KVTicket,
+        num_skipped: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        cancellation: Cancellation,
+        *,
+        into_host: bool = False,
     ) -> None:
         """Copy the ticket's blocks, except the first ``num_skipped``, into ``blocks`` in order: blocks of the device's
-        pool, or of the host's pool if ``into_host``.
+        pool, or of the host's pool if ``into_host``. ``cancellation`` ends a wait for the source.
 
         Raises: TransferError; after it nothing more is written.
         """

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from actorserve.core.messages import KVTicket
 from workers.kv.pools import KVPools, view
 from workers.kv.shared_memory import attach
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.links import Pace
 
@@ -25,7 +26,14 @@ class MappedPool:
         self._pools = pools
 
     def read(
-        self, ticket: KVTicket, num_skipped: int, blocks: Sequence[int], pace: Pace, *, into_host: bool = False
+        self,
+        ticket: KVTicket,
+        num_skipped: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        cancellation: Cancellation,
+        *,
+        into_host: bool = False,
     ) -> None:
         pool = self._pools.pool(on_host=into_host)
         source_blocks = ticket.blocks[num_skipped:]

@@ -6,6 +6,7 @@ import threading
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, Peer
 from workers.kv.pools import KVPools
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.cuda_ipc import CudaPool
 from workers.kv_transfer.data_client import DataClient
@@ -18,6 +19,7 @@ from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0  # how long to wait for a source that sends nothing
+_CLOSED = "this worker is shutting down"
 _LinkKey = tuple[Peer, bool, bool, bool]
 """Source; whether to read its host pool; whether to write our host pool; whether for urgent fetches."""
 
@@ -60,8 +62,9 @@ class KVTransfer:
         self._pools = pools
         self._rate = rate
         self._patience_s = patience_s
-        self._lock = threading.Lock()  # guards the following four fields
+        self._lock = threading.Lock()  # guards the following five fields
         self._closed = False
+        self._reading: set[Cancellation] = set()
         self._held: dict[_LinkKey, _Held] = {}
         self._buckets: dict[Peer, TokenBucket] = {}
         self._unreachable: set[Peer] = set()  # sources whose GPU this GPU cannot read directly
@@ -78,11 +81,23 @@ class KVTransfer:
         )
         """How other workers read our KV, for ``Hello``."""
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: Fetch, cancellation: Cancellation | None = None) -> None:
         """Copy the blocks of ``fetch``; return when they are complete. Urgent fetches may have a thread of their own.
 
-        Raises: TransferError; after it nothing more is written.
+        Raises: TransferError, soon after the ``cancellation`` if there is one; after it nothing more is written.
         """
+        cancellation = cancellation or Cancellation()
+        with self._lock:
+            if self._closed:
+                cancellation.cancel(_CLOSED)
+            self._reading.add(cancellation)
+        try:
+            self._fetch(fetch, cancellation)
+        finally:
+            with self._lock:
+                self._reading.remove(cancellation)
+
+    def _fetch(self, fetch: Fetch, cancellation: Cancellation) -> None:
         num_wanted = len(fetch.ticket.blocks) - fetch.num_skipped
         if fetch.access.layout != self._pools.layout:
             raise TransferError(f"the KV of {fetch.source.name} is laid out differently")
@@ -97,8 +112,6 @@ class KVTransfer:
             self._pools.host_written.update(fetch.blocks)
         key = (fetch.source, fetch.ticket.on_host, fetch.into_host, fetch.is_urgent)
         with self._lock:
-            if self._closed:
-                raise TransferError("this worker is shutting down")
             held = self._held.setdefault(key, _Held())
             bucket = self._buckets.setdefault(fetch.source, TokenBucket(self._rate))
             earlier = [old for old in self._held if old[0].name == key[0].name and old[0] != key[0]]
@@ -107,11 +120,11 @@ class KVTransfer:
         with held.lock:
             try:
                 try:
-                    self._read(held, fetch, bucket)
+                    self._read(held, fetch, bucket, cancellation)
                 except DirectCopyError as error:
                     held.close()
                     self._remember_unreachable(fetch.source, error)
-                    self._read(held, fetch, bucket)
+                    self._read(held, fetch, bucket, cancellation)
             except TransferError:
                 held.close()  # the next fetch opens a new link
                 raise
@@ -132,26 +145,22 @@ class KVTransfer:
         """Stop serving and fetching. A fetch in flight fails soon."""
         with self._lock:
             self._closed = True
-            links = [held.link for held in self._held.values()]
+            for cancellation in self._reading:
+                cancellation.cancel(_CLOSED)
             self._drop(list(self._held))
-        for link in links:
-            if isinstance(link, DataClient):
-                link.interrupt()
         self._server.close()
 
-    def _read(self, held: _Held, fetch: Fetch, bucket: TokenBucket) -> None:
+    def _read(self, held: _Held, fetch: Fetch, bucket: TokenBucket, cancellation: Cancellation) -> None:
         """Read by the held link, opened now if need be. The caller holds ``held.lock``. Raises: TransferError."""
+
+        def pace(num_bytes: int) -> None:
+            bucket.take(num_bytes, is_urgent=fetch.is_urgent)
+            cancellation.check()
+
+        cancellation.check()
         if held.link is None:
             held.link = self._open(fetch)
-            if self._closed:
-                raise TransferError("this worker is shutting down")
-        held.link.read(
-            fetch.ticket,
-            fetch.num_skipped,
-            fetch.blocks,
-            lambda num_bytes: bucket.take(num_bytes, is_urgent=fetch.is_urgent),
-            into_host=fetch.into_host,
-        )
+        held.link.read(fetch.ticket, fetch.num_skipped, fetch.blocks, pace, cancellation, into_host=fetch.into_host)
 
     def _remember_unreachable(self, source: Peer, error: DirectCopyError) -> None:
         """Read this source by its socket from now on. A later incarnation of the worker is tried anew."""

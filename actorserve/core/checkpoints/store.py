@@ -72,10 +72,9 @@ class CheckpointStore(Participant):
     @property
     def num_blocks(self) -> int:
         """Host blocks in use for checkpoints, including released blocks that a copy still writes."""
-        return (
-            sum(len(self._rows.held(stored.kv.host_blocks)) for stored in self._stored.values())
-            + self._pools.num_released_host_blocks
-        )
+        return sum(
+            len(self._rows.held(stored.kv.host_blocks)) for stored in self._stored.values()
+        ) + self._pools.num_released_blocks(self._pools.host)
 
     @property
     def transfer_handlers(self) -> Mapping[type[Message], Handler]:
@@ -215,7 +214,7 @@ class CheckpointStore(Participant):
             self._pools.host.free(rows.give_up(kv.host_blocks, 0, first_row))
         request.host_blocks = kv.host_blocks[: num_rows * rows.num_groups]
         del kv.host_blocks[: num_rows * rows.num_groups]
-        self._pools.release(kv)
+        self._effects += self._pools.release(kv)
         if not num_rows:
             return False
         request.num_computed, request.first_row = num_tokens, first_row
@@ -268,7 +267,7 @@ class CheckpointStore(Participant):
 
     def _drop(self, stored: _Stored) -> None:
         del self._stored[stored.transfer]
-        self._pools.release(stored.kv)
+        self._effects += self._pools.release(stored.kv)
 
     def _send_copied(self, stored: _Stored) -> None:
         self._effects.send(stored.transfer.source, Copied(stored.transfer.id, stored.stage))

@@ -424,10 +424,9 @@ class KVMemory:
         num_freeing = sum(swap.num_freed for swap in self._swaps.values())
         num_freeing += sum(dropped.num_freed for dropped in self._dropped)
         assert self.num_freeing_blocks == num_freeing, f"{self.num_freeing_blocks} blocks freeing, not {num_freeing}"
-        num_held_for_others = (
-            sum(len(self.rows.held(holding.host_blocks)) for holding in checkpoints)
-            + self.pools.num_released_host_blocks
-        )
+        num_held_for_others = sum(
+            len(self.rows.held(holding.host_blocks)) for holding in checkpoints
+        ) + self.pools.num_released_blocks(self.pools.host)
         assert self.num_checkpoint_blocks == num_held_for_others, (
             f"{self.num_checkpoint_blocks} checkpoint blocks, not {num_held_for_others}"
         )

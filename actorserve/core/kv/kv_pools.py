@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from actorserve.core.effects import CancelFetch
 from actorserve.core.kv.block_allocator import BlockAllocator
 from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.kv.layer_groups import NO_BLOCK
@@ -49,12 +50,9 @@ class KVPools:
     def is_fetching(self) -> bool:
         return bool(self._fetches)
 
-    @property
-    def num_released_host_blocks(self) -> int:
-        """Host blocks that a copy still writes although their holding was released."""
-        return sum(
-            len(fetch.blocks) for fetch in self._fetches.values() if fetch.holding is None and fetch.pool is self.host
-        )
+    def num_released_blocks(self, pool: BlockAllocator) -> int:
+        """Blocks of this pool that a copy still writes although their holding was released."""
+        return sum([len(fetch.blocks) for fetch in self._fetches.values() if not fetch.holding and fetch.pool is pool])
 
     def begin_fetch(
         self, transfer: Transfer, holding: KVHolding, blocks: tuple[int, ...], *, into_host: bool = False
@@ -79,13 +77,18 @@ class KVPools:
         fetch.holding.copy_id = None
         return fetch.transfer
 
-    def release(self, holding: KVHolding) -> None:
-        """Free all blocks of a holding that no request owns. Blocks that a copy writes are freed once it has ended."""
+    def release(self, holding: KVHolding) -> list[CancelFetch]:
+        """Free all blocks of a holding that no request owns, except those that a copy writes.
+
+        They are freed once the copy has ended, and the effects that are returned end it soon.
+        """
         written: set[int] = set()
-        fetch = None if holding.copy_id is None else self._fetches[holding.copy_id]
-        if fetch is not None:
+        cancels: list[CancelFetch] = []
+        if (copy_id := holding.copy_id) is not None:
+            fetch = self._fetches[copy_id]
             fetch.holding = None
             written.update(fetch.blocks)
+            cancels.append(CancelFetch(copy_id))
             holding.copy_id = None
         written.add(NO_BLOCK)
         # The holding has blocks of one pool only.
@@ -93,6 +96,7 @@ class KVPools:
         self.host.free([block for block in holding.host_blocks if block not in written])
         holding.blocks = []
         holding.host_blocks = []
+        return cancels
 
     # --- invariants --------------------------------------------------------------------------------------------------
 

@@ -99,8 +99,9 @@ class MigrationDestination(Participant):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks reserved for the requests in flight."""
-        return sum(self._memory.num_held(incoming.kv) for incoming in self._incoming.values())
+        """Blocks reserved for the requests in flight, and those that a copy still writes for one that was given up."""
+        num_held = sum([self._memory.num_held(incoming.kv) for incoming in self._incoming.values()])
+        return num_held + self._memory.pools.num_released_blocks(self._memory.device)
 
     @property
     def transfer_handlers(self) -> Mapping[type[Message], Handler]:
@@ -286,4 +287,4 @@ class MigrationDestination(Participant):
 
     def _drop(self, incoming: _Incoming) -> None:
         del self._incoming[incoming.transfer]
-        self._memory.pools.release(incoming.kv)
+        self._effects += self._memory.pools.release(incoming.kv)

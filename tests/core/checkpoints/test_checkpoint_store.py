@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actorserve.core.effects import Effect, Fetch, Send, SwapIn
+from actorserve.core.effects import CancelFetch, Effect, Fetch, Send, SwapIn
 from actorserve.core.messages import (
     Attained,
     Checkpoint,
@@ -211,6 +211,16 @@ def test_withdrawn_ends_it() -> None:
     instance.handle(Withdrawn(N), 1.0, E)
     assert len(instance.state.checkpoint_store) == 1
     instance.handle(Withdrawn(N), 1.0, S)
+    assert_keeps_nothing(instance)
+
+
+def test_a_read_that_is_withdrawn_is_cancelled() -> None:
+    """Its blocks are the checkpoints' until the copy has ended."""
+    instance = holder()
+    fetch = fetch_of(read(instance, 3))
+    assert instance.handle(Withdrawn(N), 0.0, S) == [CancelFetch(fetch.copy_id)]
+    assert instance.state.memory.num_checkpoint_blocks == 3
+    instance.handle(CopyFailed(fetch.copy_id), 0.0)
     assert_keeps_nothing(instance)
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from actorserve.core.effects import AddToEngine, Fetch, Send
+from actorserve.core.effects import AddToEngine, CancelFetch, Fetch, Send
 from actorserve.core.kv.layer_groups import LayerGroups, Rows
 from actorserve.core.messages import (
     Copied,
@@ -264,12 +264,14 @@ def test_an_unreadable_source_is_declined() -> None:
 )
 @pytest.mark.parametrize("outcome", [CopyDone(1, 0.01), CopyFailed(1)], ids=["done", "failed"])
 def test_a_migration_ends_during_a_copy(why: Message, outcome: Message) -> None:
-    """The blocks that the copy writes are free once it has succeeded or failed, and no message follows."""
+    """The copy is cancelled. The blocks that it writes are free once it has succeeded or failed, and count as reserved
+    until then; no message follows.
+    """
     instance = destination()
     fetch = fetch_of(instance.handle(WHOLE, 0.0, S))
-    instance.handle(why, 0.0, S)
-    assert not instance.state.migration_destination
-    assert num_used(instance) == len(fetch.blocks) == 3
+    assert CancelFetch(fetch.copy_id) in instance.handle(why, 0.0, S)
+    assert not len(instance.state.migration_destination)
+    assert num_used(instance) == len(fetch.blocks) == instance.state.migration_destination.num_blocks == 3
     assert instance.handle(outcome) == []
     assert_holds_nothing(instance)
 
@@ -279,7 +281,7 @@ def test_blocks_that_are_not_copied_are_free_at_once() -> None:
     instance = destination()
     copied(instance, fetch_of(instance.handle(offer(), 0.0, S)))
     fetch = fetch_of(instance.handle(Stage((7, 7, 7), 12, ticket(1, 42), True), 0.0, S))
-    instance.handle(Withdrawn(migration_id()), 0.0, S)
+    assert instance.handle(Withdrawn(migration_id()), 0.0, S) == [CancelFetch(fetch.copy_id)]
     assert num_used(instance) == len(fetch.blocks) == 1
     copied(instance, fetch)
     assert_holds_nothing(instance)

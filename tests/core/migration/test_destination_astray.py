@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from actorserve.core.effects import Send
+from actorserve.core.effects import CancelFetch, Send
 from actorserve.core.messages import (
     Copied,
     Declined,
@@ -89,11 +89,12 @@ def test_a_stage_that_makes_no_sense_ends_it(stage: Stage) -> None:
 
 
 def test_a_stage_during_the_copy_before_ends_the_migration() -> None:
-    """A source that does not wait for Copied is declined, and the blocks are free once the copy is done."""
+    """A source that does not wait for Copied is declined, and the blocks are free once the cancelled copy has ended."""
     instance = destination()
     fetch = fetch_of(instance.handle(offer(), 0.0, S))
     stage = Stage((7,), 10, ticket(1, 42), True)
-    assert instance.handle(stage, 0.0, S) == [Send(S, Declined(migration_id(), DeclineReason.UNKNOWN))]
+    declined = Send(S, Declined(migration_id(), DeclineReason.UNKNOWN))
+    assert instance.handle(stage, 0.0, S) == [CancelFetch(fetch.copy_id), declined]
     assert num_used(instance) == 2
     assert copied(instance, fetch) == []
     assert_holds_nothing(instance)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from llguidance import LLMatcher
 
-from actorserve.core.effects import AddToEngine, Deliver, DropFromEngine, Fetch, RunStep, SwapIn, SwapOut
+from actorserve.core.effects import AddToEngine, CancelFetch, Deliver, DropFromEngine, Fetch, RunStep, SwapIn, SwapOut
 from actorserve.core.messages import (
     CopyDone,
     CopyFailed,
@@ -29,6 +29,7 @@ from workers.engine import EndedStep
 from workers.engines.engine_thread import Done, EngineThread
 from workers.engines.fake_choice import compiler_of_bytes
 from workers.engines.fake_engine import FakeEngine, expected_tokens
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
 
 SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=1, max_tokens=4))
@@ -187,15 +188,16 @@ def test_a_step_that_outlives_the_loop_ends_in_silence() -> None:
 
 
 class GatedFetcher:
-    """Fetches that are not urgent wait for the gate; fetches of no blocks fail with ``failure``."""
+    """Fetches that are not urgent wait for the gate; fetches of no blocks and cancelled ones fail with ``failure``."""
 
     def __init__(self, failure: Exception) -> None:
         self.failure = failure
         self.gate = threading.Event()
 
-    def fetch(self, fetch: Fetch) -> None:
+    def fetch(self, fetch: Fetch, cancellation: Cancellation | None = None) -> None:
         assert fetch.is_urgent or self.gate.wait(10)
-        if not fetch.blocks:
+        assert cancellation is not None
+        if not fetch.blocks or cancellation.is_cancelled:
             raise self.failure
 
 
@@ -235,6 +237,24 @@ async def test_a_failed_fetch_is_reported_and_ends_nothing(failure: Exception) -
     assert isinstance(done[1], CopyDone)
     assert not thread.failure.done()
     thread.stop()
+
+
+async def test_a_fetch_is_cancelled_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    """A fetch that is cancelled fails without a log line, the next one goes on, and a late cancel changes nothing."""
+    fetcher = GatedFetcher(TransferError("x"))
+    thread = EngineThread(FakeEngine(), fetcher)
+    results: asyncio.Queue[Done] = asyncio.Queue()
+    thread.start(results.put_nowait)
+    for effect in (fetch(1), fetch(2), CancelFetch(1)):
+        thread.perform(effect)
+    fetcher.gate.set()
+    done = [await asyncio.wait_for(results.get(), 10) for _ in range(2)]
+    assert done[0] == CopyFailed(1)
+    assert isinstance(done[1], CopyDone)
+    assert not caplog.records
+    thread.perform(CancelFetch(2))
+    thread.stop()
+    assert not thread.failure.done()
 
 
 async def test_a_fetch_without_a_fetcher_is_a_bug() -> None:

@@ -19,6 +19,7 @@ from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, Peer
 from actorserve.errors import ActorserveError, ProtocolError
 from tests.workers.kv_source import KEY, NUM_BLOCKS, content, held, make_pools, ticket_for
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.data_server import DataServer
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import (
@@ -343,17 +344,19 @@ def test_a_bad_address_is_an_error(tmp_path: Path, address: str) -> None:
     destination.close()
 
 
-def test_closing_ends_fetches(tmp_path: Path) -> None:
-    """Closing ends a fetch that waits for its source, and refuses later fetches."""
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "cancelled"])
+def test_closing_and_cancelling_end_fetches(tmp_path: Path, closes: bool) -> None:
+    """Closing ends a fetch that waits for its source, and refuses later fetches. A cancellation ends this one alone."""
     pools = make_pools(10)
     destination = KVTransfer(pools, f"ipc://{tmp_path}/kv", KEY, patience_s=3600.0)
     access = KVAccess(pools.layout, f"ipc://{tmp_path}/silent")
     fetch = Fetch(1, SOURCE, access, ticket_for((0,)), 0, (0,), is_urgent=False)
+    cancellation = Cancellation()
     told: list[str] = []
 
     def wait() -> None:
         try:
-            destination.fetch(fetch)
+            destination.fetch(fetch, cancellation)
         except TransferError as error:
             told.append(str(error))
 
@@ -365,8 +368,14 @@ def test_closing_ends_fetches(tmp_path: Path) -> None:
         stream, _ = silent.accept()
         with stream:
             assert stream.recv(1)  # the request has arrived
-            destination.close()
+            if closes:
+                destination.close()
+            else:
+                cancellation.cancel("it is no longer wanted")
             thread.join(DEADLINE_S)
         assert not thread.is_alive()
+    destination.close()
+    cancellation = Cancellation()
     wait()
-    assert told == ["this worker is shutting down"] * 2
+    closed = "this worker is shutting down"
+    assert told == [closed if closes else "it is no longer wanted", closed]

@@ -23,6 +23,7 @@ from tests.workers.kv_source import (
     source_process,
     ticket_for,
 )
+from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
@@ -190,6 +191,27 @@ def test_a_rate_is_kept_and_urgent_fetches_are_not_held_back(pair: Pair) -> None
     destination.fetch(pair.fetch(ticket_for((1,)), (1,)))
     destination.close()
     assert slept[1:] == [pytest.approx((100 + 1) / 100)]
+
+
+def test_a_cancelled_fetch_ends_at_its_next_stride(pair: Pair) -> None:
+    """A fetch that is cancelled while a rate holds it back copies no more, and the next fetch succeeds."""
+    cancellation, slept = Cancellation(), 0
+
+    def sleep(_: float) -> None:
+        nonlocal slept
+        slept += 1
+        cancellation.cancel("it is no longer wanted")
+
+    destination = pair.destination(1000.0, sleep)
+    with pytest.raises(TransferError, match="it is no longer wanted"):
+        destination.fetch(pair.fetch(ticket_for(range(NUM_BLOCKS)), range(NUM_BLOCKS)), cancellation)
+    with pytest.raises(TransferError, match="it is no longer wanted"):
+        destination.fetch(pair.fetch(ticket_for((0,)), (0,)), cancellation)
+    assert slept == 1
+    expect(pair, (), content(0, 0))
+    destination.fetch(pair.fetch(ticket_for((1,)), (1,)))
+    destination.close()
+    expect(pair, (1,), content(NUM_BLOCKS, 0)[[1]])
 
 
 def test_another_layout_is_refused(pair: Pair) -> None:
