@@ -1,6 +1,11 @@
 """Late binding: which requests wait in the cluster, in which order they get free room, and which are refused."""
 
 import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from actorserve.core.effects import Send
 from actorserve.core.messages import (
@@ -14,7 +19,7 @@ from actorserve.core.messages import (
     Speed,
     Unplace,
 )
-from actorserve.core.placement.instance_view import InstanceView
+from actorserve.core.placement.fleet import Fleet
 from tests.core.harness.coordinator import A, B, Coordinator, placements
 from tests.core.harness.fleets import GATEWAY
 
@@ -366,15 +371,18 @@ def test_new_requests_do_not_pass_an_overdue_one_for_ever() -> None:
 def num_calls(num_instances: int, num_waiting: int, now: float) -> int:
     """The calls in Python and C that one load report costs while requests wait for a kind of instance that is full.
 
-    Half of the instances are of that kind, and the others have room for any of the requests.
+    Half of the instances are of that kind, and the others have room for any of the requests. So has one of that kind,
+    which the requests avoid.
     """
-    coordinator = Coordinator()
+    coordinator, idle = Coordinator(), Peer("idle", 1)
+    coordinator.up(idle, kind="old")
+    coordinator.report(idle, 1000)
     workers = [Peer(f"worker-{number}", 1) for number in range(num_instances)]
     for number, peer in enumerate(workers):
         coordinator.up(peer, kind="new" if number % 2 else "old")
         coordinator.report(peer, 500 if number % 2 else 0)
     for number in range(num_waiting):
-        place = Place(f"r{number}", 2, 100 + number % 300, kind="old", avoid=Peer("dead", 1))
+        place = Place(f"r{number}", 2, 100 + number % 300, kind="old", avoid=idle)
         assert coordinator.state.handle(place, 0.0, GATEWAY) == []
     load = LoadReport(10**6, 1, 0, 1000, 490, 490, 10, 10, 0, kv_needed_bytes=490)
     calls = 0
@@ -399,20 +407,28 @@ def test_a_report_costs_no_more_with_a_longer_line_and_more_instances() -> None:
         assert num_calls(num_instances=40, num_waiting=90, now=now) <= num_calls(4, 3, now) + 4 < 200
 
 
-def test_a_line_that_an_instance_serves_is_looked_through_once() -> None:
-    """If a report has room for one short request at the end of the line, no instance is looked for by request."""
-    coordinator = Coordinator(A, B, promote_after_s=1.0)
+@pytest.mark.parametrize(("now", "num_reserved"), [(0.5, 0), (5.0, 2)], ids=["before promotion", "overdue"])
+def test_what_many_requests_need_is_looked_for_once(
+    now: float, num_reserved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a report has room for the last request in the line only, instances are looked for once for all requests before
+    it, which need the same; and instances to reserve until none is left.
+    """
+    coordinator = Coordinator(A, promote_after_s=1.0)
     coordinator.report(A, 0)
-    coordinator.up(Peer("other", 1), kind="other")
+    coordinator.up(B, kind="other")
     for number in range(50):
-        coordinator.handle(Place(f"r{number}", 2, 500, kind="k"), 0.0, GATEWAY)
-    coordinator.handle(Place("short", 2, 50, kind="k"), 0.0, GATEWAY)
-    choose, chosen = coordinator.state.fleet.choose, []
+        assert coordinator.handle(Place(f"r{number}", 2, 90, kind="k"), 0.0, GATEWAY) == []
+    assert coordinator.handle(Place("short", 2, 50), 0.0, GATEWAY) == []
+    calls: Counter[str] = Counter()
+    for name in ("choose", "reserve_for"):
+        found = getattr(Fleet, name)
 
-    def counted(place: Place) -> InstanceView | None:
-        chosen.append(place.request_id)
-        return choose(place)
+        def counted(fleet: Fleet, place: Place, name: str = name, found: Callable[..., Any] = found) -> Any:
+            calls[name] += 1
+            return found(fleet, place)
 
-    coordinator.state.fleet.choose = counted  # type: ignore[method-assign, assignment]
-    assert coordinator.report(A, 60, now=0.1) == [("short", "worker-0")]
-    assert len(chosen) <= 3
+        monkeypatch.setattr(Fleet, name, counted)
+    assert coordinator.report(B, 60, now=now) == [("short", "worker-1")]
+    assert calls["choose"] == 2
+    assert calls["reserve_for"] == num_reserved

@@ -315,6 +315,17 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
     ]
 
 
+def test_load_reports_tell_what_the_whole_line_demands() -> None:
+    """The demand of all waiting requests is told, and that of the first of them, which virtual usage counts."""
+    instance = Instance()
+    for name, num_prompt in (("a", 6), ("b", 29), ("c", 12)):
+        instance.start(spec(name, num_prompt, max_tokens=2))
+    report = instance.state.load_report()
+    assert (report.num_running, report.num_waiting) == (1, 2)
+    assert (report.kv_head_bytes, report.kv_wanted_bytes) == (800, 1100)
+    assert report.virtual_usage_bytes == report.kv_needed_bytes + 800
+
+
 def test_load_reports_tell_what_is_left_of_prompts() -> None:
     """A prompt counts until it is computed, chunk by chunk; a request that decodes does not count."""
     instance = Instance()
