@@ -11,6 +11,7 @@ class RoundRobin:
     """The instance whose last placement is the oldest."""
 
     counts_prefixes = False
+    prefers_room = False
 
     def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
         return -float(view.last_turn)
@@ -24,6 +25,7 @@ class LeastLoaded:
     """
 
     counts_prefixes = False
+    prefers_room = False
 
     def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
         report = view.report

@@ -1,7 +1,9 @@
 """Dispatch: which instance a request goes to (Llumnix, section 4.4.3: the one with the highest freeness).
 
 Only an instance that admits the request is considered: it is healthy, its room suffices, and it is not reserved for
-another request. If no instance admits the request, it waits in the cluster.
+another request. If no instance admits the request, it waits in the cluster. Without late binding, as in the paper, it
+waits at the freest instance instead. The paper does not look for room first. But freeness is per request of the batch,
+so an instance with few large requests may be the freest one and yet lack the memory for a long prompt.
 
 An instance that holds a prefix of the prompt (``core.placement.prefix_map``) counts as freer by the KV that this
 saves. The paper has no prefix cache.
@@ -37,6 +39,11 @@ class DispatchRule(Protocol):
         """Whether ``num_saved_tokens`` changes the score."""
         ...
 
+    @property
+    def prefers_room(self) -> bool:
+        """Without late binding: whether an instance without room for a request now gets it only if none has room."""
+        ...
+
     def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
         """The instance's score for a request whose first ``num_saved_tokens`` tokens have their KV there already."""
         ...
@@ -46,6 +53,7 @@ class HighestFreeness:
     """Llumnix's own rule, with all waiting requests counted (``InstanceView.dispatch_freeness``)."""
 
     counts_prefixes = True
+    prefers_room = True
 
     def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
         return view.dispatch_freeness(num_saved_tokens)
@@ -74,6 +82,15 @@ def dispatch(
         if _admits(view, place, kind):
             best_key = max(best_key, (rule.score(view, min(num_saved_tokens, place.num_tokens)), peer))
     return index.views[best_key[1]]
+
+
+def instance_to_wait_at(place: Place, index: InstanceIndex) -> InstanceView | None:
+    """The instance with the highest score of those that can hold the request once they have room; None without any."""
+    bests = [
+        next((view for view in found.highest_score_first() if view.is_healthy and view.can_hold(place)), None)
+        for found in index.of_kind(required_kind(place, index))
+    ]
+    return max(filter(None, bests), key=lambda view: (view.score, view.peer), default=None)
 
 
 def required_kind(place: Place, index: InstanceIndex) -> str | None:

@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from actorserve.core.messages import LoadReport, Peer, Place, Placed
-from actorserve.core.placement.dispatch import DispatchRule, HighestFreeness, Need, admits_any, dispatch
+from actorserve.core.placement.dispatch import (
+    DispatchRule,
+    HighestFreeness,
+    Need,
+    admits_any,
+    dispatch,
+    instance_to_wait_at,
+)
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import NO_ROOM, InstanceView, NewInstance, PlacementInFlight
 from actorserve.core.placement.placements import PlacementsInFlight
@@ -23,9 +30,10 @@ HIGHEST_FREENESS = HighestFreeness()
 class Fleet:
     """All instances, and the requests that were sent to them and are in no report yet.
 
-    ``max_queue`` bounds how many requests may wait at an instance. If it is None, a request goes at once to an instance
-    that could ever hold it, and waits there. An unconfirmed placement counts for ``placement_ttl_s`` seconds, and a
-    report counts for ``report_ttl_s`` seconds. Without ``prefix_aware`` prompt prefixes do not count.
+    ``max_queue`` bounds how many requests may wait at an instance for their turn. If it is None, a request that no
+    instance has room for goes at once to one that could ever hold it, and waits there for room. An unconfirmed
+    placement counts for ``placement_ttl_s`` seconds, and a report counts for ``report_ttl_s`` seconds. Without
+    ``prefix_aware`` prompt prefixes do not count.
     """
 
     def __init__(
@@ -42,6 +50,7 @@ class Fleet:
         self.prefixes = PrefixMap()
         self._max_queue = max_queue
         self._report_ttl_s = report_ttl_s
+        self._may_wait_for_room = max_queue is None
         self._rule = rule
         self._counts_prefixes = prefix_aware and rule.counts_prefixes
         self._num_turns = 0
@@ -130,13 +139,17 @@ class Fleet:
 
     def admits_any(self, need: Need, sizes: Sequence[int]) -> bool:
         """Whether an instance has room for one of the requests with this need, of ``sizes`` tokens, the least first."""
+        if self._may_wait_for_room:
+            return sizes[0] <= self._index.max_capacity_tokens(None, need.avoid)
         return admits_any(need, sizes, self._index)
 
     def choose(self, place: Place, seed: int | None = None) -> InstanceView | None:
         """The best instance that admits the request now, or the better of two drawn ones if there is a ``seed``; None
         if no instance does.
         """
-        return dispatch(place, self._index, self._rule, self.prefixes if self._counts_prefixes else None, seed)
+        prefixes = self.prefixes if self._counts_prefixes else None
+        view = dispatch(place, self._index, self._rule, prefixes, seed)
+        return instance_to_wait_at(place, self._index) if view is None and self._may_wait_for_room else view
 
     def reserve_for(self, place: Place) -> bool:
         """Reserve the instance with the most room of those that could hold the request.
@@ -215,6 +228,8 @@ class Fleet:
 
     def _admitted_tokens(self, view: InstanceView) -> int:
         """The longest request that may be placed there: none while the reserved room is not yet large enough."""
+        if self._may_wait_for_room and not self._rule.prefers_room:
+            return view.capacity_tokens if view.is_healthy else NO_ROOM
         room_tokens = view.room_tokens(self._max_queue)
         if view.reserved_for is not None and room_tokens < view.reserved_for.num_tokens:
             return NO_ROOM

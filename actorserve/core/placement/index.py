@@ -57,7 +57,7 @@ class KindIndex:
         first = bisect_left(self._by_room, num_tokens, key=itemgetter(0))
         num_with_room = len(self._by_room) - first
         if num_with_room**2 > len(self._by_room):
-            return self._highest_score_first()
+            return self.highest_score_first()
         views = [self._views[peer] for _, peer in self._by_room[first:]]
         views.sort(key=lambda view: (view.score, view.peer), reverse=True)
         return views
@@ -69,7 +69,8 @@ class KindIndex:
                 return
             yield self._views[peer]
 
-    def _highest_score_first(self) -> Iterator[InstanceView]:
+    def highest_score_first(self) -> Iterator[InstanceView]:
+        """All instances; ties go to the greater name."""
         # A compiled generator expression would build the whole list, although dispatch mostly takes the first view.
         for _, peer in reversed(self._by_score):
             yield self._views[peer]
@@ -123,8 +124,8 @@ class InstanceIndex:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` admits now."""
         return max((found.max_admitted_tokens(avoid) for found in self.of_kind(kind)), default=NO_ROOM)
 
-    def max_capacity_tokens(self, kind: str, avoid: Peer | None = None) -> int:
-        """The longest request that any instance of ``kind`` except ``avoid`` could hold if it were empty."""
+    def max_capacity_tokens(self, kind: str | None, avoid: Peer | None = None) -> int:
+        """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` could hold if empty."""
         return max((found.max_capacity_tokens(avoid) for found in self.of_kind(kind)), default=NO_ROOM)
 
     def add(self, view: InstanceView) -> None:

@@ -100,18 +100,14 @@ class InstanceView:
         return place.num_tokens <= self.capacity_tokens and self.peer != place.avoid
 
     def room_tokens(self, max_queue: int | None) -> int:
-        """The longest request that the instance has room for; ``NO_ROOM`` if ``max_queue`` requests wait there already.
+        """The longest request that the instance has room for; ``NO_ROOM`` if ``max_queue`` requests wait there already
+        (None: any number may wait).
 
         There is room for a request if its blocks fit in addition to the KV of all started requests and the demand of
-        all waiting ones, in device and host memory together. With a ``max_queue`` of None there is room for every
-        request that the instance can ever hold.
+        all waiting ones, in device and host memory together.
         """
-        if self.is_stale:
-            return NO_ROOM
-        if max_queue is None:
-            return self.capacity_tokens
         report = self.report
-        if report.num_waiting + len(self.in_flight) >= max_queue:
+        if self.is_stale or (max_queue is not None and report.num_waiting + len(self.in_flight) >= max_queue):
             return NO_ROOM
         demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes + self.incoming_bytes
         free_bytes = report.kv_total_bytes + report.host_total_bytes - demand_bytes

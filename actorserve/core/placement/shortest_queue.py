@@ -17,6 +17,7 @@ class ShortestQueue:
     """
 
     counts_prefixes = True
+    prefers_room = False  # the queue may be shortest where memory is full
 
     def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
         report = view.report

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from actorserve.core.effects import Send
 from actorserve.core.messages import Peer, Place, Placed
-from tests.core.harness.coordinator import SmallCluster
+from tests.core.harness.coordinator import A, Coordinator, SmallCluster
 from tests.core.harness.fleets import GATEWAY, choose, fleet_of, report, view
 
 X = "1" * 16  # name of a prefix
@@ -46,6 +46,26 @@ def test_least_loaded_counts_the_demand_of_all_waiting_requests() -> None:
     assert choose(fleet, place) == "c"
     fleet.place(fleet.views[Peer("c", 1)], GATEWAY, Place("r1", 1, 100), 0.0)  # 250 bytes more
     assert choose(fleet, place) == "a"
+
+
+def test_without_late_binding_room_goes_before_freeness() -> None:
+    """A request goes to the freest instance with room for it now. If none has room, it waits at the freest of all."""
+    few, many = view("few"), view("many")
+    few.report = report(used=600, running=1, kv_needed_bytes=600)
+    many.report = report(used=400, running=3, kv_needed_bytes=400)
+    fleet = fleet_of([few, many], max_queue=None)
+    assert choose(fleet, Place("r", 1, 160)) == "few"
+    assert choose(fleet, Place("r", 1, 164)) == "many"
+    assert choose(fleet, Place("r", 1, 244)) == "few"
+    assert choose(fleet, Place("r", 1, 244, avoid=few.peer)) == "many"
+    assert choose(fleet_of([few, many]), Place("r", 1, 244)) is None
+
+
+def test_without_late_binding_a_request_waits_for_no_room_in_the_cluster() -> None:
+    """A request that came before any instance was up goes to the first one that could hold it, even if that is full."""
+    coordinator = Coordinator(A, late_binding=False)
+    assert coordinator.place("r", 200) == []
+    assert coordinator.report(A, 0) == [("r", "worker-0")]
 
 
 def test_without_late_binding_requests_wait_on_instances() -> None:
