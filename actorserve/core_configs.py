@@ -15,6 +15,7 @@ from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile
 from actorserve.options import ClusterOptions, MigrationOptions, ScalingOptions, SchedulingOptions, default_of
 
+_REPORTS_A_DIGEST: Final = 5  # a worker sends the coordinator this many reports for each that a gateway gets
 _REPORTS_MISSED: Final = 5  # without this many load reports in a row, a worker counts as unwell
 _ROUNDS_PER_ORDER: Final = 4  # how long an order to move requests stays valid
 _CPU_BYTES_PER_S: Final = 32 * 2**20  # copying takes cores from other workers; at this rate, a few percent
@@ -73,6 +74,7 @@ def cluster_config(chosen: Chosen) -> ClusterConfig:
         promote_after_s_of=workers.promote_after_by_priority_s,
         min_share=workers.min_share,
         report_ttl_s=_report_ttl_s(cluster),
+        digest_s=_REPORTS_A_DIGEST * cluster.load_report_s,
         dispatch=cluster.dispatch,
         late_binding=cluster.late_binding,
         prefix_aware=workers.prefix_cache,

@@ -64,6 +64,7 @@ TOLD = [
     told(ClusterConfig, "workers", "promote_after_s_of", {"1": 7.0}, {1: 7.0}, "promote_after_by_priority_s"),
     told(ClusterConfig, "workers", "min_share", 0.25),
     told(ClusterConfig, "cluster", "report_ttl_s", 3.0, 15.0, "load_report_s"),
+    told(ClusterConfig, "cluster", "digest_s", 3.0, 15.0, "load_report_s"),
     told(ClusterConfig, "cluster", "report_ttl_s", 8.0, 4.0, "death_after_s"),
     told(ClusterConfig, "cluster", "dispatch", "round_robin"),
     told(ClusterConfig, "cluster", "late_binding", False),

@@ -37,6 +37,8 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     24: m.Release,
     25: m.Resend,
     30: m.LoadReport,
+    31: m.LoadDigest,
+    32: m.WantReports,
     40: m.MigrateTo,
     41: m.Offer,
     42: m.Stage,
@@ -87,6 +89,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
     m.LoadReport: Rules(bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE}),
+    m.LoadDigest: Rules(columns=("workers", "reports")),
     m.TokenLogprobs: Rules(
         columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
     ),
@@ -121,6 +124,7 @@ _NESTED: Final = (
     m.WorkerInfo,
     m.KVTicket,
     m.RowShape,
+    m.LoadReport,  # in a LoadDigest
 )
 
 _SCHEMA: Final = Schema(_RULES)

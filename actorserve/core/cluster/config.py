@@ -17,7 +17,8 @@ class ClusterConfig:
     their first iteration.
 
     ``promote_after_s_of`` is by priority, for classes whose promotion time is not ``promote_after_s``. An instance that
-    has not reported for ``report_ttl_s`` gets no requests until it reports again.
+    has not reported for ``report_ttl_s`` gets no requests until it reports again. Gateways get a digest of all load
+    reports every ``digest_s``.
 
     ``dispatch`` is one of ``core.placement.rules.DISPATCH_RULES``. Without ``late_binding`` each request goes at
     once to an instance that could ever hold it, and waits there. ``prefix_aware`` must be off if instances have no
@@ -32,6 +33,7 @@ class ClusterConfig:
     promote_after_s_of: Mapping[int, float] = field(default_factory=dict)
     min_share: float = MIN_SHARE
     report_ttl_s: float = inf
+    digest_s: float = 1.0
     dispatch: str = "freeness"
     late_binding: bool = True
     prefix_aware: bool = True

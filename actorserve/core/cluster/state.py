@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from actorserve.core.checkpoints.ring import CheckpointRing
 from actorserve.core.cluster.config import ClusterConfig
+from actorserve.core.cluster.digests import LoadDigests
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
 from actorserve.core.cluster.speeds import InstanceSpeeds
@@ -65,6 +66,7 @@ class ClusterState:
             lambda priority: config.promote_after_s_of.get(priority, config.promote_after_s), config.min_share
         )
         self.num_stale_messages = 0
+        self._digests = LoadDigests(config.digest_s)
         self._speeds = InstanceSpeeds()
         self._next_round_s: float | None = None
 
@@ -89,12 +91,15 @@ class ClusterState:
                 self._forget(request_id, epoch, now)
             case PeerUp(peer=peer, role=Role.WORKER, worker=WorkerInfo(kind=kind, model=model, speed=speed)):
                 self._on_instance_up(NewInstance(peer, kind, model), speed)
+            case PeerUp(peer=peer, role=Role.GATEWAY):
+                effects += self._digests.on_up(peer, self.fleet.views.values(), now)
             case PeerUp():
-                pass  # a gateway makes itself known by its first request
+                pass  # another coordinator
             case PeerDown(peer=peer):
                 self._on_peer_down(peer, now)
             case Tick():
                 self.fleet.expire(now)
+                effects += self._digests.on_tick(self.fleet.views.values(), now)
                 if self._next_round_s is not None and now >= self._next_round_s:
                     self._decide_round(now, effects)
             case _:
@@ -106,10 +111,9 @@ class ClusterState:
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
-        expiry_s = self.fleet.next_expiry_s()
-        if self._next_round_s is None or not self._has_rounds():
-            return expiry_s
-        return self._next_round_s if expiry_s is None else min(expiry_s, self._next_round_s)
+        round_s = self._next_round_s if self._has_rounds() else None
+        deadlines = (self.fleet.next_expiry_s(), self._digests.next_s, round_s)
+        return min([deadline_s for deadline_s in deadlines if deadline_s is not None], default=None)
 
     def validate(self) -> None:
         """For tests, after each event. Raises: AssertionError with the invariant that does not hold."""
@@ -235,6 +239,7 @@ class ClusterState:
             self.scaling.on_down(peer)
         self.fleet.remove(peer)
         self._speeds.forget(peer)
+        self._digests.on_down(peer)
         for request_id in [r for r, waiting in self.waiting.items() if waiting.gateway == peer]:
             self._remove_waiting(request_id, now)
         self.fleet.forget_gateway(peer)

@@ -1,7 +1,8 @@
 """Placement by the gateway itself, while the coordinator is gone.
 
-The gateway applies the coordinator's own rule (``core.placement.dispatch``) to the load reports that workers send, and
-counts the requests that it has sent since. What other gateways send shows only in later reports. If all gateways chose
+The gateway applies the coordinator's own rule (``core.placement.dispatch``) to load reports, and counts the requests
+that it has sent since. At first these are the reports of the coordinator's last digest. Then the workers report to the
+gateway, which asks them to. What other gateways send shows only in later reports. If all gateways chose
 the freest worker, that one would get all requests until its next report. Therefore each request goes to the better of
 two workers, drawn by its id. Even so, the gateways together may send a worker more than it has memory for; there a
 request waits, or is refused and placed again.
@@ -21,7 +22,7 @@ from actorserve.core.gateway.peers import KnownPeers
 from actorserve.core.gateway.session import Session, SessionStage
 from actorserve.core.messages import LOCAL, LoadReport, Peer, Place, WorkerInfo
 from actorserve.core.placement.fleet import Fleet
-from actorserve.core.placement.instance_view import NewInstance
+from actorserve.core.placement.instance_view import InstanceView, NewInstance
 from actorserve.core.rng import hash64
 
 
@@ -49,6 +50,12 @@ class FallbackPlacer:
     def on_report(self, peer: Peer, report: LoadReport, now: float) -> None:
         if peer in self._fleet.instances:
             self._fleet.on_report(peer, report, now)
+
+    def unheard(self, now: float) -> list[Peer]:
+        """The workers that have not reported, or not for too long."""
+        self._fleet.expire_reports(now)
+        views = self._fleet.instances.values()
+        return [view.peer for view in views if not isinstance(view, InstanceView) or view.is_stale]
 
     def is_too_large(self, num_tokens: int) -> bool:
         """Whether no worker that is up could ever hold so many tokens, however empty. False while no worker is up."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from actorserve.core.messages import LoadReport, Peer, WorkerInfo
+from actorserve.core.messages import LoadDigest, LoadReport, Peer, WorkerInfo
 
 
 @dataclass(slots=True)
@@ -12,6 +12,15 @@ class KnownPeers:
     coordinator: Peer | None = None
     workers: dict[Peer, WorkerInfo] = field(default_factory=dict)
     loads: dict[Peer, LoadReport] = field(default_factory=dict)
+
+    def take(self, digest: LoadDigest) -> None:
+        """The coordinator's reports take the place of all others, except of newer ones that came from workers."""
+        loads = {}
+        for worker, report in zip(digest.workers, digest.reports, strict=True):
+            known = self.loads.get(worker)
+            if worker in self.workers:
+                loads[worker] = report if known is None or known.sequence < report.sequence else known
+        self.loads = loads
 
     def accepts_requests(self, worker: Peer) -> bool:
         """Whether the worker is up and, as far as its last report says, not draining."""

@@ -1,5 +1,7 @@
 """Finding an owner for a session that has none: place the request, start it, retry, and give up in the end."""
 
+from collections.abc import Iterable
+
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S
 from actorserve.core.effects import Effect, End, Send
 from actorserve.core.gateway.config import GatewayConfig
@@ -16,6 +18,7 @@ from actorserve.core.messages import (
     Refused,
     Transfer,
     Unplace,
+    WantReports,
     WorkerInfo,
 )
 
@@ -82,6 +85,8 @@ class SessionPlacer:
         if self._peers.coordinator is None and self.fallback is None:
             # This gateway has never met a coordinator, and a request has waited for one for ``retry_s``.
             self._begin_fallback(now, effects)
+        elif self.fallback is not None:
+            self._want_reports(self.fallback.unheard(now), effects)  # what was asked before may have been lost
         for session in list(self._sessions.values()):
             if session.stage is SessionStage.RUNNING or now < session.retry_at_s - self._config.retry_slack_s:
                 continue
@@ -147,7 +152,9 @@ class SessionPlacer:
     # --- peers come and go -------------------------------------------------------------------------------------------
 
     def on_coordinator_up(self, now: float, effects: list[Effect]) -> None:
-        self.fallback = None
+        if self.fallback is not None:
+            self.fallback = None
+            effects += [Send(worker, WantReports(False)) for worker in self._peers.workers]
         for session in self._sessions.values():
             if session.stage is SessionStage.PLACING:
                 self.place(session, now, effects)
@@ -158,6 +165,7 @@ class SessionPlacer:
     def on_worker_up(self, peer: Peer, worker: WorkerInfo, now: float, effects: list[Effect]) -> None:
         if self.fallback is not None:
             self.fallback.add_worker(peer, worker)
+            self._want_reports([peer], effects)
         for session in list(self._sessions.values()):
             if session.avoid == peer:
                 # The worker was never dead: it was this gateway that was fenced. It may be the only worker there is.
@@ -171,12 +179,18 @@ class SessionPlacer:
         if self.fallback is not None:
             self.fallback.on_report(worker, report, now)
             self._place_waiting(self.fallback, now, effects)
+        elif self._peers.coordinator is not None:
+            effects.append(Send(worker, WantReports(False)))  # the first may have been lost
 
     # --- without a coordinator ---------------------------------------------------------------------------------------
 
     def _begin_fallback(self, now: float, effects: list[Effect]) -> None:
         self.fallback = FallbackPlacer(self._config, self._peers, now)
+        self._want_reports(self._peers.workers, effects)
         self._place_waiting(self.fallback, now, effects)
+
+    def _want_reports(self, workers: Iterable[Peer], effects: list[Effect]) -> None:
+        effects += [Send(worker, WantReports(True)) for worker in workers]
 
     def _place_waiting(self, fallback: FallbackPlacer, now: float, effects: list[Effect]) -> None:
         for session in fallback.sessions_that_may_fit(self._sessions.values(), now):

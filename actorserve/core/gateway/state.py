@@ -37,6 +37,7 @@ from actorserve.core.messages import (
     Close,
     Finished,
     HandOver,
+    LoadDigest,
     LoadReport,
     Message,
     Open,
@@ -103,6 +104,8 @@ class GatewayState:
             case LoadReport():
                 self.peers.loads[sender] = message
                 self._placer.on_load_report(sender, message, now, effects)
+            case LoadDigest() if sender == self.peers.coordinator:
+                self.peers.take(message)
             case PeerUp():
                 self._on_peer_up(message, now, effects)
             case PeerDown(peer=peer):

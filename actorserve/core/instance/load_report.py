@@ -14,7 +14,9 @@ from actorserve.core.scheduling.batching import Batcher
 
 
 class LoadReporter:
-    """Sends numbered reports to the gateways and the coordinator: at once to a new one, then every ``every_s``."""
+    """Sends numbered reports to the coordinator, and to gateways without one: at once to a new listener, then every
+    ``every_s``.
+    """
 
     def __init__(
         self, make_report: Callable[[int, tuple[str, ...]], LoadReport], every_s: float, effects: Effects
@@ -32,13 +34,14 @@ class LoadReporter:
         """Name this request in the next report."""
         self._accepted.append(request_id)
 
-    def on_peer_up(self, peer: Peer, now: float) -> None:
+    def add_listener(self, peer: Peer, now: float) -> None:
         self._listeners[peer.name] = peer
         self._effects.send(peer, self._make_report(self._sequence, ()))
         if self.next_report_s is None:
             self.next_report_s = now + self._every_s
 
-    def on_peer_down(self, peer: Peer) -> None:
+    def drop_listener(self, peer: Peer) -> None:
+        """Other peers are ignored."""
         if self._listeners.get(peer.name) == peer:
             del self._listeners[peer.name]
 

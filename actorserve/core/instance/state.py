@@ -41,6 +41,7 @@ from actorserve.core.messages import (
     Tick,
     TransferKind,
     TransferMessage,
+    WantReports,
 )
 from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
@@ -123,6 +124,7 @@ class InstanceState:
             MemoryLimit: self._on_memory_limit,
             PeerUp: self._on_peer_up,
             PeerDown: self._on_peer_down,
+            WantReports: self._on_want_reports,
             Tick: self._on_tick,
             Drain: self._on_drain,
             **self._life.handlers,
@@ -250,17 +252,23 @@ class InstanceState:
     # --- peers, time and load ----------------------------------------------------------------------------------------
 
     def _on_peer_up(self, message: PeerUp, sender: Peer, now: float) -> None:
-        if message.role is not Role.WORKER:
-            self._reporter.on_peer_up(message.peer, now)
-            return
-        for participant in self._participants:
-            participant.on_peer_up(message.peer, None if message.worker is None else message.worker.kv)
+        if message.role is Role.COORDINATOR:
+            self._reporter.add_listener(message.peer, now)
+        elif message.role is Role.WORKER:
+            for participant in self._participants:
+                participant.on_peer_up(message.peer, None if message.worker is None else message.worker.kv)
 
     def _on_peer_down(self, message: PeerDown, sender: Peer, now: float) -> None:
-        self._reporter.on_peer_down(message.peer)
+        self._reporter.drop_listener(message.peer)
         for participant in self._participants:
             participant.on_peer_down(message.peer, now)
         self._life.on_peer_down(message.peer)
+
+    def _on_want_reports(self, message: WantReports, sender: Peer, now: float) -> None:
+        if message.wanted:
+            self._reporter.add_listener(sender, now)
+        else:
+            self._reporter.drop_listener(sender)
 
     def _on_tick(self, message: Tick, sender: Peer, now: float) -> None:
         self._reporter.on_tick(now)

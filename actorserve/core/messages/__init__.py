@@ -30,7 +30,9 @@ from actorserve.core.messages.lifecycle import (
     Tick as Tick,
 )
 from actorserve.core.messages.load import (
+    LoadDigest as LoadDigest,
     LoadReport as LoadReport,
+    WantReports as WantReports,
 )
 from actorserve.core.messages.membership import (
     Fenced as Fenced,
@@ -95,7 +97,7 @@ from actorserve.core.messages.values import (
     WorkerInfo as WorkerInfo,
 )
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
 """Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of a worker's participants gets
@@ -121,6 +123,8 @@ Message = (
     | Release
     | Resend
     | LoadReport
+    | LoadDigest
+    | WantReports
     | MigrateTo
     | Offer
     | Stage

@@ -1,12 +1,13 @@
-"""Messages: an instance's load report."""
+"""Messages: instances' load reports, and which process gets them from where."""
 
 from actorserve.core.messages.rows import ONE_BLOCK_A_ROW, RowShape
 from actorserve.core.messages.value import value
+from actorserve.core.messages.values import Peer
 
 
 @value
 class LoadReport:
-    """w -> c and g, numbered: an instance's load as its own scheduler sees it.
+    """w -> c, and g if it wants them, numbered: an instance's load as its own scheduler sees it.
 
     ``kv_*`` is the device's pool, ``host_*`` the pool that KV is swapped to; host blocks that hold other instances'
     checkpoints count in neither ``host_*`` field. Unless stated otherwise, counts are since the instance started.
@@ -60,3 +61,21 @@ class LoadReport:
     pending_prompt_tokens: int = 0
     row_shape: RowShape = ONE_BLOCK_A_ROW
     kv_head_bytes: int = 0
+
+
+@value
+class LoadDigest:
+    """c -> g: the last load report of each worker, without ``accepted``, as parallel columns.
+
+    A gateway places requests by it when the coordinator is gone, until workers report to the gateway themselves.
+    """
+
+    workers: tuple[Peer, ...]
+    reports: tuple[LoadReport, ...]
+
+
+@value
+class WantReports:
+    """g -> w: whether this gateway wants the worker's own load reports, because it has no coordinator."""
+
+    wanted: bool

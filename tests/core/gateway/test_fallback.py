@@ -1,17 +1,14 @@
 """While the coordinator is gone gateways place requests themselves, and no request is served twice when it is back."""
 
 from collections import Counter
-from math import inf
 
 from hypothesis import given, settings, strategies as st
 
 from actorserve.core.effects import Effect, End, Send
-from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Close,
     FinishReason,
-    LoadReport,
     ModelInfo,
     Open,
     Peer,
@@ -22,9 +19,7 @@ from actorserve.core.messages import (
     RefusalReason,
     Refused,
     Release,
-    RequestSpec,
     Role,
-    SamplingParams,
     Start,
     Started,
     Tick,
@@ -32,79 +27,9 @@ from actorserve.core.messages import (
     Unplace,
     WorkerInfo,
 )
-from tests.core.harness.gateway import COORDINATOR, MODEL, A, B, Gateway
+from tests.core.harness.fallback import BLOCK_TOKENS, NUM_BLOCKS, alone, knowing, report, spec, started
+from tests.core.harness.gateway import COORDINATOR, MODEL, A, B
 from tests.core.harness.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
-
-BLOCK_TOKENS = 4
-BLOCK_BYTES = 10
-NUM_BLOCKS = 10
-
-
-def report(
-    sequence: int = 1,
-    num_free_blocks: int = NUM_BLOCKS,
-    accepted: tuple[str, ...] = (),
-    num_waiting: int = 0,
-    *,
-    draining: bool = False,
-) -> LoadReport:
-    """The report of a worker with ten blocks of four tokens."""
-    used_bytes = (NUM_BLOCKS - num_free_blocks) * BLOCK_BYTES
-    return LoadReport(
-        sequence=sequence,
-        num_running=0,
-        num_waiting=num_waiting,
-        kv_total_bytes=NUM_BLOCKS * BLOCK_BYTES,
-        kv_used_bytes=used_bytes,
-        virtual_usage_bytes=used_bytes,
-        bytes_per_block=BLOCK_BYTES,
-        tokens_per_block=BLOCK_TOKENS,
-        num_preemptions=0,
-        accepted=accepted,
-        draining=draining,
-        kv_needed_bytes=used_bytes,
-    )
-
-
-def spec(name: str, num_blocks: int = 1, priority: int = 0) -> RequestSpec:
-    prompt = (1,) * (num_blocks * BLOCK_TOKENS)
-    return RequestSpec(name, prompt, SamplingParams(seed=5, max_tokens=10), priority=priority)
-
-
-def knowing(
-    reports: dict[Peer, LoadReport], *, met_coordinator: bool = True, max_queue: int = 64, report_ttl_s: float = inf
-) -> Gateway:
-    """Sessions that know these workers, and a coordinator if ``met_coordinator``."""
-    config = GatewayConfig(
-        1.0,
-        no_instance_timeout_s=30.0,
-        resume_timeout_s=600.0,
-        max_queue_per_instance=max_queue,
-        report_ttl_s=report_ttl_s,
-    )
-    gateway = Gateway(config)
-    if met_coordinator:
-        gateway.handle(PeerUp(COORDINATOR, Role.COORDINATOR), 0.0)
-    for peer, load in reports.items():
-        gateway.handle(PeerUp(peer, Role.WORKER, WorkerInfo("k", MODEL)), 0.0)
-        gateway.handle(load, 0.0, peer)
-    return gateway
-
-
-def alone(reports: dict[Peer, LoadReport], max_queue: int = 64) -> Gateway:
-    """Sessions that know these workers, after the coordinator has gone."""
-    gateway = knowing(reports, max_queue=max_queue)
-    assert gateway.handle(PeerDown(COORDINATOR), 0.0) == []
-    return gateway
-
-
-def started(effects: list[Effect]) -> list[tuple[str, Peer, int]]:
-    """Each started request, its worker and its epoch."""
-    return [
-        (effect.message.request.request_id, effect.to, effect.message.epoch)
-        for effect in effects
-        if isinstance(effect, Send) and isinstance(effect.message, Start)
-    ]
 
 
 def test_requests_go_to_the_freest_at_once() -> None:

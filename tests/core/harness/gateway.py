@@ -19,6 +19,7 @@ from actorserve.core.messages import (
     Started,
     TokenLogprobs,
     Tokens,
+    WantReports,
     WorkerInfo,
 )
 
@@ -30,15 +31,26 @@ SPEC = RequestSpec("r", (1, 2, 3), SamplingParams(seed=5, max_tokens=10))
 
 
 class Gateway:
-    """Drives a GatewayState, whose invariants are checked after each message."""
+    """Drives a GatewayState, whose invariants are checked after each message.
+
+    ``wanted`` are the workers that were asked for reports, or not to report any more, in the order of the messages.
+    """
 
     def __init__(self, config: GatewayConfig) -> None:
         self.state = GatewayState(config)
+        self.wanted: list[tuple[Peer, bool]] = []
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         effects = self.state.handle(message, now, sender)
         self.state.validate()
-        return effects
+        others: list[Effect] = []
+        for effect in effects:
+            match effect:
+                case Send(to=to, message=WantReports(wanted=wanted)):
+                    self.wanted.append((to, wanted))
+                case _:
+                    others.append(effect)
+        return others
 
 
 def make_gateway(no_instance_timeout_s: float = 30.0, resume_timeout_s: float = 600.0) -> Gateway:

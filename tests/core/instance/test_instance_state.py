@@ -25,6 +25,7 @@ from actorserve.core.messages import (
     Tick,
     TokenLogprobs,
     Tokens,
+    WantReports,
 )
 from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
 
@@ -315,6 +316,23 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
     ]
 
 
+def test_gateways_get_reports_while_they_want_them() -> None:
+    """A gateway that asks hears the load at once, and then as often as the coordinator does, until it is not wanted any
+    more or the gateway goes down.
+    """
+    instance = Instance()
+    assert instance.handle(PeerUp(GATEWAY, Role.GATEWAY)) == []
+    load = LoadReport(0, 0, 0, 800, 0, 0, 100, 4, 0)
+    assert instance.handle(WantReports(True), 0.0, GATEWAY) == [Send(GATEWAY, load)]
+    assert instance.handle(Tick(), 0.5) == [Send(GATEWAY, replace(load, sequence=1))]
+    instance.handle(WantReports(False), 0.6, GATEWAY)
+    assert instance.handle(Tick(), 1.0) == []
+    instance.handle(WantReports(True), 1.1, GATEWAY)
+    instance.handle(PeerDown(GATEWAY), 1.2)
+    assert instance.handle(Tick(), 2.0) == []
+    assert instance.state.next_deadline() is None
+
+
 def test_load_reports_tell_what_the_whole_line_demands() -> None:
     """The demand of all waiting requests is told, and that of the first of them, which virtual usage counts."""
     instance = Instance()
@@ -385,7 +403,7 @@ def test_unreleased_end_is_repeated() -> None:
 def test_changes_are_reported_on_demand(*, report_changes: bool) -> None:
     """With ``report_changes`` a report follows each prompt that was computed and each end of a request, at once."""
     instance = Instance(replace(CONFIG, report_changes=report_changes))
-    instance.handle(PeerUp(GATEWAY, Role.GATEWAY))
+    instance.handle(PeerUp(COORDINATOR, Role.COORDINATOR))
     instance.start(spec("r", 8, max_tokens=3))
     instance.sent.clear()
     reports = []

@@ -88,7 +88,7 @@ def test_a_started_request_keeps_its_memory() -> None:
 def test_load_reports_follow_the_limit() -> None:
     """Load reports show the usable memory, not the pool's size."""
     instance = Instance(NO_CACHE)
-    instance.handle(PeerUp(GATEWAY, Role.GATEWAY))
+    instance.handle(PeerUp(GATEWAY, Role.COORDINATOR))
     instance.start(spec("a", 6, max_tokens=1))
     instance.handle(MemoryLimit(3))
     instance.handle(Tick(), now=0.5)
