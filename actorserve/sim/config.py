@@ -35,14 +35,13 @@ class CycleTable(Table):
 
 
 class SpikeTable(Table):
-    """For ``duration_s`` the rate is multiplied by ``factor``. The cluster has recovered when the median TTFT is within
-    ``ttft_s`` again.
+    """For ``duration_s`` the rate is multiplied by ``factor``. The cluster has recovered when all requests that arrived
+    before the spike's end have their first token.
     """
 
     at_s: float = Field(ge=0, le=MAX_S)
     duration_s: Period
     factor: float = Field(ge=1e-3, le=1e3)
-    ttft_s: float = Field(gt=0, le=MAX_S, description="time to first token, in seconds, that counts as recovered")
 
 
 class ArrivalsTable(Table):

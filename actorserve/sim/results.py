@@ -1,10 +1,8 @@
 """What happened to a run's requests, in columns, and the figures computed from it."""
 
 import math
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from statistics import fmean
 from typing import Any, Final, TypeAlias
 
@@ -18,11 +16,10 @@ from actorserve.sim.config import SpikeTable
 from actorserve.sim.instance_metrics import Gaps
 from actorserve.sim.measures.distribution import Distribution
 from actorserve.sim.measures.rows import Column, Page, Rows
-from actorserve.sim.statistics import PERCENTILES, between_ranks, percentile
+from actorserve.sim.statistics import PERCENTILES, between_ranks
 
 Vector: TypeAlias = npt.NDArray[Any]
 
-_WINDOW_S: Final = 2.0  # arrivals within this time form one window
 _HOUR_S: Final = 3600.0
 _WAITING, _COMPLETED, _REFUSED = 0, 1, 2
 _ROW: Final = np.dtype(
@@ -76,22 +73,23 @@ class Outcomes:
         self.num_open -= 1
         self._rows.close(number)
 
-    def recovery_s(self, from_s: float, ttft_s: float) -> float | None:
-        """How long after ``from_s`` the median TTFT is back within ``ttft_s`` for two windows of arrivals in a row.
-        None if that does not happen.
+    def recovery_s(self, until_s: float) -> float | None:
+        """How long after ``until_s`` all requests that had arrived by then have their first token.
+
+        None if one of them never gets it. Requests that arrived later do not count, because a policy that serves them
+        first would seem to recover sooner.
         """
-        windows: dict[int, array[float]] = {}
-        for arrived_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True):
-            if arrived_s >= from_s:
-                windows.setdefault(int((arrived_s - from_s) / _WINDOW_S), array("d")).append(
-                    math.inf if math.isnan(first_s) else first_s - arrived_s
-                )
-        is_back = {number: percentile(sorted(found), 50) <= ttft_s for number, found in windows.items()}
-        numbers = sorted(is_back)
-        for number, following in zip_longest(numbers, numbers[1:]):
-            if is_back[number] and (following is None or is_back[following]):
-                return number * _WINDOW_S
-        return None
+        first_tokens_s = (
+            first_s
+            for arrived_s, first_s in zip(self.arrived_s, self.first_token_s, strict=True)
+            if arrived_s <= until_s
+        )
+        last_s = until_s
+        for first_s in first_tokens_s:
+            if math.isnan(first_s):
+                return None
+            last_s = max(last_s, first_s)
+        return last_s - until_s
 
     def num_refused(self) -> int:
         return sum(int((page["state"] == _REFUSED).sum()) for page in self._rows.pages())
@@ -268,7 +266,7 @@ class Results:
                 "cost": self._cost(),
                 "mean_watts": self._mean_watts(lasted_s),
             },
-            "recovery_s": spike and outcomes.recovery_s(spike.at_s + spike.duration_s, spike.ttft_s),
+            "recovery_s": spike and outcomes.recovery_s(spike.at_s + spike.duration_s),
             "swap": {
                 "outs": counts.num_swap_outs,
                 "bytes": counts.swapped_bytes,

@@ -179,7 +179,7 @@ FAR_OFF = [
     ("arrivals.cycle={factors=[],each_s=1.0}", "arrivals.cycle.factors is empty: expected at least one"),
     ("arrivals.cycle={factors=[0.0],each_s=1.0}", "arrivals.cycle.factors.0 is 0: expected a number from 0.001"),
     (
-        "arrivals={cycle={factors=[1.0],each_s=1.0},spike={at_s=1.0,duration_s=1.0,factor=2.0,ttft_s=1.0}}",
+        "arrivals={cycle={factors=[1.0],each_s=1.0},spike={at_s=1.0,duration_s=1.0,factor=2.0}}",
         "arrivals.spike is not expected together with cycle",
     ),
     ('lengths.prompt="lognormal:161:338:1024"', "lengths.prompt: length distribution 'lognormal:161:338:1024': SIGMA"),
