@@ -16,8 +16,8 @@ from actorserve.core.messages import Peer
 from actorserve.core.migration.config import MigrationMode
 from actorserve.core.scheduling.policies import make_policy
 from actorserve.core.scheduling.swapping import SwapMode
-from tests.core.harness.world import COORDINATOR, Scheduling, World
-from tests.core.harness.world_parts import GRAMMARS
+from tests.core.world.parts import GRAMMARS
+from tests.core.world.world import COORDINATOR, Scheduling, World
 
 GATEWAYS = ("gateway-0", "gateway-1")
 WORKERS = ("worker-0", "worker-1")

@@ -1,6 +1,6 @@
 """Replay: a core's inputs, given to a fresh core, lead to the same effects."""
 
-from tests.core.harness.world import COORDINATOR, World
+from tests.core.world.world import COORDINATOR, World
 
 
 def test_every_core_is_a_function_of_what_it_was_told() -> None:

@@ -34,10 +34,9 @@ def _mix(*values: int) -> int:
 
 def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> list[int]:
     """The tokens that a FakeEngine must make for ``request``: the reference that tests compare with."""
-    entry = 0
     tokens = [*request.prompt_token_ids, *request.output_token_ids]
-    for position, token in enumerate(tokens):
-        entry = _mix(entry, token, position)
+    entries = expected_entries(tokens)
+    entry = entries[-1] if entries else 0
     for position in range(len(tokens), len(tokens) + num_tokens):
         token = _mix(entry, request.sampling.seed, position) % vocab_size
         tokens.append(token)
@@ -45,14 +44,19 @@ def expected_tokens(request: RequestSpec, vocab_size: int, num_tokens: int) -> l
     return tokens[len(request.prompt_token_ids) + len(request.output_token_ids) :]
 
 
-def expected_scores(request: RequestSpec, vocab_size: int) -> PromptLogprobs:
-    """The log-probabilities of the prompt that a FakeEngine must find for ``request``."""
-    entry = 0
+def expected_entries(token_ids: Sequence[int]) -> list[int]:
+    """The KV entries, in the first layer group, that a FakeEngine must have for these tokens."""
     entries = []
-    for position, token in enumerate(request.prompt_token_ids[:-1]):
+    entry = 0
+    for position, token in enumerate(token_ids):
         entry = _mix(entry, token, position)
         entries.append(entry)
-    return _scores(request, entries, 1, vocab_size)
+    return entries
+
+
+def expected_scores(request: RequestSpec, vocab_size: int) -> PromptLogprobs:
+    """The log-probabilities of the prompt that a FakeEngine must find for ``request``."""
+    return _scores(request, expected_entries(request.prompt_token_ids[:-1]), 1, vocab_size)
 
 
 def _scores(request: RequestSpec, entries: Sequence[int], position: int, vocab_size: int) -> PromptLogprobs:
@@ -208,6 +212,11 @@ class FakeEngine:
         check_copy(blocks, self.num_host_blocks if into_host else self.num_blocks, source_blocks, num_there)
         pool = source._host if on_host else source._device
         (self._host if into_host else self._device).write(blocks, pool.array, source_blocks)
+
+    def entries(self, block: int, group: int, *, on_host: bool = False) -> list[int]:
+        """What a block of this layer group holds now: an entry for each of its tokens, as in the first group."""
+        pool = self._host if on_host else self._device
+        return [(entry - group) % 2**64 for entry in pool.array[block].view("u8")[0].tolist()]
 
     def _begin_copy(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         check_copy(device_blocks, self.num_blocks, host_blocks, self.num_host_blocks)

@@ -40,7 +40,7 @@ from tests.core.harness.source import (
     ticket,
     told,
 )
-from tests.core.harness.world import Scheduling, World
+from tests.core.world.world import Scheduling, World
 
 N, NEXT = map(checkpoint_id, (1, 2))
 

@@ -29,7 +29,7 @@ from actorserve.core.messages import (
 )
 from tests.core.harness.fallback import BLOCK_TOKENS, NUM_BLOCKS, alone, knowing, report, spec, started
 from tests.core.harness.gateway import COORDINATOR, MODEL, A, B
-from tests.core.harness.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
+from tests.core.world.world import COORDINATOR as COORDINATOR_NAME, RETRY_S, World
 
 
 def test_requests_go_to_the_freest_at_once() -> None:

@@ -17,7 +17,7 @@ from actorserve.core.messages import (
     Tick,
 )
 from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
-from tests.core.harness.world import World
+from tests.core.world.world import World
 
 NO_CACHE = replace(CONFIG, prefix_cache=False)
 

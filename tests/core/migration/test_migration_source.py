@@ -49,7 +49,7 @@ from tests.core.harness.source import (
     ticket,
     told,
 )
-from tests.core.harness.world import Scheduling, World
+from tests.core.world.world import Scheduling, World
 
 # --- migrations without failures ----------------------------------------------------------------------------
 

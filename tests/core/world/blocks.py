@@ -6,7 +6,7 @@ from actorserve.core.effects import Effect, Fetch, RunStep, SwapIn, SwapOut
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.kv.layer_groups import NO_BLOCK, LayerGroups
 from actorserve.core.messages import StepPlan
-from tests.core.harness.world_parts import TOKENS_PER_BLOCK
+from tests.core.world.parts import TOKENS_PER_BLOCK
 
 
 def check_blocks(

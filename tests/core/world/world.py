@@ -2,11 +2,12 @@
 
 Messages wait in one queue per link until the test delivers, drops or repeats them, and each survivor hears of a death
 when the test says so. An engine takes its commands in the order in which they were issued, as on its thread. After each
-event ``check`` and the cores' own ``validate`` hold the design's invariants.
+event ``check``, the cores' own ``validate`` and the rules of ``tests.core.world.protocol`` hold the design's
+invariants, and no step reads KV that is not its request's (``tests.core.world.kv_contents``).
 """
 
 from collections import Counter
-from math import inf
+from collections.abc import Iterable
 
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.state import ClusterState
@@ -26,14 +27,10 @@ from actorserve.core.effects import (
 )
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.state import GatewayState
-from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.kv.tickets import is_genuine
 from actorserve.core.messages import (
     CheckpointTo,
     Close,
-    CopyDone,
-    CopyFailed,
     Drain,
     KVAccess,
     MemoryLimit,
@@ -50,25 +47,29 @@ from actorserve.core.messages import (
     Tick,
     WorkerInfo,
 )
-from actorserve.core.migration.config import MigrationConfig
-from actorserve.core.timing.step_times import StepTimes
-from tests.core.harness.driver import PROFILE
-from tests.core.harness.world_blocks import check_blocks
-from tests.core.harness.world_parts import (
+from tests.core.world.at_rest import check_at_rest
+from tests.core.world.blocks import check_blocks
+from tests.core.world.engines import Engines
+from tests.core.world.kv_contents import check_stored_kv
+from tests.core.world.parts import (
     FIRST_COME_FIRST_SERVED,
+    RETRY_S as RETRY_S,
     STOP_TOKEN,
     Client as Client,
     Process as Process,
     Scheduling as Scheduling,
     expected_answer,
-    make_engine,
+    make_worker,
 )
+from tests.core.world.protocol import Watcher, protocol_rules
 
 COORDINATOR = "coordinator"
-RETRY_S = 1.0
+CLUSTER = ClusterConfig(100, RETRY_S)
+Link = tuple[Peer, Peer]
+"""Sender and target."""
 
 
-class World:
+class World(Engines):
     """The cluster under test. Every public method is one event."""
 
     def __init__(
@@ -78,18 +79,21 @@ class World:
         num_blocks: int = 12,
         max_batch_tokens: int = 8,
         scheduling: Scheduling = FIRST_COME_FIRST_SERVED,
+        cluster: ClusterConfig = CLUSTER,
+        watchers: Iterable[Watcher] = (),
     ) -> None:
-        self.now = 0.0
+        """``watchers`` see every event, in addition to the rules that always hold."""
+        super().__init__()
+        self.cluster = cluster
         self.scheduling = scheduling
         self.num_blocks = num_blocks
         self.max_batch_tokens = max_batch_tokens
-        self.processes: dict[str, Process] = {}
-        self.links: dict[tuple[Peer, Peer], list[Message]] = {}
-        self.clients: dict[str, Client] = {}
+        self.links: dict[Link, list[Message]] = {}
+        self.repeats: list[tuple[Link, Message]] = []  # messages that arrive again, maybe much later
         self.pending_deaths: list[tuple[Peer, Peer]] = []  # (survivor, dead)
         self.owners: dict[tuple[str, int], Peer] = {}  # of each (request, epoch) ever issued
-        self.lives: list[Process] = []  # every process that ever ran
         self._incarnations: Counter[str] = Counter()
+        self._watchers: list[Watcher] = [*protocol_rules(), *watchers]
         self.start(COORDINATOR)
         for i in range(num_gateways):
             self.start(f"gateway-{i}")
@@ -147,37 +151,15 @@ class World:
     def make(self, peer: Peer) -> Process:
         """A fresh process, not yet part of the world."""
         if peer.name == COORDINATOR:
-            return Process(peer, Role.COORDINATOR, ClusterState(ClusterConfig(100, RETRY_S)))
+            return Process(peer, Role.COORDINATOR, ClusterState(self.cluster))
         if peer.name.startswith("gateway"):
             return Process(peer, Role.GATEWAY, GatewayState(GatewayConfig(RETRY_S, 1e9, 1e9)))
-        scheduling = self.scheduling
-        engine = make_engine(self.num_blocks, scheduling.num_host_blocks, scheduling.layer_groups)
-        config = InstanceConfig(
-            num_blocks=engine.num_blocks,
-            tokens_per_block=engine.tokens_per_block,
-            bytes_per_block=engine.bytes_per_block,
-            max_context_tokens=engine.model.max_tokens,
-            layer_groups=engine.layer_groups,
-            max_batch_requests=4,
-            max_batch_tokens=self.max_batch_tokens,
-            load_report_s=0.5,
-            retry_s=RETRY_S,
-            tpot_target_s=inf,
-            num_host_blocks=engine.num_host_blocks,
-            swap_mode=scheduling.swap_mode,
-            migration=MigrationConfig(scheduling.migration, "5eed", timeout_s=RETRY_S),
-            checkpoint_tokens=scheduling.checkpoint_tokens,
-        )
-        times = StepTimes(PROFILE)
-        core = InstanceState(config, scheduling.make_policy(times), times)
-        return Process(peer, Role.WORKER, core, engine=engine)
+        return make_worker(peer, self.scheduling, self.num_blocks, self.max_batch_tokens)
 
     def meet_again(self, name: str, other: str) -> None:
         """One process wrongly considers another dead, and then meets the same incarnation, which noticed nothing."""
-        process, alive = self.processes[name], self.processes[other]
-        if alive.peer in process.met:
-            self._lose(process, alive.peer)
-            self._meet(process, alive)
+        self.lose(name, other)
+        self.find(name, other)
 
     def _meet(self, process: Process, other: Process) -> None:
         """The process knows the other one from now on. Two workers meet only when one of them asks (``Meet``)."""
@@ -205,6 +187,26 @@ class World:
             process, lost = self.processes[one], self.processes[two]
             if lost.peer in process.met:
                 self._lose(process, lost.peer)
+
+    def part_one_sided(self, name: str, other: str) -> None:
+        """A worker considers another worker dead, which hears no heartbeat any more, and notices that later."""
+        process, lost = self.processes[name], self.processes[other]
+        if lost.peer in process.met:
+            self._lose(process, lost.peer)
+            if process.peer in lost.met:
+                self.pending_deaths.append((lost.peer, process.peer))
+
+    def lose(self, name: str, other: str) -> None:
+        """A gateway or the coordinator wrongly considers a worker dead, which notices nothing, until ``find``."""
+        process, lost = self.processes[name], self.processes[other]
+        if lost.peer in process.met:
+            self._lose(process, lost.peer)
+
+    def find(self, name: str, other: str) -> None:
+        """The end of ``lose``: they meet again, if both still live."""
+        process, lost = self.processes.get(name), self.processes.get(other)
+        if process is not None and lost is not None and lost.peer not in process.met:
+            self._meet(process, lost)
 
     def migrate(self, source: str, destination: str, num_bytes: int) -> None:
         """The coordinator tells a worker to migrate requests."""
@@ -250,6 +252,7 @@ class World:
         cache_salt: str = "",
         prompt_logprobs: int = -1,
         grammar: str = "",
+        priority: int = 0,
     ) -> None:
         """A client asks for ``max_tokens`` tokens; token 7 ends the answer."""
         spec = RequestSpec(
@@ -262,6 +265,7 @@ class World:
                 prompt_logprobs=prompt_logprobs,
                 grammar=grammar,
             ),
+            priority=priority,
             cache_salt=cache_salt,
         )
         process = self.processes[gateway]
@@ -278,78 +282,37 @@ class World:
 
     # --- network and time --------------------------------------------------------------------------------------------
 
-    def deliver(self, link: tuple[Peer, Peer], index: int = 0, *, keep: bool = False) -> None:
+    def deliver(self, link: Link, index: int = 0, *, keep: bool = False) -> None:
         """Deliver one message of a link; ``keep`` leaves a copy in the queue, to be delivered again."""
         queue = self.links[link]
         message = queue[index] if keep else queue.pop(index)
         if not queue:
             del self.links[link]
+        self._arrive(link, message)
+
+    def _arrive(self, link: Link, message: Message) -> None:
         sender, target = link
         process = self.processes.get(target.name)
         if process is not None and process.peer == target and sender in process.met:
             self._handle(process, message, sender)
 
-    def drop(self, link: tuple[Peer, Peer], index: int = 0) -> None:
+    def repeat_later(self, link: Link, index: int = 0) -> None:
+        """A message of a link will arrive once more, at ``deliver_repeat``."""
+        self.repeats.append((link, self.links[link][index]))
+
+    def deliver_repeat(self, index: int) -> None:
+        self._arrive(*self.repeats.pop(index))
+
+    def drop(self, link: Link, index: int = 0) -> None:
         self.links[link].pop(index)
         if not self.links[link]:
             del self.links[link]
-
-    def plan_ahead(self, name: str) -> None:
-        """The iteration in flight on a worker is about to end, so the worker plans the next one."""
-        process = self.processes[name]
-        assert isinstance(process.core, InstanceState)
-        at_s = process.core.steps.next_plan_s
-        if at_s is not None:
-            self.now = max(self.now, at_s)
-            self._handle(process, Tick())
-
-    def finish_step(self, name: str) -> None:
-        """The engine of a worker completes the oldest iteration in flight."""
-        process = self.processes[name]
-        self._handle(process, process.step())
-
-    def finish_compiling(self, name: str, index: int = 0) -> None:
-        """One of the grammars that a worker compiles is ready."""
-        process = self.processes[name]
-        self._handle(process, process.compile(index))
-
-    def finish_copy(self, name: str) -> None:
-        """The engine of a worker completes its oldest swap."""
-        process = self.processes[name]
-        copy = process.copies.popleft()
-        assert process.engine is not None
-        if isinstance(copy, SwapOut):
-            process.engine.copy_out(copy.device_blocks, copy.host_blocks)
-        else:
-            process.engine.copy_in(copy.host_blocks, copy.device_blocks)
-        self._handle(process, CopyDone(copy.copy_id, 0.01))
 
     def checkpoint(self, worker: str, holder: str) -> None:
         """The coordinator names the holder of a worker's checkpoints."""
         coordinator = self.processes.get(COORDINATOR)
         if coordinator is not None:
             self._handle(self.processes[worker], CheckpointTo(self.processes[holder].peer), coordinator.peer)
-
-    def finish_fetch(self, name: str, *, failed: bool = False) -> None:
-        """A worker completes its oldest copy from another worker, with whatever lies in that memory now."""
-        process = self.processes[name]
-        fetch = process.fetches.popleft()
-        if failed:
-            self._handle(process, CopyFailed(fetch.copy_id))
-            return
-        source = self.lives[int(fetch.access.address)].engine  # even after its death, because its memory is mapped here
-        ticket = fetch.ticket
-        assert source is not None
-        assert process.engine is not None
-        assert is_genuine(bytes.fromhex("5eed"), ticket)
-        process.engine.fetch_from(
-            source,
-            ticket.blocks[fetch.num_skipped :],
-            fetch.blocks,
-            on_host=ticket.on_host,
-            into_host=fetch.into_host,
-        )
-        self._handle(process, CopyDone(fetch.copy_id, 0.01))
 
     def advance(self, seconds: float) -> None:
         """Let time pass, with every Tick that falls due."""
@@ -380,24 +343,9 @@ class World:
             self.finish_fetch(name)
         self._replace_drained()
 
-    @property
-    def stepping(self) -> list[str]:
-        return [name for name, process in self.processes.items() if process.commands]
-
-    @property
-    def copying(self) -> list[str]:
-        return [name for name, process in self.processes.items() if process.copies]
-
-    @property
-    def compiling(self) -> list[str]:
-        return [name for name, process in self.processes.items() if process.compiling]
-
-    @property
-    def fetching(self) -> list[str]:
-        return [name for name, process in self.processes.items() if process.fetches]
-
     def settle(self, rounds: int = 2000) -> None:
         """Without further faults, report all deaths, deliver all messages and run all steps until no work is left."""
+        self.repeats.clear()
         for _ in range(rounds):
             for survivor, dead in list(self.pending_deaths):
                 self.tell_death(survivor, dead)
@@ -425,9 +373,14 @@ class World:
     # --- effects and invariants --------------------------------------------------------------------------------------
 
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
+        reactions = [watcher.watch(process, message, sender) for watcher in self._watchers]
         effects = process.core.handle(message, self.now, sender)
         process.core.validate()
         process.log.append((self.now, sender, message, effects))
+        for react in reactions:
+            if react is not None:
+                react(effects)
+        check_stored_kv(process, message, sender, self.clients)
         for effect in effects:
             self._perform(process, effect)
         self.check()
@@ -468,28 +421,7 @@ class World:
         """Once everything has settled, no process holds anything for any request."""
         self.advance(10 * RETRY_S)
         for process in self.processes.values():
-            match process.core:
-                case InstanceState() as instance:
-                    assert not instance.requests
-                    assert not instance.outbox
-                    assert not instance.memory.waits_for_steps
-                    assert instance.memory.device.num_free_blocks == instance.memory.device.num_usable_blocks
-                    assert instance.memory.host.num_free_blocks == instance.memory.host.num_blocks
-                    assert not instance.memory.is_copying
-                    assert not instance.memory.is_fetching
-                    assert not instance.migration_source
-                    assert not instance.migration_destination
-                    assert not instance.checkpoint_source
-                    assert not instance.checkpoint_store
-                    assert not instance.memory.num_checkpoint_blocks
-                    assert process.engine is not None
-                    assert process.engine.num_requests == 0, "the engine still holds a request"
-                case GatewayState() as sessions:
-                    assert not sessions.sessions
-                    assert sessions.next_deadline() is None
-                case ClusterState() as cluster:
-                    assert not cluster.waiting
-                    assert not any(view.in_flight or view.num_blocks_in_flight for view in cluster.fleet.views.values())
+            check_at_rest(process)
 
     def check(self) -> None:
         """The invariants of design section 5 that can be seen from outside."""

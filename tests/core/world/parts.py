@@ -4,11 +4,13 @@ import json
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
+from math import inf
 
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import AddToEngine, DropFromEngine, Effect, End, Fetch, RunStep, SwapIn, SwapOut
 from actorserve.core.gateway.state import GatewayState
+from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
 from actorserve.core.messages import (
@@ -23,18 +25,21 @@ from actorserve.core.messages import (
     StepDone,
     StepPlan,
 )
-from actorserve.core.migration.config import MigrationMode
+from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.step_times import StepTimes
 from actorserve.model_files.grammars import GrammarCompiler
+from tests.core.harness.driver import PROFILE
 from workers.engines.fake_choice import compiler_of_bytes
-from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_scores, expected_tokens
+from workers.engines.fake_engine import FAKE_MODEL, FakeEngine, expected_entries, expected_scores, expected_tokens
 from workers.sampling.grammars import PreparedGrammar
 
 VOCAB_SIZE = 50
 TOKENS_PER_BLOCK = 4
 STOP_TOKEN = 7
+RETRY_S = 1.0
+KEY = bytes.fromhex("5eed")  # of every worker's tickets
 EngineCommand = AddToEngine | DropFromEngine | RunStep
 GRAMMARS = tuple(
     json.dumps({"grammars": [{"lark_grammar": lark}]})
@@ -100,6 +105,7 @@ class Process:
     _grammars: deque[PreparedGrammar | None] = field(default_factory=deque)  # of each command
     copies: deque[SwapOut | SwapIn] = field(default_factory=deque)  # wait like steps
     fetches: deque[Fetch] = field(default_factory=deque)  # wait like steps
+    num_read: int = 0  # blocks of the oldest fetch that were read already
     compiling: list[tuple[str, PreparedGrammar]] = field(default_factory=list)  # by request id; they wait like steps
     ready: set[str] = field(default_factory=set)  # requests whose GrammarReady was told
     drained: bool = False
@@ -168,6 +174,30 @@ class Scheduling:
 FIRST_COME_FIRST_SERVED = Scheduling()
 
 
+def make_worker(peer: Peer, scheduling: Scheduling, num_blocks: int, max_batch_tokens: int) -> Process:
+    """A fresh worker with ``num_blocks`` blocks for each layer group."""
+    engine = make_engine(num_blocks, scheduling.num_host_blocks, scheduling.layer_groups)
+    config = InstanceConfig(
+        num_blocks=engine.num_blocks,
+        tokens_per_block=engine.tokens_per_block,
+        bytes_per_block=engine.bytes_per_block,
+        max_context_tokens=engine.model.max_tokens,
+        layer_groups=engine.layer_groups,
+        max_batch_requests=4,
+        max_batch_tokens=max_batch_tokens,
+        load_report_s=0.5,
+        retry_s=RETRY_S,
+        tpot_target_s=inf,
+        num_host_blocks=engine.num_host_blocks,
+        swap_mode=scheduling.swap_mode,
+        migration=MigrationConfig(scheduling.migration, KEY.hex(), timeout_s=RETRY_S),
+        checkpoint_tokens=scheduling.checkpoint_tokens,
+    )
+    times = StepTimes(PROFILE)
+    core = InstanceState(config, scheduling.make_policy(times), times)
+    return Process(peer, Role.WORKER, core, engine=engine)
+
+
 @dataclass
 class Client:
     """What a client has seen of its request. It must see the tokens ``expected``; then the request ``fails`` or not."""
@@ -181,6 +211,15 @@ class Client:
     end: End | None = None
     closed: bool = False
 
+    @cached_property
+    def kv_entries(self) -> list[int]:
+        """The KV that the fake engine must have for each token of the prompt and the answer."""
+        return expected_entries([*self.spec.prompt_token_ids, *self.expected])
+
+    @cached_property
+    def _expected_scores(self) -> list[PromptLogprobs]:
+        return [expected_scores(self.spec, VOCAB_SIZE)]
+
     def check(self) -> None:
         """Raises: AssertionError if something came twice, out of order, or not as the fake engine defines it."""
         assert self.tokens == self.expected[: len(self.tokens)], (
@@ -190,5 +229,6 @@ class Client:
             assert self.tokens == self.expected, "ended before its last token"
             assert self.fails == (self.end.reason is FinishReason.ERROR), "a wrong end"
         wants_scores = self.spec.sampling.prompt_logprobs >= 0 and bool(self.tokens)
-        expected = [expected_scores(self.spec, VOCAB_SIZE)] if wants_scores else []
-        assert self.scores == expected, "the prompt's log-probabilities do not come once, whole, with token 0"
+        assert self.scores == (self._expected_scores if wants_scores else []), (
+            "the prompt's log-probabilities do not come once, whole, with token 0"
+        )
