@@ -42,8 +42,9 @@ def pytest_configure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-rounds", type=int, default=1, help="number of runs of the kill tests")
     parser.addoption(
-        "--fault-examples", type=int, default=150, help="number of random histories of faults for clusters of cores"
+        "--fault-examples", type=int, default=400, help="number of random histories of faults for clusters of cores"
     )
+    parser.addoption("--first-fault-example", type=int, default=0, help="number of the first of these histories")
     parser.addoption(
         "--migration-faults", type=int, default=15, help="number of faults during migrations between real processes"
     )
@@ -69,6 +70,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def fault_examples(request: pytest.FixtureRequest) -> int:
     return int(request.config.getoption("--fault-examples"))
+
+
+@pytest.fixture(scope="session")
+def first_fault_example(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--first-fault-example"))
 
 
 @pytest.fixture(scope="session")

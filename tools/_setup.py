@@ -241,8 +241,8 @@ def run_compiled_tests(python: str, spread: Sequence[str]) -> int:
         return 0
     if built != 0:
         return built
-    # Faults spend their time in the fake engine, which is not compiled, so a third of the examples is enough.
-    command = [python, "-P", "-m", "pytest", *COMPILED_TESTS, "--fault-examples", "50", *spread]
+    # Faults spend their time in the fake engine, which is not compiled, so a quarter of the examples is enough.
+    command = [python, "-P", "-m", "pytest", *COMPILED_TESTS, "--fault-examples", "100", *spread]
     return subprocess.run(command, env={**os.environ, COMPILED: "1"}, check=False).returncode
 
 

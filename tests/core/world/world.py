@@ -354,7 +354,8 @@ class World(Engines):
             if ended and not self.links and not self._occupied():
                 return
             self.advance(RETRY_S / 2)
-        raise AssertionError(f"did not settle: {[c for c in self.clients.values() if not c.end and not c.closed]}")
+        waiting = [request_id for request_id, client in self.clients.items() if not client.end and not client.closed]
+        raise AssertionError(f"did not settle: {waiting} wait for their end")
 
     def _occupied(self) -> bool:
         return any(

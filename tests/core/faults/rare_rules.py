@@ -1,0 +1,184 @@
+"""What rarely happens by itself, because several faults must meet in the right order."""
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+from actorserve.core.instance.state import InstanceState
+from actorserve.core.kv.kv_holding import KVHolding
+from actorserve.core.messages import HandOver, Start, Tokens, Transfer
+from tests.core.faults.machine import ClusterMachine, Rules
+from tests.core.world.parts import RETRY_S
+from tests.core.world.world import Link
+
+
+def copies_fail(machine: ClusterMachine, chance: Random) -> str | None:
+    """A copy from another worker fails, maybe after it has written a part."""
+    names = machine.world.fetching
+    if not names:
+        return None
+    into_host = [name for name in names if machine.world.processes[name].fetches[0].into_host]
+    name = chance.choice(into_host if into_host and chance.random() < 0.5 else names)
+    if chance.random() < 0.5:
+        machine.tear_fetch(name)
+    machine.world.finish_fetch(name, failed=True)
+    machine.progress(chance.randint(0, 3))
+    return name
+
+
+def blocks_change_under_a_copy(machine: ClusterMachine, chance: Random) -> str | None:
+    """The source of a copy runs short of memory while the copy reads, so that other requests may get these blocks."""
+    world = machine.world
+    names = [
+        name
+        for name in world.fetching
+        if any(process.peer == world.processes[name].fetches[0].source for process in world.processes.values())
+    ]
+    if not names:
+        return None
+    name = chance.choice(names)
+    source = world.processes[name].fetches[0].source.name
+    if chance.random() < 0.5:
+        machine.tear_fetch(name)
+    num_blocks = chance.randint(world.num_blocks // 4, world.num_blocks // 2)
+    world.limit_memory(source, num_blocks)
+    machine.open(chance, 20, 3)
+    rounds = chance.randint(2, 8)
+    machine.progress(rounds, fetches=False)
+    if world.processes.get(name) is not None and world.processes[name].fetches:
+        world.finish_fetch(name)
+    if source in world.processes:
+        world.limit_memory(source, world.num_blocks)
+    machine.progress(chance.randint(0, 4))
+    return f"{source} has {num_blocks} blocks for {rounds} rounds, while {name} reads"
+
+
+def hand_over_is_refused(machine: ClusterMachine, chance: Random) -> str | None:
+    """The gateway loses the destination before the HandOver arrives."""
+    world = machine.world
+    found = machine.in_flight(HandOver)
+    if not found:
+        return None
+    link, index = chance.choice(found)
+    message = world.links[link][index]
+    assert isinstance(message, HandOver)
+    gateway, destination = link[1].name, message.to.name
+    if gateway not in world.processes or destination not in world.processes:
+        return None
+    world.lose(gateway, destination)
+    for _ in range(index + 1):
+        if link in world.links:
+            world.deliver(link)
+    if chance.random() < 0.5:
+        machine.progress(chance.randint(0, 2))
+    world.find(gateway, destination)
+    return f"{gateway} loses {destination}"
+
+
+def hand_over_is_late(machine: ClusterMachine, chance: Random) -> str | None:
+    """The HandOver or its answer is lost, or so late that it is repeated."""
+    world = machine.world
+    found = machine.in_flight(HandOver)
+    if not found:
+        return None
+    link, index = chance.choice(found)
+    how = chance.choice(("lost", "late", "answer lost"))
+    match how:
+        case "lost":
+            world.drop(link, index)
+        case "answer lost":
+            world.deliver(link, index)
+            answers = (link[1], link[0])
+            while answers in world.links:
+                world.drop(answers)
+    machine.seen("hand-over timed out")
+    world.advance(RETRY_S * 1.1)
+    for name in world.stepping:
+        world.finish_step(name)
+    machine.progress(chance.randint(0, 3))
+    return how
+
+
+def request_moves_on(machine: ClusterMachine, chance: Random) -> str | None:
+    """Requests move from one worker to another, and from there to a third one or back."""
+    workers = machine.workers
+    if len(workers) < 2:
+        return None
+    path = chance.sample(workers, 2)
+    path.append(chance.choice([name for name in workers if name != path[-1]]))
+    for source, destination in pairwise(path):
+        if source not in machine.world.processes or destination not in machine.world.processes:
+            break
+        machine.world.migrate(source, destination, 10_000)
+        if chance.random() < 0.5 and machine.links:
+            link = chance.choice(machine.links)
+            machine.world.repeat_later(link, chance.randrange(len(machine.world.links[link])))
+        machine.progress(chance.randint(3, 9))
+        for link, index in machine.in_flight(HandOver, Tokens)[:2]:
+            machine.world.repeat_later(link, index)
+    return " to ".join(path)
+
+
+def checkpointed_worker_dies(machine: ClusterMachine, chance: Random) -> str | None:
+    """A worker dies whose requests have checkpoints elsewhere. Its newest tokens may be lost with it."""
+    world = machine.world
+    found = [
+        (gateway, session.instance)
+        for gateway, session in machine.sessions
+        if session.checkpointed is not None
+        and session.instance is not None
+        and session.instance.name in world.processes
+        and session.checkpointed.holder.name in world.processes
+    ]
+    if not found:
+        return None
+    gateway, worker = chance.choice(found)
+    if chance.random() < 0.5:
+        while lost := [(link, index) for link, index in machine.in_flight(Tokens) if link[0] == worker]:
+            world.drop(*lost[-1])
+    world.kill(worker.name)
+    for survivor, dead in list(world.pending_deaths):
+        if dead == worker and survivor.name == gateway:
+            world.tell_death(survivor, dead)
+    machine.progress(chance.randint(0, 4))
+    return f"{worker.name}"
+
+
+def start_names_another_transfer(machine: ClusterMachine, chance: Random) -> str | None:
+    """A Start names a transfer that copied KV of another request."""
+    world = machine.world
+    found: list[tuple[Link, int, Start]] = []  # with the wrong transfer
+    for link, index in machine.in_flight(Start):
+        start, process = world.links[link][index], world.processes.get(link[1].name)
+        if not isinstance(start, Start) or process is None or process.peer != link[1]:
+            continue
+        token_ids = [*start.request.prompt_token_ids, *start.request.output_token_ids]
+        for transfer, kv in kv_for_others(machine.worker(link[1].name)):
+            num_tokens = min(len(token_ids), len(kv.token_ids))
+            if transfer != start.transfer and token_ids[:num_tokens] != list(kv.token_ids[:num_tokens]):
+                found.append((link, index, replace(start, transfer=transfer)))
+    if not found:
+        return None
+    link, index, start = chance.choice(found)
+    world.links[link][index] = start
+    machine.seen("transfer of another request")
+    machine.progress(chance.randint(0, 3), fetches=False)
+    return f"{start.request.request_id} at {link[1].name}"
+
+
+def kv_for_others(worker: InstanceState) -> list[tuple[Transfer, KVHolding]]:
+    """The KV that the worker holds for requests that are not started there."""
+    incoming, stored = worker.migration_destination._incoming, worker.checkpoint_store._stored
+    migrations = [(transfer, found.kv) for transfer, found in incoming.items()]
+    return migrations + [(transfer, found.kv) for transfer, found in stored.items()]
+
+
+RARE_RULES: Rules = {
+    copies_fail: 6,
+    blocks_change_under_a_copy: 8,
+    hand_over_is_refused: 4,
+    hand_over_is_late: 3,
+    request_moves_on: 2,
+    checkpointed_worker_dies: 3,
+    start_names_another_transfer: 4,
+}
