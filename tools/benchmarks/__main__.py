@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
     "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),
+    "mutants": ("mutants.mutants", "whether the random faults of the tests find bugs that are put into the core"),
     "peers": ("peers.peers", "build or install the systems to compare with: llama.cpp, Ray, or SplitwiseSim"),
     "report": ("tools.figures.report", "write the README tables from the figure files"),
 }
