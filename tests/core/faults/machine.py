@@ -137,9 +137,11 @@ class ClusterMachine:
                 priority=chance.choice((0, 0, 1, 2)),
             )
 
-    def progress(self, rounds: int, *, ahead: bool = True, fetches: bool = True, compiles: bool = True) -> None:
+    def progress(
+        self, rounds: int, *, ahead: bool = True, copies: bool = True, fetches: bool = True, compiles: bool = True
+    ) -> None:
         for _ in range(rounds):
-            self.world.progress(ahead=ahead, fetches=fetches, compiles=compiles)
+            self.world.progress(ahead=ahead, copies=copies, fetches=fetches, compiles=compiles)
 
     @property
     def workers(self) -> list[str]:

@@ -6,7 +6,16 @@ from random import Random
 
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.kv.kv_holding import KVHolding
-from actorserve.core.messages import HandOver, Start, Tokens, Transfer
+from actorserve.core.messages import (
+    CheckpointConfirmed,
+    Copied,
+    HandOver,
+    Keep,
+    Release,
+    Start,
+    Tokens,
+    Transfer,
+)
 from tests.core.faults.machine import ClusterMachine, Rules
 from tests.core.world.parts import RETRY_S
 from tests.core.world.world import Link
@@ -27,29 +36,32 @@ def copies_fail(machine: ClusterMachine, chance: Random) -> str | None:
 
 
 def blocks_change_under_a_copy(machine: ClusterMachine, chance: Random) -> str | None:
-    """The source of a copy runs short of memory while the copy reads, so that other requests may get these blocks."""
+    """The source of a copy runs short of memory while the copy reads, so that other requests get these blocks."""
     world = machine.world
-    names = [
-        name
-        for name in world.fetching
-        if any(process.peer == world.processes[name].fetches[0].source for process in world.processes.values())
-    ]
+    if not world.fetching and len(machine.workers) > 1:
+        one, other = chance.sample(machine.workers, 2)
+        world.migrate(one, other, 10_000)
+        machine.progress(chance.randint(1, 3), fetches=False)
+    live = {process.peer for process in world.processes.values()}
+    names = [name for name in world.fetching if world.processes[name].fetches[0].source in live]
     if not names:
         return None
     name = chance.choice(names)
     source = world.processes[name].fetches[0].source.name
     if chance.random() < 0.5:
         machine.tear_fetch(name)
-    num_blocks = chance.randint(world.num_blocks // 4, world.num_blocks // 2)
+    num_blocks = chance.randint(world.num_blocks // 6, world.num_blocks // 2)
     world.limit_memory(source, num_blocks)
     machine.open(chance, 20, 3)
-    rounds = chance.randint(2, 8)
-    machine.progress(rounds, fetches=False)
-    if world.processes.get(name) is not None and world.processes[name].fetches:
+    rounds, copies = chance.randint(1, 10), chance.random() < 0.5
+    machine.progress(rounds, copies=copies, fetches=False)
+    # Now it ends, and what it has read is used if the source does not know better.
+    for _ in range(len(world.processes[name].fetches) if name in world.processes else 0):
         world.finish_fetch(name)
-    if source in world.processes:
+    machine.progress(chance.randint(0, 4), copies=chance.random() < 0.5, fetches=False)
+    if source in world.processes and chance.random() < 0.7:
         world.limit_memory(source, world.num_blocks)
-    machine.progress(chance.randint(0, 4))
+    machine.progress(chance.randint(0, 8))
     return f"{source} has {num_blocks} blocks for {rounds} rounds, while {name} reads"
 
 
@@ -66,9 +78,9 @@ def hand_over_is_refused(machine: ClusterMachine, chance: Random) -> str | None:
     if gateway not in world.processes or destination not in world.processes:
         return None
     world.lose(gateway, destination)
-    for _ in range(index + 1):
-        if link in world.links:
-            world.deliver(link)
+    world.deliver(link, index)
+    for answer, place in machine.in_flight(Keep):
+        world.repeat_later(answer, place)
     if chance.random() < 0.5:
         machine.progress(chance.randint(0, 2))
     world.find(gateway, destination)
@@ -97,6 +109,52 @@ def hand_over_is_late(machine: ClusterMachine, chance: Random) -> str | None:
         world.finish_step(name)
     machine.progress(chance.randint(0, 3))
     return how
+
+
+def old_keep_meets_new_hand_over(machine: ClusterMachine, chance: Random) -> str | None:
+    """A request that once stayed at a worker comes back there under a later epoch, and is about to move again, when the
+    old answer arrives once more.
+    """
+    world = machine.world
+    owners = {session.spec.request_id: session for _, session in machine.sessions}
+    live = {world.processes[name].peer for name in machine.workers}
+    for place, ((_, target), message) in enumerate(world.repeats):
+        if not isinstance(message, Keep) or target not in live or message.request_id not in owners:
+            continue
+        request_id, session = message.request_id, owners[message.request_id]
+        if session.instance not in live or session.instance is None or session.epoch == message.epoch:
+            continue
+        if session.instance != target:
+            world.migrate(session.instance.name, target.name, 10_000)
+            machine.progress(6)
+            return f"{request_id} moves back to {target.name}"
+        for _ in range(8):
+            if any(request.request_id == request_id for request in machine.worker(target.name).migration_source.paused):
+                world.deliver_repeat(place)
+                machine.progress(2)
+                return f"{request_id} on {target.name}"
+            others = [name for name in machine.workers if name != target.name]
+            if not others or target.name not in machine.workers:
+                break
+            world.migrate(target.name, others[0], 10_000)
+            machine.progress(1)
+        return f"{request_id} does not move from {target.name}"
+    return None
+
+
+def answers_come_twice(machine: ClusterMachine, chance: Random) -> str | None:
+    """An answer about a copy comes once more when the next copy has begun, or the request is somewhere else."""
+    world = machine.world
+    found = machine.in_flight(Copied, CheckpointConfirmed, Release, Start)
+    if not found:
+        return None
+    link, index = chance.choice(found)
+    message = world.links[link][index]
+    world.repeat_later(link, index)
+    world.deliver(link, index)
+    machine.progress(chance.randint(0, 3), fetches=chance.random() < 0.3)
+    world.deliver_repeat(len(world.repeats) - 1)
+    return type(message).__name__
 
 
 def request_moves_on(machine: ClusterMachine, chance: Random) -> str | None:
@@ -174,6 +232,8 @@ def kv_for_others(worker: InstanceState) -> list[tuple[Transfer, KVHolding]]:
 
 
 RARE_RULES: Rules = {
+    old_keep_meets_new_hand_over: 3,
+    answers_come_twice: 4,
     copies_fail: 6,
     blocks_change_under_a_copy: 8,
     hand_over_is_refused: 4,

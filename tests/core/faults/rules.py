@@ -13,11 +13,11 @@ def clients_come(machine: ClusterMachine, chance: Random) -> str:
 
 
 def all_goes_on(machine: ClusterMachine, chance: Random) -> str:
-    """Faults meet requests in each stage; copies between workers, and the compiling of grammars, may take longer."""
+    """Faults meet requests in each stage. Swaps, copies between workers and the compiling of grammars may take long."""
     rounds, ahead = chance.randint(1, 6), chance.random() < 0.5
-    fetches, compiles = chance.random() < 0.7, chance.random() < 0.7
-    machine.progress(rounds, ahead=ahead, fetches=fetches, compiles=compiles)
-    return f"{rounds} rounds, ahead {ahead}, fetches {fetches}, compiles {compiles}"
+    copies, fetches, compiles = chance.random() < 0.7, chance.random() < 0.7, chance.random() < 0.7
+    machine.progress(rounds, ahead=ahead, copies=copies, fetches=fetches, compiles=compiles)
+    return f"{rounds} rounds, ahead {ahead}, copies {copies}, fetches {fetches}, compiles {compiles}"
 
 
 def time_passes(machine: ClusterMachine, chance: Random) -> str:

@@ -132,16 +132,21 @@ class StandingRequests:
         return react
 
 
-class GivenUpTransfers:
-    """A destination gives KV up at once if its source withdraws it, a copy fails, or its gateway dies. If the source
-    dies, only complete KV stays.
+class Transfers:
+    """A source asks for a hand-over with KV only when all of the KV is copied. A destination gives KV up at once if its
+    source withdraws it, a copy fails, or its gateway dies. If the source dies, only complete KV stays.
     """
+
+    def __init__(self) -> None:
+        self._workers: dict[Peer, InstanceState] = {}
 
     def watch(self, process: Process, message: Message, sender: Peer | None) -> React | None:
         worker = process.core
         if not isinstance(worker, InstanceState):
             return None
+        self._workers[process.peer] = worker
         incoming = worker.migration_destination._incoming
+        given_up: list[Transfer] = []
         match message:
             case Withdrawn() if sender is not None:
                 given_up = [Transfer(sender, message.transfer)]
@@ -154,11 +159,17 @@ class GivenUpTransfers:
                 ]
             case CopyFailed(copy_id=copy_id):
                 given_up = [transfer for transfer, found in incoming.items() if found.kv.copy_id == copy_id]
-            case _:
-                return None
 
         def react(effects: Sequence[Effect]) -> None:
             assert not any(transfer in incoming for transfer in given_up), "KV stays that was given up"
+            for effect in effects:
+                match effect:
+                    case Send(message=HandOver(to=to, transfer=transfer)) if (
+                        transfer is not None and to in self._workers
+                    ):
+                        found = self._workers[to].migration_destination._incoming.get(Transfer(process.peer, transfer))
+                        is_copied = found is None or (found.is_last and found.kv.copy_id is None)
+                        assert is_copied, "a hand-over names KV that is still being copied"
 
         return react
 
@@ -215,4 +226,4 @@ def _known_epoch(cluster: ClusterState, request_id: str) -> int:
 
 def protocol_rules() -> list[Watcher]:
     """All rules, for a new world."""
-    return [StaleMessages(), StandingRequests(), GivenUpTransfers(), CoordinatorPromises()]
+    return [StaleMessages(), StandingRequests(), Transfers(), CoordinatorPromises()]

@@ -324,9 +324,10 @@ class World(Engines):
                 deadline = process.core.next_deadline()
                 assert deadline is None or deadline > self.now, "a Tick left its deadline in the past"
 
-    def progress(self, *, ahead: bool = True, fetches: bool = True, compiles: bool = True) -> None:
-        """All messages in flight arrive, and all engines complete iterations, swaps, and with ``fetches`` copies from
-        other workers, and with ``compiles`` a grammar. With ``ahead`` the next iterations are planned before.
+    def progress(self, *, ahead: bool = True, copies: bool = True, fetches: bool = True, compiles: bool = True) -> None:
+        """All messages in flight arrive, and all engines complete iterations, with ``copies`` a swap, with ``fetches``
+        a copy from another worker, and with ``compiles`` a grammar. With ``ahead`` the next iterations are planned
+        before.
         """
         for link in list(self.links):
             for _ in range(len(self.links.get(link, ()))):
@@ -335,7 +336,7 @@ class World(Engines):
             if ahead:
                 self.plan_ahead(name)
             self.finish_step(name)
-        for name in self.copying:
+        for name in self.copying if copies else ():
             self.finish_copy(name)
         for name in self.compiling if compiles else ():
             self.finish_compiling(name)
