@@ -202,6 +202,33 @@ def checkpointed_worker_dies(machine: ClusterMachine, chance: Random) -> str | N
     return f"{worker.name}"
 
 
+def first_tokens_are_lost(machine: ClusterMachine, chance: Random) -> str | None:
+    """Requests begin on a worker, and it dies before their gateway has a token of them, but not before it knows of
+    their checkpoints.
+    """
+    world = machine.world
+    machine.open(chance, 40, 4)
+    machine.progress(1)
+    if not machine.workers:
+        return None
+    name = chance.choice(machine.workers)
+    rounds = chance.randint(4, 10)
+    for _ in range(rounds):
+        while lost := [(link, index) for link, index in machine.in_flight(Tokens) if link[0].name == name]:
+            world.drop(*lost[-1])
+        machine.progress(1)
+        world.advance(0.15)
+    if name in world.processes:
+        while lost := [(link, index) for link, index in machine.in_flight(Tokens) if link[0].name == name]:
+            world.drop(*lost[-1])
+        dead = world.processes[name].peer
+        world.kill(name)
+        for survivor, noticed in list(world.pending_deaths):
+            if noticed == dead:
+                world.tell_death(survivor, noticed)
+    return f"{name} dies after {rounds} rounds"
+
+
 def start_names_another_transfer(machine: ClusterMachine, chance: Random) -> str | None:
     """A Start names a transfer that copied KV of another request."""
     world = machine.world
@@ -240,5 +267,6 @@ RARE_RULES: Rules = {
     hand_over_is_late: 3,
     request_moves_on: 2,
     checkpointed_worker_dies: 3,
+    first_tokens_are_lost: 2,
     start_names_another_transfer: 4,
 }

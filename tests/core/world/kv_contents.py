@@ -38,6 +38,8 @@ def check_stored_kv(process: Process, message: Message, sender: Peer | None, cli
     assert engine is not None
     kv, groups = stored.kv, engine.layer_groups
     num_tokens = stored.num_confirmed * TOKENS_PER_BLOCK
+    first_seen = core.memory.rows.first_seen(max(0, stored.num_confirmed - 1))
+    assert kv.first_row <= first_seen, "the holder has given up a row that the next tokens see"
     entries = expected_entries(kv.token_ids[:num_tokens])
     for group in range(groups.num_groups):
         blocks = kv.host_blocks[group :: groups.num_groups]

@@ -134,7 +134,8 @@ class StandingRequests:
 
 class Transfers:
     """A source asks for a hand-over with KV only when all of the KV is copied. A destination gives KV up at once if its
-    source withdraws it, a copy fails, or its gateway dies. If the source dies, only complete KV stays.
+    source withdraws it, a copy fails, or its gateway dies. If the source dies, only complete KV stays. A holder drops a
+    dead gateway's checkpoints.
     """
 
     def __init__(self) -> None:
@@ -145,7 +146,7 @@ class Transfers:
         if not isinstance(worker, InstanceState):
             return None
         self._workers[process.peer] = worker
-        incoming = worker.migration_destination._incoming
+        incoming, stored = worker.migration_destination._incoming, worker.checkpoint_store._stored
         given_up: list[Transfer] = []
         match message:
             case Withdrawn() if sender is not None:
@@ -162,6 +163,9 @@ class Transfers:
 
         def react(effects: Sequence[Effect]) -> None:
             assert not any(transfer in incoming for transfer in given_up), "KV stays that was given up"
+            if isinstance(message, PeerDown):
+                is_left = any(found.gateway == message.peer for found in stored.values())
+                assert not is_left, "checkpoints stay whose gateway is dead"
             for effect in effects:
                 match effect:
                     case Send(message=HandOver(to=to, transfer=transfer)) if (
@@ -175,7 +179,9 @@ class Transfers:
 
 
 class CoordinatorPromises:
-    """A reserved instance gets no other request, and older messages than those known change nothing."""
+    """A reserved instance gets no other request, a report confirms only what was sent there, and older messages than
+    those known change nothing.
+    """
 
     def watch(self, process: Process, message: Message, sender: Peer | None) -> React | None:
         cluster = process.core
@@ -185,7 +191,12 @@ class CoordinatorPromises:
         reserved = _reserved(cluster)
         repeated = (message.request_id, message.epoch) if isinstance(message, Place) else None
 
+        placed = [(view.peer, request_id) for view in views.values() for request_id in view.in_flight]
+
         def react(effects: Sequence[Effect]) -> None:
+            if isinstance(message, LoadReport):
+                lost = [name for peer, name in placed if peer != sender and cluster.fleet.placement(name) is None]
+                assert not lost, f"a report confirms {lost}, which were sent elsewhere"
             for effect in effects:
                 match effect:
                     case Send(message=Placed(request_id=request_id, epoch=epoch, instance=instance)):

@@ -195,6 +195,7 @@ MIGRATIONS: Final = (
         _DESTINATION,
         "if incoming is None or number != incoming.stage + 1 or incoming.is_copying or incoming.is_last:",
         "if incoming is None or incoming.is_copying or incoming.is_last:",
+        why_equivalent="an older stage ends with an earlier row than the destination has, so it is refused as unsound",
     ),
     Mutant(
         "the destination ignores that a move is withdrawn",
@@ -240,6 +241,7 @@ CHECKPOINTS: Final = (
         _CHECKPOINTS,
         "if request.blocks is not checkpoints.blocks or request.copy_id is not None:",
         "if request.blocks is not checkpoints.blocks:",
+        why_equivalent="the read has ended, and until a swap has ended the blocks hold the KV that they held before",
     ),
     Mutant(
         "a checkpoint is confirmed although its window was given up",
