@@ -10,7 +10,6 @@ from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Copied,
     CopyFailed,
-    HandOver,
     Keep,
     Message,
     MigrateTo,
@@ -59,8 +58,6 @@ class Seen:
                     self.counts[f"copy of a {kind} failed"] += any(kv.copy_id == copy_id for kv in found)
             case Copied(transfer=transfer_id) if transfer_id.kind is TransferKind.CHECKPOINT:
                 return self._watch_checkpoint(worker, message)
-            case HandOver() | Keep():
-                self.counts["kept"] += 1
         moving = {outgoing.id for outgoing in worker.migration_source._outgoing.values()}
 
         def react(effects: Sequence[Effect]) -> None:
