@@ -31,7 +31,9 @@ Period = Annotated[float, Field(ge=MIN_PERIOD_S, le=MAX_S, allow_inf_nan=False)]
 PeriodOrInf = Annotated[float, Field(ge=MIN_PERIOD_S, allow_inf_nan=True)]
 Freeness = Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT, allow_inf_nan=False)]
 
-Policy = Literal["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt", "fcfs_reserving"]
+Policy = Literal[
+    "skip_join_mlfq", "shortest_expected", "fcfs", "naive_mlfq", "fixed_priority", "srpt", "fcfs_reserving"
+]
 
 
 def default_of(config: type[Any], name: str) -> Any:

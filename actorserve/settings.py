@@ -139,7 +139,7 @@ class WorkerSettings(SchedulingOptions, _Section):
         ge=2,
         description="maximum number of prompt and output tokens of a request; default: the model's own limit",
     )
-    policy: Literal["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt"] = Field(
+    policy: Literal["skip_join_mlfq", "shortest_expected", "fcfs", "naive_mlfq", "fixed_priority", "srpt"] = Field(
         "skip_join_mlfq", description="scheduling policy of a worker"
     )
     profile: Path | None = Field(

@@ -34,14 +34,15 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
     "request": ("messages", "kv", "prompt_scores"),
     "participant": ("messages", "request"),
     "timing": CORE_WORDS,
-    "scheduling": (*CORE_WORDS, "timing", "kv"),
+    "prediction": CORE_WORDS,
+    "scheduling": (*CORE_WORDS, "timing", "kv", "prediction"),
     "placement": (*CORE_WORDS, "kv"),
     "migration": (*CORE_WORDS, "participant", "timing", "kv", "scheduling", "placement"),
     "checkpoints": (*CORE_WORDS, "participant", "kv", "placement"),
     "instance": (*CORE_WORDS, "participant", "timing", "kv", "scheduling", "placement", "migration", "checkpoints"),
     "cluster": (*CORE_WORDS, "timing", "kv", "scheduling", "placement", "migration", "checkpoints"),
     "gateway": (*CORE_WORDS, "placement", "cluster"),
-    "replay": ("timing", "scheduling", "instance", "cluster", "gateway"),
+    "replay": ("timing", "prediction", "scheduling", "instance", "cluster", "gateway"),
 }
 ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core": (),

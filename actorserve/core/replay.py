@@ -10,6 +10,7 @@ from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.instance.steps import MakePlan
+from actorserve.core.prediction.predictor import LengthPredictor
 from actorserve.core.scheduling.batch import Batch
 from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S
 from actorserve.core.scheduling.policies import MIN_SHARE, make_policy
@@ -28,8 +29,8 @@ class InstanceRecipe:
     promote_after_s_of: Mapping[int, float] = field(default_factory=dict)
     min_share: float = MIN_SHARE
 
-    def make(self, make_plan: MakePlan = Batch.step_plan) -> InstanceState:
-        """A new instance. Raises: ValueError for an unknown policy."""
+    def make(self, make_plan: MakePlan = Batch.step_plan, predictor: LengthPredictor | None = None) -> InstanceState:
+        """A new instance. ``predictor``: for simulations. Raises: ValueError for an unknown policy."""
         times = StepTimes(self.profile)
         policy = make_policy(
             self.policy,
@@ -37,6 +38,7 @@ class InstanceRecipe:
             promote_after_s=self.promote_after_s,
             promote_after_s_of=self.promote_after_s_of,
             min_share=self.min_share,
+            predictor=predictor,
         )
         return InstanceState(self.config, policy, times, make_plan)
 

@@ -89,6 +89,13 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         False,
         description="reuse the KV of prompts with equal prefixes; without it no two prompts share one",
     )
+    length_error: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="with the policy shortest_expected: outputs' lengths are known but for a lognormal error, whose "
+        "logarithm has this standard deviation; default: they are learned from the requests that ended",
+    )
     whole_prompts: bool = Field(
         False,
         description="whether a prompt is never cut, as in older schedulers: prompts share an iteration up to "

@@ -6,10 +6,13 @@ from actorserve.core.cluster.state import ClusterState
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import StepPlan
+from actorserve.core.prediction.learned import LearnedLengths
+from actorserve.core.prediction.predictor import LengthPredictor
 from actorserve.core.scheduling.batch import Batch
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, cluster_config, gateway_config, instance_recipe
 from actorserve.sim.cluster_table import ClusterTable, GroupTable
+from actorserve.sim.workload.known_lengths import KnownLengths
 
 _TICKET_KEY = b"\0"  # simulated instances do not check tickets
 
@@ -33,7 +36,10 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
     )
     recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY)
     for_baselines = replace(recipe.config, whole_prompts=cluster.whole_prompts, report_changes=cluster.report_changes)
-    return replace(recipe, config=for_baselines).make(_plan_nothing)
+    # A simulated request's max_tokens is its output's length, so no predictor here may be limited by it.
+    error = cluster.length_error
+    predictor: LengthPredictor = LearnedLengths() if error is None else KnownLengths(error)
+    return replace(recipe, config=for_baselines).make(_plan_nothing, predictor)
 
 
 def _plan_nothing(batch: Batch, step_id: int) -> StepPlan:

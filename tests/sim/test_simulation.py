@@ -9,6 +9,7 @@ import pytest
 
 from actorserve.core.effects import Deliver, Effect, End
 from actorserve.core.messages import FinishReason
+from actorserve.core.scheduling.policies import POLICIES
 from actorserve.sim.config import ArrivalsTable, LengthsTable
 from actorserve.sim.engine_model import EngineModel, Flight
 from actorserve.sim.results import Outcomes
@@ -140,7 +141,7 @@ MANY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("policy", ["skip_join_mlfq", "fcfs", "naive_mlfq", "fixed_priority", "srpt", "fcfs_reserving"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("swap", ["proactive", "reactive", "recompute"])
 def test_the_same_seed_gives_the_same_bytes(policy: str, swap: str) -> None:
     """Whatever the policy, all requests get all of their tokens, twice the same run is the same JSON, and another seed

@@ -30,12 +30,14 @@ class Session:
     """One request's life at the gateway.
 
     The search for a worker is bounded from ``patient_from_s`` on: when the request came, lost its owner, or last got a
-    token. ``served_at_s`` is when the request last got a token, or came. Of the time since then, ``waited_s`` passed
-    under earlier epochs, and ``queued_s`` in the coordinator's queue under this epoch.
+    token. ``came_at_s`` is when the request came, and ``served_at_s`` when it last got a token, or came. Of the times
+    since then, ``age_s`` and ``waited_s`` passed under earlier epochs, and ``queued_s`` passed in the coordinator's
+    queue under this epoch.
     """
 
     spec: RequestSpec
     patient_from_s: float
+    came_at_s: float
     served_at_s: float
     retry_at_s: float
     output: list[int]
@@ -45,6 +47,7 @@ class Session:
     instance: Peer | None = None  # the owner; while PLACING, a chosen worker that this gateway has not met
     kind: str = ""  # of the worker that made the tokens so far
     avoid: Peer | None = None
+    age_s: float = 0.0
     waited_s: float = 0.0
     attained: Attained = field(default_factory=Attained)  # at the owner that gave the request back
     queued_s: float = 0.0
@@ -59,6 +62,7 @@ class Session:
         return cls(
             spec,
             patient_from_s=now,
+            came_at_s=now,
             served_at_s=now,
             retry_at_s=now,
             output=list(spec.output_token_ids),
@@ -77,6 +81,7 @@ class Session:
         self.instance = None
         self.resend_requested_s = None
         self.transfer = self.hand_over = self.checkpointed = None
+        self.age_s = now - self.came_at_s
         self.waited_s = now - self.served_at_s
 
     def place_message(self, avoid_once: Peer | None = None) -> Place:
@@ -93,7 +98,8 @@ class Session:
         )
 
     def start_message(self) -> Start:
-        """The request as its next owner needs it: with all output so far, and with the time that it has waited."""
+        """The request as its next owner needs it: with all output so far, and with its age and its waiting time."""
         spec = replace(self.spec, output_token_ids=tuple(self.output))
-        attained = replace(self.attained, waited_s=self.waited_s + self.queued_s)
+        queued_s = self.queued_s
+        attained = replace(self.attained, waited_s=self.waited_s + queued_s, age_s=self.age_s + queued_s)
         return Start(self.epoch, spec, attained, self.transfer)

@@ -142,17 +142,20 @@ class Speed:
 
 @value
 class Attained:
-    """What a request has used of a multi-level feedback queue so far, in durations. The receiver derives the level.
+    """What a scheduling policy knows of a request that moves, in durations. The receiver derives its own order from it.
 
     ``service_s`` is its attained service. ``quantum_s`` is the quantum of its level (0: the request is new, and joins
     by its prefill time), and ``quantum_used_s`` the part that it has used. ``waited_s`` is the time since it last ran,
-    or since it arrived.
+    or since it arrived, and ``age_s`` the time since its client sent it. ``expected_tokens`` is how long its last owner
+    expected its output to be, with the tokens so far (0: unknown).
     """
 
     service_s: float = 0.0
     quantum_s: float = 0.0
     quantum_used_s: float = 0.0
     waited_s: float = 0.0
+    age_s: float = 0.0
+    expected_tokens: float = 0.0
 
 
 NEWCOMER = Attained()

@@ -40,6 +40,7 @@ SCHEDULINGS = [
         ("skip_join_mlfq", SwapMode.PROACTIVE, 40, MigrationMode.LIVE, 4),
         ("skip_join_mlfq", SwapMode.PROACTIVE, 3, MigrationMode.LIVE, 0),
         ("skip_join_mlfq", SwapMode.REACTIVE, 40, MigrationMode.LIVE, 8),
+        ("shortest_expected", SwapMode.PROACTIVE, 8, MigrationMode.LIVE, 4),
         ("skip_join_mlfq", SwapMode.RECOMPUTE, 40, MigrationMode.LIVE, 4),
         ("skip_join_mlfq", SwapMode.RECOMPUTE, 0, MigrationMode.BLOCKING, 0),
         ("fcfs", SwapMode.REACTIVE, 24, MigrationMode.LIVE, 4),

@@ -233,19 +233,22 @@ def test_a_draining_worker_means_another_worker() -> None:
 
 
 def test_attained_service_travels_with_the_request() -> None:
-    """Service at a worker that gave the request back counts at the next worker; service at a dead worker does not."""
+    """What a worker that gives the request back says of it reaches the next worker; what a dead worker knew is lost.
+
+    The request's age counts at all of them, whichever of them died.
+    """
     gateway = running(A, B)
-    had = Attained(service_s=3.0, quantum_s=2.0, quantum_used_s=1.0, waited_s=0.25)
+    had = Attained(service_s=3.0, quantum_s=2.0, quantum_used_s=1.0, waited_s=0.25, expected_tokens=9.0)
     gateway.handle(Refused("r", 1, RefusalReason.OVERLOADED, 1.0, had), 1.0, A)
     (sent,) = gateway.handle(Placed("r", 2, B, waited_s=0.5), 2.0, COORDINATOR)
     assert isinstance(sent, Send)
     assert isinstance(sent.message, Start)
-    assert sent.message.attained == replace(had, waited_s=1.0 + 0.5)
+    assert sent.message.attained == replace(had, waited_s=1.0 + 0.5, age_s=1.0 + 0.5)
     gateway.handle(PeerDown(B), 4.0)
     (sent,) = gateway.handle(Placed("r", 3, A), 4.0, COORDINATOR)
     assert isinstance(sent, Send)
     assert isinstance(sent.message, Start)
-    assert sent.message.attained == Attained(waited_s=4.0)
+    assert sent.message.attained == Attained(waited_s=4.0, age_s=4.0)
 
 
 def test_a_worker_without_room_means_another_worker() -> None:
@@ -270,7 +273,7 @@ def test_a_preempted_request_that_is_refused_keeps_its_tokens() -> None:
     assert effects == [Send(A, Release("r", 1)), Send(COORDINATOR, Place("r", 2, 4, kind="k", avoid=A, waited_s=2.0))]
     assert gateway.handle(tokens(1, 1, 8), 3.1, A) == [Send(A, Release("r", 1))]
     placed = Placed("r", 2, B, waited_s=0.25)
-    assert gateway.handle(placed, 3.25, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=2.25))]
+    assert gateway.handle(placed, 3.25, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=2.25, age_s=3.25))]
     assert gateway.handle(tokens(2, 1, 8), 4.0, B) == [Deliver("r", (8,))]
 
 

@@ -67,10 +67,10 @@ def tokens(epoch: int, position: int, token: int, logprobs: tuple[TokenLogprobs,
     return Tokens(("r",), (epoch,), (position,), (token,), logprobs)
 
 
-def start(epoch: int, output: tuple[int, ...] = (), waited_s: float = 0.0) -> Start:
+def start(epoch: int, output: tuple[int, ...] = (), waited_s: float = 0.0, age_s: float | None = None) -> Start:
     """What starts r with this output."""
     request = RequestSpec("r", (1, 2, 3), SPEC.sampling, output_token_ids=output)
-    return Start(epoch, request, Attained(waited_s=waited_s))
+    return Start(epoch, request, Attained(waited_s=waited_s, age_s=waited_s if age_s is None else age_s))
 
 
 def opened(*workers: Peer) -> Gateway:

@@ -50,7 +50,7 @@ def plan_in_flight(instance: Instance) -> object:
 
 @given(
     requests=REQUESTS,
-    policy=st.sampled_from(["skip_join_mlfq", "fcfs", "srpt", "naive_mlfq"]),
+    policy=st.sampled_from(["skip_join_mlfq", "shortest_expected", "fcfs", "srpt", "naive_mlfq"]),
     num_host_blocks=st.sampled_from([0, 16]),
     num_blocks=st.sampled_from([24, 64]),
     shares=st.lists(st.floats(0.1, 1.0), min_size=1, max_size=8),

@@ -89,7 +89,9 @@ def test_every_policy_has_a_name() -> None:
 
 def test_an_unknown_name_is_refused_with_those_known() -> None:
     """The message names the unknown policy and the known ones."""
-    with pytest.raises(ValueError, match=r"unknown policy 'lifo'; expected one of skip_join_mlfq, fcfs, naive_mlfq"):
+    with pytest.raises(
+        ValueError, match=r"unknown policy 'lifo'; expected one of skip_join_mlfq, shortest_expected, fcfs"
+    ):
         make_policy("lifo", TIMES)
 
 

@@ -1,0 +1,1 @@
+"""How long outputs are expected to be, learned from requests that ended."""
