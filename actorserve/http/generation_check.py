@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 
 from actorserve.core.effects import Deliver
 from actorserve.core.messages import RequestSpec, SamplingParams
-from actorserve.http.access.authentication import granted_priority
+from actorserve.http.access.authentication import Grant, granted
 from actorserve.http.answers.time_limit import time_limit_s
 from actorserve.http.service import Service
 from actorserve.http.stream import AnswerStream
@@ -32,14 +32,15 @@ class GenerationCheck:
     async def _check(self, request: Request) -> Response:
         limit_s = time_limit_s(request.scope, TIMEOUT_S)
         request_id = f"health-{uuid.uuid4().hex}"
-        priority = granted_priority(request.scope, None)
+        grant = granted(request.scope, None)
         began_s = time.monotonic()
-        is_made = self._service.model is not None and await self._makes_a_token(request_id, priority, limit_s)
+        is_made = self._service.model is not None and await self._makes_a_token(request_id, grant, limit_s)
         status = {"status": "ok" if is_made else "unavailable", "seconds": round(time.monotonic() - began_s, 3)}
         return JSONResponse(status, 200 if is_made else 503)
 
-    async def _makes_a_token(self, request_id: str, priority: int, limit_s: float) -> bool:
-        spec = RequestSpec(request_id, (0,), SamplingParams(seed=0, max_tokens=1, temperature=0.0), priority=priority)
+    async def _makes_a_token(self, request_id: str, grant: Grant, limit_s: float) -> bool:
+        sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+        spec = RequestSpec(request_id, (0,), sampling, priority=grant.priority, client=grant.client)
         stream = AnswerStream()
         self._service.submit(spec, stream)
         try:

@@ -37,10 +37,12 @@ def arrivals(config: RunConfig, trace: Sequence[TraceRow]) -> Iterator[Arrival]:
     Raises: SimulationError, WorkloadError.
     """
     times = _times(config.arrivals, trace, random.Random(f"{config.seed} times"))
-    if config.arrivals.process == "trace" and _in_order(config.lengths):
-        pairs = in_order(trace)
+    if config.lengths.classes:
+        pairs = [_independent(class_.prompt, class_.output) for class_ in config.lengths.classes]
+    elif config.arrivals.process == "trace" and _in_order(config.lengths):
+        pairs = [in_order(trace)]
     else:
-        pairs = _pairs(config.lengths, trace)
+        pairs = [_pairs(config.lengths, trace)]
     return islice(_arrivals(config, times, pairs), config.num_requests)
 
 
@@ -49,19 +51,25 @@ def _in_order(lengths: LengthsTable) -> bool:
     return lengths.like == "trace" and lengths.together and lengths.ratio is None
 
 
-def _arrivals(config: RunConfig, times: Iterator[float], pairs: LengthPairs) -> Iterator[Arrival]:
+def _arrivals(config: RunConfig, times: Iterator[float], pairs: Sequence[LengthPairs]) -> Iterator[Arrival]:
+    """``pairs``: of each class of the configuration, or of all requests."""
     lengths = random.Random(f"{config.seed} lengths")
-    choices = random.Random(f"{config.seed} choices")  # chooses priorities and prefixes
-    classes = sorted((int(name), share) for name, share in config.priorities.items())
-    names, shares = [name for name, _ in classes], [share for _, share in classes]
+    choices = random.Random(f"{config.seed} choices")  # chooses classes, priorities and prefixes
+    by_priority = sorted((int(name), share) for name, share in config.priorities.items())
+    names, shares = [name for name, _ in by_priority], [share for _, share in by_priority]
+    classes, places = config.lengths.classes, range(len(pairs))
+    class_shares = [class_.share for class_ in classes]
     max_tokens = config.cluster.max_tokens
     prefixes = config.prefixes
     for at_s in times:
         if config.duration_s is not None and at_s > config.duration_s:
             return
-        prompt, output = cut(*pairs(lengths), max_tokens)
+        place = choices.choices(places, class_shares)[0] if classes else 0
+        prompt, output = cut(*pairs[place](lengths), max_tokens)
         priority = names[0] if len(names) == 1 else choices.choices(names, shares)[0]
-        if prefixes is None:
+        if classes:
+            yield Arrival(at_s, prompt, output, priority, place, classes[place].prefix_tokens)
+        elif prefixes is None:
             yield Arrival(at_s, prompt, output, priority)
         else:
             yield Arrival(at_s, prompt, output, priority, choices.randrange(prefixes.count), prefixes.tokens)
@@ -103,5 +111,9 @@ def _pairs(config: LengthsTable, trace: Sequence[TraceRow]) -> LengthPairs:
         prompt, output = PAIRS[config.like] if config.like is not None else (config.prompt, config.output)
         assert prompt is not None
         assert output is not None
-        pairs = independent(parse_lengths(prompt), parse_lengths(output))
+        pairs = _independent(prompt, output)
     return pairs if config.ratio is None else with_ratio(pairs, config.ratio)
+
+
+def _independent(prompt: str, output: str) -> LengthPairs:
+    return independent(parse_lengths(prompt), parse_lengths(output))

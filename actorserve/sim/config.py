@@ -16,6 +16,7 @@ COORDINATOR = "coordinator"
 MIN_RATE_PER_S: Final = 1e-4  # at a lower rate a run consists of load reports of idle instances
 MAX_RATE_PER_S: Final = 1e6
 _MAX_FACTORS: Final = 10_000
+_MAX_CLASSES: Final = 1000
 
 
 class CycleTable(Table):
@@ -73,8 +74,21 @@ class ArrivalsTable(Table):
         return self
 
 
+class LengthClassTable(Table):
+    """One of several classes of requests, as of an application: how long they are, and what their prompts share."""
+
+    share: float = Field(gt=0, le=1e6, description="share of the requests, by the sum of all classes' shares")
+    prompt: Lengths = Field(description="a length, or a distribution, of the whole prompt")
+    output: Lengths = Field(description="a length, or a distribution")
+    prefix_tokens: int = Field(
+        0, ge=0, le=MAX_TRACE_TOKENS, description="number of tokens with which all prompts of the class begin"
+    )
+
+
 class LengthsTable(Table):
-    """How long requests are: ``like`` a known workload, or by two distributions, ``prompt`` and ``output``."""
+    """How long requests are: ``like`` a known workload, or by two distributions, ``prompt`` and ``output``, or by
+    classes.
+    """
 
     like: str | None = Field(None, description=f"{', '.join(PAIRS)}, or trace")
     together: bool = Field(
@@ -83,6 +97,9 @@ class LengthsTable(Table):
     )
     prompt: Lengths | None = Field(None, description="a length, or a distribution")
     output: Lengths | None = Field(None, description="a length, or a distribution")
+    classes: tuple[LengthClassTable, ...] = Field(
+        (), strict=False, max_length=_MAX_CLASSES, description="classes of requests, in place of prompt and output"
+    )
     ratio: float | None = Field(
         None,
         ge=1e-4,
@@ -96,11 +113,18 @@ class LengthsTable(Table):
             raise ValueError(f"like is {self.like!r}: expected {', '.join(PAIRS)}, or trace")
         if self.like is not None and not self.prompt is self.output is None:
             raise ValueError("prompt and output are not expected together with like")
-        if self.like is None and (self.prompt is None or self.output is None):
-            raise ValueError("like is missing: expected it, or prompt and output")
+        if self.classes:
+            for name in ("like", "prompt", "output", "ratio"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is not expected together with classes")
+        elif self.like is None and (self.prompt is None or self.output is None):
+            raise ValueError("like is missing: expected it, or prompt and output, or classes")
         if not self.together and self.like != "trace":
             raise ValueError("together is false: expected only with like = 'trace'")
-        for name, spec in (("prompt", self.prompt), ("output", self.output)):
+        named = [("prompt", self.prompt), ("output", self.output)]
+        for place, class_ in enumerate(self.classes):
+            named += [(f"classes.{place}.prompt", class_.prompt), (f"classes.{place}.output", class_.output)]
+        for name, spec in named:
             try:
                 if spec is not None:
                     parse_lengths(spec)
@@ -164,6 +188,11 @@ class RunConfig(Table):
             raise ValueError("duration_s is missing: expected it, or num_requests")
         if self.prefixes is not None and not self.cluster.prefix_cache:
             raise ValueError("prefixes have no effect: expected cluster.prefix_cache = true")
+        if any(class_.prefix_tokens for class_ in self.lengths.classes):
+            if not self.cluster.prefix_cache:
+                raise ValueError("lengths.classes: prefix_tokens have no effect: expected cluster.prefix_cache = true")
+            if self.prefixes is not None:
+                raise ValueError("prefixes are not expected together with prefix_tokens of lengths.classes")
         for name, share in self.priorities.items():
             if parse_priority(name) is None or not 0 < share <= 1e6:
                 shown = name if name.isprintable() else repr(name)

@@ -92,7 +92,11 @@ WRONG = [
     ("kv_tokens = 120", "kv_tokens = 0", "cluster.kv_tokens is 0: expected at least 1"),
     ("kv_tokens = 120", "kv_tokens = 3", "cluster.kv_tokens is 3: expected at least a block of 4"),
     ("kv_tokens = 120", "kv_tokens = nan", "cluster.kv_tokens"),
-    ('policy = "fcfs"', 'policy = "lifo"', "fcfs: cluster.policy is 'lifo': expected 'skip_join_mlfq', 'fcfs'"),
+    (
+        'policy = "fcfs"',
+        'policy = "lifo"',
+        "fcfs: cluster.policy is 'lifo': expected 'skip_join_mlfq', 'shortest_expected'",
+    ),
     ("cv = 2.0", "", "arrivals.cv is missing: expected a number above 0"),
     ("cv = 2.0", "cv = -1.0", "arrivals.cv is -1.0: expected at least 0.01"),
     ('process = "gamma"', 'process = "zipf"', "arrivals.process is 'zipf': expected 'poisson', 'gamma'"),

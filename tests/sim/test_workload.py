@@ -2,10 +2,12 @@
 
 import math
 import random
+import re
 import tracemalloc
 from itertools import islice
 from pathlib import Path
 from statistics import fmean, median, pstdev
+from typing import Any
 
 import pytest
 
@@ -30,6 +32,7 @@ from actorserve.sim.workload.requests import (
 )
 from actorserve.sim.workload.traces import TraceRow, read_trace
 from tests.sim.runs import config
+from tools.simulation.experiment import merged
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10
@@ -323,6 +326,53 @@ def test_rows_can_be_drawn_apart() -> None:
     at_its_times = {**changes, "arrivals": {"process": "trace", "rate_per_s": None}}
     found_s = [arrival.at_s for arrival in arrivals(config(at_its_times), ROWS)]
     assert found_s == [row.at_s for row in ROWS]
+
+
+def test_classes_have_their_shares_lengths_and_beginnings() -> None:
+    """Each request belongs to one class, whose prompts begin alike; the shares are kept."""
+    changes = {
+        "num_requests": 4000,
+        "cluster": {"prefix_cache": True},
+        "lengths": {
+            "prompt": None,
+            "output": None,
+            "classes": [
+                {"share": 3.0, "prompt": 20, "output": 5, "prefix_tokens": 16},
+                {"share": 1.0, "prompt": "uniform:30:40", "output": 50},
+            ],
+        },
+    }
+    found = list(arrivals(config(changes), ()))
+    short = [arrival for arrival in found if arrival.prefix == 0]
+    assert {(one.prompt_tokens, one.output_tokens, one.prefix_tokens) for one in short} == {(20, 5, 16)}
+    others = [arrival for arrival in found if arrival.prefix == 1]
+    assert {(one.output_tokens, one.prefix_tokens) for one in others} == {(50, 0)}
+    assert {one.prompt_tokens for one in others} == set(range(30, 41))
+    assert len(short) == pytest.approx(3000, abs=120)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cluster": {"prefix_cache": False}}, "prefix_tokens have no effect: expected cluster.prefix_cache"),
+        ({"prefixes": {"count": 1, "tokens": 4}}, "prefixes are not expected together with prefix_tokens"),
+        ({"lengths": {"like": "alpaca"}}, "like is not expected together with classes"),
+        ({"lengths": {"classes": [{"share": 1.0, "prompt": "x", "output": 1}]}}, "classes.0.prompt: no such length"),
+        ({"lengths": {"classes": [{"share": 0.0, "prompt": 1, "output": 1}]}}, "classes.0.share is 0.0: expected"),
+    ],
+)
+def test_wrong_classes_are_told(changes: dict[str, Any], message: str) -> None:
+    """Classes that would have no effect, or exclude another setting, are refused with the name of the setting."""
+    base = {
+        "cluster": {"prefix_cache": True},
+        "lengths": {
+            "prompt": None,
+            "output": None,
+            "classes": [{"share": 1.0, "prompt": 20, "output": 5, "prefix_tokens": 16}],
+        },
+    }
+    with pytest.raises(SimulationError, match=re.escape(message)):
+        config(merged(base, changes))
 
 
 def test_arrivals_end_with_the_duration() -> None:

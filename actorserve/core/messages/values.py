@@ -109,7 +109,8 @@ class RequestSpec:
 
     Position ``i`` of ``prompt_token_ids + output_token_ids`` is absolute and the same on every worker.
     ``output_token_ids`` is empty at first; after a failover it holds the tokens that the client has. Requests share KV
-    only with those of the same ``cache_salt``. A lower ``priority`` is more urgent.
+    only with those of the same ``cache_salt``. A lower ``priority`` is more urgent. ``client`` names the API key that
+    the request came with; empty without API keys.
     """
 
     request_id: str
@@ -118,6 +119,7 @@ class RequestSpec:
     output_token_ids: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    client: str = ""
 
 
 @value

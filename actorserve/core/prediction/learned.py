@@ -8,6 +8,7 @@ rest.
 """
 
 from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -19,7 +20,7 @@ MAX_CLASSES = 4096
 
 _NUM_BLOCKS = (1, 4, 16)  # of a prompt's beginning, by which classes are told apart
 _TOKENS_PER_BLOCK = 16
-_NUM_KEPT = 64  # lengths of a class
+_NUM_KEPT = 256  # lengths of a class
 _NUM_ENOUGH = 16  # lengths, so that wider classes do not count
 _WEIGHT = 2.0  # of the wider classes, in lengths
 _NAME_BYTES = 16
@@ -28,18 +29,27 @@ _NAME_BYTES = 16
 class _Lengths:
     """The latest lengths of one class."""
 
-    __slots__ = ("_next", "latest")
+    __slots__ = ("_latest", "_oldest", "_sorted")
 
     def __init__(self) -> None:
-        self.latest = array("i")
-        self._next = 0  # to be replaced
+        self._latest = array("i")
+        self._oldest = 0  # the place of the length that is replaced next
+        self._sorted = array("i")
 
     def add(self, length: int) -> None:
-        if len(self.latest) < _NUM_KEPT:
-            self.latest.append(length)
+        lengths, latest = self._sorted, self._latest
+        if len(latest) < _NUM_KEPT:
+            latest.append(length)
         else:
-            self.latest[self._next] = length
-            self._next = (self._next + 1) % _NUM_KEPT
+            del lengths[bisect_left(lengths, latest[self._oldest])]
+            latest[self._oldest] = length
+            self._oldest = (self._oldest + 1) % _NUM_KEPT
+        insort(lengths, length)
+
+    def above(self, num_output: int) -> tuple[int, int]:
+        """How many lengths are above ``num_output``, and by how much together."""
+        longer = self._sorted[bisect_right(self._sorted, num_output) :]
+        return len(longer), sum(longer) - len(longer) * num_output
 
 
 class LearnedLengths:
@@ -66,12 +76,12 @@ class LearnedLengths:
             lengths = self._classes.get(name)
             if lengths is None:
                 continue
-            number, rest = _rest(lengths.latest, num_output)
+            number, rest = lengths.above(num_output)
             if number >= _NUM_ENOUGH:
                 return total + weight * rest / number
             total += weight * rest / (number + _WEIGHT)
             weight *= _WEIGHT / (number + _WEIGHT)
-        number, rest = _rest(self._all.latest, num_output)
+        number, rest = self._all.above(num_output)
         if number:
             return total + weight * rest / number
         return total / (1.0 - weight) if weight < 1.0 else None
@@ -107,19 +117,11 @@ class LearnedForecast:
         self._learned.learn(self._names, num_output)
 
 
-def _rest(latest: Sequence[int], num_output: int) -> tuple[int, int]:
-    """How many lengths are above ``num_output``, and by how much together."""
-    number = rest = 0
-    for length in latest:
-        if length > num_output:
-            number += 1
-            rest += length - num_output
-    return number, rest
-
-
 def _class_names(request: Request) -> Sequence[bytes]:
     """The names of its classes, the narrowest first."""
-    hashed = blake2b(request.cache_salt.encode(), digest_size=_NAME_BYTES, person=b"length classes")
+    # The names of keys and salts are hashed first, so that none can be chosen that equals another one and tokens.
+    tenant = repr((request.spec.client, request.cache_salt)).encode()
+    hashed = blake2b(key=blake2b(tenant).digest(), digest_size=_NAME_BYTES, person=b"length classes")
     names = [hashed.digest()]
     first = 0
     for num_blocks in _NUM_BLOCKS:

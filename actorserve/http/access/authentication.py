@@ -7,6 +7,7 @@ Every wrong or missing key gets the same 401, before anything else of the reques
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
@@ -78,17 +79,25 @@ def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     return secret.strip() if scheme.lower() == b"bearer" else None
 
 
-def granted_priority(scope: Scope, wanted: int | None) -> int:
-    """The priority of a request with the field ``wanted`` (None: no such field). Without API keys any is allowed.
+class Grant(NamedTuple):
+    """What a request gets by its API key: a priority, and the key's name, which is empty without API keys."""
+
+    priority: int
+    client: str
+
+
+def granted(scope: Scope, wanted: int | None) -> Grant:
+    """The grant of a request with the field ``priority`` ``wanted`` (None: no such field). Without API keys any
+    priority is allowed.
 
     Raises: RequestFailedError, 403, if the priority is more urgent than the request's key allows.
     """
     key = scope.get(_SCOPE_KEY)
     if not isinstance(key, ApiKey):
-        return wanted or 0
+        return Grant(wanted or 0, "")
     if wanted is None:
-        return key.priority
+        return Grant(key.priority, key.name)
     if wanted < key.best_priority:
         message = f"priority: this API key may ask for {key.best_priority} at best (lower is more urgent)"
         raise RequestFailedError(403, message, param="priority", code="priority_not_allowed")
-    return wanted
+    return Grant(wanted, key.name)

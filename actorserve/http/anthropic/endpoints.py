@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from actorserve.http.access.authentication import granted_priority
+from actorserve.http.access.authentication import granted
 from actorserve.http.access.request_id import request_id_of
 from actorserve.http.answers.answer import Answer
 from actorserve.http.answers.answers import Answers
@@ -46,10 +46,10 @@ class AnthropicEndpoints:
     async def _message(self, request: Request) -> Answer:
         answer_id = f"msg_{uuid.uuid4().hex}"
         async with self._requests.read(request, MessagesRequest) as fields:
-            priority = granted_priority(request.scope, fields.priority)
+            grant = granted(request.scope, fields.priority)
             with naming(CHAT_FIELDS):
                 chat = self._requests.validate(ChatRequest, fields.to_chat())
-                work = await self._translator.chat(chat, answer_id, priority, at_most=fields.max_tokens)
+                work = await self._translator.chat(chat, answer_id, grant, at_most=fields.max_tokens)
         model = self._translator.model(fields.model).name
 
         def make_format(usage: Usage) -> MessageFormat:

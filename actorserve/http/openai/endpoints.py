@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from actorserve.http.access.authentication import granted_priority
+from actorserve.http.access.authentication import granted
 from actorserve.http.answers.answer import Answer
 from actorserve.http.answers.answer_format import AnswerFormat
 from actorserve.http.answers.answers import Answers
@@ -47,8 +47,8 @@ class OpenAIEndpoints:
     async def _chat(self, request: Request) -> Answer:
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         async with self._requests.read(request, ChatRequest) as fields:
-            priority = granted_priority(request.scope, fields.priority)
-            work = await self._translator.chat(fields, answer_id, priority)
+            grant = granted(request.scope, fields.priority)
+            work = await self._translator.chat(fields, answer_id, grant)
         head = self._head(answer_id, fields.model)
 
         def make_format(usage: Usage) -> ChatFormat:
@@ -59,8 +59,8 @@ class OpenAIEndpoints:
     async def _completion(self, request: Request) -> Answer:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         async with self._requests.read(request, CompletionRequest) as fields:
-            priority = granted_priority(request.scope, fields.priority)
-            work = await self._translator.completion(fields, answer_id, priority)
+            grant = granted(request.scope, fields.priority)
+            work = await self._translator.completion(fields, answer_id, grant)
         head = self._head(answer_id, fields.model)
 
         def make_format(usage: Usage) -> CompletionFormat:

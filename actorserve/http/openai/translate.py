@@ -11,6 +11,7 @@ from functools import partial
 from actorserve.core.messages import ModelInfo, RequestSpec, SamplingParams
 from actorserve.core.rng import derive_seed
 from actorserve.errors import InvalidRequestError
+from actorserve.http.access.authentication import Grant
 from actorserve.http.answers.echo import Echo
 from actorserve.http.answers.worker_requests import WorkerRequests
 from actorserve.http.chat.dialect import Dialect
@@ -75,7 +76,7 @@ class Translator:
         return self._models.find(name)
 
     async def chat(
-        self, request: ChatRequest, answer_id: str, priority: int, at_most: int | None = None
+        self, request: ChatRequest, answer_id: str, grant: Grant, at_most: int | None = None
     ) -> WorkerRequests:
         """``at_most`` tokens are generated, or as many as fit the context, unless ``request`` has a limit of its own.
 
@@ -98,13 +99,13 @@ class Translator:
         )
         functions = callable_functions(request)
         return replace(
-            self._worker_requests(generation, answer_id, priority),
+            self._worker_requests(generation, answer_id, grant),
             new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
             may_be_complete=bool(functions) and not (several_calls(request) or must_call(request)),
             marker_ids=self._dialect.marker_ids(with_tools=bool(functions)),
         )
 
-    async def completion(self, request: CompletionRequest, answer_id: str, priority: int) -> WorkerRequests:
+    async def completion(self, request: CompletionRequest, answer_id: str, grant: Grant) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         prompts, echoes = await self._prompts.completion(request, model)
@@ -123,9 +124,9 @@ class Translator:
             echoes=echoes,
             repeats_prompt_ids=request.return_token_ids,
         )
-        return self._worker_requests(generation, answer_id, priority)
+        return self._worker_requests(generation, answer_id, grant)
 
-    def _worker_requests(self, generation: _Generation, answer_id: str, priority: int) -> WorkerRequests:
+    def _worker_requests(self, generation: _Generation, answer_id: str, grant: Grant) -> WorkerRequests:
         fields, model = generation.fields, generation.model
         check_token_ids(fields.stop_token_ids, model, "stop_token_ids")
         check_token_ids([token_id for token_id, _ in fields.logit_bias], model, "logit_bias")
@@ -139,7 +140,10 @@ class Translator:
                 scored_prompt = generation.scored_prompt if choice == 0 else -1  # the scores are the same for all
                 sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens, scored_prompt)
                 request_id = f"{answer_id}-{len(specs)}"
-                specs.append(RequestSpec(request_id, prompt, sampling, priority=priority, cache_salt=salt))
+                spec = RequestSpec(
+                    request_id, prompt, sampling, priority=grant.priority, cache_salt=salt, client=grant.client
+                )
+                specs.append(spec)
         num_prompt_tokens = sum(map(len, generation.prompts))
         return WorkerRequests(tuple(specs), num_prompt_tokens, generation.choices_per_prompt, echoes=generation.echoes)
 

@@ -1,5 +1,6 @@
 """The predictor that learns: its classes, what is left of a request, and bounded memory."""
 
+import pytest
 from hypothesis import given, strategies as st
 
 from actorserve.core.messages import Peer, RequestSpec, SamplingParams
@@ -10,11 +11,11 @@ from actorserve.core.request import Request
 lengths = st.lists(st.integers(1, 1000), min_size=1, max_size=40)
 
 
-def request(*beginning: int, salt: str = "", max_tokens: int = 1000, num_prompt: int = 40) -> Request:
+def request(*beginning: int, client: str = "", salt: str = "", max_tokens: int = 1000, num_prompt: int = 40) -> Request:
     """A request whose prompt begins with 16 times each of these tokens."""
     tokens = [token for token in beginning for _ in range(16)]
     prompt = (*tokens, *(0 for _ in range(num_prompt - len(tokens))))
-    spec = RequestSpec("r", prompt, SamplingParams(seed=0, max_tokens=max_tokens), cache_salt=salt)
+    spec = RequestSpec("r", prompt, SamplingParams(seed=0, max_tokens=max_tokens), cache_salt=salt, client=client)
     return Request(spec, 1, Peer("gateway-0", 1))
 
 
@@ -81,17 +82,23 @@ def test_old_outputs_are_forgotten() -> None:
     """A class follows a change of its lengths, because only the latest ones count."""
     learned = LearnedLengths()
     learn(learned, request(1), *[100] * 500)
-    learn(learned, request(1), *[10] * 64)
+    learn(learned, request(1), *[10] * 256)
     assert learned.forecast(request(1)).rest(0) == 10.0
 
 
-def test_tenants_with_different_salts_share_no_class() -> None:
-    """What one tenant's template generates says nothing of another tenant's same template."""
+@pytest.mark.parametrize(("a", "b"), [(("a", ""), ("b", "")), (("", "a"), ("", "b")), (("a", "b"), ("ab", ""))])
+def test_tenants_share_no_class(a: tuple[str, str], b: tuple[str, str]) -> None:
+    """What one API key's or salt's template generates says nothing of another's same template.
+
+    A new prompt of a known tenant is expected to be like the tenant's others.
+    """
     learned = LearnedLengths()
-    learn(learned, request(1, salt="a"), *[10] * 64)
-    learn(learned, request(1, salt="b"), *[90] * 64)
-    assert learned.forecast(request(1, salt="a")).rest(0) == 10.0
-    assert learned.forecast(request(1, salt="b")).rest(0) == 90.0
+    of_a, of_b = request(1, client=a[0], salt=a[1]), request(1, client=b[0], salt=b[1])
+    learn(learned, of_a, *[10] * 64)
+    learn(learned, of_b, *[90] * 64)
+    assert learned.forecast(of_a).rest(0) == 10.0
+    assert learned.forecast(of_b).rest(0) == 90.0
+    assert learned.forecast(request(5, client=b[0], salt=b[1])).rest(0) == 90.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 99)), max_size=80), st.integers(4, 9))

@@ -134,7 +134,10 @@ async def test_a_right_key_opens_everything(keys: ApiKeys, scheme: str) -> None:
 async def test_keys_bound_priorities(
     keys: ApiKeys, endpoint: str, secret: str, asked: int | None, priority: int | None
 ) -> None:
-    """A request without a priority gets its key's priority. A more urgent one than the key allows is a 403."""
+    """A request without a priority gets its key's priority. A more urgent one than the key allows is a 403.
+
+    Its worker hears the key's name.
+    """
     service = says("a")
     prompt = {"prompt": "x"} if endpoint == "completions" else {"messages": [{"role": "user", "content": "x"}]}
     async with client_for(service, api_keys=keys) as client:
@@ -150,7 +153,8 @@ async def test_keys_bound_priorities(
         assert service.requests == []
     else:
         assert response.status_code == 200
-        assert [spec.priority for spec in service.specs] == [priority]
+        name = "team-a" if secret == SECRET else "team-b"
+        assert [(spec.priority, spec.client) for spec in service.specs] == [(priority, name)]
 
 
 @pytest.mark.parametrize(("asked", "priority"), [(None, 0), (-(2**31), -(2**31)), (2**31 - 1, 2**31 - 1)])
@@ -159,7 +163,7 @@ async def test_without_keys_any_priority_may_be_had(asked: int | None, priority:
     service = says("a")
     async with client_for(service) as client:
         assert (await client.post("/v1/completions", json={"prompt": "x", "priority": asked})).status_code == 200
-    assert [spec.priority for spec in service.specs] == [priority]
+    assert [(spec.priority, spec.client) for spec in service.specs] == [(priority, "")]
 
 
 async def test_websockets_are_closed(keys: ApiKeys) -> None:

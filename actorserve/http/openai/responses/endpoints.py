@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from actorserve.http.access.authentication import granted_priority
+from actorserve.http.access.authentication import granted
 from actorserve.http.answers.answer import Answer
 from actorserve.http.answers.answer_format import Json
 from actorserve.http.answers.answers import Answers
@@ -47,10 +47,10 @@ class ResponsesEndpoints:
     async def _create(self, request: Request) -> Answer:
         response_id = f"resp_{uuid.uuid4().hex}"
         async with self._requests.read(request, ResponsesRequest) as fields:
-            priority = granted_priority(request.scope, fields.priority)
+            grant = granted(request.scope, fields.priority)
             with naming(CHAT_FIELDS):
                 chat = self._requests.validate(ChatRequest, fields.to_chat())
-                work = await self._translator.chat(chat, response_id, priority, at_most=fields.max_output_tokens)
+                work = await self._translator.chat(chat, response_id, grant, at_most=fields.max_output_tokens)
         head = response_head(fields, response_id, self._translator.model(fields.model).name, int(time.time()))
 
         def show_tokens(tokens: Sequence[AnswerToken]) -> list[Json]:
