@@ -23,7 +23,7 @@ from actorserve.core.prediction.predictor import Forecast, LengthPredictor
 from actorserve.core.request import Request
 from actorserve.core.timing.step_times import StepTimes
 
-AGEING = 0.05
+AGEING = 0.03
 """Seconds of work that a second since a request's arrival outweighs."""
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
