@@ -45,30 +45,40 @@ class History:
         machine.end()
 
 
+class HistoryError(AssertionError):
+    """A history has failed. The text says how, and what happened in it; ``what`` and ``number`` are short."""
+
+    def __init__(self, history: History, trace: Sequence[str], error: Exception) -> None:
+        self.number = history.number
+        self.what = f"{type(error).__name__}: {error}"
+        self.kind = type(error)
+        head = f"{self.what}\nhistory {history.number}, steps {list(history.steps)}:"
+        super().__init__("\n".join([head, *trace]))
+
+
 def run_histories(make: Callable[[], Machine], numbers: Iterable[int], num_steps: int, *, shorten: bool = True) -> None:
     """Run a history of ``num_steps`` steps for each number.
 
-    Raises: the error of the first history that fails, or of the shortest one that was made from it, with a note that
-    tells what happened in it.
+    Raises: HistoryError for the first history that fails, or for the shortest one that was made from it.
     """
     for number in numbers:
         history = History(number, tuple(range(num_steps)))
-        error = _error_of(make(), history)
-        if error is not None:
-            raise _shortest(make, history, error) if shorten else error
+        failure = _failure_of(make(), history)
+        if failure is not None:
+            raise _shortest(make, history, failure) if shorten else failure
 
 
-def _error_of(machine: Machine, history: History) -> Exception | None:
+def _failure_of(machine: Machine, history: History) -> HistoryError | None:
     try:
         history.run(machine)
     except Exception as error:  # noqa: BLE001 - whatever fails in a history, it is reported with the history
-        lines = [f"history {history.number}, steps {list(history.steps)}:", *machine.trace]
-        error.add_note("\n".join(lines))
-        return error
+        failure = HistoryError(history, machine.trace, error)
+        failure.__cause__ = error
+        return failure
     return None
 
 
-def _shortest(make: Callable[[], Machine], history: History, error: Exception) -> Exception:
+def _shortest(make: Callable[[], Machine], history: History, failure: HistoryError) -> HistoryError:
     """Leave out steps, first many at a time and then single ones, as long as the same kind of error is left."""
     num_runs = 0
     size = len(history.steps) // 2
@@ -76,11 +86,11 @@ def _shortest(make: Callable[[], Machine], history: History, error: Exception) -
         for begin in range(len(history.steps) - size, -1, -size):
             num_runs += 1
             shorter = History(history.number, _without(history.steps, range(begin, begin + size)))
-            found = _error_of(make(), shorter)
-            if found is not None and type(found) is type(error):
-                history, error = shorter, found
+            found = _failure_of(make(), shorter)
+            if found is not None and found.kind is failure.kind:
+                history, failure = shorter, found
         size //= 2
-    return error
+    return failure
 
 
 def _without(steps: Sequence[int], places: Collection[int]) -> tuple[int, ...]:

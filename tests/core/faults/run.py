@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.core.faults.history import run_histories
+from tests.core.faults.history import HistoryError, run_histories
 from tests.core.faults.machine import ClusterMachine
 from tests.core.faults.rare_rules import RARE_RULES
 from tests.core.faults.rules import RULES
@@ -37,7 +37,7 @@ LEAST_IN_100 = {
 
 
 def run(first: int, num_histories: int, *, shorten: bool = True) -> Counter[str]:
-    """Run the histories from number ``first`` on. Returns what happened in them. Raises: what a history raises."""
+    """Run the histories from number ``first`` on. Returns what happened in them. Raises: HistoryError."""
     seen = Seen()
     numbers = range(first, first + num_histories)
     run_histories(lambda: ClusterMachine({**RULES, **RARE_RULES}, seen), numbers, NUM_STEPS, shorten=shorten)
@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         counts = run(chosen.first, chosen.histories, shorten=False)
-    except Exception as error:  # noqa: BLE001 - whatever fails in a history is the result
-        print(json.dumps({"failed": f"{type(error).__name__}: {error}", "history": error.__notes__[0]}))  # noqa: T201
+    except HistoryError as failure:
+        print(json.dumps({"failed": failure.what, "history": failure.number}))  # noqa: T201
         return 1
     rare = too_rare(counts, chosen.histories)
     print(json.dumps({"counts": dict(sorted(counts.items())), "too_rare": rare}))  # noqa: T201

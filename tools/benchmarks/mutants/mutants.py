@@ -132,5 +132,5 @@ def _failure(sources: Path, first: int, num_histories: int) -> str:
     except (IndexError, ValueError) as error:
         raise MutantError(f"the histories did not run: {done.stderr.strip()[-500:]}") from error
     if "failed" in result:
-        return f"{result['history'].partition(',')[0]}: {result['failed']}"
+        return f"history {result['history']}: {result['failed']}"
     return f"too rare: {result['too_rare']}"
