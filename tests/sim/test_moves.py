@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -72,16 +73,15 @@ def test_requests_move_and_lose_nothing(mode: str, policy: str) -> None:
     assert as_json(figures) == as_json(again.run().figures())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_a_live_move_is_shorter_than_a_copy(seed: int) -> None:
-    """A request pauses for a shorter time if it decodes while its KV is copied."""
-    gaps = {
-        mode: run(merged(MOVING, {"seed": seed, "cluster": {"migration": {"mode": mode}}})).figures()["migration"]
-        for mode in ("live", "blocking", "recompute")
-    }
-    assert min(each["migrated"] for each in gaps.values()) > 100
-    assert gaps["live"]["gap_s"]["mean"] < gaps["blocking"]["gap_s"]["mean"]
-    assert gaps["live"]["gap_s"]["mean"] < gaps["recompute"]["gap_s"]["mean"]
+def test_a_live_move_is_shorter_than_a_copy() -> None:
+    """Requests pause for a shorter time, as a mean over three seeds, if they decode while their KV is copied."""
+    mean_gaps_s = {}
+    for mode in ("live", "blocking", "recompute"):
+        changes = {"cluster": {"migration": {"mode": mode}}}
+        runs = [run(merged(MOVING, {"seed": seed, **changes})).figures()["migration"] for seed in range(3)]
+        assert min(each["migrated"] for each in runs) > 100
+        mean_gaps_s[mode] = mean(each["gap_s"]["mean"] for each in runs)
+    assert mean_gaps_s["live"] < mean_gaps_s["blocking"] < mean_gaps_s["recompute"]
 
 
 def fastest_copies(migration: dict[str, Any]) -> tuple[float, float]:
