@@ -46,7 +46,7 @@ class _Entry:
 
 
 class ShortestExpected:
-    """The policy. ``longest_s`` bounds what may be expected of a request, so that each one's turn is bounded."""
+    """The policy, with what ``predictor`` expects."""
 
     reserves_output = False
     is_preemptive = True

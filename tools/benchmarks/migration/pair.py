@@ -80,6 +80,7 @@ class _Placer:
 
     def __init__(self) -> None:
         self.workers: dict[str, Peer] = {}
+        self.reports: dict[str, LoadReport] = {}  # the latest of each worker, which reports to its coordinator alone
         self.places: dict[str, str] = {}
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
@@ -88,6 +89,9 @@ class _Placer:
                 self.workers[peer.name] = peer
             case PeerDown(peer=peer):
                 self.workers.pop(peer.name, None)
+                self.reports.pop(peer.name, None)
+            case LoadReport() if sender is not None:
+                self.reports[sender.name] = message
             case Place(request_id=request_id, epoch=epoch, avoid=avoid) if sender is not None:
                 name = self.places[request_id] if avoid is None else DESTINATION
                 return [Send(sender, Placed(request_id, epoch, self.workers[name]))]
@@ -246,7 +250,7 @@ class Pair:
 
     def reports(self) -> dict[str, LoadReport]:
         """Each worker's latest report."""
-        return {peer.name: report for peer, report in self._sessions.peers.loads.items()}
+        return dict(self._placer.reports)
 
     async def fresh_reports(self) -> dict[str, LoadReport]:
         """The second next report of each worker, because the next one may have been sent before this call.
