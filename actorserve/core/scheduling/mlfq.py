@@ -240,7 +240,8 @@ class MultiLevelQueue(Generic[T]):
         """To the back of ``level``, with a fresh quantum. An item that reaches its former level is promoted no more."""
         entry.used_s = 0.0
         self._move(entry, level)
-        if level >= self._promoted_from.get(entry.item, math.inf):
+        former_level = self._promoted_from.get(entry.item)
+        if former_level is not None and level >= former_level:
             del self._promoted_from[entry.item]
 
     def _move(self, entry: _Entry[T], level: int) -> None:

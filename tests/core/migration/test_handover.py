@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from actorserve.core.effects import Deliver, End, Send
+from actorserve.core.effects import Deliver, Effect, End, Send
 from actorserve.core.messages import (
     Close,
     Finished,
@@ -34,11 +34,16 @@ from tests.core.harness.handover import ATTAINED, HAND_OVER, with_tokens
 C = Peer("worker-2", 1)
 
 
-def start(epoch: int, output: tuple[int, ...], transfer: Transfer | None) -> Start:
-    return Start(epoch, replace(SPEC, output_token_ids=output), ATTAINED, transfer)
+def start(epoch: int, output: tuple[int, ...], transfer: Transfer | None, age_s: float = 0.0) -> Start:
+    return Start(epoch, replace(SPEC, output_token_ids=output), replace(ATTAINED, age_s=age_s), transfer)
 
 
-COMMITTED = [Send(B, start(2, (10, 11), Transfer(A, migration_id(3)))), Send(A, Release("r", 1))]
+def committed_at(now: float) -> list[Effect]:
+    """What a commit at ``now`` sends. The request came at 0 s."""
+    return [Send(B, start(2, (10, 11), Transfer(A, migration_id(3)), now)), Send(A, Release("r", 1))]
+
+
+COMMITTED = committed_at(0.0)
 
 
 def committed() -> Gateway:
@@ -76,7 +81,7 @@ def test_nothing_is_committed_while_tokens_are_missing() -> None:
     assert gateway.handle(HAND_OVER, 1.0, A) == [Send(A, Resend("r", 1, 0))]
     assert gateway.handle(tokens(1, 0, 10), 1.1, A) == [Send(A, Resend("r", 1, 1)), Deliver("r", (10,))]
     effects = gateway.handle(tokens(1, 1, 11), 1.2, A)
-    assert effects == [*COMMITTED, Deliver("r", (11,))]
+    assert effects == [*committed_at(1.2), Deliver("r", (11,))]
     assert gateway.handle(tokens(2, 2, 12), 1.3, B) == [Deliver("r", (12,))]
 
 
@@ -237,7 +242,7 @@ def test_logprobs_are_whole_after_a_move() -> None:
     assert gateway.handle(first, 0.0, A) == [Deliver("r", (10,), (logprobs[0],))]
     assert gateway.handle(HAND_OVER, 0.0, A) == [Send(A, Resend("r", 1, 1))]
     second = Tokens(("r",), (1,), (0,), (10, 11), (logprobs[0], logprobs[1]), run_lengths=(2,))
-    assert gateway.handle(second, 0.1, A) == [*COMMITTED, Deliver("r", (11,), (logprobs[1],))]
+    assert gateway.handle(second, 0.1, A) == [*committed_at(0.1), Deliver("r", (11,), (logprobs[1],))]
     rest = Tokens(("r", "r"), (2, 2), (2, 3), (12, 13), (logprobs[2], logprobs[3]))
     assert gateway.handle(rest, 0.2, B) == [Deliver("r", (12, 13), (logprobs[2], logprobs[3]))]
 

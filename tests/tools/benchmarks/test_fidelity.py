@@ -288,7 +288,7 @@ def test_recorded_times_give_the_recorded_schedule(load_tokens_per_s: float) -> 
     assert compared.simulated_counts["num_preemptions"] > 0
     assert compared.simulated_counts["num_tokens_found"] > 0
     blind = Simulation(twin_of(parsed(*SMALL)).config(load_tokens_per_s), [FLAT]).run()
-    assert latencies_of(records_in(blind))["e2e_s"]["p50"] < 0.8 * compared.measured["e2e_s"]["p50"]
+    assert latencies_of(records_in(blind))["e2e_s"]["p50"] < 0.9 * compared.measured["e2e_s"]["p50"]
 
 
 def test_an_iteration_takes_the_time_of_one_like_it() -> None:

@@ -109,7 +109,7 @@ def calibrate(arguments: argparse.Namespace, values: Overrides, folder: Path, co
     return Calibration(
         tokens_per_s,
         message_s(gateway, entries_of(folder, "worker-0")),
-        pools_of(last_report(iter(gateway))),
+        pools_of(last_report(entries_of(folder, "coordinator"))),
         _recording(folder),
     )
 
@@ -126,7 +126,7 @@ def run_load(
         records_of(iter(gateway), _SALT),
         message_s(gateway, entries_of(folder, "worker-0")),
         _recording(folder),
-        last_report(iter(gateway)),
+        last_report(entries_of(folder, "coordinator")),
     )
 
 

@@ -212,8 +212,8 @@ MIGRATIONS: Final = (
     Mutant(
         "the destination keeps blocks of a move that failed",
         _DESTINATION,
-        "        del self._incoming[incoming.transfer]\n        self._memory.pools.release(incoming.kv)",
-        "        del self._incoming[incoming.transfer]",
+        "[incoming.transfer]\n        self._effects += self._memory.pools.release(incoming.kv)",
+        "[incoming.transfer]",
     ),
     Mutant(
         "the destination copies what its prefix cache has, to the wrong places",
@@ -351,8 +351,8 @@ WORKERS: Final = (
     Mutant(
         "blocks are free while a copy from another worker writes them",
         "kv/kv_pools.py",
-        "            written.update(fetch.blocks)\n            holding.copy_id = None",
-        "            fetch.blocks = ()\n            holding.copy_id = None",
+        "            written.update(fetch.blocks)\n            cancels",
+        "            fetch.blocks = ()\n            cancels",
     ),
 )
 
