@@ -93,6 +93,7 @@ def test_streams_begin_without_the_coordinator(server: Server, how: signal.Signa
     """
     undisturbed = asyncio.run(ask_all(server))
     assert [answer[1:] for answer in undisturbed] == [(MAX_TOKENS, "length")] * NUM_STREAMS
+    wait_until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0.0, "the gateway knows that all blocks are free")
     placed_here, before = server.metric(PLACED_HERE), starts(server)
 
     async def disturbed() -> list[tuple[str, int, str | None]]:
