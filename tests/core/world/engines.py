@@ -1,5 +1,7 @@
 """The engines of a world: the test decides when each iteration, swap, copy and grammar ends."""
 
+from abc import ABC, abstractmethod
+
 from actorserve.core.effects import Fetch, SwapOut
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.kv.tickets import is_genuine
@@ -8,7 +10,7 @@ from tests.core.world.kv_contents import check_read_kv
 from tests.core.world.parts import KEY, Client, Process
 
 
-class Engines:
+class Engines(ABC):
     """The part of a world that drives its workers' engines."""
 
     def __init__(self) -> None:
@@ -17,9 +19,9 @@ class Engines:
         self.lives: list[Process] = []  # every process that ever ran
         self.clients: dict[str, Client] = {}
 
+    @abstractmethod
     def _handle(self, process: Process, message: Message, sender: Peer | None = None) -> None:
         """The process's core gets a message, and what it wants is done."""
-        raise NotImplementedError
 
     def plan_ahead(self, name: str) -> None:
         """The iteration in flight on a worker is about to end, so the worker plans the next one."""
