@@ -8,7 +8,8 @@ its gateway decides for how long. Whenever room may have become free, waiting re
 request that fits nowhere now lets the requests behind it pass. Then short requests could take all free room for ever.
 Therefore, if a request would be passed after it has waited for its promotion, an instance is reserved for it: the one
 with the most room of those that could hold it. No other request is sent there, so its room grows until the request
-fits, there or elsewhere.
+fits, there or elsewhere. In a large fleet, the next round reserves an instance for the first waiting request, whether
+or not it is overdue, and migration makes room there.
 
 Each round decides which instances move requests to which (``core.migration.pairing``), whether an instance starts or
 ends (``core.cluster.scaling``), and which instance holds the checkpoints of which (``core.checkpoints.ring``).
@@ -285,7 +286,7 @@ class ClusterState:
                     continue
                 if not self.queue.is_overdue(request_id, now) or not self.queue.leads(request_id, now):
                     continue
-                if not self.fleet.reserve_for(waiting.place):
+                if not self.fleet.reserve_for(waiting.place, is_overdue=True):
                     unreserved[need] = num_tokens
                     continue
             if not self._has_room(new):
@@ -293,17 +294,13 @@ class ClusterState:
         return False
 
     def _reserve_for_first(self, now: float) -> None:
-        """Reserve an instance for the first waiting request if it is overdue, even if no request could pass it.
+        """Reserve an instance for the first waiting request, even if no request could pass it.
 
         Migration then moves other requests away from that instance, to make room for it.
         """
         request_id = next(iter(self.queue.order(now)), None)
-        if (
-            request_id is not None
-            and not self.fleet.has_reservation(request_id)
-            and self.queue.is_overdue(request_id, now)
-        ):
-            self.fleet.reserve_for(self.waiting[request_id].place)
+        if request_id is not None and not self.fleet.has_reservation(request_id):
+            self.fleet.reserve_for(self.waiting[request_id].place, is_overdue=self.queue.is_overdue(request_id, now))
 
     def _has_room(self, new: Place | None) -> bool:
         """Whether there is room for the ``new`` request, or for the shortest of the waiting ones with some need."""

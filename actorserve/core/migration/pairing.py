@@ -17,10 +17,11 @@ measured bandwidth. When a move's time is over, bytes that have not moved no lon
 A terminating instance is a source whatever its load, for all its requests, and gets one destination after another. If
 an instance is reserved for a request that waits in the cluster, this request counts there as the head of the line. So
 the instance becomes a source, and small requests make room for the big one: de-fragmentation, by Llumnix's own rule.
+It chooses its destination before all other sources, it does not rest, and a move that fills it ends.
 
 To prevent storms, a source stops at a higher freeness than it starts at and rests afterwards, and a destination does
-not become a source for as long. A pair whose move moved nothing is left alone, twice as long each time. At most
-``max_moves`` are in progress at once.
+not become a source for as long. A move in whose first half the source found nothing more to move is over. A pair whose
+move moved nothing is left alone, twice as long each time. At most ``max_moves`` are in progress at once.
 
 All state is soft: after a restart the first round begins with what the instances report.
 """
@@ -130,7 +131,7 @@ class Pairing:
         iterations = {view.peer: _iterations(view) for view in idle}
         sources = [view for view in idle if self._is_source(view, iterations[view.peer])]
         if sources:
-            sources.sort(key=lambda view: (iterations[view.peer], view.peer))
+            sources.sort(key=lambda view: (view.reserved_for is None, iterations[view.peer], view.peer))
             self._pair(sources, self._destinations(idle, iterations), now, sends)
         return sends
 
@@ -162,23 +163,26 @@ class Pairing:
             self._backoffs.pop(pair, None)
         is_over = now >= move.expires_s
         is_busy = report.num_migrating > 0 and now < move.expires_s + PATIENCE * self._config.ttl_s
+        is_idle = now >= move.expires_s - 0.5 * self._config.ttl_s
         if is_over:
             self._set_left(move, 0)
-        may_receive = not destination.is_stale and _iterations(destination) >= self._config.source_below
-        if source.is_stale or not may_receive:
+        has_room = not destination.is_stale and _iterations(destination) >= self._config.source_below
+        if source.is_stale or not has_room or destination.reserved_for is not None:
             self._stop(move, now, sends)
         elif _iterations(source) >= self._config.source_until:
             self._stop(move, now, sends)
             self._rest(source.peer, now)
         elif is_busy:
             return  # decide about more once the migrations in flight have ended
-        elif num_migrated <= 0 and (is_over or num_failed > 0):
+        elif num_migrated <= 0 and (is_idle or num_failed > 0):
             self._stop(move, now, sends)
             num_failures = 1 + (self._backoffs[pair].num_failures if pair in self._backoffs else 0)
             backoff_s = min(self._config.rest_s * 2.0 ** min(num_failures - 1, 30), MAX_BACKOFF_S)
             self._backoffs[pair] = _Backoff(now + backoff_s, num_failures)
         elif is_over or not move.left_bytes:
             self._end(move)
+        elif is_idle:
+            self._stop(move, now, sends)
 
     def _stop(self, move: Move, now: float, sends: list[Send]) -> None:
         """End a move before its time is over, and tell its source."""
@@ -209,7 +213,8 @@ class Pairing:
 
     def _is_source(self, view: InstanceView, iterations: float) -> bool:
         has_requests = view.report.num_running + view.report.num_waiting > 0
-        may_start = view.is_terminating or view.peer not in self._no_source_until_s
+        is_urgent = view.is_terminating or view.reserved_for is not None
+        may_start = is_urgent or view.peer not in self._no_source_until_s
         return has_requests and may_start and iterations < self._config.source_below
 
     def _destinations(

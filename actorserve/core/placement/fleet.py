@@ -22,7 +22,7 @@ from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import NO_ROOM, InstanceView, NewInstance, PlacementInFlight
 from actorserve.core.placement.placements import PlacementsInFlight
 from actorserve.core.placement.prefix_map import PrefixMap
-from actorserve.core.placement.reservations import Reservations, instance_to_reserve
+from actorserve.core.placement.reservations import Reservations
 
 HIGHEST_FREENESS = HighestFreeness()
 
@@ -151,13 +151,13 @@ class Fleet:
         view = dispatch(place, self._index, self._rule, prefixes, seed)
         return instance_to_wait_at(place, self._index) if view is None and self._may_wait_for_room else view
 
-    def reserve_for(self, place: Place) -> bool:
+    def reserve_for(self, place: Place, *, is_overdue: bool) -> bool:
         """Reserve the instance with the most room of those that could hold the request.
 
         The reservation lasts until the request is placed, it is ``release``d, or the instance can no longer hold the
-        request. False if no instance is left to reserve.
+        request. False if no instance may be reserved (``core.placement.reservations``).
         """
-        view = instance_to_reserve(place, self._index)
+        view = self._reservations.instance_for(place, self._index, is_overdue=is_overdue)
         if view is None:
             return False
         self._reservations.add(view, place)

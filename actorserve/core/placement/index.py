@@ -11,7 +11,8 @@ from actorserve.core.placement.instance_view import NO_ROOM, InstanceView
 class KindIndex:
     """The views of one kind's instances that have reported, sorted by score, ``admitted_tokens`` and capacity."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self._views: dict[Peer, InstanceView] = {}
         self._by_score: list[tuple[float, Peer]] = []
         self._by_room: list[tuple[int, Peer]] = []
@@ -130,7 +131,9 @@ class InstanceIndex:
 
     def add(self, view: InstanceView) -> None:
         self._views[view.peer] = view
-        self._kinds.setdefault(view.kind, KindIndex()).add(view)
+        if view.kind not in self._kinds:
+            self._kinds[view.kind] = KindIndex(view.kind)
+        self._kinds[view.kind].add(view)
 
     def update(self, view: InstanceView, score: float, admitted_tokens: int) -> None:
         """Set these values of an instance in the index, and re-sort it if they or its capacity have changed."""

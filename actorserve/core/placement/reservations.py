@@ -1,26 +1,21 @@
 """Reservations: instances that admit only one particular request, until they have room for it.
 
-Otherwise short requests could keep taking all room that becomes free, and a long request would starve.
+Otherwise short requests could keep taking all room that becomes free, and a long request would starve. But no other
+request may use a reserved instance's room. Therefore at most one instance in sixteen of a kind is reserved. In a fleet
+that is too small for this share, one instance may be reserved, but only for a request that is overdue, because this
+takes a large part of the fleet from the short requests.
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from actorserve.core.messages import Place
 from actorserve.core.placement.dispatch import required_kind
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import InstanceView
 
-
-def instance_to_reserve(place: Place, index: InstanceIndex) -> InstanceView | None:
-    """The instance with the most room of those that could hold the request and are not reserved; None if none is left.
-
-    An instance that admits nothing now is never reserved, because no request could take its room anyway.
-    """
-    firsts = (
-        next((view for view in found.most_room_first() if view.reserved_for is None and view.can_hold(place)), None)
-        for found in index.of_kind(required_kind(place, index))
-    )
-    return max(filter(None, firsts), key=lambda view: (view.admitted_tokens, view.peer), default=None)
+INSTANCES_PER_RESERVATION: Final = 16
 
 
 class Reservations:
@@ -28,6 +23,7 @@ class Reservations:
 
     def __init__(self) -> None:
         self._views: dict[str, InstanceView] = {}  # the reserved instance, by request id
+        self._num_of_kind: Counter[str] = Counter()  # reserved instances
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._views
@@ -36,15 +32,34 @@ class Reservations:
     def request_ids(self) -> list[str]:
         return list(self._views)
 
+    def instance_for(self, place: Place, index: InstanceIndex, *, is_overdue: bool) -> InstanceView | None:
+        """The instance with the most room of those that could hold the request and may be reserved; None without any.
+
+        An instance that admits nothing now is never reserved, because no request could take its room anyway.
+        """
+        best: InstanceView | None = None
+        for found in index.of_kind(required_kind(place, index)):
+            share = len(found) // INSTANCES_PER_RESERVATION
+            if self._num_of_kind[found.kind] >= max(share, int(is_overdue)):
+                continue
+            for view in found.most_room_first():
+                if view.reserved_for is None and view.can_hold(place):
+                    if best is None or (view.admitted_tokens, view.peer) > (best.admitted_tokens, best.peer):
+                        best = view
+                    break
+        return best
+
     def add(self, view: InstanceView, place: Place) -> None:
         view.reserved_for = place
         self._views[place.request_id] = view
+        self._num_of_kind[view.kind] += 1
 
     def release(self, request_id: str) -> InstanceView | None:
         """The instance that was reserved for the request and no longer is; None if none was."""
         view = self._views.pop(request_id, None)
         if view is not None:
             view.reserved_for = None
+            self._num_of_kind[view.kind] -= 1
         return view
 
     def release_instance(self, view: InstanceView) -> None:
@@ -64,3 +79,5 @@ class Reservations:
                 assert view.is_healthy, f"{view.peer.name} is reserved, so it is healthy"
                 assert view.can_hold(place), f"{view.peer.name} is reserved for {place.request_id}, so it can hold it"
         assert num_reserved == len(self._views), "every reservation is of one known instance"
+        num_of_kind = Counter(view.kind for view in self._views.values())
+        assert +self._num_of_kind == num_of_kind, "the reserved instances of a kind are counted"

@@ -17,8 +17,10 @@ from actorserve.core.messages import (
     RefusalReason,
     Refused,
     Speed,
+    Tick,
     Unplace,
 )
+from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.fleet import Fleet
 from tests.core.harness.coordinator import A, B, Coordinator, placements
 from tests.core.harness.fleets import GATEWAY
@@ -196,6 +198,18 @@ def test_the_instance_with_the_most_room_is_reserved_and_others_go_on() -> None:
     assert coordinator.report(B, 800, now=3.0) == [("long", "worker-1"), ("s2", "worker-0")]
 
 
+def test_one_instance_in_sixteen_of_a_kind_is_reserved() -> None:
+    """However many long requests are overdue, most of a large fleet stays open to short ones."""
+    workers = [Peer(f"worker-{number}", 1) for number in range(40)]
+    coordinator = Coordinator(*workers, promote_after_s=1.0)
+    for worker in workers:
+        coordinator.report(worker, 100)
+    for number in range(5):
+        coordinator.place(f"long{number}", 800)
+    coordinator.place("short", 50, now=2.0)
+    assert sorted(coordinator.reserved.values()) == ["long0", "long1"]
+
+
 def test_what_a_long_request_leaves_is_for_requests_before_it_too() -> None:
     """When a reservation ends, the room goes to the first request that fits, even one that stood before."""
     coordinator = Coordinator(A, promote_after_s=1.0)
@@ -210,6 +224,20 @@ def test_what_a_long_request_leaves_is_for_requests_before_it_too() -> None:
     assert list(coordinator.state.queue.order(1.2)) == ["young", "long", "tiny2"]
     placed = coordinator.report(A, 1000, now=1.3)
     assert placed == [("long", "worker-0"), ("young", "worker-0"), ("tiny2", "worker-0")]
+
+
+@pytest.mark.parametrize(("num_instances", "num_reserved"), [(15, 0), (16, 1)])
+def test_a_large_fleet_makes_room_for_the_first_request_at_once(num_instances: int, num_reserved: int) -> None:
+    """In a large fleet the next round reserves an instance for the first waiting request, though it is not overdue."""
+    workers = [Peer(f"worker-{number}", 1) for number in range(num_instances)]
+    coordinator = Coordinator(*workers, promote_after_s=100.0, migration=PairingConfig())
+    for worker in workers:
+        coordinator.report(worker, 100)
+    for number in range(3):
+        coordinator.place(f"long{number}", 800)
+    assert coordinator.reserved == {}
+    coordinator.handle(Tick(), 1.0)
+    assert list(coordinator.reserved.values()) == ["long0"][:num_reserved]
 
 
 def test_an_instance_without_any_room_is_not_reserved() -> None:
@@ -425,9 +453,11 @@ def test_what_many_requests_need_is_looked_for_once(
     for name in ("choose", "reserve_for"):
         found = getattr(Fleet, name)
 
-        def counted(fleet: Fleet, place: Place, name: str = name, found: Callable[..., Any] = found) -> Any:
+        def counted(
+            fleet: Fleet, place: Place, name: str = name, found: Callable[..., Any] = found, **options: Any
+        ) -> Any:
             calls[name] += 1
-            return found(fleet, place)
+            return found(fleet, place, **options)
 
         monkeypatch.setattr(Fleet, name, counted)
     assert coordinator.report(B, 60, now=now) == [("short", "worker-1")]

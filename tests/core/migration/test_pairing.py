@@ -69,12 +69,27 @@ def test_the_next_move_begins_only_when_the_last_is_over() -> None:
     cluster.report(B, 350, 10)
     assert cluster.orders() == [("worker-0", "worker-1", 300)]
     assert cluster.orders() == []
-    cluster.report(A, 940, 10, num_migrated=1, migrated_bytes=100)
+    cluster.report(A, 940, 10, num_migrating=1, num_migrated=1, migrated_bytes=100)
     assert cluster.orders() == []
     cluster.report(A, 930, 10, num_migrated=3, migrated_bytes=300)
     assert cluster.orders() == [("worker-0", "worker-1", 290)]
+    cluster.report(A, 930, 10, num_migrating=1, num_migrated=4, migrated_bytes=310)
+    assert [cluster.orders() for _ in range(4)] == [[], [], [], []]
     cluster.report(A, 930, 10, num_migrated=4, migrated_bytes=310)
-    assert [cluster.orders() for _ in range(4)] == [[], [], [], [("worker-0", "worker-1", 290)]]
+    assert cluster.orders() == [("worker-0", "worker-1", 290)]
+
+
+def test_a_move_that_finds_no_more_requests_is_over_at_half_time() -> None:
+    """A source whose requests are all too large for what is left of its move gets another destination sooner."""
+    cluster = Cluster(A, B, C)
+    cluster.report(A, 950, 10)
+    cluster.report(B, 350, 10)
+    cluster.report(C, 450, 10)
+    assert cluster.orders() == [("worker-0", "worker-1", 300)]
+    cluster.report(A, 940, 10, num_migrated=1, migrated_bytes=100)
+    cluster.report(B, 450, 11)
+    assert cluster.orders() == []
+    assert cluster.orders() == [("worker-0", "worker-1", 0), ("worker-0", "worker-2", 245)]
 
 
 def test_a_source_goes_on_until_it_is_free_enough_and_then_rests() -> None:
@@ -247,6 +262,21 @@ def test_an_instance_that_is_reserved_for_a_big_request_makes_room_for_it() -> N
     assert cluster.view(A).reserved_for is not None
     assert placements(cluster.report(A, 300, 3, num_migrated=2, migrated_bytes=200)) == [("big", "worker-0")]
     assert cluster.view(A).reserved_for is None
+
+
+def test_a_reserved_instance_makes_room_at_once() -> None:
+    """A reserved instance that received requests a moment ago receives no more, and gives some away without a rest."""
+    cluster = Cluster(A, B, C, promote_after_s=0.5)
+    cluster.report(A, 950, 10)
+    cluster.report(B, 500, 5)
+    cluster.report(C, 700, 5)
+    assert cluster.orders() == [("worker-0", "worker-1", 225)]
+    cluster.handle(Place("big", 1, 700), cluster.now, GATEWAY)
+    cluster.report(A, 900, 9, num_migrating=1, num_migrated=1, migrated_bytes=100)
+    cluster.report(B, 490, 5)
+    assert cluster.orders() == []
+    assert cluster.orders() == [("worker-0", "worker-1", 0), ("worker-1", "worker-2", 166)]
+    assert cluster.view(B).reserved_for is not None
 
 
 def test_nothing_moves_to_a_reserved_instance() -> None:
