@@ -32,7 +32,14 @@ PeriodOrInf = Annotated[float, Field(ge=MIN_PERIOD_S, allow_inf_nan=True)]
 Freeness = Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT, allow_inf_nan=False)]
 
 Policy = Literal[
-    "skip_join_mlfq", "shortest_expected", "fcfs", "naive_mlfq", "fixed_priority", "srpt", "fcfs_reserving"
+    "skip_join_mlfq",
+    "shortest_expected",
+    "fcfs",
+    "naive_mlfq",
+    "fixed_priority",
+    "srpt",
+    "fcfs_reserving",
+    "paper_skip_join_mlfq",
 ]
 
 

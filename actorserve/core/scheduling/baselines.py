@@ -1,13 +1,26 @@
-"""Policies to compare the skip-join queue with: FastServe's two strawmen (section 4.1), and an oracle."""
+"""Policies to compare our skip-join queue with: the paper's own, its two strawmen (section 4.1), and an oracle."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
+from typing import ClassVar
 
 from actorserve.core.messages import Attained
 from actorserve.core.messages.values import NEWCOMER
 from actorserve.core.request import Request
 from actorserve.core.scheduling.mlfq import SkipJoinMLFQ
 from actorserve.core.timing.step_times import StepTimes
+
+
+class PaperSkipJoinMLFQ(SkipJoinMLFQ):
+    """Without our two rules: all requests that are due are promoted at once, and only a used-up quantum moves one."""
+
+    promotes_singly: ClassVar[bool] = False
+
+    def on_service(self, requests: Sequence[Request], service_s: float, now: float) -> Sequence[Request]:
+        return self.serve(requests, service_s, now)
+
+    def move(self, request: Request) -> None:
+        self.demote(request, self._next_iteration_s(request, request.num_fed))
 
 
 class NaiveMLFQ(SkipJoinMLFQ):

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from actorserve.core.messages import Attained
 from actorserve.core.messages.values import NEWCOMER
@@ -276,6 +276,7 @@ class SkipJoinMLFQ(MultiLevelQueue[Request]):
 
     reserves_output = False
     is_preemptive = True
+    promotes_singly: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -285,7 +286,7 @@ class SkipJoinMLFQ(MultiLevelQueue[Request]):
         first_quantum_s: float | None = None,
     ) -> None:
         quantum_s = times.min_iteration_s if first_quantum_s is None else first_quantum_s
-        super().__init__(quantum_s, promote_after_s, promotes_singly=True)
+        super().__init__(quantum_s, promote_after_s, promotes_singly=self.promotes_singly)
         self._times = times
         self._prefilling: set[Request] = set()  # they have no first token yet
 

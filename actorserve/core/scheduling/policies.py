@@ -5,7 +5,12 @@ from types import MappingProxyType
 
 from actorserve.core.prediction.learned import LearnedLengths
 from actorserve.core.prediction.predictor import LengthPredictor, LimitedLengths
-from actorserve.core.scheduling.baselines import FixedPriority, NaiveMLFQ, ShortestRemainingTime
+from actorserve.core.scheduling.baselines import (
+    FixedPriority,
+    NaiveMLFQ,
+    PaperSkipJoinMLFQ,
+    ShortestRemainingTime,
+)
 from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S, SkipJoinMLFQ
 from actorserve.core.scheduling.policy import FirstComeFirstServed, SchedulingPolicy
 from actorserve.core.scheduling.priority_classes import PriorityClasses
@@ -24,6 +29,9 @@ POLICIES: Mapping[str, Callable[[StepTimes, float, LengthPredictor], SchedulingP
         "naive_mlfq": lambda times, promote_after_s, predictor: NaiveMLFQ(times, promote_after_s=promote_after_s),
         "fixed_priority": lambda times, promote_after_s, predictor: FixedPriority(times),
         # For the simulator and benchmarks only.
+        "paper_skip_join_mlfq": lambda times, promote_after_s, predictor: PaperSkipJoinMLFQ(
+            times, promote_after_s=promote_after_s
+        ),
         "srpt": lambda times, promote_after_s, predictor: ShortestRemainingTime(times),
         "fcfs_reserving": lambda times, promote_after_s, predictor: FirstComeFirstServed(reserves_output=True),
     }

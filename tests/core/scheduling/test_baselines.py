@@ -5,7 +5,12 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from actorserve.core.scheduling.baselines import FixedPriority, NaiveMLFQ, ShortestRemainingTime
+from actorserve.core.scheduling.baselines import (
+    FixedPriority,
+    NaiveMLFQ,
+    PaperSkipJoinMLFQ,
+    ShortestRemainingTime,
+)
 from actorserve.core.scheduling.policies import POLICIES, make_policy
 from tests.core.harness.policy_driver import latencies_s, names, request, run_iteration, step_times
 
@@ -30,6 +35,18 @@ def test_naive_mlfq_promotes_as_well() -> None:
     run_iteration(policy, TIMES, one, 0.0)
     policy.order(8.5)
     assert policy.attained(one, 8.5).quantum_s == 1.0
+
+
+def test_the_papers_queue_promotes_all_at_once() -> None:
+    """All requests that have waited too long go to the top together, and a computed prompt stays in its level."""
+    policy = PaperSkipJoinMLFQ(TIMES, promote_after_s=100.0)
+    requests = [request(name, 8) for name in "abc"]
+    for one in requests:
+        policy.add(one, 0.0)
+    run_iteration(policy, TIMES, requests[0], 0.0, num_tokens=8)
+    assert [policy.attained(one, 8.0).quantum_s for one in requests] == [16.0, 8.0, 8.0]
+    policy.order(101.0)
+    assert [policy.attained(one, 101.0).quantum_s for one in requests] == [16.0, 1.0, 1.0]
 
 
 def test_fixed_priority_goes_by_input_length_for_good() -> None:
