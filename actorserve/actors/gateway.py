@@ -87,9 +87,9 @@ class GatewayActor(ClusterActor):
             self._streams[request.request_id] = stream
             self.tell(Open(request))
 
-    def release(self, request_id: str) -> None:
+    def release(self, request_id: str, *, is_complete: bool = False) -> None:
         if self._streams.pop(request_id, None) is not None:
-            self.tell(Close(request_id))
+            self.tell(Close(request_id, is_complete))
 
     def loads(self) -> Mapping[str, LoadReport]:
         return {peer.name: report for peer, report in self._core.peers.loads.items()}

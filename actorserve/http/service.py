@@ -28,8 +28,9 @@ class Service(Protocol):
         """
         ...
 
-    def release(self, request_id: str) -> None:
+    def release(self, request_id: str, *, is_complete: bool = False) -> None:
         """The client wants nothing more of this request: free all that is held for it within one iteration.
+        ``is_complete``: the answer's text has come to its own end, so that its length tells how long answers are.
 
         May be called any number of times, and also after the end.
         """

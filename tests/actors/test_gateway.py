@@ -89,6 +89,14 @@ def test_release_closes_once_and_later_effects_are_dropped() -> None:
     assert gateway.told() == [Open(spec("a")), Close("a")]
 
 
+def test_a_release_tells_that_the_answer_is_complete() -> None:
+    """The core hears whether a stop string has ended the answer."""
+    gateway = Gateway()
+    gateway.submit("a")
+    gateway.actor.release("a", is_complete=True)
+    assert gateway.told() == [Open(spec("a")), Close("a", is_complete=True)]
+
+
 def test_too_many_open_requests_are_refused_without_reaching_the_core() -> None:
     """Above the limit a request ends as overload; a released request makes room."""
     gateway = Gateway(max_open_requests=1)

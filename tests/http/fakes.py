@@ -135,6 +135,7 @@ class ScriptedRequest:
     def __init__(self, spec: RequestSpec, stream: AnswerStream) -> None:
         self.spec = spec
         self.released = asyncio.Event()
+        self.was_complete = False  # when it was released
         self._stream = stream
         self._effects: deque[Deliver | End] = deque()
         self._num_delivered = 0
@@ -187,9 +188,10 @@ class ScriptedService:
         if self.script is not None:
             scripted.feed(self.script(request))
 
-    def release(self, request_id: str) -> None:
+    def release(self, request_id: str, *, is_complete: bool = False) -> None:
         for request in self.requests:
-            if request.spec.request_id == request_id:
+            if request.spec.request_id == request_id and not request.released.is_set():
+                request.was_complete = is_complete
                 request.released.set()
 
     def loads(self) -> Mapping[str, LoadReport]:

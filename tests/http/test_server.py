@@ -135,7 +135,9 @@ async def test_client_leaves_before_any_token(streamed: bool) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_client_that_ends_its_side_has_left(streamed: bool) -> None:
-    """A client that closes its sending side during a generation counts as gone, so that its request is released."""
+    """A client that closes its sending side during a generation counts as gone, so that its request is released, though
+    not as complete.
+    """
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url))
@@ -144,6 +146,7 @@ async def test_client_that_ends_its_side_has_left(streamed: bool) -> None:
         assert not request.released.is_set()
         writer.write_eof()
         await released(request)
+        assert not request.was_complete
         assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
         writer.close()
 
@@ -452,7 +455,7 @@ async def test_drain_does_not_wait_for_a_stalled_client() -> None:
 
 
 async def test_stopped_choice_is_released_before_the_others() -> None:
-    """A stop string releases its own choice at once, while other choices of the answer go on."""
+    """A stop string releases its own choice at once, as complete, while other choices of the answer go on."""
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _), httpx.AsyncClient(timeout=DEADLINE_S) as client:
         body = {"prompt": "x", "n": 2, "stop": "b", "max_tokens": 50}
@@ -461,6 +464,7 @@ async def test_stopped_choice_is_released_before_the_others() -> None:
         first = await service.request(0)
         first.feed([delivered("abc")])
         await released(first)
+        assert first.was_complete
         assert not second.released.is_set()
         second.feed(one_by_one("xyz"))
         choices = (await asking).json()["choices"]

@@ -125,7 +125,7 @@ LOCAL_MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.CopyFailed, _NATURAL),
     st.builds(m.GrammarReady, _TEXT),
     st.builds(m.Open, _REQUESTS),
-    st.builds(m.Close, _TEXT),
+    st.builds(m.Close, _TEXT, st.booleans()),
 )
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     LOCAL_MESSAGES,
@@ -140,7 +140,7 @@ MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.Start, _NATURAL, _REQUESTS, _ATTAINED, st.none() | st.builds(m.Transfer, _PEERS, _TRANSFERS)),
     st.builds(m.Started, _TEXT, _NATURAL),
     st.builds(m.Finished, _TEXT, _NATURAL, st.sampled_from(m.FinishReason), _NATURAL),
-    st.builds(m.Release, _TEXT, _NATURAL),
+    st.builds(m.Release, _TEXT, _NATURAL, st.booleans()),
     st.builds(m.Resend, _TEXT, _NATURAL, _NATURAL),
     st.builds(m.LoadReport, *[_NATURAL] * 6, _POSITIVE, _POSITIVE, _NATURAL, _tuples(_TEXT), st.booleans()),
     st.builds(m.MigrateTo, _PEERS, _NATURAL, _FINITE),

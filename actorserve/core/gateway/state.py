@@ -87,8 +87,8 @@ class GatewayState:
                     spec, now, prefix_aware=self.config.prefix_aware
                 )
                 self._placer.place(session, now, effects)
-            case Close(request_id=request_id):
-                self._on_close(request_id, effects)
+            case Close():
+                self._on_close(message, effects)
             case Placed():
                 self._placer.on_placed(message, sender, now, effects)
             case Started():
@@ -127,14 +127,15 @@ class GatewayState:
         """
         self._invariants.check(self.sessions, self.peers, self._placer)
 
-    def _on_close(self, request_id: str, effects: list[Effect]) -> None:
+    def _on_close(self, message: Close, effects: list[Effect]) -> None:
+        request_id = message.request_id
         session = self.sessions.pop(request_id, None)
         if session is None:
             return
         if session.stage is not SessionStage.RUNNING and self.peers.coordinator is not None:
             effects.append(Send(self.peers.coordinator, Unplace(request_id, session.epoch)))
         if session.stage is not SessionStage.PLACING and session.instance is not None:
-            effects.append(Send(session.instance, Release(request_id, session.epoch)))
+            effects.append(Send(session.instance, Release(request_id, session.epoch, message.is_complete)))
 
     def _on_peer_up(self, message: PeerUp, now: float, effects: list[Effect]) -> None:
         if message.role is Role.COORDINATOR:

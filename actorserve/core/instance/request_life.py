@@ -9,6 +9,7 @@ from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.steps import Steps
 from actorserve.core.instance.token_output import send_tokens
 from actorserve.core.messages import (
+    FinishReason,
     GrammarReady,
     Message,
     Peer,
@@ -124,6 +125,8 @@ class RequestLife:
     def on_release(self, message: Release, gateway: Peer, now: float) -> None:
         request = self._find(message.request_id)
         if request is not None and request.epoch <= message.epoch:
+            if message.is_complete and request.epoch == message.epoch:
+                request.finish_reason = FinishReason.STOP  # what learns lengths takes it as one that ended here
             self._remove(request)
 
     def _on_resend(self, message: Resend, gateway: Peer, now: float) -> bool:

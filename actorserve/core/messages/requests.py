@@ -71,11 +71,13 @@ class Release:
     """g -> w: forget the request under this and any older epoch, and free its blocks.
 
     One message serves every ending: the acknowledgement of Finished, a stop string, a client that left, and the fencing
-    of an owner that was thought dead.
+    of an owner that was thought dead. ``is_complete``: a stop string has ended the answer, so that the worker may learn
+    the output's length, as it does from answers that end there.
     """
 
     request_id: str
     epoch: int
+    is_complete: bool = False
 
 
 @value
@@ -96,6 +98,9 @@ class Open:
 
 @value
 class Close:
-    """Local: the client wants nothing more of the request: it left, or a stop string ended the text."""
+    """Local: the client wants nothing more of the request: it left, or the answer ``is_complete``, because a stop
+    string ended the text.
+    """
 
     request_id: str
+    is_complete: bool = False

@@ -60,7 +60,7 @@ def make_policy(
     for priority, seconds in promote_after_s_of.items():
         if not seconds > 0.0:
             raise ValueError(f"promote_after_s of priority {priority} is {seconds:g}; expected a time above 0 s")
-    predicts = predictor or LimitedLengths(LearnedLengths())
+    predicts = LimitedLengths(LearnedLengths()) if predictor is None else predictor
     return PriorityClasses(
         lambda priority: make(times, promote_after_s_of.get(priority, promote_after_s), predicts), min_share=min_share
     )

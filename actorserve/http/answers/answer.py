@@ -13,7 +13,7 @@ from functools import partial
 from starlette.types import Receive, Scope, Send
 
 from actorserve.core.effects import Deliver, End
-from actorserve.core.messages import RequestSpec
+from actorserve.core.messages import FinishReason, RequestSpec
 from actorserve.http.answers.choice import Choice
 from actorserve.http.answers.off_loop import off_loop_if_large
 from actorserve.http.answers.time_limit import time_limit_s, timed_out
@@ -104,7 +104,8 @@ class Answer:
                     waiting.clear()
                 if choice.end is not None:
                     self._meters[effect.request_id].ended(choice.end.reason)
-                    self._release(effect.request_id)  # after a stop string the request would generate further tokens
+                    # After a stop string the request would generate further tokens.
+                    self._release(effect.request_id, is_complete=choice.end.reason is FinishReason.STOP)
                     failure = failure_of(choice.end)
                     if failure is not None:
                         await writer.fail(failure)
@@ -121,9 +122,9 @@ class Answer:
             silent_until = loop.time() + self._keep_alive_s
         await writer.end()
 
-    def _release(self, request_id: str) -> None:
+    def _release(self, request_id: str, *, is_complete: bool = False) -> None:
         """Release the request, because the client needs no more of its tokens. Idempotent."""
-        self._service.release(request_id)
+        self._service.release(request_id, is_complete=is_complete)
         self._meters[request_id].released()
 
 

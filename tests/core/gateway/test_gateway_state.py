@@ -217,6 +217,13 @@ def test_close_leaves_nothing_behind() -> None:
     assert not gateway.state.sessions
 
 
+def test_the_worker_hears_that_an_answer_is_complete() -> None:
+    """The release of an answer that a stop string ended says so, and later ones do not."""
+    gateway = running(A)
+    assert gateway.handle(Close("r", is_complete=True), 0.0) == [Send(A, Release("r", 1, is_complete=True))]
+    assert gateway.handle(tokens(1, 0, 7), 0.1, A) == [Send(A, Release("r", 1))]
+
+
 def test_refusals_end_the_request_with_their_reason() -> None:
     """A refused request ends as an error that says why, and when to retry."""
     gateway = opened(A)
