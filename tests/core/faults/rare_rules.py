@@ -5,7 +5,6 @@ from itertools import pairwise
 from random import Random
 
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.kv.kv_holding import KVHolding
 from actorserve.core.messages import (
     CheckpointConfirmed,
     Copied,
@@ -17,7 +16,7 @@ from actorserve.core.messages import (
     Transfer,
 )
 from tests.core.faults.machine import ClusterMachine, Rules
-from tests.core.world.parts import RETRY_S
+from tests.core.world.parts import RETRY_S, TOKENS_PER_BLOCK
 from tests.core.world.world import Link
 
 
@@ -231,31 +230,49 @@ def first_tokens_are_lost(machine: ClusterMachine, chance: Random) -> str | None
 
 def start_names_another_transfer(machine: ClusterMachine, chance: Random) -> str | None:
     """A Start names a transfer that copied KV of another request."""
+    if not any(kv_for_others(machine.worker(name)) for name in machine.workers):
+        return None
+    for _ in range(3):
+        if found := starts_with_other_transfers(machine):
+            break
+        machine.open(chance, 20, 2)
+        machine.progress(1, fetches=False)
+    else:
+        return "no start in time"
+    link, index, start = chance.choice(found)
     world = machine.world
-    found: list[tuple[Link, int, Start]] = []  # with the wrong transfer
+    world.links[link][index] = start
+    assert start.transfer is not None
+    machine.seen(f"{start.transfer.id.kind} of another request")
+    machine.progress(chance.randint(0, 3), fetches=False)
+    return f"{start.request.request_id} at {link[1].name}"
+
+
+def starts_with_other_transfers(machine: ClusterMachine) -> list[tuple[Link, int, Start]]:
+    """The Starts in flight with their places, each with every transfer at its worker that copied other tokens' KV."""
+    world = machine.world
+    found: list[tuple[Link, int, Start]] = []
     for link, index in machine.in_flight(Start):
         start, process = world.links[link][index], world.processes.get(link[1].name)
         if not isinstance(start, Start) or process is None or process.peer != link[1]:
             continue
         token_ids = [*start.request.prompt_token_ids, *start.request.output_token_ids]
-        for transfer, kv in kv_for_others(machine.worker(link[1].name)):
-            num_tokens = min(len(token_ids), len(kv.token_ids))
-            if transfer != start.transfer and token_ids[:num_tokens] != list(kv.token_ids[:num_tokens]):
+        for transfer, kv_tokens in kv_for_others(machine.worker(link[1].name)):
+            num_tokens = min(len(token_ids) - 1, len(kv_tokens))
+            if transfer != start.transfer and token_ids[:num_tokens] != kv_tokens[:num_tokens]:
                 found.append((link, index, replace(start, transfer=transfer)))
-    if not found:
-        return None
-    link, index, start = chance.choice(found)
-    world.links[link][index] = start
-    machine.seen("transfer of another request")
-    machine.progress(chance.randint(0, 3), fetches=False)
-    return f"{start.request.request_id} at {link[1].name}"
+    return found
 
 
-def kv_for_others(worker: InstanceState) -> list[tuple[Transfer, KVHolding]]:
-    """The KV that the worker holds for requests that are not started there."""
+def kv_for_others(worker: InstanceState) -> list[tuple[Transfer, list[int]]]:
+    """The tokens whose KV the worker holds for requests that are not started there: of checkpoints those confirmed."""
     incoming, stored = worker.migration_destination._incoming, worker.checkpoint_store._stored
-    migrations = [(transfer, found.kv) for transfer, found in incoming.items()]
-    return migrations + [(transfer, found.kv) for transfer, found in stored.items()]
+    migrations = [(transfer, list(found.kv.token_ids)) for transfer, found in incoming.items()]
+    checkpoints = [
+        (transfer, list(found.kv.token_ids[: found.num_confirmed * TOKENS_PER_BLOCK]))
+        for transfer, found in stored.items()
+    ]
+    return migrations + [(transfer, token_ids) for transfer, token_ids in checkpoints if token_ids]
 
 
 RARE_RULES: Rules = {

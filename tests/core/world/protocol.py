@@ -13,6 +13,7 @@ from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Checkpointed,
+    Copied,
     CopyFailed,
     Finished,
     HandOver,
@@ -135,7 +136,7 @@ class StandingRequests:
 class Transfers:
     """A source asks for a hand-over with KV only when all of the KV is copied. A destination gives KV up at once if its
     source withdraws it, a copy fails, or its gateway dies. If the source dies, only complete KV stays. A holder drops a
-    dead gateway's checkpoints.
+    dead gateway's checkpoints. The answer about an older read of checkpoints confirms nothing.
     """
 
     def __init__(self) -> None:
@@ -148,6 +149,8 @@ class Transfers:
         self._workers[process.peer] = worker
         incoming, stored = worker.migration_destination._incoming, worker.checkpoint_store._stored
         given_up: list[Transfer] = []
+        checkpoints = worker.checkpoint_source._checkpoints
+        reading: dict[str, int] = {}  # by request id: the confirmed rows, if the message is about an older read
         match message:
             case Withdrawn() if sender is not None:
                 given_up = [Transfer(sender, message.transfer)]
@@ -160,12 +163,21 @@ class Transfers:
                 ]
             case CopyFailed(copy_id=copy_id):
                 given_up = [transfer for transfer, found in incoming.items() if found.kv.copy_id == copy_id]
+            case Copied(transfer=transfer_id, stage=stage):
+                reading = {
+                    request_id: found.num_confirmed
+                    for request_id, found in checkpoints.items()
+                    if found.id == transfer_id and found.stage > stage
+                }
 
         def react(effects: Sequence[Effect]) -> None:
             assert not any(transfer in incoming for transfer in given_up), "KV stays that was given up"
             if isinstance(message, PeerDown):
                 is_left = any(found.gateway == message.peer for found in stored.values())
                 assert not is_left, "checkpoints stay whose gateway is dead"
+            for request_id, num_confirmed in reading.items():
+                is_same = request_id not in checkpoints or checkpoints[request_id].num_confirmed == num_confirmed
+                assert is_same, f"{request_id}: the answer about an older read confirms a newer one"
             for effect in effects:
                 match effect:
                     case Send(message=HandOver(to=to, transfer=transfer)) if (

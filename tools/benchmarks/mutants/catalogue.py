@@ -306,8 +306,8 @@ CHECKPOINTS: Final = (
     Mutant(
         "no checkpoint is ever adopted",
         _STORE,
-        "        if not num_rows:\n            return False\n        request.num_computed",
-        "        if True:\n            return False\n        request.num_computed",
+        "num_rows = min(stored.num_confirmed, (len(request.token_ids) - 1) // size)\n        num_tokens, first_row",
+        "num_rows = 0\n        num_tokens, first_row",
     ),
 )
 
