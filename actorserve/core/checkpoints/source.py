@@ -245,7 +245,7 @@ class CheckpointSource(Participant):
     def _was_unchanged(self, checkpoints: _Checkpoints, asked: Checkpoint) -> bool:
         """Whether the request kept the blocks that were read."""
         request, rows = checkpoints.request, self._memory.rows
-        if request.blocks is not checkpoints.blocks or request.copy_id is not None:
+        if request.blocks is not checkpoints.blocks:
             return False
         end = self._end_of(asked)
         had_window = len(asked.ticket.blocks) > rows.num_full * (end - asked.num_confirmed)

@@ -170,9 +170,9 @@ def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> N
         message.transfer for message in asked if isinstance(message, Checkpoint) and message.request_id == "r"
     ]
     instance.done(now=1.0)
-    assert instance.handle(Copied(transfer, 0), 1.0, D) == []
     if num_host_blocks:
         instance.copied(1.0)
+    assert told(instance.handle(Copied(transfer, 0), 1.0, D), D) == []
     instance.handle(Release("other", 1), 1.0)
     for step in range(6):
         instance.done(now=2.0 + step)
@@ -183,6 +183,18 @@ def test_a_read_during_which_blocks_were_lost_is_void(num_host_blocks: int) -> N
                 assert (message.num_confirmed, message.ticket.stage) == (0, 1)
                 return
     raise AssertionError("it was not read anew")
+
+
+def test_a_read_that_ends_before_a_swap_out_counts() -> None:
+    """Until a swap out has ended the blocks hold the request's KV, so that a read of them is confirmed."""
+    instance = short_of_memory(checkpoint_tokens=4, num_host_blocks=8)
+    asked = told(instance.handle(CheckpointTo(D), 1.0, COORDINATOR), D)
+    [transfer] = [
+        message.transfer for message in asked if isinstance(message, Checkpoint) and message.request_id == "r"
+    ]
+    instance.done(now=1.0)
+    assert request_of(instance).copy_id is not None
+    assert told(instance.handle(Copied(transfer, 0), 1.0, D), D) == [CheckpointConfirmed(transfer, 0)]
 
 
 def test_confirmed_blocks_survive_a_preemption() -> None:
