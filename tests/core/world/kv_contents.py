@@ -47,6 +47,22 @@ def check_stored_kv(process: Process, message: Message, sender: Peer | None, cli
         assert _holds(engine, blocks, group, first, entries, on_host=True), "a confirmed checkpoint has other KV"
 
 
+def check_copied_kv(destination: Process, transfer: Transfer) -> None:
+    """When a source asks for a hand-over. Raises: AssertionError if the destination copied other tokens' KV for it."""
+    core, engine = destination.core, destination.engine
+    assert isinstance(core, InstanceState)
+    assert engine is not None
+    incoming = core.migration_destination._incoming.get(transfer)
+    if incoming is None:
+        return
+    kv, groups = incoming.kv, engine.layer_groups
+    entries = expected_entries(kv.token_ids)[: kv.num_computed]
+    for group in range(groups.num_groups):
+        first = 0 if group < groups.num_full else max(0, kv.num_computed - groups.window + 1)
+        blocks = kv.blocks[group :: groups.num_groups]
+        assert _holds(engine, blocks, group, first, entries), "a hand-over names KV that is not the request's own"
+
+
 def _holds(
     engine: FakeEngine, blocks: Sequence[int], group: int, first: int, entries: Sequence[int], *, on_host: bool = False
 ) -> bool:

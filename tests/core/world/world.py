@@ -32,6 +32,7 @@ from actorserve.core.messages import (
     CheckpointTo,
     Close,
     Drain,
+    HandOver,
     KVAccess,
     MemoryLimit,
     Message,
@@ -45,12 +46,13 @@ from actorserve.core.messages import (
     SamplingParams,
     Start,
     Tick,
+    Transfer,
     WorkerInfo,
 )
 from tests.core.world.at_rest import check_at_rest
 from tests.core.world.blocks import check_blocks
 from tests.core.world.engines import Engines
-from tests.core.world.kv_contents import check_stored_kv
+from tests.core.world.kv_contents import check_copied_kv, check_stored_kv
 from tests.core.world.parts import (
     FIRST_COME_FIRST_SERVED,
     RETRY_S as RETRY_S,
@@ -393,6 +395,10 @@ class World(Engines):
                 if isinstance(message, Start):
                     owner = self.owners.setdefault((message.request.request_id, message.epoch), to)
                     assert owner == to, "one epoch with two owners"
+                elif isinstance(message, HandOver) and message.transfer is not None:
+                    destination = self.processes.get(message.to.name)
+                    if destination is not None and destination.peer == message.to:
+                        check_copied_kv(destination, Transfer(process.peer, message.transfer))
                 target = self.processes.get(to.name)
                 if target is not None and target.peer == to:
                     self.links.setdefault((process.peer, to), []).append(message)
