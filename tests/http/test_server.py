@@ -135,9 +135,7 @@ async def test_client_leaves_before_any_token(streamed: bool) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_client_that_ends_its_side_has_left(streamed: bool) -> None:
-    """A client that closes its sending side during a generation counts as gone, so that its request is released, though
-    not as complete.
-    """
+    """A client that closes its sending side has gone: its request is released, though not as complete."""
     service = ScriptedService()
     async with serving(app_for(service)) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url))
@@ -447,9 +445,7 @@ async def test_drain_does_not_wait_for_a_stalled_client() -> None:
         request.feed(one_by_one("0123456789" * 500))
         await stalled(request)
     assert request.released.is_set()
-    rest = await asyncio.wait_for(
-        reader.read(), DEADLINE_S
-    )  # the kernel and the transport still had this in their buffers
+    rest = await asyncio.wait_for(reader.read(), DEADLINE_S)  # from the buffers of the kernel and the transport
     assert b"[DONE]" not in rest
     writer.close()
 
