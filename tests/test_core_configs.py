@@ -257,7 +257,7 @@ def test_names_of_choices_are_those_of_the_core() -> None:
         return set(get_args(options.model_fields[name].annotation))
 
     assert offered(SchedulingOptions, "policy") == set(POLICIES)
-    assert offered(type(Settings().workers), "policy") == set(POLICIES) - {"fcfs_reserving"}
+    assert offered(type(Settings().workers), "policy") == set(POLICIES) - {"fcfs_reserving", "paper_skip_join_mlfq"}
     assert offered(SchedulingOptions, "swap") == set(SwapMode)
     assert offered(ClusterOptions, "dispatch") == set(DISPATCH_RULES)
     assert offered(MigrationOptions, "mode") == set(MigrationMode)

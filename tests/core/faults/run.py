@@ -18,7 +18,7 @@ LEAST_IN_100 = {
     "adopted from a checkpoint": 7,
     "checkpoint confirmed": 250,
     "checkpoint voided": 20,
-    "copy of a migration failed": 6,
+    "copy of a migration failed": 4,
     "copy of a checkpoint failed": 1,
     "move withdrawn at StepDone": 60,
     "hand-over refused": 40,
