@@ -112,4 +112,5 @@ def make_report(
         pending_prompt_tokens=sum([left for request in order if (left := request.num_without_kv) > 1]),
         row_shape=memory.rows.shape,
         kv_head_bytes=wanted_bytes[0] if wanted_bytes else 0,
+        kv_yielding_bytes=memory.bytes_of_blocks(batcher.num_yielding_blocks(order)),
     )

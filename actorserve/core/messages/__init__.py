@@ -97,7 +97,7 @@ from actorserve.core.messages.values import (
     WorkerInfo as WorkerInfo,
 )
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
 """Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of a worker's participants gets

@@ -16,6 +16,8 @@ class LoadReport:
       ``kv_reserved_bytes``, the blocks that incoming migrations hold, and ``kv_head_bytes``, the demand of the first
       waiting request. ``kv_wanted_bytes`` is the demand of all waiting requests.
     - ``kv_needed_bytes`` is the whole KV of all started requests, wherever it lies.
+    - ``kv_yielding_bytes`` is the demand of preempted requests that leave memory to new ones if need be. It is part of
+      ``kv_needed_bytes`` and ``kv_wanted_bytes``.
     - ``pending_prompt_tokens`` is what is left to compute of the prompts that wait or are being computed. A prompt that
       is computed again after a preemption counts with its output so far.
     - ``accepted`` names the requests that arrived since the previous report, so that the coordinator can drop them from
@@ -61,6 +63,7 @@ class LoadReport:
     pending_prompt_tokens: int = 0
     row_shape: RowShape = ONE_BLOCK_A_ROW
     kv_head_bytes: int = 0
+    kv_yielding_bytes: int = 0
 
 
 @value

@@ -104,12 +104,13 @@ class InstanceView:
         (None: any number may wait).
 
         There is room for a request if its blocks fit in addition to the KV of all started requests and the demand of
-        all waiting ones, in device and host memory together.
+        all waiting ones, in device and host memory together. Preempted requests that yield do not count, because
+        otherwise a new request would wait for the end of long ones as soon as the host is full.
         """
         report = self.report
         if self.is_stale or (max_queue is not None and report.num_waiting + len(self.in_flight) >= max_queue):
             return NO_ROOM
-        demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes + self.incoming_bytes
+        demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes - report.kv_yielding_bytes + self.incoming_bytes
         free_bytes = report.kv_total_bytes + report.host_total_bytes - demand_bytes
         num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight
         max_tokens = report.row_shape.max_rows(max(0, num_free_blocks)) * report.tokens_per_block

@@ -7,7 +7,7 @@ leaves; for baselines ``core.scheduling.whole_prompts`` cuts no prompt. If a req
 the host, the requests behind it may run first.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.request import Request
@@ -62,6 +62,13 @@ class Batcher:
     @property
     def num_preemptions(self) -> int:
         return self._swapper.num_preemptions
+
+    def num_yielding_blocks(self, requests: Iterable[Request]) -> int:
+        """How many blocks those of ``requests`` hold or want that leave memory to a new request if need be."""
+        if not self._policy.is_preemptive or not self._memory.host.num_blocks:
+            return 0
+        preempted = [request for request in requests if request.num_output and not request.blocks]
+        return sum([self._memory.blocks_of(request) for request in preempted if self._swapper.yields(request)])
 
     def on_token(self, request: Request, service_s: float) -> None:
         """A request got a token, and was served for ``service_s``."""

@@ -10,6 +10,9 @@ The paper leaves some rules open. These are ours:
 - For an admission only such requests are evicted whose KV the host has room for, or that are computed again for almost
   nothing, because losing more KV costs more than the admission gains. A request that runs and needs one more block may
   also have KV dropped, the shortest first.
+- If the host is full, the requests ranked last lose the KV that lies there, as far as computing it again takes little
+  of the service that they have had. Otherwise new requests would wait for the end of long ones as soon as the host is
+  full. It would cost more to drop KV from the device, because the requests ranked last return last.
 - A request that was swapped in stays for as much service as copying the whole device memory out and in takes.
   Otherwise, if more requests wait than fit, promotions would keep the link busy with copies in place of progress.
 
@@ -17,12 +20,16 @@ The paper also keeps blocks free for future requests. In simulations this gained
 room takes one iteration, and the mean time per token was 6 to 17 % longer, so it is left out.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 
 from actorserve.core.kv.kv_memory import KVMemory
 from actorserve.core.request import Request
 from actorserve.core.timing.step_times import StepTimes
+
+_LITTLE = 0.125
+"""Of the decodes that a request has had. It will get about as many at its next turn, because quanta double."""
 
 
 class SwapMode(StrEnum):
@@ -51,16 +58,21 @@ class Swapper:
         almost_nothing_s = self._times.prefill_s(1) + self._times.min_iteration_s
         return self._recompute_s(request) <= max(almost_nothing_s, self._both_ways_s(request))
 
+    def yields(self, request: Request) -> bool:
+        """Whether the request, which is not on the device, leaves the host's memory to requests before it."""
+        decodes_s = request.num_output * self._times.decode_s(1, request.num_tokens)
+        return self._times.prefill_s(request.num_tokens) <= _LITTLE * decodes_s
+
     def evict(self, request: Request) -> None:
         """Swap a request out, or drop its KV if the host is full or computing it again is cheaper."""
-        if (
-            self._mode is SwapMode.RECOMPUTE
-            or self._recompute_s(request) <= self._both_ways_s(request)
-            or not self._memory.swap_out(request)
-        ):
-            self.drop(request)
-        else:
+        if self.copies(request) and self._memory.swap_out(request):
             self.num_preemptions += 1
+        else:
+            self.drop(request)
+
+    def copies(self, request: Request) -> bool:
+        """Whether an evicted request is swapped out, if the host has room, rather than computed again."""
+        return self._mode is not SwapMode.RECOMPUTE and self._recompute_s(request) > self._both_ways_s(request)
 
     def _recompute_s(self, request: Request) -> float:
         return self._times.prefill_s(request.num_fed)
@@ -104,6 +116,7 @@ class BlockBudget:
         self._ranking = ranking
         self._last = len(ranking) - 1  # no request behind it is on the device
         self._num_promised = 0
+        self._found_yielding: deque[tuple[int, Request]] | None = None  # looked for when the host is full
 
     def make(self, num_blocks: int, ahead_of: int, spare: int = 0, *, may_drop: bool = False) -> bool:
         """Promise ``num_blocks`` blocks, with ``spare`` more left free. May evict requests ranked behind ``ahead_of``;
@@ -117,6 +130,8 @@ class BlockBudget:
             if not victims:
                 return False
             for victim in victims:
+                if self._swapper.copies(victim):
+                    self._free_host(self._memory.num_copied(victim))
                 self._swapper.evict(victim)
         self._num_promised += num_blocks
         return True
@@ -135,7 +150,7 @@ class BlockBudget:
             request = ranking[index]
             if not request.is_resident or request.owed_s > 0.0:
                 continue
-            if not self._swapper.may_evict(request, num_promised):
+            if not self._may_evict(index, num_promised):
                 dear.append(request)
                 continue
             victims.append(request)
@@ -149,6 +164,37 @@ class BlockBudget:
             if num_missing <= 0:
                 return victims
         return []
+
+    def _may_evict(self, index: int, num_promised: int) -> bool:
+        """Whether the request with this rank may be evicted for an admission, because its KV can be copied, also where
+        requests behind it have theirs, or is computed again for almost nothing.
+        """
+        request = self._ranking[index]
+        if self._swapper.may_evict(request, num_promised):
+            return True
+        num_missing = self._memory.num_copied(request) + num_promised - self._memory.num_host_blocks_left
+        for rank, yielding in self._yielding():
+            if rank <= index:
+                break
+            num_missing -= len(self._memory.rows.held(yielding.host_blocks))
+            if num_missing <= 0:
+                return True
+        return False
+
+    def _yielding(self) -> deque[tuple[int, Request]]:
+        """The swapped requests that give up their KV, with their ranks, the last first."""
+        if self._found_yielding is None:
+            yields = self._swapper.yields
+            ranked = [*enumerate(self._ranking)]
+            self._found_yielding = deque(
+                [(rank, one) for rank, one in reversed(ranked) if one.is_swapped and yields(one)]
+            )
+        return self._found_yielding
+
+    def _free_host(self, num_blocks: int) -> None:
+        """Free as many of the host's blocks, as far as requests yield them."""
+        while self._memory.num_host_blocks_left < num_blocks and self._yielding():
+            self._swapper.drop(self._yielding().popleft()[1])
 
     def promise(self, num_blocks: int) -> None:
         """Set ``num_blocks`` blocks aside, even if fewer are free."""

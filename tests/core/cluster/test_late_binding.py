@@ -47,6 +47,14 @@ def test_the_hosts_pool_counts_as_room() -> None:
     assert placements(coordinator.place("r2", 100)) == [("r2", "worker-0")]
 
 
+def test_requests_that_yield_take_no_room() -> None:
+    """A new request may take the memory of preempted requests that leave it to new ones."""
+    coordinator = Coordinator(A)
+    coordinator.report(A, -500, host_total_bytes=600, kv_yielding_bytes=200)
+    assert placements(coordinator.place("r1", 301)) == []
+    assert placements(coordinator.place("r2", 300)) == [("r2", "worker-0")]
+
+
 def test_what_waits_at_an_instance_takes_room_there() -> None:
     """A report that accepts a placement does not offer its memory again while the request waits at the instance."""
     coordinator = Coordinator(A)

@@ -9,12 +9,14 @@ from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.messages import Attained, Release
 from actorserve.core.scheduling.policies import make_policy
 from actorserve.core.scheduling.swapping import SwapMode
-from actorserve.core.timing.profile import Link, Profile
+from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.core.timing.step_times import StepTimes
 from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
 
 # A copy takes almost no time, so that swapping is always cheaper than computing again.
 FAST = replace(PROFILE, swap=Link(0.0, 1e12))
+# Likewise, and a prefill takes hardly longer than a tenth of a decode.
+QUICK = replace(FAST, prefill=Curve((1, 1001), (0.01, 0.02)), decode=Curve((1,), (0.1,)))
 SWAPPING = replace(CONFIG, num_host_blocks=8, max_batch_tokens=64, prefix_cache=False)
 
 
@@ -99,6 +101,45 @@ def test_kv_that_is_computed_again_for_almost_nothing_may_be_lost() -> None:
     assert instance.state.requests["few"].num_computed == 0
     finish(instance)
     assert instance.state.batcher.num_preemptions == 1
+
+
+def with_full_host(profile: Profile) -> Instance:
+    """``long`` lies in 7 of the host's 8 blocks, and ``middle`` holds 6 of the device's 8, when ``short`` comes, which
+    needs 3; the next step is planned.
+    """
+    instance = make(profile=profile)
+    instance.start(spec("long", 24, max_tokens=6))
+    instance.done()
+    instance.done()
+    instance.start(spec("middle", 20, max_tokens=6))
+    instance.done()
+    instance.copied()
+    instance.done()
+    instance.start(spec("short", 12, max_tokens=2))
+    instance.done()
+    return instance
+
+
+def test_the_last_give_up_their_kv_on_a_full_host() -> None:
+    """A new request starts though the host is full, if computing the KV of the request ranked last costs little: that
+    KV is dropped, and the KV of the request in its way is copied in its place.
+    """
+    instance = with_full_host(QUICK)
+    long, middle, short = (instance.state.requests[name] for name in ("long", "middle", "short"))
+    assert not long.is_started
+    assert len(middle.host_blocks) == 6
+    finish(instance)
+    assert short.num_output == 2
+
+
+def test_the_last_keep_their_kv_if_it_costs_much_to_compute() -> None:
+    """A new request waits while the host is full, because a prefill takes longer than an eighth of the decodes that the
+    request ranked last has had.
+    """
+    instance = with_full_host(FAST)
+    assert instance.state.requests["long"].is_swapped
+    assert running(instance) == ("middle",)
+    finish(instance)
 
 
 def test_nothing_is_evicted_if_that_does_not_make_enough_room() -> None:
@@ -291,3 +332,11 @@ def test_a_new_request_that_waited_elsewhere_is_promoted_sooner() -> None:
     instance.state.policy.add(request, 0.0, attained=Attained(waited_s=1.0))
     policy.order(0.0)
     assert policy.attained(request, 0.0).quantum_s == PROFILE.min_iteration_s
+
+
+def test_reports_tell_what_yields() -> None:
+    """The report counts what preempted requests want that leave memory to new ones, and nothing of those that run, or
+    cost much to compute again.
+    """
+    assert with_full_host(QUICK).state.load_report().kv_yielding_bytes == 7 * 100
+    assert with_full_host(FAST).state.load_report().kv_yielding_bytes == 0
