@@ -17,11 +17,12 @@ measured bandwidth. When a move's time is over, bytes that have not moved no lon
 A terminating instance is a source whatever its load, for all its requests, and gets one destination after another. If
 an instance is reserved for a request that waits in the cluster, this request counts there as the head of the line. So
 the instance becomes a source, and small requests make room for the big one: de-fragmentation, by Llumnix's own rule.
-It chooses its destination before all other sources, it does not rest, and a move that fills it ends.
+The reserved instance gets its destination before all other sources, it does not rest, and a move that would fill it
+ends.
 
 To prevent storms, a source stops at a higher freeness than it starts at and rests afterwards, and a destination does
-not become a source for as long. A move in whose first half the source found nothing more to move is over. A pair whose
-move moved nothing is left alone, twice as long each time. At most ``max_moves`` are in progress at once.
+not become a source for as long. After half of its time, a move whose source has nothing in flight is over, because
+nothing there fits into what is left. A pair whose move moved nothing is left alone, twice as long each time. At most ``max_moves`` are in progress at once.
 
 All state is soft: after a restart the first round begins with what the instances report.
 """
