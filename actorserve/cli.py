@@ -9,6 +9,7 @@ from pathlib import Path
 from actorserve import __version__, logs
 from actorserve.errors import ActorserveError
 from actorserve.processes.child import run_child
+from actorserve.programs.config_check import USUAL_FILES, check_files
 from actorserve.programs.serve import serve
 from actorserve.settings import Settings, load_settings
 
@@ -50,11 +51,26 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.set_defaults(run=_serve)
 
 
+def _config_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("config", help="check settings and cluster files")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    check = verbs.add_parser(
+        "check",
+        help="find mistakes in files, and start nothing",
+        description="Find mistakes in settings and cluster files, and start nothing. Exit status: 0 if there are none, "
+        "1 if there are some, 2 for a wrong command line.",
+    )
+    usual = " and ".join(map(str, USUAL_FILES))
+    check.add_argument("files", nargs="*", type=Path, metavar="FILE", help=f"files to check ({usual})")
+    check.set_defaults(run=lambda arguments: _check_config(check, arguments))
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="actorserve", description="An LLM inference server for bare metal.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _serve_parser(commands)
+    _config_parser(commands)
     return parser
 
 
@@ -78,6 +94,13 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _serve(arguments: argparse.Namespace) -> int:
     return 0 if serve(_settings(arguments)) else EXIT_INTERRUPTED
+
+
+def _check_config(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    files = arguments.files or [file for file in USUAL_FILES if file.exists()]
+    if not files:
+        parser.error(f"expected a file, because there is neither {' nor '.join(map(str, USUAL_FILES))}")
+    return 0 if check_files(files, sys.stdout) else EXIT_FAILED
 
 
 def _child_main(name: str, arguments: Sequence[str]) -> int:

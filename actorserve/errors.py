@@ -1,12 +1,18 @@
 """The exceptions that pass between modules. Expected outcomes are values, not exceptions (``core.messages``)."""
 
+from collections.abc import Sequence
+
 
 class ActorserveError(Exception):
     """Base class of all our errors. Its text is one line that tells the user what to do."""
 
 
 class SettingsError(ActorserveError):
-    """A setting is missing, unknown, or out of range."""
+    """A setting is missing, unknown, or out of range. ``problems`` are all mistakes of a file, one a line."""
+
+    def __init__(self, message: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems) or (message,)
 
 
 class ModelError(ActorserveError):

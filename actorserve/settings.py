@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from actorserve.errors import SettingsError
+from actorserve.nearest import unknown
 from actorserve.options import (
     MAX_WORKERS,
     ClusterOptions,
@@ -249,8 +251,19 @@ def load_settings(file: Path | None, overrides: dict[str, dict[str, Any]] | None
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:10])
-        raise SettingsError(f"{file or 'settings'}: {problems}") from None
+        problems = [f"{'.'.join(map(str, found['loc']))}: {_problem(found)}" for found in error.errors()]
+        raise SettingsError(f"{file or 'settings'}: {'; '.join(problems[:10])}", problems) from None
+
+
+def _problem(found: ErrorDetails) -> str:
+    """What is wrong, for a person. An unknown name comes with the nearest name that its section has."""
+    if found["type"] != "extra_forbidden":
+        return found["msg"]
+    *above, name = found["loc"]
+    known: type[BaseModel] = Settings
+    for step in above:
+        known = type(getattr(known(), str(step)))
+    return unknown(known.model_fields, str(name))
 
 
 def make_runtime_dir() -> Path:

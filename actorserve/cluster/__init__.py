@@ -1,0 +1,1 @@
+"""The cluster's file: its hosts, what runs on them, and where their processes listen."""

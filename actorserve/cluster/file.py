@@ -1,0 +1,101 @@
+"""The cluster's file, the same on every host: its id, its hosts with their addresses and keys, and what runs there.
+
+``config/cluster.toml`` is an example. A file is read whole or not at all: ``read_cluster_file`` reports all mistakes at
+once, so that a half-written edit changes nothing.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from actorserve.cluster.mistakes import COORDINATOR_PORT, KV_PORT, mistakes_among_hosts
+from actorserve.cluster.words import check_address, check_id, check_key, check_name, check_reachable
+from actorserve.errors import SettingsError
+from actorserve.nearest import unknown
+from actorserve.options import MAX_WORKERS
+from actorserve.settings import MAX_GATEWAYS
+
+DEFAULT_CLUSTER_FILE: Final = Path("/etc/actorserve/cluster.toml")
+
+Address = Annotated[str, AfterValidator(check_address)]
+Reachable = Annotated[str, AfterValidator(check_reachable)]
+Name = Annotated[str, AfterValidator(check_name)]
+PublicKey = Annotated[str, AfterValidator(check_key)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Host(_Table):
+    """One host, and how many gateways and workers run there."""
+
+    name: Name
+    address: Reachable
+    bind: Address | None = None
+    public_key: PublicKey | None = None
+    gateways: int = Field(0, ge=0, le=MAX_GATEWAYS)
+    workers: int = Field(0, ge=0, le=MAX_WORKERS)
+
+
+class ClusterFile(_Table):
+    """The file's content. ``coordinators`` are names of hosts, in the order in which they serve."""
+
+    id: Annotated[str, AfterValidator(check_id)]
+    coordinators: Annotated[tuple[Name, ...], Field(strict=False)]
+    coordinator_port: Port = COORDINATOR_PORT
+    kv_port: Port = KV_PORT
+    hosts: Annotated[tuple[Host, ...], Field(alias="host", strict=False)]
+    operators: dict[Name, PublicKey] = {}
+    viewers: dict[Name, PublicKey] = {}
+
+    def host(self, name: str) -> Host:
+        """The host called ``name``. Raises: SettingsError if the file has none."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise SettingsError(f"host {name} is {unknown((host.name for host in self.hosts), name)}")
+
+    @property
+    def coordinator_host(self) -> Host:
+        """The host of the coordinator that serves."""
+        return self.host(self.coordinators[0])
+
+
+def read_cluster_file(file: Path) -> ClusterFile:
+    """Raises: SettingsError, in one line that names the file and all mistakes in it."""
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"cannot read the cluster's file {file}: {error}") from None
+    found, problems = None, []
+    try:
+        found = ClusterFile.model_validate(values)
+    except ValidationError as error:
+        problems = [f"{_place(values, mistake)}: {_problem(mistake)}" for mistake in error.errors()]
+    problems += mistakes_among_hosts(values)
+    if found is None or problems:
+        raise SettingsError(f"{file}: {'; '.join(problems)}", problems)
+    return found
+
+
+def _place(values: dict[str, Any], mistake: ErrorDetails) -> str:
+    """Where a mistake is: a host by its name, or by its number from 1 if it has none."""
+    match mistake["loc"]:
+        case ("host", int(index), *inside):
+            entry = values["host"][index]
+            name = entry.get("name") if isinstance(entry, dict) else None
+            return ": ".join(map(str, (f"host {name if isinstance(name, str) else index + 1}", *inside)))
+        case place:
+            return ".".join(map(str, place))
+
+
+def _problem(mistake: ErrorDetails) -> str:
+    if mistake["type"] == "extra_forbidden":
+        table = Host if mistake["loc"][0] == "host" else ClusterFile
+        return unknown((field.alias or name for name, field in table.model_fields.items()), str(mistake["loc"][-1]))
+    return "missing" if mistake["type"] == "missing" else mistake["msg"].removeprefix("Value error, ")
