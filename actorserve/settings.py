@@ -6,7 +6,6 @@ found at start. Names end with the unit. The options that a simulated cluster sh
 
 import math
 import shlex
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -264,8 +263,3 @@ def _problem(found: ErrorDetails) -> str:
     for step in above:
         known = type(getattr(known(), str(step)))
     return unknown(known.model_fields, str(name))
-
-
-def make_runtime_dir() -> Path:
-    """A fresh folder for sockets that only its owner may enter (0700), with a short path (sun_path holds 107 bytes)."""
-    return Path(tempfile.mkdtemp(prefix="actorserve-"))

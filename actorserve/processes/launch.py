@@ -1,27 +1,20 @@
 """Completes the settings before any process starts: the port, the devices, the threads. It does not load torch."""
 
-import contextlib
 import errno
-import fcntl
 import json
-import os
-import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from actorserve.errors import ActorserveError, SettingsError
 from actorserve.host import available_memory_bytes, usable_cores
 from actorserve.options import CPU_LIMITS, gpu_limits
-from actorserve.settings import Settings, make_runtime_dir
+from actorserve.settings import Settings
 
 DEFAULT_CPU_WORKERS = 2
 _DEVICES_TIMEOUT_S = 60.0  # an idle driver takes long to start
-_MAX_RUNTIME_DIR_BYTES = 70  # a socket's path has at most 107 bytes, and the rest is for the name of a process
 
 
 class LaunchError(ActorserveError):
@@ -180,51 +173,3 @@ def _check_checkpoints(settings: Settings) -> None:
             f"migration.checkpoint_tokens is {every_tokens}, which needs memory for the copies: set "
             "workers.host_kv_bytes (CPU workers have none by default)"
         )
-
-
-@contextlib.contextmanager
-def runtime_dir(settings: Settings) -> Iterator[Path]:
-    """The folder for sockets, which only its owner may enter: the one in the settings, or a new one.
-
-    A new folder is removed at the end.
-
-    Raises: LaunchError for a folder that others may enter, that another server uses, or whose path is too long for
-    sockets.
-    """
-    given = settings.cluster.runtime_dir
-    if given is None:
-        folder = make_runtime_dir()
-    else:
-        folder = Path(os.path.abspath(given))
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            facts = folder.stat()
-        except OSError as error:
-            raise LaunchError(f"cannot make the runtime folder {folder}: {error.strerror}") from None
-        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-            raise LaunchError(f"others may enter the runtime folder {folder}; chmod 700 it, or choose another")
-    try:
-        if len(os.fsencode(folder)) > _MAX_RUNTIME_DIR_BYTES:
-            raise LaunchError(f"the path of the runtime folder {folder} is too long for sockets")
-        with _locked(folder):
-            yield folder
-    finally:
-        if given is None:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other servers out, because their processes would bind the same addresses and so take ours over.
-
-    The kernel drops the lock when this process ends, however that happens.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LaunchError(f"another server uses the runtime folder {folder}; choose another") from None
-        yield
-    finally:
-        os.close(descriptor)

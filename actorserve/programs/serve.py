@@ -1,7 +1,6 @@
 """``actorserve serve``: a whole server on this host, as a supervisor and its children."""
 
 import asyncio
-import shutil
 import signal
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import hub_name, locate
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
+from actorserve.processes.runtime_folder import SETTINGS, runtime_folder
 from actorserve.processes.signals import on_termination
 from actorserve.processes.supervision import SupervisionTree
 from actorserve.processes.supervision_tree import supervision_tree
@@ -38,10 +38,8 @@ def serve(settings: Settings) -> bool:
     with ProgressDisplay(Console(stderr=True)) as display:
         settings, placement = launch.resolve_workers(settings)
         settings = _resolve_model(settings, display)
-        with launch.runtime_dir(settings) as runtime_dir:
-            for folder in (COUNTS, OPEN_COUNTS):  # of an earlier server in this runtime folder
-                shutil.rmtree(runtime_dir / folder, ignore_errors=True)
-            settings_file = runtime_dir / "settings.json"
+        with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as runtime_dir:
+            settings_file = runtime_dir / SETTINGS
             child.write_settings(settings, settings_file)
             tree = supervision_tree(placement, settings, settings_file, runtime_dir)
             host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host

@@ -1,11 +1,8 @@
 """Completing the settings: port, runtime folder, the workers' devices."""
 
 import json
-import os
 import socket
-import stat
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -43,50 +40,6 @@ def test_a_host_that_is_not_ours_is_told() -> None:
     """An address of another machine is refused in one line."""
     with pytest.raises(LaunchError, match=r"cannot listen on 192\.0\.2\.1 port 8000"):
         launch.free_port("192.0.2.1", 8000)
-
-
-def test_a_fresh_runtime_folder_is_private_and_removed() -> None:
-    """Without a setting the folder is new, only its owner may enter it, and it is removed with its files."""
-    with launch.runtime_dir(Settings()) as folder:
-        (folder / "a.sock").touch()
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert not folder.exists()
-
-
-def test_a_given_runtime_folder_is_made_and_kept() -> None:
-    """A missing folder that the settings name is made and is private; its path becomes absolute, and it stays."""
-    with tempfile.TemporaryDirectory(prefix="as-") as short:  # pytest's own folders have too long a path for sockets
-        given = Path(os.path.relpath(short)) / "run"
-        with launch.runtime_dir(load_settings(None, {"cluster": {"runtime_dir": str(given)}})) as folder:
-            assert folder == Path(short) / "run"
-            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert folder.exists()
-
-
-def test_a_runtime_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
-    """Sockets are never in a folder that other users can enter."""
-    tmp_path.chmod(0o755)
-    settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path)}})
-    with pytest.raises(LaunchError, match="others may enter"), launch.runtime_dir(settings):
-        pass
-
-
-def test_a_runtime_folder_that_another_server_uses_is_refused() -> None:
-    """A second server would take over the sockets of the first. When the first ends, the folder is free again."""
-    with tempfile.TemporaryDirectory(prefix="as-") as short:
-        settings = load_settings(None, {"cluster": {"runtime_dir": short}})
-        first = launch.runtime_dir(settings)
-        with first, pytest.raises(LaunchError, match="another server uses"), launch.runtime_dir(settings):
-            pass
-        with launch.runtime_dir(settings) as folder:
-            assert folder == Path(short)
-
-
-def test_a_runtime_folder_with_a_long_path_is_refused(tmp_path: Path) -> None:
-    """A path that would not fit a socket's address is refused before anything starts."""
-    settings = load_settings(None, {"cluster": {"runtime_dir": str(tmp_path / ("x" * 80))}})
-    with pytest.raises(LaunchError, match="too long for sockets"), launch.runtime_dir(settings):
-        pass
 
 
 @pytest.mark.parametrize(

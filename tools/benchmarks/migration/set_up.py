@@ -16,6 +16,7 @@ import uvloop
 from actorserve.core.messages import RequestSpec, SamplingParams
 from actorserve.host import available_memory_bytes
 from actorserve.processes import launch
+from actorserve.processes.runtime_folder import runtime_folder
 from actorserve.settings import load_settings
 from tools.benchmarks.common.arguments import add_json
 from tools.benchmarks.common.errors import BenchError
@@ -101,7 +102,7 @@ class PairMaker:
         }
         values |= {section: dict(table) for section, table in settings.items()}
         resolved, placement = launch.resolve_workers(load_settings(None, values))
-        return Pair(name, resolved, placement, self._stack.enter_context(launch.runtime_dir(resolved)))
+        return Pair(name, resolved, placement, self._stack.enter_context(runtime_folder(resolved.cluster)))
 
 
 def kv_bytes_per_token(engine: str) -> int:
