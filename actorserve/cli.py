@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actorserve import __version__, logs
+from actorserve.cluster.file import DEFAULT_CLUSTER_FILE
 from actorserve.errors import ActorserveError
 from actorserve.processes.child import run_child
 from actorserve.programs.config_check import USUAL_FILES, check_files
-from actorserve.programs.serve import serve
+from actorserve.programs.serve import serve, serve_host
 from actorserve.settings import Settings, load_settings
 
 EXIT_FAILED = 1
@@ -51,6 +52,26 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.set_defaults(run=_serve)
 
 
+def _host_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "host",
+        help="run one host's share of a cluster",
+        description="Run what the cluster's file says of this host: a coordinator, gateways, workers.",
+    )
+    parser.add_argument("name", metavar="NAME", help="the host's name in the cluster's file")
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        default=DEFAULT_CLUSTER_FILE,
+        metavar="FILE",
+        help=f"the cluster's file ({DEFAULT_CLUSTER_FILE})",
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings file; config/actorserve.toml shows all settings"
+    )
+    parser.set_defaults(run=_host)
+
+
 def _config_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("config", help="check settings and cluster files")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
@@ -70,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _serve_parser(commands)
+    _host_parser(commands)
     _config_parser(commands)
     return parser
 
@@ -94,6 +116,11 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 def _serve(arguments: argparse.Namespace) -> int:
     return 0 if serve(_settings(arguments)) else EXIT_INTERRUPTED
+
+
+def _host(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments.config)
+    return 0 if serve_host(settings, arguments.cluster, arguments.name) else EXIT_INTERRUPTED
 
 
 def _check_config(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 
 import uvloop
 
-from actorserve.actors.node import address_of, open_node
+from actorserve.actors.node import open_node
 from actorserve.actors.worker import WorkerActor
 from actorserve.core.kv.tickets import KEY_BYTES
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
@@ -57,15 +57,17 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
     ticket_key = secrets.token_bytes(KEY_BYTES)
     recipe = instance_recipe(settings, sizes_of(engine, settings), profile, ticket_key)
     core = recipe.make()
-    kv_address = f"ipc://{child.runtime_dir}/{child.name}.kv.sock"
-    transfer = KVTransfer(engine.kv, kv_address, ticket_key, rate=Rate(recipe.config.migration.bytes_per_s))
-    hello = Hello(
-        PROTOCOL_VERSION,
-        Role.WORKER,
-        address_of(child.name, child.runtime_dir),
-        WorkerInfo(engine.kind, engine.model, profile.speed(), transfer.access),
+    network = child.network
+    kv_place = network.kv(child.name, child.index)
+    transfer = KVTransfer(
+        engine.kv,
+        kv_place.bind,
+        ticket_key,
+        announced_host=kv_place.announced_host,
+        rate=Rate(recipe.config.migration.bytes_per_s),
     )
-    node = open_node(child.name, hello, settings.cluster, child.runtime_dir, recipe)
+    worker = WorkerInfo(engine.kind, engine.model, profile.speed(), transfer.access)
+    node = open_node(child.name, Hello(PROTOCOL_VERSION, Role.WORKER, worker=worker), settings.cluster, network, recipe)
     actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch), child.status)
     on_termination(partial(actor.drain, settings.cluster.drain_timeout_s))
     child.status.ready()

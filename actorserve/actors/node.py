@@ -3,13 +3,13 @@
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Final
 
-from actorserve.actors.membership import COORDINATOR_NAME, MAX_PEERS, Membership, WatchTimes
+from actorserve.actors.membership import MAX_PEERS, Membership, WatchTimes
 from actorserve.actors.recorder import JournalRecorder, Recorder, open_journal
-from actorserve.core.messages import Hello, Peer
+from actorserve.cluster.network import Network
+from actorserve.core.messages import Hello, Peer, Role
 from actorserve.core.replay import Recipe
 from actorserve.settings import ClusterSettings
 from actorserve.wire.transport import Transport, TransportLimits
@@ -30,31 +30,28 @@ class Node:
 
 
 def open_node(
-    name: str, hello: Hello, settings: ClusterSettings, runtime_dir: Path, recipe: Recipe | None = None
+    name: str, hello: Hello, settings: ClusterSettings, network: Network, recipe: Recipe | None = None
 ) -> Node:
     """The node of this process, over ZeroMQ. Call it on the running event loop, once the process has loaded its data.
 
-    ``hello`` describes the process to its peers; the node listens at ``hello.address``. The journal begins with
-    ``recipe``, from which the actor's core was made.
+    ``hello`` describes the process to its peers. Its address is filled in here, because a free port is known only when
+    the socket has taken it. The journal begins with ``recipe``, from which the actor's core was made.
 
     Raises: ActorserveError when the address cannot be bound, or when the journal's folder belongs to another user;
     OSError when the journal cannot be written.
     """
     me = Peer(name, fresh_incarnation())
     max_links = min(_LINKS_PER_PEER * MAX_PEERS, raise_file_limit() // _FILES_PER_PEER)
-    transport = ZmqTransport(me, hello.address, TransportLimits(max_links=max_links))
+    place = network.coordinator() if hello.role is Role.COORDINATOR else network.process(name)
+    transport = ZmqTransport(me, place.bind, TransportLimits(max_links=max_links))
+    hello = replace(hello, address=place.announced(transport.address))
     times = WatchTimes(settings.heartbeat_s, settings.death_after_s)
-    membership = Membership(transport, hello, address_of(COORDINATOR_NAME, runtime_dir), times)
+    membership = Membership(transport, hello, network.coordinator_address, times)
     recorder = None
     if settings.journal_dir is not None:
         recorder = JournalRecorder(open_journal(settings.journal_dir, me), recipe)
     # The event loop's own clock is too coarse for a journal, because uvloop's counts whole milliseconds.
     return Node(transport, membership, time.monotonic, recorder)
-
-
-def address_of(name: str, runtime_dir: Path) -> str:
-    """The address at which the process called ``name`` listens on this host."""
-    return f"ipc://{runtime_dir}/{name}.sock"
 
 
 def fresh_incarnation() -> int:

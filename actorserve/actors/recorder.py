@@ -50,6 +50,6 @@ def open_journal(folder: Path, me: Peer) -> BinaryIO:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
         raise SettingsError(f"the journal folder {folder} belongs to another user; choose another cluster.journal_dir")
-    file = folder / f"{me.name}-{me.incarnation}.journal"
+    file = folder / f"{me.name.replace('/', '.')}-{me.incarnation}.journal"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     return os.fdopen(os.open(file, flags, 0o600), "wb", buffering=0)

@@ -67,8 +67,9 @@ def _coordinators(names: Any, hosts: list[dict[str, Any]]) -> Iterator[str]:
 
 def _addresses(hosts: list[dict[str, Any]]) -> Iterator[str]:
     found = {_name(host): ip_address(host["address"]) for host in hosts if isinstance(host.get("address"), str)}
-    local = [name for name, address in found.items() if address is not None and address.is_loopback]
-    if local and len(local) < len(found):
+    known = {name: address for name, address in found.items() if address is not None}
+    local = [name for name, address in known.items() if address.is_loopback]
+    if local and len(local) < len(known):
         yield f"host {local[0]} has an address of loopback, at which other hosts cannot reach it"
 
 

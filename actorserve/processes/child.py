@@ -9,6 +9,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from actorserve import logs
+from actorserve.cluster.file import read_cluster_file
+from actorserve.cluster.network import HostNetwork, LocalNetwork, Network
 from actorserve.errors import ActorserveError, SettingsError
 from actorserve.processes.status import Reporter, attach
 from actorserve.settings import Settings
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Child:
     """The arguments of a child process's ``main``. At most ``count`` processes have its role here; ``index`` is its
-    number.
+    number. In a cluster of several hosts, ``cluster_file`` describes them, and ``host`` is the name of this one.
 
     ``settings`` are resolved: model path, device, threads, memory, number of workers and port are filled in.
     """
@@ -30,13 +32,37 @@ class Child:
     status: Reporter
     index: int = 0
     count: int = 1
+    cluster_file: Path | None = None
+    host: str = ""
+
+    @property
+    def network(self) -> Network:
+        """Where the cluster's processes listen. Raises: SettingsError if the cluster's file is wrong."""
+        if self.cluster_file is None:
+            return LocalNetwork(self.runtime_dir)
+        return HostNetwork(read_cluster_file(self.cluster_file), self.host)
+
+    @property
+    def file_name(self) -> str:
+        """The name without its host, for files in the runtime folder."""
+        return self.name.rpartition("/")[2]
 
 
-def command_line(name: str, settings_file: Path, runtime_dir: Path, index: int = 0, count: int = 1) -> tuple[str, ...]:
+def command_line(
+    name: str,
+    settings_file: Path,
+    runtime_dir: Path,
+    index: int = 0,
+    count: int = 1,
+    *,
+    cluster_file: Path | None = None,
+    host: str = "",
+) -> tuple[str, ...]:
     """The arguments on the command line, from which ``run_child`` makes the ``Child``."""
     return (
         *("--settings", str(settings_file), "--runtime-dir", str(runtime_dir), "--name", name),
         *("--index", str(index), "--count", str(count)),
+        *(() if cluster_file is None else ("--cluster", str(cluster_file), "--host", host)),
     )
 
 
@@ -60,6 +86,8 @@ def _parse(program: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--name", required=True, help="this process's name, which stays the same after a restart")
     parser.add_argument("--index", type=int, default=0, help="number of this process among those of its role, from 0")
     parser.add_argument("--count", type=int, default=1, help="maximum number of processes of this role")
+    parser.add_argument("--cluster", type=Path, metavar="FILE", help="the cluster's file, if it has several hosts")
+    parser.add_argument("--host", default="", metavar="NAME", help="the name of this host in the cluster's file")
     return parser.parse_args(arguments)
 
 
@@ -81,6 +109,8 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
                 status=reporter,
                 index=parsed.index,
                 count=parsed.count,
+                cluster_file=parsed.cluster,
+                host=parsed.host,
             )
         )
     except (ActorserveError, OSError) as error:

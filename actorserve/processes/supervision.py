@@ -25,13 +25,15 @@ class SupervisionTree:
 
     ``children`` run from the start (OTP: permanent). A child that cannot be kept running ends all of them.
     When a child asks for a worker, the next of the ``spare`` children is started. A spare child that cannot be kept
-    running does not end the others. ``drain_timeout_s`` is for stage 0, which finishes the work in flight.
+    running does not end the others. ``drain_timeout_s`` is for stage 0, and for each of the first
+    ``num_draining_stages``, which finish the work in flight.
     """
 
     children: tuple[ChildSpec, ...]
     spare: tuple[ChildSpec, ...] = ()
     limits: RestartLimits = field(default_factory=RestartLimits)
     drain_timeout_s: float = 0.0
+    num_draining_stages: int = 1
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

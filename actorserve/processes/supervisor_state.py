@@ -233,4 +233,5 @@ class SupervisorState:
             self._tell_to_end(child)
             if child.phase is _Phase.RUNNING:
                 self._effects.append(SignalChild(child.spec.name, signal.SIGTERM))
-        self._kill_at = now + _STOP_GRACE_S + (self._tree.drain_timeout_s if stage == 0 else 0.0)
+        drains = stage < self._tree.num_draining_stages
+        self._kill_at = now + _STOP_GRACE_S + (self._tree.drain_timeout_s if drains else 0.0)

@@ -6,7 +6,7 @@ import uvloop
 
 from actorserve.actors.coordinator import CoordinatorActor
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.node import address_of, open_node
+from actorserve.actors.node import open_node
 from actorserve.actors.scaler import make_scaler
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role, StartFailed
@@ -24,8 +24,8 @@ def main(child: Child) -> None:
 async def _run(child: Child) -> None:
     settings = child.settings
     config = cluster_config(settings)
-    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of(COORDINATOR_NAME, child.runtime_dir))
-    node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.runtime_dir, config)
+    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
+    node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.network, config)
     actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status))
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())
     on_termination(actor.stop)

@@ -8,7 +8,7 @@ from pathlib import Path
 import uvloop
 
 from actorserve.actors.gateway import GatewayActor
-from actorserve.actors.node import address_of, open_node
+from actorserve.actors.node import open_node
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role
 from actorserve.core_configs import gateway_config
@@ -66,8 +66,8 @@ async def _run(child: Child) -> None:
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
     config = gateway_config(settings)
-    hello = Hello(PROTOCOL_VERSION, Role.GATEWAY, address_of(child.name, child.runtime_dir))
-    node = open_node(child.name, hello, settings.cluster, child.runtime_dir, config)
+    hello = Hello(PROTOCOL_VERSION, Role.GATEWAY)
+    node = open_node(child.name, hello, settings.cluster, child.network, config)
     # The kernel spreads connections evenly enough for equal shares.
     max_open_requests = -(-settings.http.max_open_requests // child.count)
     actor = GatewayActor(GatewayState(config), node, max_open_requests)
@@ -82,8 +82,8 @@ async def _run(child: Child) -> None:
         tool_parser=settings.model.tool_parser,
         reasoning_parser=settings.model.reasoning_parser,
         api_keys=keys,
-        counts=HostCounts(child.runtime_dir / COUNTS, child.name),
-        open_requests=OpenRequests(HostCounts(child.runtime_dir / OPEN_COUNTS, child.name, keeps=False)),
+        counts=HostCounts(child.runtime_dir / COUNTS, child.file_name),
+        open_requests=OpenRequests(HostCounts(child.runtime_dir / OPEN_COUNTS, child.file_name, keeps=False)),
     )
     ending = asyncio.Event()
     on_termination(ending.set)

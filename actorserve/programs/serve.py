@@ -1,23 +1,30 @@
-"""``actorserve serve``: a whole server on this host, as a supervisor and its children."""
+"""``actorserve serve`` and ``actorserve host``: a whole server on this host, or one host's share of a cluster, as a
+supervisor and its children.
+"""
 
 import asyncio
+import shutil
 import signal
 from pathlib import Path
 
 from rich.console import Console
 
 from actorserve.actors.supervisor import Supervisor
+from actorserve.cluster.file import ClusterFile, Host, read_cluster_file
+from actorserve.cluster.resolving import listening_address, numeric_address
+from actorserve.errors import SettingsError
 from actorserve.http.access.api_keys import read_api_keys
 from actorserve.http.host_counts import COUNTS, OPEN_COUNTS
 from actorserve.model_files.chat_template import read_chat_template
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import hub_name, locate
+from actorserve.options import MAX_WORKERS
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
-from actorserve.processes.runtime_folder import SETTINGS, runtime_folder
+from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
 from actorserve.processes.signals import on_termination
 from actorserve.processes.supervision import SupervisionTree
-from actorserve.processes.supervision_tree import supervision_tree
+from actorserve.processes.supervision_tree import HostShare, supervision_tree
 from actorserve.settings import Settings
 
 
@@ -27,24 +34,91 @@ def serve(settings: Settings) -> bool:
     Raises: ActorserveError when the server cannot start or cannot go on; KeyboardInterrupt for a Ctrl-C or SIGTERM
     that comes before its children run.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the children run, SIGTERM ends us as Ctrl-C does
-    # The quick checks come first, so that a port in use is reported before the model is downloaded.
+    _end_as_ctrl_c_does()
+    settings = _with_http_checked(settings)
+    with ProgressDisplay(Console(stderr=True)) as display:
+        settings, placement = launch.resolve_workers(settings)
+        settings = _resolve_model(settings, display)
+        with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as folder:
+            child.write_settings(settings, folder / SETTINGS)
+            tree = supervision_tree(placement, settings, folder / SETTINGS, folder)
+            return asyncio.run(_supervise(tree, StartDisplay(display, _usage(settings))))
+
+
+def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
+    """Run the share of the host called ``name`` until it is told to end. Returns and raises as ``serve``."""
+    _end_as_ctrl_c_does()
+    cluster = read_cluster_file(cluster_file)
+    host = cluster.host(name)
+    _check_addresses(cluster, host)
+    has_gateways, has_workers = host.gateways > 0, host.workers > 0
+    if has_gateways:
+        settings = _with_http_checked(launch.replace(settings, "http", gateways=host.gateways))
+    with ProgressDisplay(Console(stderr=True)) as display:
+        settings, placement = _place_share(settings, cluster, host)
+        if has_gateways or has_workers:
+            settings = _resolve_model(settings, display)
+        with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as folder:
+            child.write_settings(settings, folder / SETTINGS)
+            # The children read a copy, so that an edit of the file cannot change half of them.
+            shutil.copyfile(cluster_file, folder / CLUSTER)
+            share = HostShare(name, folder / CLUSTER, host is cluster.coordinator_host, host.gateways)
+            tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
+            usage = _usage(settings) if has_gateways else f"ready: host {name}\n"
+            return asyncio.run(_supervise(tree, StartDisplay(display, usage)))
+
+
+def _end_as_ctrl_c_does() -> None:
+    """Until the children run, SIGTERM ends this process as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _with_http_checked(settings: Settings) -> Settings:
+    """The settings with the port that gateways will listen on.
+
+    These quick checks come first, so that a port in use is reported before the model is downloaded.
+    """
     if settings.http.api_keys_file is not None:
         read_api_keys(settings.http.api_keys_file)
     if settings.model.chat_template != "auto":
         read_chat_template(Path(settings.model.chat_template))
-    port = launch.free_port(settings.http.host, settings.http.port)
-    settings = launch.replace(settings, "http", port=port)
-    with ProgressDisplay(Console(stderr=True)) as display:
-        settings, placement = launch.resolve_workers(settings)
-        settings = _resolve_model(settings, display)
-        with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as runtime_dir:
-            settings_file = runtime_dir / SETTINGS
-            child.write_settings(settings, settings_file)
-            tree = supervision_tree(placement, settings, settings_file, runtime_dir)
-            host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
-            usage = usage_text(f"http://{host}:{port}", settings.model.name or "")
-            return asyncio.run(_supervise(tree, StartDisplay(display, usage)))
+    return launch.replace(settings, "http", port=launch.free_port(settings.http.host, settings.http.port))
+
+
+def _check_addresses(cluster: ClusterFile, host: Host) -> None:
+    """Raises: SettingsError if the host's address is another machine's, or the coordinator's cannot be looked up."""
+    try:
+        numeric_address(cluster.coordinator_host.address)
+        launch.free_port(listening_address(host), 0)
+    except (SettingsError, launch.LaunchError) as error:
+        raise SettingsError(f"host {host.name} cannot run here: {error}") from None
+
+
+def _place_share(settings: Settings, cluster: ClusterFile, host: Host) -> tuple[Settings, launch.Placement]:
+    """The settings and the devices of the host's workers.
+
+    Raises: SettingsError for settings that this machine cannot meet; LaunchError.
+    """
+    most = settings.scaling.max_workers
+    if most is not None and settings.scaling.start_with == "processes":
+        raise SettingsError(
+            'scaling.start_with is "processes", which starts workers on one host only: with a cluster\'s file, choose '
+            '"systemd" or "command"'
+        )
+    if host.workers == 0:
+        placement = launch.Placement(0, (), 1)
+    else:
+        alone = launch.replace(launch.replace(settings, "scaling", max_workers=None), "workers", count=host.workers)
+        resolved, placement = launch.resolve_workers(alone)
+        settings = launch.replace(resolved, "scaling", max_workers=most)
+    # The coordinator scales the whole cluster.
+    num_workers = sum(each.workers for each in cluster.hosts)
+    return launch.replace(settings, "workers", count=min(num_workers, MAX_WORKERS)), placement
+
+
+def _usage(settings: Settings) -> str:
+    host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
+    return usage_text(f"http://{host}:{settings.http.port}", settings.model.name or "")
 
 
 def _resolve_model(settings: Settings, display: ProgressDisplay) -> Settings:

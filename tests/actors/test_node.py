@@ -15,6 +15,7 @@ import uvloop
 from actorserve.actors.cluster_actor import ClusterActor
 from actorserve.actors.membership import COORDINATOR_NAME, Membership, WatchTimes
 from actorserve.actors.node import Node, fresh_incarnation, open_node
+from actorserve.cluster.network import LocalNetwork
 from actorserve.core.effects import Effect
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, PeerUp, Tick
 from actorserve.settings import ClusterSettings
@@ -140,9 +141,9 @@ def test_a_journal_tells_times_within_a_millisecond_apart() -> None:
     """On uvloop, whose own clock counts whole milliseconds, the node's clock is finer, and no deadline comes early."""
 
     async def ticks(folder: Path) -> list[tuple[float, float]]:
-        hello = Hello(PROTOCOL_VERSION, role_of(G), f"ipc://{folder / G}")
+        hello = Hello(PROTOCOL_VERSION, role_of(G))
         core, entries = _TickingCore(), EntryList()
-        node = replace(open_node(G, hello, ClusterSettings(), folder), recorder=entries)
+        node = replace(open_node(G, hello, ClusterSettings(), LocalNetwork(folder)), recorder=entries)
         actor = ClusterActor(core, node)
         async with asyncio.timeout(15), asyncio.TaskGroup() as group:
             group.create_task(actor.run())

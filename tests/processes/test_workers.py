@@ -9,8 +9,9 @@ import pytest
 
 from actorserve.actors.cluster_actor import ClusterActor
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.node import address_of, open_node
+from actorserve.actors.node import open_node
 from actorserve.actors.supervisor import Supervisor
+from actorserve.cluster.network import LocalNetwork
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
@@ -114,8 +115,8 @@ async def test_workers_meet_and_end_when_they_are_told(settings: Settings) -> No
     recorder, core = Recorder(), Orders()
     supervisor = Supervisor(SupervisionTree(workers, (), LIMITS, 5.0), recorder)
     unrecorded = settings.cluster.model_copy(update={"journal_dir": None})
-    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of(COORDINATOR_NAME, run))
-    coordinator = ClusterActor(core, open_node(COORDINATOR_NAME, hello, unrecorded, run))
+    hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
+    coordinator = ClusterActor(core, open_node(COORDINATOR_NAME, hello, unrecorded, LocalNetwork(run)))
     async with asyncio.TaskGroup() as group:
         group.create_task(supervisor.run())
         group.create_task(coordinator.run())

@@ -13,7 +13,7 @@ class Hello:
 
     protocol_version: int
     role: Role
-    address: str
+    address: str = ""
     worker: WorkerInfo | None = None
     answers: int = 0
 

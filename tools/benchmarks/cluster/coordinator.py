@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actorserve.actors.membership import COORDINATOR_NAME, MAX_PEERS
-from actorserve.actors.node import address_of
+from actorserve.cluster.network import LocalNetwork
 from actorserve.processes.child import command_line, write_settings
 from actorserve.processes.launch import replace
 from actorserve.settings import Settings
@@ -132,11 +132,11 @@ class Shard:
             )
             num_links = min(arguments.links or num_workers, num_workers)
             options = Options(
-                address_of(COORDINATOR_NAME, folder),
+                LocalNetwork(folder).coordinator_address,
                 self._coordinator.pid,
                 num_workers,
                 arguments.gateways,
-                tuple(address_of(f"link-{number}", folder) for number in range(num_links)),
+                tuple(LocalNetwork(folder).process(f"link-{number}").bind for number in range(num_links)),
                 settings.cluster.load_report_s,
                 settings.cluster.heartbeat_s,
                 settings.cluster.death_after_s,

@@ -17,7 +17,8 @@ from typing import Final
 import uvloop
 
 from actorserve.actors.cluster_actor import ClusterActor
-from actorserve.actors.node import address_of, open_node
+from actorserve.actors.node import open_node
+from actorserve.cluster.network import LocalNetwork
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
     LOCAL,
@@ -199,9 +200,9 @@ class PacedCore:
 def _open(options: Options, core: PacedCore, index: int) -> ClusterActor:
     name, folder = f"worker-{index}", Path(options.runtime_dir)
     model = ModelInfo(options.model, options.vocab_size, options.context_tokens)
-    hello = Hello(PROTOCOL_VERSION, Role.WORKER, address_of(name, folder), WorkerInfo("paced", model))
+    hello = Hello(PROTOCOL_VERSION, Role.WORKER, worker=WorkerInfo("paced", model))
     settings = ClusterSettings(heartbeat_s=options.heartbeat_s, death_after_s=options.death_after_s)
-    return ClusterActor(core, open_node(name, hello, settings, folder))
+    return ClusterActor(core, open_node(name, hello, settings, LocalNetwork(folder)))
 
 
 async def _run(options: Options) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from actorserve.actors.cluster_actor import ClusterActor
 from actorserve.actors.gateway import GatewayActor
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.node import Node, address_of, open_node
+from actorserve.actors.node import Node, open_node
+from actorserve.cluster.network import LocalNetwork
 from actorserve.core.effects import Deliver, Effect, End, Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.state import GatewayState
@@ -159,8 +160,8 @@ class Pair:
         self.actors = [coordinator, self._gateway]
 
     def _node(self, name: str, role: Role) -> Node:
-        hello = Hello(PROTOCOL_VERSION, role, address_of(name, self._runtime_dir))
-        return open_node(name, hello, self._settings.cluster, self._runtime_dir)
+        hello = Hello(PROTOCOL_VERSION, role)
+        return open_node(name, hello, self._settings.cluster, LocalNetwork(self._runtime_dir))
 
     async def wait_met(self) -> None:
         """Raises: BenchError."""

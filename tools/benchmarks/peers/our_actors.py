@@ -17,7 +17,8 @@ import uvloop
 
 from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.membership import COORDINATOR_NAME
-from actorserve.actors.node import address_of, open_node
+from actorserve.actors.node import open_node
+from actorserve.cluster.network import LocalNetwork
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Message, Peer, PeerUp, Place, Placed, Role, Tick
 from actorserve.errors import ActorserveError
@@ -143,8 +144,8 @@ async def _answer(folder: Path) -> None:
 
 
 def _actor(name: str, role: Role, core: ClusterCore, folder: Path) -> ClusterActor:
-    hello = Hello(PROTOCOL_VERSION, role, address_of(name, folder))
-    return ClusterActor(core, open_node(name, hello, ClusterSettings(), folder))
+    hello = Hello(PROTOCOL_VERSION, role)
+    return ClusterActor(core, open_node(name, hello, ClusterSettings(), LocalNetwork(folder)))
 
 
 if __name__ == "__main__":

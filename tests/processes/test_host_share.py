@@ -1,0 +1,67 @@
+"""What runs on one host of a cluster, how it ends, and the mistakes that are found before."""
+
+from pathlib import Path
+
+import pytest
+
+from actorserve.cli import main
+from actorserve.processes.launch import Placement
+from actorserve.processes.supervision_tree import HostShare, supervision_tree
+from actorserve.settings import Settings
+from tests.cluster.files import THREE_HOSTS, write_cluster_file
+
+
+def test_a_host_runs_its_share_under_its_name(tmp_path: Path) -> None:
+    """Names begin with the host's, except the coordinator's; every child gets the cluster's file and that name."""
+    share = HostShare("beta", tmp_path / "cluster.toml", has_coordinator=False, num_gateways=2)
+    children = supervision_tree(Placement(2, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
+    assert [child.name for child in children] == ["beta/gateway-0", "beta/gateway-1", "beta/worker-0", "beta/worker-1"]
+    for child in children:
+        assert child.command[-4:] == ("--cluster", str(tmp_path / "cluster.toml"), "--host", "beta")
+    share = HostShare("alpha", tmp_path / "cluster.toml", has_coordinator=True, num_gateways=0)
+    children = supervision_tree(Placement(0, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
+    assert [child.name for child in children] == ["coordinator"]
+
+
+def test_workers_of_a_cluster_drain_before_the_coordinator_ends(tmp_path: Path) -> None:
+    """On a host of a cluster workers have the drain's time, because other hosts' gateways use them, too; the
+    coordinator, which finds places for their requests, ends after them.
+    """
+    share = HostShare("beta", tmp_path / "cluster.toml", has_coordinator=True, num_gateways=0)
+    tree = supervision_tree(Placement(1, (), 1), Settings(), tmp_path / "s.json", tmp_path, share)
+    stages = {child.name: child.stop_stage for child in tree.children}
+    assert stages["beta/worker-0"] < tree.num_draining_stages <= stages["coordinator"]
+
+
+def _refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(arguments) == 1
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "problem"),
+    [
+        ("", "", "betta", 'host betta is unknown; did you mean "beta"?'),
+        ('"beta"', '"alpha"', "alpha", "two hosts are called alpha"),
+        ("127.0.0.", "192.0.2.", "alpha", "host alpha cannot run here: cannot listen on 192.0.2.1"),
+        ('"127.0.0.1"', '"a.invalid"', "gamma", "host gamma cannot run here: address a.invalid cannot be looked up"),
+        ("[[host]]", "[[hosts]]", "alpha", "hosts: unknown"),
+    ],
+)
+def test_a_wrong_cluster_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, old: str, new: str, name: str, problem: str
+) -> None:
+    """A wrong file, a wrong name and another machine's address end with one line, before anything starts."""
+    file = write_cluster_file(tmp_path, THREE_HOSTS.replace("::1", "127.0.0.3").replace(old, new))
+    assert problem in _refusal(["host", name, "--cluster", str(file)], capsys)
+
+
+def test_scaling_by_processes_is_for_one_host(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A coordinator cannot start processes on other hosts, so this kind of scaling is refused for clusters."""
+    settings = tmp_path / "settings.toml"
+    settings.write_text("[http]\nport = 0\n[scaling]\nmax_workers = 4\n", encoding="utf-8")
+    file = write_cluster_file(tmp_path)
+    refusal = _refusal(["host", "beta", "--cluster", str(file), "--config", str(settings)], capsys)
+    assert 'scaling.start_with is "processes"' in refusal
