@@ -54,6 +54,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def weights_digest(self) -> str:
+        """Hex digest of the model's weights and shape, on whatever they are computed."""
+        ...
+
+    @property
     def num_blocks(self) -> int:
         """Blocks in the KV pool."""
         ...

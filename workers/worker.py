@@ -5,6 +5,7 @@ Its main is here and not in ``actorserve.programs``, because only the worker's p
 
 import secrets
 from functools import partial
+from pathlib import Path
 
 import uvloop
 
@@ -14,6 +15,8 @@ from actorserve.core.kv.tickets import KEY_BYTES
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, instance_recipe
+from actorserve.model_files.describe import describe
+from actorserve.model_files.tokenizer import tokenizer_digest
 from actorserve.processes.child import Child
 from actorserve.processes.signals import on_termination
 from actorserve.settings import Settings
@@ -67,7 +70,14 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         rate=Rate(recipe.config.migration.bytes_per_s),
     )
     worker = WorkerInfo(engine.kind, engine.model, profile.speed(), transfer.access)
-    node = open_node(child.name, Hello(PROTOCOL_VERSION, Role.WORKER, worker=worker), settings.cluster, network, recipe)
+    hello = Hello(
+        PROTOCOL_VERSION,
+        Role.WORKER,
+        worker=worker,
+        model_digest=engine.weights_digest,
+        tokenizer_digest=tokenizer_digest(describe(Path(settings.model.path), settings.model.load_format)),
+    )
+    node = open_node(child.name, hello, settings.cluster, network, recipe)
     actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch), child.status)
     on_termination(partial(actor.drain, settings.cluster.drain_timeout_s))
     child.status.ready()

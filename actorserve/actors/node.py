@@ -34,8 +34,9 @@ def open_node(
 ) -> Node:
     """The node of this process, over ZeroMQ. Call it on the running event loop, once the process has loaded its data.
 
-    ``hello`` describes the process to its peers. Its address is filled in here, because a free port is known only when
-    the socket has taken it. The journal begins with ``recipe``, from which the actor's core was made.
+    ``hello`` describes the process to its peers. Its address and the cluster's id are filled in here, because a free
+    port is known only when the socket has taken it. The journal begins with ``recipe``, from which the actor's core was
+    made.
 
     Raises: ActorserveError when the address cannot be bound, or when the journal's folder belongs to another user;
     OSError when the journal cannot be written.
@@ -44,7 +45,7 @@ def open_node(
     max_links = min(_LINKS_PER_PEER * MAX_PEERS, raise_file_limit() // _FILES_PER_PEER)
     place = network.coordinator() if hello.role is Role.COORDINATOR else network.process(name)
     transport = ZmqTransport(me, place.bind, TransportLimits(max_links=max_links))
-    hello = replace(hello, address=place.announced(transport.address))
+    hello = replace(hello, address=place.announced(transport.address), cluster_id=network.cluster_id)
     times = WatchTimes(settings.heartbeat_s, settings.death_after_s)
     membership = Membership(transport, hello, network.coordinator_address, times)
     recorder = None

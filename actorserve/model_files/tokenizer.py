@@ -6,6 +6,7 @@ Completion prompts are the raw interface, as in other servers: their special tok
 contains text of others, its client must send token ids.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -145,6 +146,21 @@ def load_tokenizer(description: ModelDescription) -> Tokenizer:
     if backend.get_vocab_size(with_added_tokens=True) == 0:
         raise ModelError(f"{path}: the vocabulary is empty")
     return Tokenizer(backend, _pieces(backend, path))
+
+
+def tokenizer_digest(description: ModelDescription) -> str:
+    """A hex digest of what the described model's tokenizer is made of; empty if the model has no tokenizer.
+
+    Raises: ModelError if its file cannot be read.
+    """
+    if description.format == "gguf":
+        facts = sorted(description.tokenizer_metadata.items())
+        return hashlib.sha256(repr(facts).encode("utf-8", "replace")).hexdigest()
+    path = description.path / "tokenizer.json"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _read_backend(path: Path) -> Backend:

@@ -22,7 +22,7 @@ from actorserve.http.server import bind, serve
 from actorserve.model_files.chat_template import read_chat_template
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
-from actorserve.model_files.tokenizer import load_tokenizer
+from actorserve.model_files.tokenizer import load_tokenizer, tokenizer_digest
 from actorserve.processes.child import Child
 from actorserve.processes.signals import on_termination
 from actorserve.settings import Settings
@@ -66,7 +66,7 @@ async def _run(child: Child) -> None:
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
     config = gateway_config(settings)
-    hello = Hello(PROTOCOL_VERSION, Role.GATEWAY)
+    hello = Hello(PROTOCOL_VERSION, Role.GATEWAY, tokenizer_digest=tokenizer_digest(description))
     node = open_node(child.name, hello, settings.cluster, child.network, config)
     # The kernel spreads connections evenly enough for equal shares.
     max_open_requests = -(-settings.http.max_open_requests // child.count)

@@ -2,6 +2,9 @@
 
 Tags are stable: a message's tag is never given to another message. Decoding checks arity, types, bounds and equal
 columns. For any bytes, it gives a message or raises a ``ProtocolError`` that names the tag.
+
+Neighbouring versions of the protocol read each other's messages. Fields that the last version does not have are left
+out where they have their defaults, and may be missing. Fields that the next version has added are ignored.
 """
 
 from collections.abc import Callable
@@ -74,6 +77,7 @@ _SIGNED: Final = (INT64_MIN, INT64_MAX)
 _TOKEN_ID: Final = (0, 2**31 - 1)  # the core keeps four bytes of each
 _MEMORY_NAMES: Final = ("shared", "shared_host", "cuda_ipc")
 _RULES: Final[dict[type, Rules]] = {
+    m.Hello: Rules(added=("cluster_id", "model_digest", "tokenizer_digest")),
     m.SamplingParams: Rules(
         bounds={
             "seed": (0, UINT64_MAX),
@@ -112,7 +116,8 @@ _RULES: Final[dict[type, Rules]] = {
     m.Checkpoint: Rules(bounds={"token_ids": _TOKEN_ID}),
 }
 
-_NESTED: Final = (
+# What messages are made of.
+NESTED: Final = (
     m.SamplingParams,
     m.TokenLogprobs,
     m.PromptLogprobs,
@@ -127,11 +132,37 @@ _NESTED: Final = (
     m.LoadReport,  # in a LoadDigest
 )
 
+
+def added_fields(cls: type) -> tuple[str, ...]:
+    """The fields of a message, or of a part of one, that the protocol's last version does not have."""
+    return _RULES[cls].added if cls in _RULES else ()
+
+
 _SCHEMA: Final = Schema(_RULES)
 _CHECKERS: Final = {tag: (cls, _SCHEMA.record(cls)) for tag, cls in (WIRE_TAGS | LOCAL_TAGS).items()}
 
 
 def _field_getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    """What makes a tuple of a record's fields, without those at its end that were added and have their defaults."""
+    getter = _all_fields_getter(cls)
+    added = added_fields(cls)
+    if not added:
+        return getter
+    defaults = tuple(field.default for field in fields(cls) if field.name in added)
+
+    def changed_fields(record: Any) -> tuple[Any, ...]:
+        values = getter(record)
+        end = len(values)
+        for default in reversed(defaults):
+            if values[end - 1] != default:
+                break
+            end -= 1
+        return values[:end]
+
+    return changed_fields
+
+
+def _all_fields_getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
     names = [field.name for field in fields(cls)]
     if not names:
         return lambda _: ()
@@ -142,7 +173,7 @@ def _field_getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
 
 
 _GETTERS: Final = {cls: ((tag,), _field_getter(cls)) for tag, cls in (WIRE_TAGS | LOCAL_TAGS).items()}
-_NESTED_GETTERS: Final = {cls: _field_getter(cls) for cls in _NESTED}
+_NESTED_GETTERS: Final = {cls: _field_getter(cls) for cls in NESTED}
 
 
 def _pack_nested(record: Any) -> tuple[Any, ...]:

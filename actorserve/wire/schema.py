@@ -8,7 +8,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any, get_args, get_origin, get_type_hints
@@ -31,7 +31,8 @@ class Rules:
     have as many items as the sum of the column ``run_lengths``, or the same length if that column is empty;
     ``optional_run_columns`` have as many, or are empty. ``bounds`` are the minimum and maximum of an integer field, if
     they are not 0 and 2**63 - 1. ``non_finite`` floats may be infinite or NaN. ``long_strings`` are the maximum number
-    of bytes of a string field, if it is not ``MAX_STRING_BYTES``.
+    of bytes of a string field, if it is not ``MAX_STRING_BYTES``. ``added`` are the last fields, which the protocol's
+    last version does not have; where they are missing, their defaults hold.
     """
 
     columns: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Rules:
     bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     non_finite: frozenset[str] = frozenset()
     long_strings: Mapping[str, int] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
 
 
 _NO_RULES = Rules()
@@ -169,6 +171,16 @@ class _Integers:
         return [*map(type, integers)] == self._kinds and min(integers) >= self._low and max(integers) <= self._high
 
 
+def _defaults(cls: type, names: tuple[str, ...], added: tuple[str, ...]) -> list[Any]:
+    """The defaults of the ``added`` fields, as msgpack gives them."""
+    if added and names[-len(added) :] != added:
+        raise TypeError(f"the fields that were added to {cls.__name__} are not its last ones")
+    found = [one.default for one in fields(cls) if one.name in added] if added else []
+    if MISSING in found:
+        raise TypeError(f"a field that was added to {cls.__name__} has no default")
+    return [list(default) if isinstance(default, tuple) else default for default in found]
+
+
 class Schema:
     """Compiles and caches the checkers of dataclasses and named tuples."""
 
@@ -177,7 +189,10 @@ class Schema:
         self._records: dict[type, Checker] = {}
 
     def record(self, cls: type) -> Checker:
-        """The checker that makes a ``cls`` from the list of its fields, in order, all of them present.
+        """The checker that makes a ``cls`` from the list of its fields, in order.
+
+        Fields that this version has ``added`` may be missing. More fields than ``cls`` has are ignored, because a newer
+        version may have added them; a named tuple's fields are fixed.
 
         Raises: TypeError if an annotation is not supported (at import, never because of a frame).
         """
@@ -204,6 +219,8 @@ class Schema:
         integers = _Integers(naturals, _NATURAL) if len(naturals) >= _MANY else None
         other_checks = tuple(one for one in checks if one[0] not in naturals)
         arity = len(checks)
+        may_grow = is_dataclass(cls)
+        defaults = _defaults(cls, names, rules.added)
         columns = tuple(names.index(name) for name in rules.columns)
         optional_columns = tuple(names.index(name) for name in rules.optional_columns)
         run_lengths = names.index(rules.run_lengths) if rules.run_lengths else None
@@ -212,7 +229,10 @@ class Schema:
 
         def check(value: Any) -> Any:
             if len(_list(value)) != arity:
-                raise SchemaError(f"expected {arity} fields")
+                missing = arity - len(value)
+                if missing > len(defaults) or (missing < 0 and not may_grow):
+                    raise SchemaError(f"expected {arity} fields")
+                value = [*value, *defaults[-missing:]] if missing > 0 else value[:arity]
             values = list(value)
             for index, name, one in other_checks if integers is not None and integers.are_right(value) else checks:
                 try:

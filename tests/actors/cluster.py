@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from actorserve.actors.cluster_actor import ClusterActor
 from actorserve.actors.membership import COORDINATOR_NAME, Membership, WatchTimes, are_linked
@@ -141,10 +142,11 @@ class Cluster:
         self.hub = Hub()
         self.processes: dict[str, Process] = {}
 
-    def start(self, name: str, incarnation: int) -> Process:
+    def start(self, name: str, incarnation: int, **values: Any) -> Process:
+        """Start a process. ``values`` are fields of its Hello."""
         me, role = Peer(name, incarnation), role_of(name)
         transport = MemoryTransport(self.hub, me, address_of(name), lambda: self.now)
-        hello = Hello(PROTOCOL_VERSION, role, address_of(name))
+        hello = replace(Hello(PROTOCOL_VERSION, role, address_of(name)), **values)
         if role is Role.WORKER:
             hello = replace(hello, worker=info_of(name))
         membership = Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES)

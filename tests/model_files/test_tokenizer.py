@@ -15,8 +15,14 @@ from actorserve.errors import ModelError
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.gguf_tokenizer import build_tokenizer
-from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer
-from tests.model_files.builders import SENTENCEPIECE_TOKENS, SENTENCEPIECE_TYPES, write_folder, write_gguf
+from actorserve.model_files.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
+from tests.model_files.builders import (
+    SENTENCEPIECE_TOKENS,
+    SENTENCEPIECE_TYPES,
+    tiny_config,
+    write_folder,
+    write_gguf,
+)
 
 _TEXTS = [
     "",
@@ -259,3 +265,17 @@ def test_damaged_tokenizer_metadata_is_one_line(
     """Inconsistent vocabularies and merges are refused by name."""
     with pytest.raises(ModelError, match=problem):
         _byte_level(sentencepiece, **changes)
+
+
+def test_models_of_one_tokenizer_have_one_digest(tmp_path: Path) -> None:
+    """The digest follows the tokenizer alone, not the path or the weights; without a tokenizer it is empty."""
+    one, same = (describe(write_folder(tmp_path / name, tokenizer='{"a": 1}')) for name in ("one", "same"))
+    other = describe(write_folder(tmp_path / "other", tokenizer='{"a": 2}'))
+    assert tokenizer_digest(one) == tokenizer_digest(same) != tokenizer_digest(other)
+    packed = describe(write_gguf(tmp_path / "a.gguf"))
+    larger = describe(write_gguf(tmp_path / "b.gguf", tiny_config(num_layers=1)))
+    assert tokenizer_digest(packed) == tokenizer_digest(larger) != tokenizer_digest(one)
+    changed = replace(packed, tokenizer_metadata={**packed.tokenizer_metadata, "tokenizer.ggml.eos_token_id": 3})
+    assert tokenizer_digest(changed) != tokenizer_digest(packed)
+    (one.path / "tokenizer.json").unlink()
+    assert tokenizer_digest(one) == ""

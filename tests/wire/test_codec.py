@@ -130,7 +130,7 @@ LOCAL_MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     LOCAL_MESSAGES,
     _columnar(),
-    st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _WORKERS, _NATURAL),
+    st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _WORKERS, _NATURAL, _TEXT, _TEXT, _TEXT),
     st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Drain()]),
     st.builds(m.Fenced, _NATURAL),
     st.builds(m.Place, _TEXT, _NATURAL, _NATURAL, _SIGNED, _TEXT, st.none() | _PEERS, _FINITE, _tuples(_TEXT)),
@@ -284,7 +284,6 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
         ([22, ["a"], [1], [0], [5], [], [], [None, None], []], "prompt_logprobs: columns"),
         ([22, ["a"], [1], [0], [5], [], [], [[1, [2, 3], [-0.5, -1.0], [1]]], []], "ranks: columns"),
         ([22, ["a"], [1], [0], [5], [], [], []], "fields"),
-        ([22, ["a"], [1], [0], [5], [], [], [], [], 0], "fields"),
         ([2, ["a"], [1], ["emperor"], ["x"]], "Role"),
         ([21, "a", True], "epoch"),
         ([21, "a" * 1025, 1], "request_id: string longer than 1024 bytes"),

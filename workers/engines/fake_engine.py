@@ -93,11 +93,13 @@ class FakeEngine:
         make_compiler: Callable[[], GrammarCompiler] | None = None,
         eos_ids: Sequence[int] = (0,),
         layer_groups: LayerGroups = ONE_GROUP,
+        weights_digest: str = "",
     ) -> None:
         num_tokens = num_blocks // layer_groups.num_groups * tokens_per_block
         self.model = replace(model, max_tokens=min(model.max_tokens, num_tokens))
         self.layer_groups = layer_groups
         self.kind = f"fake-{model.vocab_size}"
+        self.weights_digest = weights_digest
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.bytes_per_block = BYTES_PER_TOKEN * tokens_per_block

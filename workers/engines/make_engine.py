@@ -10,6 +10,7 @@ from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engine_options import EngineOptions
 from workers.engines.fake_engine import BYTES_PER_TOKEN, FAKE_MODEL, FakeEngine
+from workers.weights.file_digest import weights_digest
 
 _FAKE_STEP_S = 0.005  # long enough for tests to act in the middle of a request
 _FAKE_NUM_TOKENS = 4096  # of the fake engine's KV, if the settings name no size
@@ -34,6 +35,7 @@ def load_engine(child: Child) -> Engine:
             step_s=_FAKE_STEP_S,
             make_compiler=lambda: compiler_for(description),
             eos_ids=description.eos_token_ids,
+            weights_digest=weights_digest(description),
         )
     child.status.loading("importing torch")
     from workers import native

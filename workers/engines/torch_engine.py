@@ -90,7 +90,7 @@ class TorchEngine:
                 self._model = load_model(
                     description, num_positions, kernels, store, partial(loading, "loading weights")
                 )
-                weights_digest = store.digest
+                self.weights_digest = store.digest
             self.layer_tiles: RowTiles | AnyRows
             self.head_tiles: RowTiles | AnyRows
             self.layer_tiles, self.head_tiles = _tiles(self._model, kernels)
@@ -142,7 +142,7 @@ class TorchEngine:
             platform_facts(self._device)
             | kernels.facts()
             | {
-                "weights": weights_digest,
+                "weights": self.weights_digest,
                 "positions": num_positions if angles_follow_context(config) else 0,
                 "tiles": (self.layer_tiles.sizes, self.head_tiles.sizes),
                 "attention": self._attention.name,

@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from actorserve.errors import ModelError
 from actorserve.model_files.default_model import cache_folder
+from actorserve.model_files.description import ModelDescription
 
 _log = logging.getLogger(__name__)
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
@@ -31,6 +33,20 @@ def file_digest(file: Path) -> str:
         if _identity(file, os.fstat(opened.fileno())) == before:  # nothing wrote to the file meanwhile
             _keep(kept, digest)
     return digest
+
+
+def weights_digest(description: ModelDescription) -> str:
+    """Digest of all weight files' bytes and the config.
+
+    Raises: ModelError if a file cannot be read.
+    """
+    digest = hashlib.sha256(repr(description.config).encode())
+    for path in description.weight_files:
+        try:
+            digest.update(bytes.fromhex(file_digest(path)))
+        except OSError as error:
+            raise ModelError(f"cannot read {path}: {error.strerror}") from None
+    return digest.hexdigest()
 
 
 def _identity(file: Path, facts: os.stat_result) -> str:

@@ -1,6 +1,5 @@
 """Where weights come from: safetensors files (plain or quantized), a GGUF file, or a random generator."""
 
-import hashlib
 import math
 import zlib
 from collections.abc import Iterable
@@ -17,12 +16,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from actorserve.errors import ModelError
-from actorserve.model_files.description import ModelDescription, TensorSpec
+from actorserve.model_files.description import TensorSpec
 from actorserve.model_files.gguf_reader import GgufTensor, read_gguf
 from actorserve.model_files.gguf_tensors import TYPES
 from actorserve.model_files.packing import Part
 from workers.kernels.grouped_weight import GroupedWeight
-from workers.weights.file_digest import file_digest
 from workers.weights.packed import unpack
 
 _FLOATS = {
@@ -170,17 +168,3 @@ class DummySource:
 def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
     if found != expected:
         raise ModelError(f"{file}: tensor {name} has shape {found}, not {expected}")
-
-
-def weights_digest(description: ModelDescription) -> str:
-    """Digest of all weight files' bytes and the config.
-
-    Raises: ModelError if a file cannot be read.
-    """
-    digest = hashlib.sha256(repr(description.config).encode())
-    for path in description.weight_files:
-        try:
-            digest.update(bytes.fromhex(file_digest(path)))
-        except OSError as error:
-            raise ModelError(f"cannot read {path}: {error.strerror}") from None
-    return digest.hexdigest()

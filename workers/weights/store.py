@@ -12,8 +12,8 @@ from actorserve.errors import ModelError
 from actorserve.model_files.description import ModelDescription
 from workers.kernels.numerics import Numerics
 from workers.kernels.quantized_linear import QuantizedWeight
+from workers.weights.file_digest import weights_digest
 from workers.weights.prepared import PreparedWeights, PreparedWriter, exclusive, prepared_file
-from workers.weights.sources import weights_digest
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,9 @@ again. This finds a new incarnation at the same address before the silence count
 dead although it was only paused is told so (``fencing``) when it next says Hello, and rejoins as a new incarnation. An
 incarnation that counts as dead is never taken for alive again.
 
+A process of another cluster, of another model or of a protocol that is too far from ours is refused (``identity``,
+``refusals``), and both sides log why.
+
 Workers meet each other only on demand (``get_to_know``), at the addresses in Members, and then watch each other
 until one of them ends. They do not fence each other. If two workers lose each other while the coordinator still hears
 both, they stay apart until one of them is a new incarnation. That costs a few migrations, while rejoining would cost a
@@ -26,12 +29,13 @@ from typing import Final
 
 from actorserve.actors.membership.death_watch import DeathWatch, Standing, WatchTimes
 from actorserve.actors.membership.fencing import MAX_INCARNATION, Fencing
+from actorserve.actors.membership.identity import Identity
 from actorserve.actors.membership.introductions import Introductions
 from actorserve.actors.membership.links import Links, anyone
+from actorserve.actors.membership.refusals import Refusals
 from actorserve.actors.membership.roles import COORDINATOR_NAME, MAX_PEERS, are_linked, may_link
 from actorserve.actors.membership.search import Search
 from actorserve.core.messages import (
-    PROTOCOL_VERSION,
     Fenced,
     Goodbye,
     Heartbeat,
@@ -51,7 +55,8 @@ Change = PeerUp | PeerDown
 
 
 class Membership:
-    """One process's view of the cluster. ``hello`` describes this process to its peers.
+    """One process's view of the cluster. ``hello`` describes this process to its peers. ``refusals`` lists the
+    processes that do not fit to it.
 
     The caller must pass the changes that a method returns to the core, in order, before any other message.
     """
@@ -59,7 +64,8 @@ class Membership:
     def __init__(self, links: Links, hello: Hello, coordinator_address: str, times: WatchTimes) -> None:
         self.counts: Counter[str] = Counter()
         self._links = links
-        self._hello = replace(hello, answers=_ANY)
+        self._role = hello.role
+        self._identity = Identity(replace(hello, answers=_ANY))
         self._coordinator_address = coordinator_address
         self._times = times
         self._watch = DeathWatch(times)
@@ -67,7 +73,8 @@ class Membership:
         self._names: set[str] = set()  # of all peers ever met; their number is bounded
         self._answered_at: dict[Peer, float] = {}
         self._on_demand: dict[str, tuple[Peer, str]] = {}  # workers of the last Members, to meet on demand, by name
-        self._search = Search(links, self._hello, times)
+        self._search = Search(links, self._identity, times)
+        self.refusals = Refusals(links, times.heartbeat_s)
         self._fencing = Fencing(links, self._watch, times)
         is_coordinator = hello.role is Role.COORDINATOR
         self._introductions = Introductions(links, self._watch, self._hellos, times) if is_coordinator else None
@@ -158,9 +165,6 @@ class Membership:
 
     def _on_hello(self, hello: Hello, now: float, sender: Peer) -> list[Change]:
         me = self._links.me
-        if hello.protocol_version != PROTOCOL_VERSION:
-            self.counts["hello of another protocol version"] += 1
-            return []
         if hello.answers not in (_ANY, me.incarnation):
             # The sender has met an earlier incarnation of ours, but not this one.
             self.counts["hello to our past"] += 1
@@ -169,7 +173,7 @@ class Membership:
         if is_coordinator != (sender.name == COORDINATOR_NAME):
             self.counts["hello of a false coordinator"] += 1
             return []
-        if sender.name == me.name or not may_link(self._hello.role, hello.role):
+        if sender.name == me.name or not may_link(self._role, hello.role):
             self.counts["hello of a process without a link to us"] += 1
             return []
         match self._watch.standing(sender):
@@ -178,9 +182,13 @@ class Membership:
                 if hello.answers == _ANY and now - self._answered_at[sender] >= self._times.heartbeat_s / 2:
                     self._answer(sender, now)
                 return []
+            case Standing.UNKNOWN if why := self._identity.mismatch(hello):
+                answer = self._answer_to(sender) if hello.answers == _ANY else None
+                self.refusals.refuse(sender, why, answer, hello.address, now)
+                return []
             case Standing.UNKNOWN:
                 return self._meet(hello, now, sender)
-            case Standing.SILENT if are_linked(self._hello.role, hello.role):
+            case Standing.SILENT if are_linked(self._role, hello.role):
                 self._fence(sender, hello.address, now)
                 return []
             case Standing.SILENT:
@@ -210,6 +218,8 @@ class Membership:
         self._search.found(sender.name)
         self._hellos[sender] = hello
         self._names.add(sender.name)
+        self.refusals.accepted(sender.name)
+        self._identity.learn(hello)
         self._answered_at.setdefault(sender, now)
         changes.append(PeerUp(sender, hello.role, hello.worker))
         self._changed(now)
@@ -217,7 +227,10 @@ class Membership:
 
     def _answer(self, peer: Peer, now: float) -> bool:
         self._answered_at[peer] = now
-        return self._links.send(peer, replace(self._hello, answers=peer.incarnation))
+        return self._links.send(peer, self._answer_to(peer))
+
+    def _answer_to(self, peer: Peer) -> Hello:
+        return replace(self._identity.hello, answers=peer.incarnation)
 
     def _changed(self, now: float) -> None:
         if self._introductions is not None:
@@ -226,7 +239,7 @@ class Membership:
     # --- being introduced by the coordinator -------------------------------------------------------------------------
 
     def _on_members(self, members: Members, now: float, sender: Peer) -> list[Change]:
-        if self._hellos[sender].role is not Role.COORDINATOR or self._hello.role is Role.COORDINATOR:
+        if self._hellos[sender].role is not Role.COORDINATOR or self._role is Role.COORDINATOR:
             self.counts["members from a stranger"] += 1
             return []
         changes: list[Change] = []
@@ -235,9 +248,9 @@ class Membership:
         rows = zip(members.names, members.incarnations, members.roles, members.addresses, strict=True)
         for name, incarnation, role, address in islice(rows, MAX_PEERS):
             peer = Peer(name, incarnation)
-            if name in (COORDINATOR_NAME, self._links.me.name) or not may_link(self._hello.role, role):
+            if name in (COORDINATOR_NAME, self._links.me.name) or not may_link(self._role, role):
                 continue
-            is_needed = are_linked(self._hello.role, role)
+            is_needed = are_linked(self._role, role)
             if not is_needed:
                 on_demand[name] = peer, address
             if is_needed or self._on_demand.get(name) == on_demand[name]:
@@ -249,7 +262,7 @@ class Membership:
 
     def _on_member(self, peer: Peer, role: Role, address: str, now: float) -> list[Change]:
         """``peer``, which we may link to, is in the coordinator's Members."""
-        is_needed = are_linked(self._hello.role, role)
+        is_needed = are_linked(self._role, role)
         standing = self._watch.standing(peer)
         known = Peer(peer.name, self._watch.incarnation_of(peer.name))
         if standing is Standing.SILENT and is_needed and role is Role.WORKER and peer == known:

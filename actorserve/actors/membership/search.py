@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import inf
 
 from actorserve.actors.membership.death_watch import WatchTimes
+from actorserve.actors.membership.identity import Identity
 from actorserve.actors.membership.links import Links, anyone
-from actorserve.core.messages import Hello
 
 
 @dataclass(slots=True)
@@ -20,11 +20,11 @@ class _Wanted:
 
 
 class Search:
-    """The processes that we look for, by name. ``hello`` is our ask."""
+    """The processes that we look for, by name. The Hello of ``identity`` is our ask."""
 
-    def __init__(self, links: Links, hello: Hello, times: WatchTimes) -> None:
+    def __init__(self, links: Links, identity: Identity, times: WatchTimes) -> None:
         self._links = links
-        self._hello = hello
+        self._identity = identity
         self._times = times
         self._wanted: dict[str, _Wanted] = {}
 
@@ -39,7 +39,7 @@ class Search:
     def ask(self, name: str, address: str) -> None:
         """Ask once."""
         if self._links.connect(anyone(name), address):
-            self._links.send(anyone(name), self._hello)
+            self._links.send(anyone(name), self._identity.hello)
 
     def found(self, name: str) -> None:
         """The process has answered. End the search; the link to it stays open."""

@@ -98,6 +98,12 @@ from actorserve.core.messages.values import (
 )
 
 PROTOCOL_VERSION = 15
+OLDEST_PROTOCOL_VERSION = 15
+"""Processes of this version, of PROTOCOL_VERSION and of the next one work together, so that a cluster can be upgraded
+while it serves: each version works with its neighbours. (Version 14 works only with itself.) To keep that, a new field
+comes last, has a default, and is listed in ``wire.codec``, and a message's meaning never changes. A process drops and
+counts messages that it does not know, so the sender must not depend on them.
+"""
 
 TransferMessage = Offer | Stage | Copied | Declined | Withdrawn | Checkpoint | CheckpointConfirmed
 """Messages between two workers about one transfer of KV. ``transfer.kind`` tells which of a worker's participants gets

@@ -8,7 +8,8 @@ from actorserve.core.messages.values import Peer, Role, WorkerInfo
 class Hello:
     """Any -> any, first on every link: the sender's role and address, and what it serves if it is a worker.
 
-    ``answers`` is the incarnation of the receiver whose Hello this one answers; 0 asks for an answer.
+    ``answers`` is the incarnation of the receiver whose Hello this one answers; 0 asks for an answer. ``cluster_id``
+    is empty in a cluster of one host. The digests of the model and of its tokenizer are empty if the sender has none.
     """
 
     protocol_version: int
@@ -16,6 +17,9 @@ class Hello:
     address: str = ""
     worker: WorkerInfo | None = None
     answers: int = 0
+    cluster_id: str = ""
+    model_digest: str = ""
+    tokenizer_digest: str = ""
 
 
 @value

@@ -297,14 +297,17 @@ def test_a_stranger_is_not_heard() -> None:
 @pytest.mark.parametrize(
     "hello",
     [
-        Hello(PROTOCOL_VERSION + 1, Role.WORKER, address_of("worker-9")),
+        Hello(PROTOCOL_VERSION + 2, Role.WORKER, address_of("worker-9")),
+        Hello(PROTOCOL_VERSION, Role.WORKER, address_of("worker-9"), cluster_id="other"),
         Hello(PROTOCOL_VERSION, Role.GATEWAY, address_of("worker-9")),
         Hello(PROTOCOL_VERSION, Role.WORKER, ""),
         Hello(PROTOCOL_VERSION, Role.WORKER, address_of("worker-9"), answers=77),
     ],
 )
 def test_an_unfit_hello_is_ignored(hello: Hello) -> None:
-    """A Hello of another version, of an unlinked role, without an address, or to another incarnation has no effect."""
+    """A Hello of a far version, of another cluster, of an unlinked role, without an address, or to another incarnation
+    has no effect.
+    """
     cluster = _started(C, G)
     stranger = _stranger(cluster)
     stranger.send(Peer(G, 1), hello)

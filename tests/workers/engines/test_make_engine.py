@@ -42,6 +42,14 @@ def test_pools_have_the_sizes_that_settings_say(make_model: Any, engine: str) ->
     assert loaded(model, engine=engine, host_kv_bytes=50_000, swap="recompute").num_host_blocks == 0
 
 
+def test_engines_of_one_model_have_one_digest(make_model: Any) -> None:
+    """The digest of the weights is the same whatever computes them, and another for another model."""
+    model = make_model()
+    digests = {loaded(model, engine=engine).weights_digest for engine in ("torch", "fake")}
+    assert len(digests) == 1
+    assert loaded(make_model(num_hidden_layers=1), engine="fake").weights_digest not in digests
+
+
 def test_the_instance_schedules_as_settings_say() -> None:
     """Swap mode, pools, policy and the time to a promotion (by priority) reach the core."""
     settings = load_settings(

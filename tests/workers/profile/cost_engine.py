@@ -17,6 +17,7 @@ class CostEngine:
     """
 
     kind = "cost"
+    weights_digest = "cost"
     tokens_per_block = 16
     bytes_per_block = 1600
     layer_groups = ONE_GROUP

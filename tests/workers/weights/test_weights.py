@@ -27,7 +27,8 @@ from workers.engines.torch_engine import TorchEngine
 from workers.kernels.choose import Kernels
 from workers.kernels.numerics import numerics
 from workers.models.build import load_model
-from workers.weights.sources import DummySource, GgufSource, weights_digest
+from workers.weights.file_digest import weights_digest
+from workers.weights.sources import DummySource, GgufSource
 from workers.weights.store import FromFiles
 
 PLAN = StepPlan(0, ("a",), (0,), (tuple(range(40, 140)),), (tuple(range(7)),), (True,))
