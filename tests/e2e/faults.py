@@ -10,10 +10,13 @@ process that it starts, the sockets have the faults in FILE. FILE holds JSON, an
 - ``cut``: the names of processes between which no frame arrives;
 - ``restless``: whether the coordinator has workers move requests back and forth all the time.
 
+Workers of two hosts of a cluster do not notice that they are on one machine, so their KV comes over tcp.
+
 A transport guarantees order without duplicates. Membership relies on that, so its messages keep that guarantee here.
 """
 
 import asyncio
+import importlib
 import json
 import os
 import random
@@ -205,6 +208,9 @@ def main() -> None:
     if arguments[0] == "coordinator":
         ClusterState.handle = handle  # type: ignore[method-assign,assignment]
     ZmqTransport._put = put  # type: ignore[method-assign,assignment]
+    if module == "workers" and "--host" in arguments:
+        host = arguments[arguments.index("--host") + 1]
+        importlib.import_module("workers.kv_transfer.transfer").this_host = lambda: host  # type: ignore[attr-defined]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

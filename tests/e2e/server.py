@@ -30,15 +30,22 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 30.
 
 
 class Server:
-    """A running ``actorserve serve`` with all of its children."""
+    """A running ``actorserve serve``, or another ``verb``, with all of its children."""
 
-    def __init__(self, folder: Path, config: str, *arguments: str, program: tuple[str, ...] = ("actorserve",)) -> None:
-        """``program``: the module to run, and its arguments before "serve"."""
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        *arguments: str,
+        program: tuple[str, ...] = ("actorserve",),
+        verb: tuple[str, ...] = ("serve", "--port", "0"),
+    ) -> None:
+        """``program``: the module to run, and its arguments before the verb."""
         self.journals = folder / "journals"
         config_file = folder / "actorserve.toml"
         config_file.write_text(config.replace("[cluster]", f'[cluster]\njournal_dir = "{self.journals}"'))
         self.log = folder / "stderr.log"
-        command = [sys.executable, "-P", "-m", *program, "serve", "--port", "0", "--config", str(config_file)]
+        command = [sys.executable, "-P", "-m", *program, *verb, "--config", str(config_file)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self.stdout = folder / "stdout.log"
         with self.log.open("wb") as stderr, self.stdout.open("wb") as stdout:
@@ -86,7 +93,10 @@ class Server:
 
     def journal(self, name: str) -> Path:
         """The journal of the newest incarnation of ``name``."""
-        return max(self.journals.glob(f"{name}-*.journal"), key=lambda path: int(path.stem.rpartition("-")[2]))
+        return max(
+            self.journals.glob(f"{name.replace('/', '.')}-*.journal"),
+            key=lambda path: int(path.stem.rpartition("-")[2]),
+        )
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels; -1 while it cannot be read."""

@@ -1,0 +1,79 @@
+"""Clients that stream the same answers repeatedly, and check every token."""
+
+import asyncio
+import json
+import random
+
+import httpx
+
+from tests.e2e.server import Server
+
+NUM_STREAMS = 10
+MAX_TOKENS = 300
+
+
+class Clients:
+    """``NUM_STREAMS`` streams at any time. A stream requests its own answer repeatedly."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._expected: dict[int, list[str]] = {}
+        self._is_over = False
+        self.leaving = False  # whether some clients hang up in the middle of their answer
+        self.num_answers = 0
+        self.num_left = 0
+
+    async def learn(self) -> None:
+        """Learn all answers while no request migrates and no fault happens."""
+        async with httpx.AsyncClient(timeout=120) as client:
+            answers = await asyncio.gather(*(self._ask(client, number) for number in range(NUM_STREAMS)))
+            for number, (tokens, reason) in enumerate(answers):
+                assert (len(tokens), reason) == (MAX_TOKENS, "length")
+                self._expected[number] = tokens
+        assert len({tuple(tokens) for tokens in self._expected.values()}) == NUM_STREAMS
+
+    async def run(self) -> None:
+        """Send requests until ``stop``. Raises: AssertionError for an answer that differs from the undisturbed one."""
+        async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
+            for number in range(NUM_STREAMS):
+                group.create_task(self._ask_again_and_again(client, number))
+
+    def stop(self) -> None:
+        """Send no new requests; the answers in flight still end."""
+        self._is_over = True
+
+    async def _ask_again_and_again(self, client: httpx.AsyncClient, number: int) -> None:
+        while not self._is_over:
+            tokens, reason = await self._ask(client, number)
+            expected = self._expected[number]
+            assert tokens == expected[: len(tokens)], f"stream {number}: another token, one twice, or one lost"
+            assert reason == "left" or (reason == "length" and tokens == expected), f"stream {number}: {reason}"
+            self.num_answers += reason != "left"
+            self.num_left += reason == "left"
+
+    async def _ask(self, client: httpx.AsyncClient, number: int) -> tuple[list[str], str]:
+        """The tokens of an answer, and why it ended."""
+        body = {
+            "model": self._server.model,
+            "prompt": [number + 1, *range(100, 120 + 5 * number)],
+            "max_tokens": MAX_TOKENS,
+            "ignore_eos": True,
+            "seed": number,
+            "logprobs": 1,
+            "stream": True,
+        }
+        tokens: list[str] = []
+        async with client.stream("POST", f"{self._server.url}/v1/completions", json=body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                assert "choices" in event, line
+                [choice] = event["choices"]
+                tokens += choice["logprobs"]["tokens"] if choice["logprobs"] else []
+                if choice["finish_reason"] is not None:
+                    return tokens, choice["finish_reason"]
+                if self.leaving and random.random() < 0.01:
+                    return tokens, "left"
+        raise AssertionError(f"stream {number}: it ended without a reason after {len(tokens)} tokens")

@@ -1,0 +1,122 @@
+"""A cluster of hosts on the addresses of loopback, each with a supervisor of its own."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.e2e.server import Server, wait_until
+
+NUM_KV_PORTS = 2  # of each host
+
+
+def free_ports(count: int, addresses: list[str]) -> int:
+    """The first of ``count`` ports in a row that are free on all addresses."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.create_server((addresses[0], 0))).getsockname()[1]
+            try:
+                for address in addresses:
+                    for port in range(first, first + count):
+                        if (address, port) != (addresses[0], first):
+                            stack.enter_context(socket.create_server((address, port)))
+            except (OSError, OverflowError):
+                continue
+            return int(first)
+
+
+class Hosts:
+    """The hosts by name. ``shares``: host -> what runs there, as lines of the cluster's file; the first has the
+    coordinator and gateways.
+    """
+
+    def __init__(self, folder: Path, config: str, shares: Mapping[str, str]) -> None:
+        """Write the cluster's file; ``start`` starts hosts."""
+        self._folder = folder
+        self._config = config
+        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(shares, 1)}
+        first = free_ports(1 + NUM_KV_PORTS, list(addresses.values()))
+        self.cluster_file = folder / "cluster.toml"
+        self.cluster_file.write_text(
+            f'id = "test"\ncoordinators = ["{next(iter(shares))}"]\n'
+            f"coordinator_port = {first}\nkv_port = {first + 1}\n"
+            + "".join(f'[[host]]\nname = "{n}"\naddress = "{addresses[n]}"\n{share}\n' for n, share in shares.items())
+        )
+        self.hosts: dict[str, Server] = {}
+        rules = folder / "faults.json"
+        rules.write_text("{}")
+        self._rules = rules
+
+    def restless(self, is_restless: bool) -> None:
+        """Have the coordinator move requests all the time, or stop that."""
+        self._rules.write_text(json.dumps({"restless": True} if is_restless else {}))
+
+    def start(self, name: str, *, cluster_file: Path | None = None, config: str | None = None) -> Server:
+        """Start a host's share. The files are those of the cluster, unless given."""
+        folder = self._folder / f"{name}-{len(list(self._folder.iterdir()))}"
+        folder.mkdir()
+        self.hosts[name] = Server(
+            folder,
+            self._config if config is None else config,
+            program=("tests.e2e.faults", str(self._rules), "actorserve"),
+            verb=("host", name, "--cluster", str(cluster_file or self.cluster_file)),
+        )
+        return self.hosts[name]
+
+    def kill(self, name: str) -> None:
+        """kill -9 of the supervisor, with which the kernel kills its children."""
+        process = self.hosts.pop(name).process
+        process.kill()
+        process.wait(10)
+
+    def kill_workers(self, name: str, count: int) -> list[int]:
+        """kill -9 of the host's workers at once. Returns the ids of their processes."""
+        pids = [self.hosts[name].pid(f"{name}/worker-{index}") for index in range(count)]
+        found = [pid for pid in pids if pid is not None]
+        assert len(found) == count
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+        return found
+
+    def stop(self) -> None:
+        """Stop all hosts, the one with the gateways first, and check that they end well."""
+        statuses = {name: host.stop() for name, host in self.hosts.items()}
+        self.hosts.clear()
+        assert set(statuses.values()) <= {0}, statuses
+
+
+@contextmanager
+def hosts_running(folder: Path, config: str, shares: Mapping[str, str]) -> Iterator[Hosts]:
+    """Hosts that are ready. They are stopped at the end."""
+    hosts = Hosts(folder, config, shares)
+    try:
+        for name in shares:
+            hosts.start(name)
+        for host in hosts.hosts.values():
+            host.wait_ready()
+        yield hosts
+        hosts.stop()
+    finally:
+        for name in list(hosts.hosts):
+            hosts.kill(name)
+
+
+def metric_of_host(server: Server, name: str, host: str) -> float:
+    """The sum of a metric over the workers of ``host``, as ``server``'s gateway tells it."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f'{name}{{engine="{host}/'))
+
+
+def wait_busy(server: Server, host: str) -> None:
+    """Wait until workers of ``host`` have tokens in their KV cache."""
+    wait_until(lambda: metric_of_host(server, "vllm:kv_cache_usage_perc", host) > 0.0, f"requests on {host}")
+
+
+def wait_log(host: Server, text: str) -> None:
+    """Wait until the host's processes have logged ``text``."""
+    wait_until(lambda: text in host.log.read_text(), f"the log line: {text}", 30.0)
