@@ -22,7 +22,8 @@ ends.
 
 To prevent storms, a source stops at a higher freeness than it starts at and rests afterwards, and a destination does
 not become a source for as long. After half of its time, a move whose source has nothing in flight is over, because
-nothing there fits into what is left. A pair whose move moved nothing is left alone, twice as long each time. At most ``max_moves`` are in progress at once.
+nothing there fits into what is left. A pair whose move moved nothing is left alone, twice as long each time. At most
+``max_moves`` are in progress at once.
 
 All state is soft: after a restart the first round begins with what the instances report.
 """
