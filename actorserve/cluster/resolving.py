@@ -19,11 +19,14 @@ def unresolvable(cluster: ClusterFile) -> list[str]:
 
 
 def numeric_address(address: str) -> str:
-    """The IP address of ``address``. Raises: SettingsError if it is a name that cannot be looked up."""
+    """The IP address of ``address``: that of a name is one of IPv4, as every process looks it up.
+
+    Raises: SettingsError if it is a name that cannot be looked up.
+    """
     if ip_address(address) is not None:
         return address
     try:
-        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
         raise SettingsError(f"address {address} cannot be looked up: {error}") from None
     return str(found[0][4][0])

@@ -54,8 +54,8 @@ def replace(settings: Settings, section: str, **values: Any) -> Settings:
     return Settings.model_validate(fields)
 
 
-def free_port(host: str, port: int) -> int:
-    """``port``, if the gateway can listen on it; a free port for 0.
+def free_port(host: str, port: int, setting: str = "--port") -> int:
+    """``port``, if a process can listen on it; a free port for 0. ``setting`` is what chooses another port.
 
     Raises: LaunchError for a port in use, or a host that is not this machine.
     """
@@ -71,7 +71,7 @@ def free_port(host: str, port: int) -> int:
         raise LaunchError(f"cannot listen on host {host}: {error.strerror}") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise LaunchError(f"port {port} on {host} is in use; choose another with --port") from None
+            raise LaunchError(f"port {port} on {host} is in use; choose another with {setting}") from None
         raise LaunchError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 

@@ -62,6 +62,8 @@ def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
             child.write_settings(settings, folder / SETTINGS)
             # The children read a copy, so that an edit of the file cannot change half of them.
             shutil.copyfile(cluster_file, folder / CLUSTER)
+            if read_cluster_file(folder / CLUSTER) != cluster:
+                raise SettingsError(f"{cluster_file} was changed during the start; start again")
             share = HostShare(name, folder / CLUSTER, host is cluster.coordinator_host, host.gateways)
             tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
             usage = _usage(settings) if has_gateways else f"ready: host {name}\n"
@@ -86,10 +88,17 @@ def _with_http_checked(settings: Settings) -> Settings:
 
 
 def _check_addresses(cluster: ClusterFile, host: Host) -> None:
-    """Raises: SettingsError if the host's address is another machine's, or the coordinator's cannot be looked up."""
+    """Raises: SettingsError if the host's address is another machine's, if its share already runs here, or if the
+    coordinator's address cannot be looked up.
+    """
     try:
         numeric_address(cluster.coordinator_host.address)
-        launch.free_port(listening_address(host), 0)
+        listening = listening_address(host)
+        launch.free_port(listening, 0)
+        if host is cluster.coordinator_host:
+            launch.free_port(listening, cluster.coordinator_port, "coordinator_port")
+        for index in range(host.workers):
+            launch.free_port(listening, cluster.kv_port + index, "kv_port")
     except (SettingsError, launch.LaunchError) as error:
         raise SettingsError(f"host {host.name} cannot run here: {error}") from None
 

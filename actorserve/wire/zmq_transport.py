@@ -50,6 +50,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         self._configure(self._router)
         # A frame one byte over the bound still reaches us, so that we count it; libzmq would only close the connection.
         self._router.setsockopt(zmq.MAXMSGSIZE, self._framing.limits.max_frame_bytes + 1)
+        self._router.setsockopt(zmq.IPV6, "[" in bind)
         try:
             self._router.bind(bind)
         except zmq.ZMQError as error:
@@ -75,6 +76,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
             self._framing.counter.drop("no socket", f"for {peer.name}: {why}")
             return None
         self._configure(socket)
+        socket.setsockopt(zmq.IPV6, "[" in address)
         try:
             socket.connect(address)
         except zmq.ZMQError as error:

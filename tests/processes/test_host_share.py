@@ -1,5 +1,6 @@
 """What runs on one host of a cluster, how it ends, and the mistakes that are found before."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from actorserve.processes.launch import Placement
 from actorserve.processes.supervision_tree import HostShare, supervision_tree
 from actorserve.settings import Settings
 from tests.cluster.files import THREE_HOSTS, write_cluster_file
+from tests.e2e.hosts import free_ports
 
 
 def test_a_host_runs_its_share_under_its_name(tmp_path: Path) -> None:
@@ -56,6 +58,19 @@ def test_a_wrong_cluster_is_one_line(
     """A wrong file, a wrong name and another machine's address end with one line, before anything starts."""
     file = write_cluster_file(tmp_path, THREE_HOSTS.replace("::1", "127.0.0.3").replace(old, new))
     assert problem in _refusal(["host", name, "--cluster", str(file)], capsys)
+
+
+def test_a_share_runs_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A second start of a host's share is found by its ports, before it loads a model."""
+    first = free_ports(3, ["127.0.0.1", "127.0.0.2"])
+    text = THREE_HOSTS.replace("7000", str(first)).replace("7100", str(first + 1)).replace("0.0.0.0", "127.0.0.2")
+    file = write_cluster_file(tmp_path, text)
+    with socket.create_server(("127.0.0.1", first)):
+        refusal = _refusal(["host", "alpha", "--cluster", str(file)], capsys)
+    assert f"port {first} on 127.0.0.1 is in use; choose another with coordinator_port" in refusal
+    with socket.create_server(("127.0.0.2", first + 2)):
+        refusal = _refusal(["host", "beta", "--cluster", str(file)], capsys)
+    assert f"port {first + 2} on 127.0.0.2 is in use; choose another with kv_port" in refusal
 
 
 def test_scaling_by_processes_is_for_one_host(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

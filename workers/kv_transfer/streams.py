@@ -104,7 +104,7 @@ def connecting(address: str) -> tuple[socket.socket, Callable[[], None]]:
         plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         return plain, lambda: plain.connect(path)
     host, port = tcp_place(address)
-    family, kind, number, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    family, kind, number, _, place = socket.getaddrinfo(host, port, _family(host), socket.SOCK_STREAM)[0]
     stream = socket.socket(family, kind, number)
     stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return stream, lambda: stream.connect(place)
