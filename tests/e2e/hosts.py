@@ -56,14 +56,21 @@ class Hosts:
         """Have the coordinator move requests all the time, or stop that."""
         self._rules.write_text(json.dumps({"restless": True} if is_restless else {}))
 
-    def start(self, name: str, *, cluster_file: Path | None = None, config: str | None = None) -> Server:
-        """Start a host's share. The files are those of the cluster, unless given."""
+    def start(
+        self,
+        name: str,
+        *,
+        cluster_file: Path | None = None,
+        config: str | None = None,
+        program: tuple[str, ...] | None = None,
+    ) -> Server:
+        """Start a host's share. The files are those of the cluster, and the program has faults, unless given."""
         folder = self._folder / f"{name}-{len(list(self._folder.iterdir()))}"
         folder.mkdir()
         self.hosts[name] = Server(
             folder,
             self._config if config is None else config,
-            program=("tests.e2e.faults", str(self._rules), "actorserve"),
+            program=program or ("tests.e2e.faults", str(self._rules), "actorserve"),
             verb=("host", name, "--cluster", str(cluster_file or self.cluster_file)),
         )
         return self.hosts[name]

@@ -1,6 +1,7 @@
 """Two hosts over tcp, as two groups of processes on two addresses: streams survive the death and the end of a host."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -117,6 +118,25 @@ def test_a_host_that_ends_in_order_fails_no_request(hosts: Hosts, alpha: Server)
         alpha.wait_workers(3)
 
     assert asyncio.run(_under_load(alpha, disturb)) > 0
+
+
+def test_a_host_of_the_next_version_works_with_this_one(hosts: Hosts, alpha: Server) -> None:
+    """A host is upgraded to the next protocol, whose messages have further fields, under load; then the coordinator and
+    the upgraded workers are killed: every client gets its undisturbed answer.
+    """
+
+    def disturb() -> None:
+        assert hosts.hosts.pop("beta").stop(40.0) == 0
+        hosts.start("beta", program=("tests.e2e.next_version", "actorserve")).wait_ready()
+        alpha.wait_workers(3)
+        wait_busy(alpha, "beta")
+        alpha.signal("coordinator", signal.SIGKILL)
+        hosts.kill_workers("beta", 2)
+        alpha.wait_workers(3)
+        wait_busy(alpha, "beta")
+
+    assert asyncio.run(_under_load(alpha, disturb)) > 0
+    assert "malformed" not in alpha.log.read_text() + hosts.hosts["beta"].log.read_text()
 
 
 def test_a_host_of_another_cluster_is_refused(hosts: Hosts, alpha: Server) -> None:

@@ -218,7 +218,7 @@ class Membership:
         self._search.found(sender.name)
         self._hellos[sender] = hello
         self._names.add(sender.name)
-        self.refusals.accepted(sender.name)
+        self.refusals.forget(sender.name)
         self._identity.learn(hello)
         self._answered_at.setdefault(sender, now)
         changes.append(PeerUp(sender, hello.role, hello.worker))

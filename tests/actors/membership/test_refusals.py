@@ -148,16 +148,21 @@ class _CountingLinks:
         return True
 
 
-def test_a_flood_of_refusals_stays_small() -> None:
-    """A process that asks all the time gets few answers, and thousands of names take bounded memory and no link."""
+def test_a_flood_of_refusals_stays_small(caplog: pytest.LogCaptureFixture) -> None:
+    """A process that asks all the time gets few answers, and thousands of names take bounded memory, few lines, few
+    answers and no link.
+    """
     links = _CountingLinks()
     refusals = Refusals(links, TIMES.heartbeat_s)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR, address_of(C))
     for number in range(1000):
         refusals.refuse(Peer(W, 1), "why", hello, address_of(W), number * 0.001)
     assert links.num_sent <= 1.0 / TIMES.heartbeat_s + 1
+    links.num_sent = 0
     for number in range(5000):
         refusals.refuse(Peer(f"worker-{number}", 1), "why", hello, address_of(W), 2.0)
+    assert links.num_sent <= 64
+    assert len(caplog.records) <= 20
     assert len(refusals.peers) <= 256
     assert links.open == set()
     assert refusals.total == 6000
