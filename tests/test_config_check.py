@@ -36,6 +36,22 @@ def test_mistakes_end_with_one(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert lines[-1].startswith("/nowhere.toml: cannot read settings from /nowhere.toml")
 
 
+def test_settings_are_checked_against_the_cluster(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Settings that are right for one host may be wrong for a cluster: their ports clash, or they start processes."""
+    settings, cluster = tmp_path / "a.toml", tmp_path / "c.toml"
+    settings.write_text("[http]\nport = 7491\n[scaling]\nmax_workers = 4\n", "utf-8")
+    host = '[[host]]\nname = "beta"\naddress = "10.0.0.1"\ngateways = 1\nworkers = 2\n'
+    cluster.write_text(f'id = "lab"\ncoordinators = ["beta"]\n{host}', "utf-8")
+    assert main(["config", "check", str(settings)]) == 0
+    assert main(["config", "check", str(settings), str(cluster)]) == 1
+    said = capsys.readouterr().out
+    assert f"{settings}: http.port is 7491, which is a port of KV on host beta" in said
+    assert f'{settings}: scaling.start_with is "processes"' in said
+    settings.write_text("[http]\nport = 7480\n", "utf-8")
+    assert main(["config", "check", str(cluster), str(settings)]) == 1
+    assert "http.port is 7480, which is the coordinator's port on host beta" in capsys.readouterr().out
+
+
 def test_a_name_that_cannot_be_looked_up_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """An address that is a name must be known to this machine's resolver."""
     cluster = tmp_path / "c.toml"

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from actorserve.actors.supervisor import Supervisor
+from actorserve.cluster.conflicts import conflicts
 from actorserve.cluster.file import ClusterFile, Host, read_cluster_file
 from actorserve.cluster.resolving import listening_address, numeric_address
 from actorserve.errors import SettingsError
@@ -50,6 +51,9 @@ def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
     _end_as_ctrl_c_does()
     cluster = read_cluster_file(cluster_file)
     host = cluster.host(name)
+    problems = conflicts(settings, cluster)
+    if problems:
+        raise SettingsError("; ".join(problems))
     _check_addresses(cluster, host)
     has_gateways, has_workers = host.gateways > 0, host.workers > 0
     if has_gateways:
@@ -109,11 +113,6 @@ def _place_share(settings: Settings, cluster: ClusterFile, host: Host) -> tuple[
     Raises: SettingsError for settings that this machine cannot meet; LaunchError.
     """
     most = settings.scaling.max_workers
-    if most is not None and settings.scaling.start_with == "processes":
-        raise SettingsError(
-            'scaling.start_with is "processes", which starts workers on one host only: with a cluster\'s file, choose '
-            '"systemd" or "command"'
-        )
     if host.workers == 0:
         placement = launch.Placement(0, (), 1)
     else:
