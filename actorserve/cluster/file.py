@@ -68,9 +68,22 @@ class ClusterFile(_Table):
 
 def read_cluster_file(file: Path) -> ClusterFile:
     """Raises: SettingsError, in one line that names the file and all mistakes in it."""
+    return parse_cluster(read_cluster_text(file), file)
+
+
+def read_cluster_text(file: Path) -> str:
+    """The file's text. Raises: SettingsError."""
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"cannot read the cluster's file {file}: {error}") from None
+
+
+def parse_cluster(text: str, file: Path) -> ClusterFile:
+    """What ``text``, which was read from ``file``, says. Raises: SettingsError, as ``read_cluster_file``."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"cannot read the cluster's file {file}: {error}") from None
     found, problems = None, []
     try:

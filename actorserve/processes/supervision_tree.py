@@ -19,6 +19,7 @@ from pathlib import Path
 from actorserve.processes import child, launch
 from actorserve.processes.launch import Placement
 from actorserve.processes.restarts import RestartLimits
+from actorserve.processes.runtime_folder import CLUSTER
 from actorserve.processes.supervision import ChildSpec, SupervisionTree
 from actorserve.settings import Settings
 
@@ -27,10 +28,12 @@ _GATEWAYS, _WORKERS, _COORDINATOR = 0, 1, 2  # values of ``stop_stage``
 
 @dataclass(frozen=True, slots=True)
 class HostShare:
-    """What of a cluster runs on the host called ``name``. ``cluster_file``: the copy that the children read."""
+    """What of a cluster runs on the host called ``name``. The children read ``cluster_toml``, the cluster's file, from
+    the runtime folder.
+    """
 
     name: str
-    cluster_file: Path
+    cluster_toml: str
     has_coordinator: bool
     num_gateways: int
 
@@ -54,7 +57,7 @@ def supervision_tree(
             runtime_dir,
             index,
             count,
-            cluster_file=None if share is None else share.cluster_file,
+            cluster_file=None if share is None else runtime_dir / CLUSTER,
             host="" if share is None else share.name,
         )
         return (*python, *module, *arguments)

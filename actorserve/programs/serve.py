@@ -3,7 +3,6 @@ supervisor and its children.
 """
 
 import asyncio
-import shutil
 import signal
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from actorserve.actors.supervisor import Supervisor
 from actorserve.cluster.conflicts import conflicts
-from actorserve.cluster.file import ClusterFile, Host, read_cluster_file
+from actorserve.cluster.file import ClusterFile, Host, parse_cluster, read_cluster_text
 from actorserve.cluster.resolving import listening_address, numeric_address
 from actorserve.errors import SettingsError
 from actorserve.http.access.api_keys import read_api_keys
@@ -39,39 +38,40 @@ def serve(settings: Settings) -> bool:
     settings = _with_http_checked(settings)
     with ProgressDisplay(Console(stderr=True)) as display:
         settings, placement = launch.resolve_workers(settings)
-        settings = _resolve_model(settings, display)
-        with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as folder:
-            child.write_settings(settings, folder / SETTINGS)
-            tree = supervision_tree(placement, settings, folder / SETTINGS, folder)
-            return asyncio.run(_supervise(tree, StartDisplay(display, _usage(settings))))
+        return _run(_resolve_model(settings, display), placement, display)
 
 
 def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
     """Run the share of the host called ``name`` until it is told to end. Returns and raises as ``serve``."""
     _end_as_ctrl_c_does()
-    cluster = read_cluster_file(cluster_file)
+    cluster_toml = read_cluster_text(cluster_file)
+    cluster = parse_cluster(cluster_toml, cluster_file)
     host = cluster.host(name)
     problems = conflicts(settings, cluster)
     if problems:
         raise SettingsError("; ".join(problems))
     _check_addresses(cluster, host)
-    has_gateways, has_workers = host.gateways > 0, host.workers > 0
-    if has_gateways:
+    if host.gateways:
         settings = _with_http_checked(launch.replace(settings, "http", gateways=host.gateways))
     with ProgressDisplay(Console(stderr=True)) as display:
         settings, placement = _place_share(settings, cluster, host)
-        if has_gateways or has_workers:
+        if host.gateways or host.workers:
             settings = _resolve_model(settings, display)
-        with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as folder:
-            child.write_settings(settings, folder / SETTINGS)
-            # The children read a copy, so that an edit of the file cannot change half of them.
-            shutil.copyfile(cluster_file, folder / CLUSTER)
-            if read_cluster_file(folder / CLUSTER) != cluster:
-                raise SettingsError(f"{cluster_file} was changed during the start; start again")
-            share = HostShare(name, folder / CLUSTER, host is cluster.coordinator_host, host.gateways)
-            tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
-            usage = _usage(settings) if has_gateways else f"ready: host {name}\n"
-            return asyncio.run(_supervise(tree, StartDisplay(display, usage)))
+        share = HostShare(name, cluster_toml, host is cluster.coordinator_host, host.gateways)
+        return _run(settings, placement, display, share)
+
+
+def _run(
+    settings: Settings, placement: launch.Placement, display: ProgressDisplay, share: HostShare | None = None
+) -> bool:
+    """Run the children, whose settings are resolved. Returns as ``serve``."""
+    with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as folder:
+        child.write_settings(settings, folder / SETTINGS)
+        if share is not None:  # what was checked, so that an edit since then cannot change half of the children
+            (folder / CLUSTER).write_text(share.cluster_toml, encoding="utf-8")
+        tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
+        usage = f"ready: host {share.name}\n" if share is not None and not share.num_gateways else _usage(settings)
+        return asyncio.run(_supervise(tree, StartDisplay(display, usage)))
 
 
 def _end_as_ctrl_c_does() -> None:

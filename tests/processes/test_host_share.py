@@ -15,12 +15,12 @@ from tests.e2e.hosts import free_ports
 
 def test_a_host_runs_its_share_under_its_name(tmp_path: Path) -> None:
     """Names begin with the host's, except the coordinator's; every child gets the cluster's file and that name."""
-    share = HostShare("beta", tmp_path / "cluster.toml", has_coordinator=False, num_gateways=2)
+    share = HostShare("beta", THREE_HOSTS, has_coordinator=False, num_gateways=2)
     children = supervision_tree(Placement(2, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
     assert [child.name for child in children] == ["beta/gateway-0", "beta/gateway-1", "beta/worker-0", "beta/worker-1"]
     for child in children:
         assert child.command[-4:] == ("--cluster", str(tmp_path / "cluster.toml"), "--host", "beta")
-    share = HostShare("alpha", tmp_path / "cluster.toml", has_coordinator=True, num_gateways=0)
+    share = HostShare("alpha", THREE_HOSTS, has_coordinator=True, num_gateways=0)
     children = supervision_tree(Placement(0, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
     assert [child.name for child in children] == ["coordinator"]
 
@@ -29,7 +29,7 @@ def test_workers_of_a_cluster_drain_before_the_coordinator_ends(tmp_path: Path) 
     """On a host of a cluster workers have the drain's time, because other hosts' gateways use them, too; the
     coordinator, which finds places for their requests, ends after them.
     """
-    share = HostShare("beta", tmp_path / "cluster.toml", has_coordinator=True, num_gateways=0)
+    share = HostShare("beta", THREE_HOSTS, has_coordinator=True, num_gateways=0)
     tree = supervision_tree(Placement(1, (), 1), Settings(), tmp_path / "s.json", tmp_path, share)
     stages = {child.name: child.stop_stage for child in tree.children}
     assert stages["beta/worker-0"] < tree.num_draining_stages <= stages["coordinator"]
