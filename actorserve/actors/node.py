@@ -13,6 +13,7 @@ from actorserve.core.messages import Hello, Peer, Role
 from actorserve.core.replay import Recipe
 from actorserve.settings import ClusterSettings
 from actorserve.wire.transport import Transport, TransportLimits
+from actorserve.wire.trust import Trust
 from actorserve.wire.zmq_transport import ZmqTransport
 
 _FILES_PER_PEER: Final = 4  # one to send, one to receive, one for the socket; the rest is for other files
@@ -30,21 +31,28 @@ class Node:
 
 
 def open_node(
-    name: str, hello: Hello, settings: ClusterSettings, network: Network, recipe: Recipe | None = None
+    name: str,
+    hello: Hello,
+    settings: ClusterSettings,
+    network: Network,
+    recipe: Recipe | None = None,
+    trust: Trust | None = None,
 ) -> Node:
     """The node of this process, over ZeroMQ. Call it on the running event loop, once the process has loaded its data.
 
     ``hello`` describes the process to its peers. Its address and the cluster's id are filled in here, because a free
     port is known only when the socket has taken it. The journal begins with ``recipe``, from which the actor's core was
-    made.
+    made. With a ``trust``, what goes over tcp is encrypted and checked.
 
-    Raises: ActorserveError when the address cannot be bound, or when the journal's folder belongs to another user;
-    OSError when the journal cannot be written.
+    Raises: TrustError when our key pair is not that of our host; ActorserveError when the address cannot be bound, or
+    when the journal's folder belongs to another user; OSError when the journal cannot be written.
     """
+    if trust is not None:
+        trust.check_own(name)
     me = Peer(name, fresh_incarnation())
     max_links = min(_LINKS_PER_PEER * MAX_PEERS, raise_file_limit() // _FILES_PER_PEER)
     place = network.coordinator() if hello.role is Role.COORDINATOR else network.process(name)
-    transport = ZmqTransport(me, place.bind, TransportLimits(max_links=max_links))
+    transport = ZmqTransport(me, place.bind, TransportLimits(max_links=max_links), trust)
     hello = replace(hello, address=place.announced(transport.address), cluster_id=network.cluster_id)
     times = WatchTimes(settings.heartbeat_s, settings.death_after_s)
     membership = Membership(transport, hello, network.coordinator_address, times)

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from actorserve.core.messages import Message, Peer
 from actorserve.wire.transport import Framing, Inbox, TransportLimits
+from actorserve.wire.trust import Trust
 
 
 class Link:
@@ -23,8 +24,10 @@ L = TypeVar("L", bound=Link)
 class LinkedTransport(ABC, Generic[L]):
     """A ``Transport`` whose subclasses move the bytes."""
 
-    def __init__(self, me: Peer, limits: TransportLimits | None, clock: Callable[[], float]) -> None:
-        self._framing = Framing(me, limits or TransportLimits(), clock)
+    def __init__(
+        self, me: Peer, limits: TransportLimits | None, clock: Callable[[], float], trust: Trust | None = None
+    ) -> None:
+        self._framing = Framing(me, limits or TransportLimits(), clock, trust)
         self._inbox = Inbox()
         self._links: dict[str, L] = {}
         self._routes: dict[Peer, L] = {}

@@ -15,8 +15,11 @@ from actorserve.core.messages import Hello, Message, Peer
 from actorserve.errors import ProtocolError
 from actorserve.wire.codec import MAX_FRAME_BYTES, decode, encode
 from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_head
+from actorserve.wire.refusals import Refusals
+from actorserve.wire.trust import WRONG_MESSAGE, Trust
 
 LOG_INTERVAL_S: Final = 1.0
+_MAX_SHOWN_CHARS: Final = 80
 _log: Final = logging.getLogger("actorserve.wire")
 
 
@@ -99,12 +102,19 @@ class FrameCounter:
 
 
 class Framing:
-    """Packs one process's messages into frames and unpacks them: envelope, fencing, limits, counts. No socket."""
+    """Packs one process's messages into frames and unpacks them: envelope, fencing, limits, keys, counts. No socket.
 
-    def __init__(self, me: Peer, limits: TransportLimits, clock: Callable[[], float]) -> None:
+    With a ``trust``, the key of each frame decides what its sender may send.
+    """
+
+    def __init__(
+        self, me: Peer, limits: TransportLimits, clock: Callable[[], float], trust: Trust | None = None
+    ) -> None:
         self.me = me
         self.limits = limits
         self.counter = FrameCounter(me.name, clock)
+        self.refusals = Refusals(me.name, self.counter.counts, clock)
+        self._trust = trust
         self._heads: dict[Peer, bytes] = {}
         self._reader = HeadReader()
         self._last: Message | None = None  # a message to many peers is encoded once
@@ -131,8 +141,10 @@ class Framing:
             return None
         return frame
 
-    def unpack(self, frame: bytes) -> tuple[Peer, Message] | None:
-        """Sender and message; None (and counted) when the frame is not for us, or malformed."""
+    def unpack(self, frame: bytes, key: str = "") -> tuple[Peer, Message] | None:
+        """Sender and message; None (and counted) when the frame is not for us, malformed, or not allowed for ``key``,
+        the public key of the connection.
+        """
         if len(frame) > self.limits.max_frame_bytes:
             self.counter.drop("oversize", f"{len(frame)} bytes arrived")
             return None
@@ -141,6 +153,12 @@ class Framing:
         except ProtocolError as error:
             self.counter.drop("malformed envelope", str(error))
             return None
+        trust = self._trust
+        if trust is not None:
+            refusal = trust.sender_refusal(key, sender.name)
+            if refusal is not None:
+                self.refusals.refuse(refusal, key, f"a frame of {sender.name[:_MAX_SHOWN_CHARS]!r}")
+                return None
         if target.name != self.me.name or target.incarnation not in (self.me.incarnation, ANY_INCARNATION):
             self.counter.drop("wrong target", f"{sender.name} wrote to {target.name} {target.incarnation}")
             return None
@@ -148,6 +166,9 @@ class Framing:
             message = decode(memoryview(frame)[body_at:])
         except ProtocolError as error:
             self.counter.drop("malformed message", f"from {sender.name}: {error}")
+            return None
+        if trust is not None and not trust.may_send(key, sender.name, type(message)):
+            self.refusals.refuse(WRONG_MESSAGE, key, f"{type(message).__name__} of {sender.name}")
             return None
         if target.incarnation == ANY_INCARNATION and type(message) is not Hello:
             self.counter.drop("wrong target", f"{sender.name} sent {type(message).__name__} without an incarnation")

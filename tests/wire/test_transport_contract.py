@@ -1,7 +1,6 @@
-"""The guarantees of every transport: ZeroMQ over ipc and tcp, and the in-memory transport."""
+"""The guarantees of every transport: ZeroMQ over ipc, tcp and encrypted tcp, and the in-memory transport."""
 
 import asyncio
-import itertools
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +15,9 @@ from actorserve.wire.codec import encode
 from actorserve.wire.envelope import make_head
 from actorserve.wire.memory_transport import Hub, MemoryTransport
 from actorserve.wire.transport import Transport, TransportLimits
+from actorserve.wire.trust import HostKey, PublicKeys, Trust
 from actorserve.wire.zmq_transport import ZmqTransport
+from tests.wire.keys import make_pair
 
 _DEADLINE_S = 10.0
 _HELLO = Hello(1, Role.WORKER, "here")
@@ -40,11 +41,12 @@ class Net:
         self._folder = folder
         self._hub = Hub()
         self._made: list[Transport] = []
-        self._ports = itertools.count()
+        self._pairs = {host: make_pair() for host in "abc"}
+        self._keys = PublicKeys({host: HostKey(pair.public_key) for host, pair in self._pairs.items()})
 
     def new_address(self, name: str) -> str:
         """An address at which no transport listens yet."""
-        if self.kind == "tcp":
+        if self.kind in ("tcp", "curve"):
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
@@ -55,16 +57,19 @@ class Net:
         if self.kind == "memory":
             transport = MemoryTransport(self._hub, peer, address, asyncio.get_running_loop().time, limits)
         else:
-            transport = ZmqTransport(peer, address, limits)
+            transport = ZmqTransport(peer, address, limits, self._trust_of(peer))
         self._made.append(transport)
         return transport
+
+    def _trust_of(self, peer: Peer) -> Trust | None:
+        return Trust(self._pairs[peer.name[0]], self._keys) if self.kind == "curve" else None
 
     def close(self) -> None:
         for transport in self._made:
             transport.close()
 
 
-@pytest.fixture(params=["memory", "ipc", "tcp"])
+@pytest.fixture(params=["memory", "ipc", "tcp", "curve"])
 async def net(request: pytest.FixtureRequest) -> AsyncIterator[Net]:
     with tempfile.TemporaryDirectory(prefix="as-") as folder:
         made = Net(request.param, Path(folder))
@@ -86,7 +91,7 @@ async def _until(condition: Callable[[], bool], *transports: Transport) -> None:
             await asyncio.sleep(0.001)
 
 
-_A, _B = Peer("a", 1), Peer("b", 1)
+_A, _B, _C = (Peer(f"{host}/gateway-0", 1) for host in "abc")
 
 
 def _pair(net: Net, limits: TransportLimits | None = None) -> tuple[Transport, Transport]:
@@ -140,10 +145,10 @@ async def test_a_frame_for_another_incarnation_is_dropped_and_counted(net: Net) 
     """Frames for an older or newer incarnation do not arrive; frames for the current one do."""
     a, b = _pair(net)
     for incarnation in (2, 99):
-        assert a.connect(Peer("b", incarnation), b.address)
-        assert a.send(Peer("b", incarnation), Unplace("lost", 1))
-    assert a.connect(Peer("c", 1), b.address)
-    assert a.send(Peer("c", 1), Unplace("lost", 1))
+        assert a.connect(_B._replace(incarnation=incarnation), b.address)
+        assert a.send(_B._replace(incarnation=incarnation), Unplace("lost", 1))
+    assert a.connect(_C, b.address)
+    assert a.send(_C, Unplace("lost", 1))
     assert a.send(_B, Unplace("found", 1))
     assert await _take(b) == [(_A, Unplace("found", 1))]
     assert b.counts["dropped: wrong target"] == 3
@@ -152,7 +157,7 @@ async def test_a_frame_for_another_incarnation_is_dropped_and_counted(net: Net) 
 async def test_only_hello_may_go_to_any_incarnation(net: Net) -> None:
     """A frame for incarnation 0 reaches any incarnation if it is a Hello, and is dropped otherwise."""
     a, b = _pair(net)
-    anyone = Peer("b", 0)
+    anyone = _B._replace(incarnation=0)
     assert a.connect(anyone, b.address)
     assert a.send(anyone, Unplace("lost", 1))
     assert a.send(anyone, _HELLO)
@@ -169,9 +174,9 @@ async def test_a_restarted_peer_gets_only_its_own_frames(net: Net) -> None:
     b.close()
     for i in range(10):
         a.send(_B, Unplace("late", i))
-    b2 = net.open(Peer("b", 2), address)
-    assert a.connect(Peer("b", 2), address)
-    assert a.send(Peer("b", 2), Unplace("new", 1))
+    b2 = net.open(_B._replace(incarnation=2), address)
+    assert a.connect(_B._replace(incarnation=2), address)
+    assert a.send(_B._replace(incarnation=2), Unplace("new", 1))
     assert await _take(b2) == [(_A, Unplace("new", 1))]
     assert b2.counts["received"] == 1
 
@@ -180,12 +185,12 @@ async def test_our_own_new_incarnation_fences_the_old(net: Net) -> None:
     """After ``reincarnate`` we send as the new incarnation, and frames for the old one are dropped."""
     a, b = _pair(net)
     b.reincarnate(5)
-    assert b.me == Peer("b", 5)
+    assert b.me == _B._replace(incarnation=5)
     assert b.send(_A, Unplace("r", 1))
-    assert await _take(a) == [(Peer("b", 5), Unplace("r", 1))]
-    assert a.connect(Peer("b", 5), b.address)
+    assert await _take(a) == [(_B._replace(incarnation=5), Unplace("r", 1))]
+    assert a.connect(_B._replace(incarnation=5), b.address)
     a.send(_B, Unplace("old", 1))
-    a.send(Peer("b", 5), Unplace("new", 1))
+    a.send(_B._replace(incarnation=5), Unplace("new", 1))
     assert await _take(b) == [(_A, Unplace("new", 1))]
 
 
@@ -227,12 +232,12 @@ async def test_an_oversize_message_is_not_received(net: Net) -> None:
     """A frame over the receiver's bound never arrives; other senders' messages do."""
     a = net.open(_A, net.new_address("a"))
     b = net.open(_B, net.new_address("b"), TransportLimits(max_frame_bytes=2000))
-    c = net.open(Peer("c", 1), net.new_address("c"))
+    c = net.open(_C, net.new_address("c"))
     assert a.connect(_B, b.address)
     assert c.connect(_B, b.address)
     assert a.send(_B, Start(1, RequestSpec("r", tuple(range(5000)), SamplingParams(seed=1, max_tokens=1))))
     assert c.send(_B, Unplace("r", 1))
-    assert await _take(b) == [(Peer("c", 1), Unplace("r", 1))]
+    assert await _take(b) == [(_C, Unplace("r", 1))]
     assert b.counts["received"] == 1
 
 
@@ -264,10 +269,10 @@ async def test_a_slow_receiver_holds_its_senders_back(net: Net) -> None:
 async def test_an_unusable_address_is_refused(net: Net) -> None:
     """Connecting to an invalid address gives False and raises nothing."""
     a, _ = _pair(net)
-    assert not a.connect(Peer("x", 1), "")
+    assert not a.connect(Peer("a/worker-0", 1), "")
     if net.kind != "memory":
         for address in ("gopher://x", "tcp://", "tcp://nowhere", "ipc://" + "x" * 300, "inproc://x"):
-            assert not a.connect(Peer("x", 1), address)
+            assert not a.connect(Peer("a/worker-0", 1), address)
 
 
 async def test_an_address_is_bound_once(net: Net) -> None:
@@ -275,7 +280,7 @@ async def test_an_address_is_bound_once(net: Net) -> None:
     a, _ = _pair(net)
     if net.kind != "ipc":
         with pytest.raises(ActorserveError):
-            net.open(Peer("c", 1), a.address)
+            net.open(_C, a.address)
 
 
 async def test_closing_again_does_nothing(net: Net) -> None:
@@ -299,7 +304,7 @@ async def test_garbage_frames_are_counted_and_ignored(net: Net, caplog: pytest.L
         [b"hello"],
         [b"ASV1\xff\xff"],
         [b"ASV1\x00\x01\xc1" + good],
-        [make_head(Peer("a", 0), _B) + good],
+        [make_head(_A._replace(incarnation=0), _B) + good],
         [head[:-1] + b"\xc3" + good],
         [head],
         [head + b"\x00" * 100],
@@ -328,13 +333,13 @@ async def test_garbage_frames_are_counted_and_ignored(net: Net, caplog: pytest.L
     assert await _take(b) == [(_A, Unplace("good", 1))]
 
 
-@pytest.mark.parametrize("net", ["ipc", "tcp"], indirect=True)
+@pytest.mark.parametrize("net", ["ipc", "tcp", "curve"], indirect=True)
 async def test_more_links_than_allowed_are_refused(net: Net) -> None:
     """A link beyond the limit gives False and is counted, earlier links still work, and a closed link makes room."""
     a, b = net.open(_A, net.new_address("a"), TransportLimits(max_links=3)), net.open(_B, net.new_address("b"))
-    peers = [Peer(f"p{number}", 1) for number in range(4)]
+    peers = [Peer(f"a/worker-{number}", 1) for number in range(4)]
     assert a.connect(_B, b.address)
-    connected = [a.connect(peer, net.new_address(peer.name)) for peer in peers]
+    connected = [a.connect(peer, net.new_address(f"p{peer.name[-1]}")) for peer in peers]
     assert connected == [True, True, False, False]
     assert a.counts["dropped: no socket"] == 2
     assert a.send(_B, _HELLO)
@@ -347,8 +352,8 @@ async def test_more_than_a_thousand_links(net: Net) -> None:
     """One process may send to more than a thousand others."""
     a, b = _pair(net)
     for number in range(1100):
-        address = f"tcp://127.0.0.1:{20000 + number}" if net.kind == "tcp" else net.new_address(f"p{number}")
-        assert a.connect(Peer(f"p{number}", 1), address)
+        address = f"tcp://127.0.0.1:{20000 + number}" if net.kind in ("tcp", "curve") else net.new_address(f"p{number}")
+        assert a.connect(Peer(f"a/worker-{number}", 1), address)
     assert a.send(_B, _HELLO)
     assert await _take(b) == [(_A, _HELLO)]
 
@@ -356,10 +361,10 @@ async def test_more_than_a_thousand_links(net: Net) -> None:
 async def test_a_message_for_several_peers_arrives_at_all(net: Net) -> None:
     """The same message, sent to two peers with other messages in between, arrives unchanged at both."""
     a, b = _pair(net)
-    c = net.open(Peer("c", 1), net.new_address("c"))
-    assert a.connect(Peer("c", 1), c.address)
+    c = net.open(_C, net.new_address("c"))
+    assert a.connect(_C, c.address)
     same = Unplace("same", 1)
-    for peer in (_B, Peer("c", 1)):
+    for peer in (_B, _C):
         assert a.send(peer, same)
         assert a.send(peer, Unplace("other", 2))
         assert a.send(peer, same)
