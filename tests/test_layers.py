@@ -23,6 +23,7 @@ BASE = (
     "actorserve.logs",
     "actorserve.processes.status",
     "actorserve.processes.child",
+    "actorserve.processes.reload",
     "actorserve.processes.signals",
 )
 CORE_WORDS = ("messages", "effects", "request", "rng", "defaults")  # the shared vocabulary of the core's folders

@@ -17,6 +17,7 @@ from actorserve.processes.supervision import (
     ChildReported,
     KillChild,
     News,
+    Reload,
     ShutDown,
     SignalChild,
     StartChild,
@@ -57,6 +58,10 @@ class Supervisor(Actor[SupervisorEvent, SupervisorEffect]):
     def shut_down(self) -> None:
         """Drain the children and end. A second call ends them at once."""
         self.tell(ShutDown())
+
+    def reload(self) -> None:
+        """Have the children read again what may change while they run."""
+        self.tell(Reload())
 
     def perform(self, effect: SupervisorEffect) -> None:
         match effect:

@@ -3,7 +3,7 @@
 import argparse
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from actorserve import logs
 from actorserve.cluster.file import read_cluster_file
 from actorserve.cluster.network import HostNetwork, LocalNetwork, Network
 from actorserve.errors import ActorserveError, SettingsError
+from actorserve.processes.reload import Reloads
 from actorserve.processes.status import Reporter, attach
 from actorserve.settings import Settings
 
@@ -23,7 +24,8 @@ class Child:
     """The arguments of a child process's ``main``. At most ``count`` processes have its role here; ``index`` is its
     number. In a cluster of several hosts, ``cluster_file`` describes them, and ``host`` is the name of this one.
 
-    ``settings`` are resolved: model path, device, threads, memory, number of workers and port are filled in.
+    ``settings`` are resolved: model path, device, threads, memory, number of workers and port are filled in. ``main``
+    adds to ``reloads`` what it reads again after a SIGHUP, and starts them on its event loop.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Child:
     count: int = 1
     cluster_file: Path | None = None
     host: str = ""
+    reloads: Reloads = field(default_factory=Reloads)
 
     @property
     def network(self) -> Network:
@@ -97,6 +100,8 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
     An ActorserveError or an OSError from ``main`` is reported to the parent in one line. Any other error is a bug, and
     its traceback goes to stderr.
     """
+    reloads = Reloads()
+    reloads.catch_early()
     reporter = attach()
     parsed = _parse(program, arguments)
     logs.configure(parsed.name)
@@ -111,6 +116,7 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
                 count=parsed.count,
                 cluster_file=parsed.cluster,
                 host=parsed.host,
+                reloads=reloads,
             )
         )
     except (ActorserveError, OSError) as error:

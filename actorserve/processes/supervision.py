@@ -64,7 +64,12 @@ class ShutDown:
     """Drain the children and end. A second ShutDown ends them at once."""
 
 
-SupervisorEvent = ChildReported | ChildEnded | ShutDown | Tick
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Have the children read again what may change while they run (``processes.reload``)."""
+
+
+SupervisorEvent = ChildReported | ChildEnded | ShutDown | Reload | Tick
 
 
 # --- effects ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from actorserve.processes.supervision import (
     ChildSpec,
     KillChild,
     Progress,
+    Reload,
     Removed,
     Restarting,
     ShutDown,
@@ -65,6 +66,8 @@ class _Child:
     is_told_to_end: bool = False  # and is not restarted any more
     stopped_because: str = ""  # the reason that the current life gave for stopping on purpose
     failure: str = ""  # the reason that the current life gave for its failure
+    has_reported: bool = False  # in its current life; before that, a SIGHUP would end it
+    is_reload_due: bool = False
 
 
 class SupervisorState:
@@ -98,6 +101,8 @@ class SupervisorState:
                 self._on_end(self._children[name], how, ended_well, now)
             case ShutDown():
                 self._on_shut_down()
+            case Reload():
+                self._on_reload()
             case Tick():
                 pass
         self._start_due(now)
@@ -122,9 +127,14 @@ class SupervisorState:
                 child.phase = _Phase.RUNNING
                 child.life += 1
                 child.failure = child.stopped_because = ""
+                child.has_reported = child.is_reload_due = False
                 self._effects.append(StartChild(child.spec))
 
     def _on_report(self, child: _Child, report: Status) -> None:
+        child.has_reported = True
+        if child.is_reload_due:
+            child.is_reload_due = False
+            self._effects.append(SignalChild(child.spec.name, signal.SIGHUP))
         match report.phase:
             case Phase.FAILED:
                 child.failure = report.text
@@ -174,6 +184,14 @@ class SupervisorState:
         if self._failure is None:
             self._failure = why
         self._is_stopping = True
+
+    def _on_reload(self) -> None:
+        for child in self._children.values():
+            if child.phase is _Phase.RUNNING:
+                if child.has_reported:
+                    self._effects.append(SignalChild(child.spec.name, signal.SIGHUP))
+                else:
+                    child.is_reload_due = True
 
     # --- spare children --------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ async def _run(child: Child) -> None:
     node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.network, config)
     actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status))
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())
+    child.reloads.start()
     on_termination(actor.stop)
     child.status.ready()
     await actor.run()

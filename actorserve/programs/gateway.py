@@ -86,6 +86,7 @@ async def _run(child: Child) -> None:
         open_requests=OpenRequests(HostCounts(child.runtime_dir / OPEN_COUNTS, child.file_name, keeps=False)),
     )
     ending = asyncio.Event()
+    child.reloads.start()
     on_termination(ending.set)
     _collect_garbage_rarely()
     sys.setswitchinterval(_SWITCH_S)

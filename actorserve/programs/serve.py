@@ -22,6 +22,7 @@ from actorserve.options import MAX_WORKERS
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
 from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
+from actorserve.processes.reload import Hangup
 from actorserve.processes.signals import on_termination
 from actorserve.processes.supervision import SupervisionTree
 from actorserve.processes.supervision_tree import HostShare, supervision_tree
@@ -142,6 +143,10 @@ def _resolve_model(settings: Settings, display: ProgressDisplay) -> Settings:
 
 async def _supervise(tree: SupervisionTree, listener: StartDisplay) -> bool:
     supervisor = Supervisor(tree, listener)
-    on_termination(supervisor.shut_down, signal.SIGHUP)
+    hangup = Hangup()
+    on_termination(supervisor.shut_down)
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGHUP, lambda: supervisor.shut_down() if hangup.is_terminal_gone else supervisor.reload()
+    )
     await supervisor.run()
     return not supervisor.was_killed
