@@ -115,7 +115,9 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    return 0 if serve(_settings(arguments)) else EXIT_INTERRUPTED
+    settings = _settings(arguments)
+    logs.configure("serve", settings.log.level, settings.log.format)
+    return 0 if serve(settings) else EXIT_INTERRUPTED
 
 
 def _host(arguments: argparse.Namespace) -> int:

@@ -213,6 +213,19 @@ class SupervisionSettings(_Section):
     max_backoff_s: float = Field(10.0, gt=0, description="longest pause before a restart")
 
 
+class LogSettings(_Section):
+    """The log of every process, on stderr."""
+
+    format: Literal["auto", "text", "json"] = Field(
+        "auto", description="text: lines for people; json: one object a line; auto: text on a terminal, otherwise json"
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info",
+        description="least level of the events that are logged; info: a line for every request; debug: also one for "
+        "each message between processes about a request",
+    )
+
+
 class Settings(_Section):
     """All sections of the file."""
 
@@ -223,6 +236,7 @@ class Settings(_Section):
     migration: MigrationSettings = MigrationSettings()
     scaling: ScalingSettings = ScalingSettings()
     supervision: SupervisionSettings = SupervisionSettings()
+    log: LogSettings = LogSettings()
 
     @property
     def num_workers(self) -> int:

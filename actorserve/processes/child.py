@@ -106,10 +106,12 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
     parsed = _parse(program, arguments)
     logs.configure(parsed.name)
     try:
+        settings = read_settings(parsed.settings)
+        logs.configure(parsed.name, settings.log.level, settings.log.format)
         main(
             Child(
                 name=parsed.name,
-                settings=read_settings(parsed.settings),
+                settings=settings,
                 runtime_dir=parsed.runtime_dir,
                 status=reporter,
                 index=parsed.index,

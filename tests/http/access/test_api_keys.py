@@ -287,7 +287,7 @@ def test_the_server_does_not_start_with_bad_keys(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server whose key file is missing or readable by other users ends at once, with one line."""
-    monkeypatch.setattr(logs, "configure", lambda _: None)  # the root logger belongs to pytest
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # the root logger belongs to pytest
 
     def told(keys_file: Path) -> str:
         config = tmp_path / "config.toml"
