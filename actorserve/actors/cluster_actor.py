@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from actorserve.actors.actor import Actor
 from actorserve.actors.node import Node
+from actorserve.actors.request_lines import log_message
 from actorserve.core.effects import Effect, Meet, Send
 from actorserve.core.messages import Message, Peer, PeerDown
 from actorserve.wire.journal import Entry
@@ -101,6 +102,7 @@ class ClusterActor(Actor[Message, Effect]):
         # The input is recorded before the core sees it, so that the journal of a crash ends with its cause.
         if self._recorder is not None:
             self._recorder.heard(Entry(now, sender, message))
+        log_message("from", sender, message)
         effects = self._core.handle(message, now, sender)
         if self._recorder is not None:
             self._recorder.decided(effects)
@@ -115,6 +117,7 @@ class ClusterActor(Actor[Message, Effect]):
             self.peer_went_down(message.peer)
 
     def _send(self, effect: Send, now: float) -> None:
+        log_message("to", effect.to, effect.message)
         if not self._membership.is_up(effect.to):
             self.counts["sends to a peer that is down"] += 1
         elif self._transport.send(effect.to, effect.message):

@@ -91,8 +91,13 @@ class GatewayActor(ClusterActor):
         if self._streams.pop(request_id, None) is not None:
             self.tell(Close(request_id, is_complete))
 
-    def loads(self) -> Mapping[str, LoadReport]:
-        return {peer.name: report for peer, report in self._core.peers.loads.items()}
+    @property
+    def num_unplaced(self) -> int:
+        return self._core.num_unplaced
+
+    def shown_loads(self) -> Mapping[str, LoadReport]:
+        peers = self._core.peers
+        return {peer.name: report for peer, report in peers.loads.items()} if peers.shown_on == self.me.host else {}
 
     def counters(self) -> Mapping[str, int]:
         counts = self._core.counts

@@ -12,11 +12,13 @@ class Request(KVHolding):
     """The mutable state of one request on one instance, under one epoch. ``token_ids`` is prompt and output together.
 
     ``attained`` is the service that the gateway hears of if the instance gives the request back. ``owed_s`` is the
-    service that the request must get before it gives up its blocks on the device (``core.scheduling.swapping``).
+    service that the request must get before it gives up its blocks on the device (``core.scheduling.swapping``). It
+    came to the instance at ``came_s``, and waited ``waited_s`` for its first iteration there.
     """
 
     __slots__ = (
         "attained",
+        "came_s",
         "epoch",
         "finish_reason",
         "gateway",
@@ -30,6 +32,7 @@ class Request(KVHolding):
         "resumed_output",
         "sampling",
         "spec",
+        "waited_s",
     )
 
     def __init__(self, spec: RequestSpec, epoch: int, gateway: Peer) -> None:
@@ -44,6 +47,8 @@ class Request(KVHolding):
         self.num_charged = 0  # tokens whose computation has counted as service, and does not count again
         self.num_passing_blocks = 0  # what requests behind it got since it first did not fit
         self.attained = Attained()
+        self.came_s = 0.0
+        self.waited_s = 0.0
         # Log-probabilities of the tokens made here; the gateway already has those of earlier tokens.
         self.resumed_output = len(spec.output_token_ids)
         self.logprobs: list[TokenLogprobs | None] = []

@@ -18,6 +18,7 @@ from actorserve.http.access.authentication import Authentication
 from actorserve.http.access.cors import with_cors
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import RequestId
+from actorserve.http.access.request_log import RequestLog
 from actorserve.http.answers.answers import Answers
 from actorserve.http.anthropic.endpoints import MESSAGES_PATH, AnthropicEndpoints
 from actorserve.http.anthropic.errors import error_form
@@ -88,6 +89,7 @@ def create_app(
     allows_unknown = settings.unknown_fields == "ignore"
     openapi = OpenAPIEndpoints(routes, __version__, allows_unknown_fields=allows_unknown)
     app = Starlette(
+        lifespan=metrics.sharing,
         routes=[*routes, *openapi.routes()],
         exception_handlers={
             InvalidRequestError: errors.on_invalid_request,
@@ -99,9 +101,13 @@ def create_app(
     )
     app.router.redirect_slashes = False  # because a redirect would name the host that the client sent
     # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
-    guarded = app if api_keys is None else Authentication(app, api_keys, open_requests or OpenRequests(HostCounts()))
+    guarded: ASGIApp = app
+    if api_keys is not None:
+        open_now = open_requests or OpenRequests(HostCounts())
+        guarded = Authentication(app, api_keys, open_now, metrics.count_key_request)
     with_forms = errors.ErrorForms(with_cors(guarded, settings.cors_origins), {MESSAGES_PATH: error_form})
-    return DiscardUnreadBody(RequestId(AnswerCounts(with_forms, metrics.count_answer)))
+    counted = AnswerCounts(with_forms, metrics.count_answer)
+    return DiscardUnreadBody(RequestId(RequestLog(counted, clock)))
 
 
 class _NoResponse(Response):

@@ -16,6 +16,7 @@ from actorserve.core.effects import End
 from actorserve.core.messages import FinishReason, RefusalReason
 from actorserve.errors import ActorserveError, InvalidRequestError
 from actorserve.http.not_offered import not_offered
+from actorserve.http.record import Record, record_of
 
 
 class RequestFailedError(ActorserveError):
@@ -83,8 +84,14 @@ class ErrorForms:
 
 def error_response(failure: RequestFailedError, scope: Scope) -> Response:
     """The whole answer, in the form that belongs to the request's path."""
+    note_failure(failure, record_of(scope))
     form: ErrorForm | None = scope.get(_FORM)
     return failure.response() if form is None else form(failure, scope)
+
+
+def note_failure(failure: RequestFailedError, record: Record) -> None:
+    """The request's line in the log says why it failed."""
+    record.error, record.error_code = failure.message, failure.code
 
 
 def _refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from typing import Final
 
 from starlette.requests import Request
@@ -31,16 +30,15 @@ class GenerationCheck:
 
     async def _check(self, request: Request) -> Response:
         limit_s = time_limit_s(request.scope, TIMEOUT_S)
-        request_id = f"health-{uuid.uuid4().hex}"
         grant = granted(request.scope, None)
         began_s = time.monotonic()
-        is_made = self._service.model is not None and await self._makes_a_token(request_id, grant, limit_s)
+        is_made = self._service.model is not None and await self._makes_a_token(grant, limit_s)
         status = {"status": "ok" if is_made else "unavailable", "seconds": round(time.monotonic() - began_s, 3)}
         return JSONResponse(status, 200 if is_made else 503)
 
-    async def _makes_a_token(self, request_id: str, grant: Grant, limit_s: float) -> bool:
+    async def _makes_a_token(self, grant: Grant, limit_s: float) -> bool:
         sampling = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
-        spec = RequestSpec(request_id, (0,), sampling, priority=grant.priority, client=grant.client)
+        spec = RequestSpec(f"{grant.work_name}-0", (0,), sampling, priority=grant.priority, client=grant.client)
         stream = AnswerStream()
         self._service.submit(spec, stream)
         try:
@@ -49,4 +47,4 @@ class GenerationCheck:
             return any(isinstance(effect, Deliver) for effect in effects)
         finally:
             stream.close()
-            self._service.release(request_id)
+            self._service.release(spec.request_id)

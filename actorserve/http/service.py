@@ -36,8 +36,15 @@ class Service(Protocol):
         """
         ...
 
-    def loads(self) -> Mapping[str, LoadReport]:
-        """The latest load report of each instance that is up, by the instance's name."""
+    @property
+    def num_unplaced(self) -> int:
+        """How many requests that were submitted here have no worker yet."""
+        ...
+
+    def shown_loads(self) -> Mapping[str, LoadReport]:
+        """The latest load report of each instance that is up, by the instance's name. Empty on all hosts but one, so
+        that each instance is shown once.
+        """
         ...
 
     def counters(self) -> Mapping[str, int]:

@@ -8,23 +8,24 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actorserve.actors.supervisor import Supervisor
+from actorserve.actors.supervisor import Listener, Supervisor
 from actorserve.cluster.conflicts import conflicts
 from actorserve.cluster.file import ClusterFile, Host, parse_cluster, read_cluster_text
 from actorserve.cluster.resolving import listening_address, numeric_address
 from actorserve.errors import SettingsError
 from actorserve.http.access.api_keys import read_api_keys
-from actorserve.http.host_counts import COUNTS, OPEN_COUNTS
+from actorserve.http.host_counts import COUNTS, OPEN_COUNTS, HostCounts
+from actorserve.http.metrics.metrics import RESTARTS
 from actorserve.model_files.chat_template import read_chat_template
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import hub_name, locate
 from actorserve.options import MAX_WORKERS
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
-from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
 from actorserve.processes.reload import Hangup
+from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
 from actorserve.processes.signals import on_termination
-from actorserve.processes.supervision import SupervisionTree
+from actorserve.processes.supervision import News, Restarting, SupervisionTree
 from actorserve.processes.supervision_tree import HostShare, supervision_tree
 from actorserve.settings import Settings
 
@@ -72,7 +73,7 @@ def _run(
             (folder / CLUSTER).write_text(share.cluster_toml, encoding="utf-8")
         tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
         usage = f"ready: host {share.name}\n" if share is not None and not share.num_gateways else _usage(settings)
-        return asyncio.run(_supervise(tree, StartDisplay(display, usage)))
+        return asyncio.run(_supervise(tree, StartDisplay(display, usage), folder))
 
 
 def _end_as_ctrl_c_does() -> None:
@@ -141,8 +142,21 @@ def _resolve_model(settings: Settings, display: ProgressDisplay) -> Settings:
     return launch.replace(settings, "model", path=str(path), name=name)
 
 
-async def _supervise(tree: SupervisionTree, listener: StartDisplay) -> bool:
-    supervisor = Supervisor(tree, listener)
+class _RestartCounts:
+    """Counts the restarts of this host's processes where its gateways find them, and passes all news on."""
+
+    def __init__(self, listener: Listener, counts: HostCounts) -> None:
+        self._listener = listener
+        self._counts = counts
+
+    def show(self, news: News) -> None:
+        if isinstance(news, Restarting):
+            self._counts.values[self._counts.cell((RESTARTS, news.name))] += 1.0
+        self._listener.show(news)
+
+
+async def _supervise(tree: SupervisionTree, listener: Listener, runtime_dir: Path) -> bool:
+    supervisor = Supervisor(tree, _RestartCounts(listener, HostCounts(runtime_dir / COUNTS, "supervisor")))
     hangup = Hangup()
     on_termination(supervisor.shut_down)
     asyncio.get_running_loop().add_signal_handler(

@@ -92,8 +92,8 @@ _RULES: Final[dict[type, Rules]] = {
     m.KVAccess: Rules(long_strings=dict.fromkeys(_MEMORY_NAMES, m.MAX_MEMORY_NAME_BYTES)),
     m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
-    m.LoadReport: Rules(bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE}),
-    m.LoadDigest: Rules(columns=("workers", "reports")),
+    m.LoadReport: Rules(bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE}, added=("num_in_batch",)),
+    m.LoadDigest: Rules(columns=("workers", "reports"), added=("shown_on",)),
     m.TokenLogprobs: Rules(
         columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
     ),
@@ -102,10 +102,11 @@ _RULES: Final[dict[type, Rules]] = {
     m.Tokens: Rules(
         bounds={"run_lengths": _POSITIVE, "token_ids": _TOKEN_ID},
         columns=("request_ids", "epochs", "positions"),
-        optional_columns=("num_cached_tokens", "prompt_logprobs", "run_lengths"),
+        optional_columns=("num_cached_tokens", "prompt_logprobs", "run_lengths", "waited_s"),
         run_lengths="run_lengths",
         run_columns=("token_ids",),
         optional_run_columns=("logprobs",),
+        added=("waited_s",),
     ),
     m.StepDone: Rules(
         bounds={"token_ids": _TOKEN_ID},

@@ -105,7 +105,8 @@ def one_by_one(text: str, reason: FinishReason = FinishReason.LENGTH) -> list[De
 def load(num_running: int = 1) -> LoadReport:
     return LoadReport(
         sequence=1,
-        num_running=num_running,
+        num_running=num_running + 2,
+        num_in_batch=num_running,
         num_waiting=2,
         kv_total_bytes=100,
         kv_used_bytes=25,
@@ -177,6 +178,7 @@ class ScriptedService:
     def __init__(self, script: Callable[[RequestSpec], Iterable[Deliver | End]] | None = None) -> None:
         self.model: ModelInfo | None = ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS)
         self.num_instances = 1
+        self.num_unplaced = 0
         self.requests: list[ScriptedRequest] = []
         self._submitted = asyncio.Event()
         self.script = script
@@ -194,7 +196,7 @@ class ScriptedService:
                 request.was_complete = is_complete
                 request.released.set()
 
-    def loads(self) -> Mapping[str, LoadReport]:
+    def shown_loads(self) -> Mapping[str, LoadReport]:
         return {"worker-0": load()}
 
     def counters(self) -> Mapping[str, int]:

@@ -2,27 +2,22 @@
 
 import logging
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 
 import httpx
 import pytest
 
 from actorserve import __version__
-from actorserve.core.messages import FinishReason, LoadReport, RequestSpec
+from actorserve.core.messages import RequestSpec
 from actorserve.http.app import create_app
 from actorserve.http.stream import AnswerStream
 from actorserve.settings import HttpSettings
 from tests.http.fakes import (
     CONTEXT_TOKENS,
     DESCRIPTION,
-    MODEL,
     TOKENIZER,
     ScriptedService,
     app_for,
     client_for,
-    delivered,
-    end,
     says,
     serving,
 )
@@ -108,79 +103,6 @@ async def test_bug(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = [record.getMessage() for record in caplog.records if record.name == "actorserve.http"]
     assert "KeyError" in line
     assert "\n" not in line
-
-
-class TickingClock:
-    """A clock that advances by one second at every reading."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        self.now_s += 1.0
-        return self.now_s
-
-
-async def test_metrics() -> None:
-    """Loads, tokens, endings and latencies have the names that dashboards know."""
-    service = ScriptedService(
-        lambda _: [replace(delivered("ab"), num_cached_tokens=2), delivered("cd"), end(FinishReason.STOP)]
-    )
-    app = create_app(service, TOKENIZER, None, DESCRIPTION, HttpSettings(), clock=TickingClock())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        await client.post("/v1/completions", json={"prompt": "xyz"})
-        response = await client.get("/metrics")
-    assert response.headers["content-type"].startswith("text/plain; version=")
-    lines = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if not line.startswith("#"))
-    worker = f'{{engine="worker-0",model_name="{MODEL}"}}'
-    gateway = f'{{engine="gateway",model_name="{MODEL}"}}'
-    assert float(lines[f"vllm:num_requests_running{worker}"]) == 1
-    assert float(lines[f"vllm:num_requests_waiting{worker}"]) == 2
-    assert float(lines[f"vllm:kv_cache_usage_perc{worker}"]) == 0.25
-    assert float(lines[f"vllm:num_preemptions_total{worker}"]) == 3
-    assert float(lines[f"vllm:prefix_cache_queries_total{worker}"]) == 50
-    assert float(lines[f"vllm:prefix_cache_hits_total{worker}"]) == 20
-    assert float(lines[f"actorserve_host_kv_usage{worker}"]) == 0.75
-    assert float(lines[f"actorserve_requests_swapped{worker}"]) == 5
-    assert float(lines[f"actorserve_swap_outs_total{worker}"]) == 7
-    assert float(lines[f"actorserve_swapped_bytes_total{worker}"]) == 1100
-    assert float(lines[f"actorserve_swap_blocked_seconds_total{worker}"]) == 0.25
-    assert float(lines[f"actorserve_virtual_usage{worker}"]) == 0.5
-    assert float(lines[f"actorserve_requests_migrating{worker}"]) == 6
-    assert float(lines[f"actorserve_migrations_total{worker}"]) == 8
-    assert float(lines[f"actorserve_migrations_failed_total{worker}"]) == 9
-    assert float(lines[f"actorserve_migrated_bytes_total{worker}"]) == 1200
-    assert float(lines[f"actorserve_checkpointed_bytes_total{worker}"]) == 1300
-    assert float(lines[f"vllm:prompt_tokens_total{gateway}"]) == 3
-    assert float(lines[f"vllm:prompt_tokens_cached_total{gateway}"]) == 2
-    assert float(lines[f"vllm:generation_tokens_total{gateway}"]) == 4
-    success = f'{{engine="gateway",finished_reason="stop",model_name="{MODEL}"}}'
-    assert float(lines[f"vllm:request_success_total{success}"]) == 1
-    assert float(lines[f"vllm:time_to_first_token_seconds_sum{gateway}"]) == 1
-    assert float(lines[f"vllm:inter_token_latency_seconds_sum{gateway}"]) == 1
-    assert float(lines[f"vllm:e2e_request_latency_seconds_sum{gateway}"]) == 3
-    assert float(lines["actorserve_protocol_errors_total"]) == 4
-    assert float(lines["actorserve_instances"]) == 1
-
-
-class IdleService(ScriptedService):
-    """A service before any worker has come up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = None
-        self.num_instances = 0
-
-    def loads(self) -> Mapping[str, LoadReport]:
-        return {}
-
-
-async def test_metrics_before_a_worker() -> None:
-    """The page is served before any worker has come up."""
-    async with client_for(IdleService()) as client:
-        response = await client.get("/metrics")
-    assert response.status_code == 200
-    assert "actorserve_instances 0.0" in response.text
 
 
 async def test_context_is_told() -> None:

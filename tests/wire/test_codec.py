@@ -101,7 +101,8 @@ def _columnar(draw: st.DrawFn) -> m.Message:
         num_tokens = sum(lengths) if lengths else rows
         token_ids = tuple(draw(_TOKEN_ID) for _ in range(num_tokens))
         logprobs, scores = draw(_logprobs(num_tokens)), draw(_prompt_logprobs(rows))
-        return m.Tokens(column(_TEXT), *numbers, token_ids, logprobs, cached, scores, lengths)
+        waited_s = column(_FINITE) if draw(st.booleans()) else ()
+        return m.Tokens(column(_TEXT), *numbers, token_ids, logprobs, cached, scores, lengths, waited_s)
     return m.Members(column(_TEXT), column(_NATURAL), column(st.sampled_from(m.Role)), column(_TEXT))
 
 
@@ -292,6 +293,7 @@ _TOKENS = m.Tokens(("a", "b"), (1, 1), (0, 7), (5, 6))
         ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], [], [2, 1]], "token_ids: columns"),
         ([22, ["a", "b"], [1, 1], [0, 7], [5, 6, 7], [None], [], [], [2, 1]], "logprobs: columns"),
         ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], [], [2]], "run_lengths: columns"),
+        ([22, ["a", "b"], [1, 1], [0, 7], [5, 6], [], [], [], [], [0.5]], "waited_s: columns"),
         ([21, "a" * (m.MAX_GRAMMAR_BYTES + 1), 1], "bounds"),
         ([12, "a", 1, "overloaded", float("nan"), [0.0, 0.0, 0.0, 0.0]], "retry_after_s"),
         ([12, "a", 1, "overloaded", float("inf"), [0.0, 0.0, 0.0, 0.0]], "finite"),

@@ -26,7 +26,7 @@ class LoadDigests:
         self._gateways[gateway] = None
         if self.next_s is None:
             self.next_s = now + self._every_s
-        return [Send(gateway, _digest(views))]
+        return [Send(gateway, self._digest(views))]
 
     def on_down(self, peer: Peer) -> None:
         self._gateways.pop(peer, None)
@@ -37,11 +37,12 @@ class LoadDigests:
         if self.next_s is None or now < self.next_s:
             return []
         self.next_s = now + self._every_s
-        digest = _digest(views)
+        digest = self._digest(views)
         return [Send(gateway, digest) for gateway in self._gateways]
 
-
-def _digest(views: Iterable[InstanceView]) -> LoadDigest:
-    """What the instances said last, except those that have been silent for too long."""
-    reports = {view.peer: replace(view.report, accepted=()) for view in views if not view.is_stale}
-    return LoadDigest(tuple(reports), tuple(reports.values()))
+    def _digest(self, views: Iterable[InstanceView]) -> LoadDigest:
+        """What the instances said last, except those that have been silent for too long. The host of the first gateway
+        by name shows it.
+        """
+        reports = {view.peer: replace(view.report, accepted=()) for view in views if not view.is_stale}
+        return LoadDigest(tuple(reports), tuple(reports.values()), min(self._gateways).host)

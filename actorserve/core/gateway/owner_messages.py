@@ -54,6 +54,7 @@ class OwnerMessages:
         )
         all_token_ids, all_logprobs, run_lengths = message.token_ids, message.logprobs, message.run_lengths
         all_cached, all_prompt_logprobs = message.num_cached_tokens, message.prompt_logprobs
+        all_waited_s = message.waited_s
         worker = self._peers.workers.get(sender)
         running = SessionStage.RUNNING
         end = 0  # of the row's tokens
@@ -72,11 +73,20 @@ class OwnerMessages:
                 token_ids, logprobs = all_token_ids[first:end], all_logprobs[first:end]
                 num_cached_tokens = all_cached[row] if all_cached and first == begin else 0
                 prompt_logprobs = all_prompt_logprobs[row] if all_prompt_logprobs and first == begin else None
+                name, queued_s = "", 0.0
+                if session.told_epoch != session.epoch:
+                    session.told_epoch, name = session.epoch, sender.name
+                    if not session.output:
+                        waited_s = all_waited_s[row] if all_waited_s else 0.0
+                        queued_s = session.started_s - session.came_at_s + waited_s
                 session.output += token_ids
                 if (earlier := delivered.get(request_id)) is not None:
                     token_ids, logprobs = earlier.token_ids + token_ids, earlier.logprobs + logprobs
                     num_cached_tokens, prompt_logprobs = earlier.num_cached_tokens, earlier.prompt_logprobs
-                delivered[request_id] = Deliver(request_id, token_ids, logprobs, num_cached_tokens, prompt_logprobs)
+                    name, queued_s = earlier.worker, earlier.queued_s
+                delivered[request_id] = Deliver(
+                    request_id, token_ids, logprobs, num_cached_tokens, prompt_logprobs, name, queued_s
+                )
                 session.served_at_s = session.patient_from_s = now
                 session.resend_requested_s = None
                 session.kind = worker.kind

@@ -7,11 +7,15 @@ from actorserve.core.messages import LoadDigest, LoadReport, Peer, WorkerInfo
 
 @dataclass(slots=True)
 class KnownPeers:
-    """The coordinator and the workers that are up, and the last load report of each worker."""
+    """The coordinator and the workers that are up, and the last load report of each worker.
+
+    The gateways of the host ``shown_on`` show the reports in their metrics.
+    """
 
     coordinator: Peer | None = None
     workers: dict[Peer, WorkerInfo] = field(default_factory=dict)
     loads: dict[Peer, LoadReport] = field(default_factory=dict)
+    shown_on: str = ""
 
     def take(self, digest: LoadDigest) -> None:
         """The coordinator's reports take the place of all others, except of newer ones that came from workers."""
@@ -21,6 +25,7 @@ class KnownPeers:
             if worker in self.workers:
                 loads[worker] = report if known is None or known.sequence < report.sequence else known
         self.loads = loads
+        self.shown_on = digest.shown_on
 
     def accepts_requests(self, worker: Peer) -> bool:
         """Whether the worker is up and, as far as its last report says, not draining."""

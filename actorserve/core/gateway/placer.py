@@ -57,6 +57,7 @@ class SessionPlacer:
         """Send the request to the session's instance, for the first time or again."""
         assert session.instance is not None
         session.stage = SessionStage.STARTING
+        session.started_s = now
         self._retry_later(session, now)
         effects.append(Send(session.instance, session.start_message()))
 

@@ -32,7 +32,8 @@ class Session:
     The search for a worker is bounded from ``patient_from_s`` on: when the request came, lost its owner, or last got a
     token. ``came_at_s`` is when the request came, and ``served_at_s`` when it last got a token, or came. Of the times
     since then, ``age_s`` and ``waited_s`` passed under earlier epochs, and ``queued_s`` passed in the coordinator's
-    queue under this epoch.
+    queue under this epoch. ``started_s`` is when it was last sent to a worker. The worker of the epoch ``told_epoch``
+    was the last one that the client's side was told of.
     """
 
     spec: RequestSpec
@@ -51,6 +52,8 @@ class Session:
     waited_s: float = 0.0
     attained: Attained = field(default_factory=Attained)  # at the owner that gave the request back
     queued_s: float = 0.0
+    started_s: float = 0.0
+    told_epoch: int = 0
     resend_requested_s: float | None = None
     transfer: Transfer | None = None  # the transfer that copied the KV to this epoch's owner
     hand_over: HandOver | None = None  # the owner asked for it, and some of its tokens have not arrived yet

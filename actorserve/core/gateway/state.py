@@ -73,6 +73,11 @@ class GatewayState:
         """What places requests while no coordinator is up."""
         return self._placer.fallback
 
+    @property
+    def num_unplaced(self) -> int:
+        """How many requests have no owner: they wait at the coordinator or here, or were just sent to a worker."""
+        return sum([session.stage is not SessionStage.RUNNING for session in self.sessions.values()])
+
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         """Take one message (local ones have no sender), and return the effects, in order."""
         sender = sender or LOCAL

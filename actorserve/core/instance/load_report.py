@@ -68,6 +68,7 @@ def make_report(
     destination: MigrationDestination,
     checkpoints: CheckpointSource,
     *,
+    num_in_batch: int,
     is_draining: bool,
     sequence: int,
     accepted: tuple[str, ...],
@@ -113,4 +114,5 @@ def make_report(
         row_shape=memory.rows.shape,
         kv_head_bytes=wanted_bytes[0] if wanted_bytes else 0,
         kv_yielding_bytes=memory.bytes_of_blocks(batcher.num_yielding_blocks(order)),
+        num_in_batch=num_in_batch,
     )

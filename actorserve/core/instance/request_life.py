@@ -81,6 +81,7 @@ class RequestLife:
         if present is not None:
             self._remove(present)
         request = Request(spec, epoch, gateway)
+        request.came_s = now
         refusal = self._refusal(request)
         if refusal is not None:
             retry_s = self._parts.config.retry_s

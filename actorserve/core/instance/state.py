@@ -295,6 +295,7 @@ class InstanceState:
             self.migration_source,
             self.migration_destination,
             self.checkpoint_source,
+            num_in_batch=self.steps.num_in_batch,
             is_draining=self._life.is_draining,
             sequence=sequence,
             accepted=accepted,

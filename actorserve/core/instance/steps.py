@@ -69,12 +69,18 @@ class Steps:
         self._effects = parts.effects
         self._make_plan = make_plan
         self._num_steps = 0
+        self._newest: Batch | None = None
         self._plan_from_s = inf  # while one iteration is in flight, the next one is planned from this time on
 
     @property
     def running(self) -> Collection[Request]:
         """The requests in the iterations in flight, each once."""
         return {request: None for step in self.in_flight for request, _ in step.batch.rows}.keys()
+
+    @property
+    def num_in_batch(self) -> int:
+        """How many requests that are still here the newest iteration has, whether it has ended or not."""
+        return 0 if self._newest is None else sum([self._is_here(request) for request, _ in self._newest.rows])
 
     def is_running(self, request: Request) -> bool:
         """Whether an iteration in flight names the request."""
@@ -116,8 +122,11 @@ class Steps:
             [request.blocks for request, _ in batch.rows],
         )
         self.in_flight.append(step)
+        self._newest = batch
         step_id = self._num_steps
         for (request, num_fed), samples in zip(batch.rows, step.samples, strict=True):
+            if not request.last_step:
+                request.waited_s = now - request.came_s
             request.last_step = step_id
             request.num_ahead += num_fed
             if samples:

@@ -49,7 +49,9 @@ def _tokens(runs: list[Run], prompt_logprobs: tuple[PromptLogprobs | None, ...] 
             logprobs += request.logprobs[first_logprobs : first_logprobs + num_tokens]
     positions = tuple([position for _, position, _ in runs])
     cached: tuple[int, ...] = ()
+    waited_s: tuple[float, ...] = ()
     if 0 in positions:
+        waited_s = tuple([request.waited_s if position == 0 else 0.0 for request, position, _ in runs])
         cached = tuple([request.num_cached_tokens or 0 if position == 0 else 0 for request, position, _ in runs])
     return Tokens(
         request_ids=tuple([request.request_id for request, _, _ in runs]),
@@ -60,4 +62,5 @@ def _tokens(runs: list[Run], prompt_logprobs: tuple[PromptLogprobs | None, ...] 
         num_cached_tokens=cached if any(cached) else (),
         prompt_logprobs=prompt_logprobs,
         run_lengths=tuple([num_tokens for _, _, num_tokens in runs]) if has_longer_runs else (),
+        waited_s=waited_s if any(waited_s) else (),
     )

@@ -30,6 +30,7 @@ class LoadReport:
     - ``num_migrating`` requests are in flight now, in both directions. Of the outgoing ones ``num_migrated`` were
       handed over, with ``migrated_bytes`` of KV, and ``num_migrations_failed`` stayed.
     - ``checkpointed_bytes`` were copied into another worker's host memory.
+    - ``num_running`` requests hold KV and ``num_waiting`` do not; ``num_in_batch`` of them are in the newest iteration.
     - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
 
@@ -64,6 +65,7 @@ class LoadReport:
     row_shape: RowShape = ONE_BLOCK_A_ROW
     kv_head_bytes: int = 0
     kv_yielding_bytes: int = 0
+    num_in_batch: int = 0
 
 
 @value
@@ -71,10 +73,13 @@ class LoadDigest:
     """c -> g: the last load report of each worker, without ``accepted``, as parallel columns.
 
     A gateway places requests by it when the coordinator is gone, until workers report to the gateway themselves.
+    The gateways of the host ``shown_on``, and no others, show the reports in their metrics, so that a sum over all
+    gateways counts each worker once.
     """
 
     workers: tuple[Peer, ...]
     reports: tuple[LoadReport, ...]
+    shown_on: str = ""
 
 
 @value

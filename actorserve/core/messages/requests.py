@@ -43,7 +43,8 @@ class Tokens:
     after the other, and so has ``logprobs`` if it is not empty. ``num_cached_tokens`` is empty, or has the number of
     prompt tokens found in the prefix cache in each row of position 0, and 0 in other rows. ``prompt_logprobs`` is
     empty, or has the entries of all of the prompt's tokens in each row of position 0 whose request wants them, and None
-    in other rows.
+    in other rows. ``waited_s`` is empty, or has in each row of position 0 how long the request waited at the worker for
+    its first iteration, and 0 in other rows.
     """
 
     request_ids: tuple[str, ...]
@@ -54,6 +55,7 @@ class Tokens:
     num_cached_tokens: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs | None, ...] = ()
     run_lengths: tuple[int, ...] = ()
+    waited_s: tuple[float, ...] = ()
 
 
 @value

@@ -12,6 +12,11 @@ class Peer(NamedTuple):
     name: str
     incarnation: int
 
+    @property
+    def host(self) -> str:
+        """The name's part before the slash, which names the process's host; empty in a cluster of one host."""
+        return self.name.rpartition("/")[0]
+
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """The greatest length of ``SamplingParams.grammar``, in UTF-8. Most strings in messages are short

@@ -6,7 +6,7 @@ as ``x-api-key: KEY``.
 Every wrong or missing key gets the same 401, before anything else of the request is read.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,7 +14,9 @@ from starlette.websockets import WebSocketClose
 
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
 from actorserve.http.access.open_requests import OpenRequests
+from actorserve.http.access.request_id import work_name_of
 from actorserve.http.errors import RequestFailedError, error_response
+from actorserve.http.record import record_of
 
 OPEN_PATHS = ("/health", "/ping")
 _SCOPE_KEY = "actorserve.api_key"
@@ -27,10 +29,20 @@ class Authentication:
     A key's requests beyond its ``max_open_requests`` get 429. Those that only read (GET) do not count.
     """
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, open_requests: OpenRequests) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        open_requests: OpenRequests,
+        count_request: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``count_request`` gets the name of the key of each request that is let through, except of those that only
+        read.
+        """
         self._app = app
         self._keys = keys
         self._open = open_requests
+        self._count_request = count_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -47,9 +59,12 @@ class Authentication:
                 await response(scope, receive, send)
                 return
             scope[_SCOPE_KEY] = key
-            if scope["method"] == "POST" and key.max_open_requests is not None:
-                await self._limited(key, key.max_open_requests, scope, receive, send)
-                return
+            record_of(scope).key = key.name
+            if scope["method"] == "POST":
+                self._count_request(key.name)
+                if key.max_open_requests is not None:
+                    await self._limited(key, key.max_open_requests, scope, receive, send)
+                    return
         await self._app(scope, receive, send)
 
     async def _limited(self, key: ApiKey, most: int, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,10 +95,13 @@ def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
 
 
 class Grant(NamedTuple):
-    """What a request gets by its API key: a priority, and the key's name, which is empty without API keys."""
+    """What a request gets: by its API key a priority and the key's name, which is empty without API keys, and the name
+    of its work.
+    """
 
     priority: int
     client: str
+    work_name: str
 
 
 def granted(scope: Scope, wanted: int | None) -> Grant:
@@ -92,12 +110,12 @@ def granted(scope: Scope, wanted: int | None) -> Grant:
 
     Raises: RequestFailedError, 403, if the priority is more urgent than the request's key allows.
     """
-    key = scope.get(_SCOPE_KEY)
+    key, name = scope.get(_SCOPE_KEY), work_name_of(scope)
     if not isinstance(key, ApiKey):
-        return Grant(wanted or 0, "")
+        return Grant(wanted or 0, "", name)
     if wanted is None:
-        return Grant(key.priority, key.name)
+        return Grant(key.priority, key.name, name)
     if wanted < key.best_priority:
         message = f"priority: this API key may ask for {key.best_priority} at best (lower is more urgent)"
         raise RequestFailedError(403, message, param="priority", code="priority_not_allowed")
-    return Grant(wanted, key.name)
+    return Grant(wanted, key.name, name)

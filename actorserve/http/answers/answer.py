@@ -18,8 +18,10 @@ from actorserve.http.answers.choice import Choice
 from actorserve.http.answers.off_loop import off_loop_if_large
 from actorserve.http.answers.time_limit import time_limit_s, timed_out
 from actorserve.http.answers.writers import AnswerWriter, ResponseSender
-from actorserve.http.errors import RequestFailedError, failure_of
-from actorserve.http.metrics.metrics import Metrics, RequestMeter
+from actorserve.http.errors import RequestFailedError, failure_of, note_failure
+from actorserve.http.metrics.metrics import Metrics
+from actorserve.http.metrics.request_meter import RequestMeter
+from actorserve.http.record import Record, record_of
 from actorserve.http.service import Service
 from actorserve.http.stream import AnswerStream
 
@@ -54,23 +56,28 @@ class Answer:
         self._max_answer_s = max_answer_s
         self._stream = AnswerStream()
         self._meters: dict[str, RequestMeter] = {}  # of the requests that were submitted
+        self._record = Record()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = self._make_writer(ResponseSender(scope, receive, send))
+        self._record = record_of(scope)
         try:
             limit_s = time_limit_s(scope, self._max_answer_s)
         except RequestFailedError as failure:
-            await writer.fail(failure)
+            await self._fail(writer, failure)
             return
+        self._record.choices = self._meters.values()
         try:
             for spec in self._specs:
-                meter = self._metrics.begin(len(spec.prompt_token_ids))
+                meter = self._metrics.begin(spec)
                 self._service.submit(spec, self._stream)
                 self._meters[spec.request_id] = meter
             await until_disconnect(receive, self._write(writer, limit_s), limit_s + _LAST_WRITE_S)
         finally:
             for request_id in self._meters:
                 self._release(request_id)
+            if self._meters:
+                max(self._meters.values(), key=lambda meter: meter.num_tokens).was_longest()
             self._stream.close()
 
     async def _write(self, writer: AnswerWriter, limit_s: float) -> None:
@@ -93,7 +100,7 @@ class Answer:
                     waiting.append(effect)
                     continue
                 if isinstance(effect, Deliver):
-                    self._meters[effect.request_id].delivered(len(effect.token_ids), effect.num_cached_tokens)
+                    self._meters[effect.request_id].delivered(effect)
                 if isinstance(effect, Deliver) and effect.prompt_logprobs is not None:
                     num_logprobs = len(effect.prompt_logprobs.logprobs)
                     await off_loop_if_large(partial(_add, writer, choice, effect), num_logprobs)
@@ -108,12 +115,12 @@ class Answer:
                     self._release(effect.request_id, is_complete=choice.end.reason is FinishReason.STOP)
                     failure = failure_of(choice.end)
                     if failure is not None:
-                        await writer.fail(failure)
+                        await self._fail(writer, failure)
                         return
                     writer.finish(choice)
                     num_open -= 1
             if num_open > 0 and loop.time() >= ends_at:
-                await writer.fail(timed_out(limit_s))
+                await self._fail(writer, timed_out(limit_s))
                 return
             if not await writer.flush():
                 if loop.time() < silent_until:
@@ -121,6 +128,10 @@ class Answer:
                 await writer.keep_alive()
             silent_until = loop.time() + self._keep_alive_s
         await writer.end()
+
+    async def _fail(self, writer: AnswerWriter, failure: RequestFailedError) -> None:
+        note_failure(failure, self._record)
+        await writer.fail(failure)
 
     def _release(self, request_id: str, *, is_complete: bool = False) -> None:
         """Release the request, because the client needs no more of its tokens. Idempotent."""

@@ -49,7 +49,7 @@ class AnthropicEndpoints:
             grant = granted(request.scope, fields.priority)
             with naming(CHAT_FIELDS):
                 chat = self._requests.validate(ChatRequest, fields.to_chat())
-                work = await self._translator.chat(chat, answer_id, grant, at_most=fields.max_tokens)
+                work = await self._translator.chat(chat, grant, at_most=fields.max_tokens)
         model = self._translator.model(fields.model).name
 
         def make_format(usage: Usage) -> MessageFormat:

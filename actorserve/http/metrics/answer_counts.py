@@ -1,4 +1,4 @@
-"""How many requests were answered, by route, method and class of status: of refused ones nothing else tells."""
+"""How many requests were answered, by route, method and status: of refused ones nothing else tells."""
 
 from collections.abc import Callable
 from http import HTTPMethod
@@ -7,8 +7,8 @@ from typing import Final
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CountAnswer = Callable[[str, str, str], None]
-"""Takes an answer's route, method and class of status: ``/v1/models/{name}``, ``GET``, ``2xx``."""
+CountAnswer = Callable[[str, str, int], None]
+"""Takes an answer's route, method and status: ``/v1/models/{name}``, ``GET``, 200."""
 
 _METHODS: Final = frozenset(HTTPMethod)
 _OTHER: Final = "none"
@@ -32,7 +32,7 @@ class AnswerCounts:
         async def counting_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 method = scope["method"] if scope["method"] in _METHODS else _OTHER
-                self._count(_path_of(scope.get("route")), method, f"{message['status'] // 100}xx")
+                self._count(_path_of(scope.get("route")), method, message["status"])
             await send(message)
 
         await self._app(scope, receive, counting_send)

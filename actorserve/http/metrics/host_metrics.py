@@ -63,20 +63,21 @@ class CounterFamily:
 
 
 class HistogramFamily:
-    """The histograms of one name, by the values of their labels."""
+    """The histograms of one name, by the values of their labels. They are shown under the name ``also``, too."""
 
     def __init__(
-        self, counts: HostCounts, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]
+        self, counts: HostCounts, name: str, text: str, labels: Sequence[str], bounds: Sequence[float], also: str = ""
     ) -> None:
         self.name = name
+        self.also = also
         self._counts, self._text, self._labels = counts, text, tuple(labels)
         self._bounds = (*bounds, inf)
 
     def labels(self, *values: str) -> Histogram:
         return Histogram(self._counts, (self.name, *values), self._bounds)
 
-    def collect(self, totals: Mapping[Name, float]) -> Metric:
-        family = HistogramMetricFamily(self.name, self._text, labels=self._labels)
+    def collect(self, totals: Mapping[Name, float], shown_name: str = "") -> Metric:
+        family = HistogramMetricFamily(shown_name or self.name, self._text, labels=self._labels)
         for labels in dict.fromkeys(name[1:-1] for name in totals):
             buckets: list[tuple[str, float]] = []
             num_below = 0.0
@@ -99,8 +100,10 @@ class HostMetrics(Collector):
         self._families.append(family)
         return family
 
-    def histogram(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> HistogramFamily:
-        family = HistogramFamily(self.counts, name, text, labels, bounds)
+    def histogram(
+        self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float], also: str = ""
+    ) -> HistogramFamily:
+        family = HistogramFamily(self.counts, name, text, labels, bounds, also)
         self._families.append(family)
         return family
 
@@ -111,3 +114,5 @@ class HostMetrics(Collector):
                 by_family[name[0]][name] = total
         for family in self._families:
             yield family.collect(by_family[family.name])
+            if isinstance(family, HistogramFamily) and family.also:
+                yield family.collect(by_family[family.name], family.also)

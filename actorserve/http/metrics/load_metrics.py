@@ -1,6 +1,6 @@
 """The instances' metrics on ``/metrics``: read from their latest load reports when the page is requested."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,6 +10,7 @@ from actorserve.core.messages import LoadReport
 from actorserve.http.service import Service
 
 _LABELS = ("model_name", "engine")
+_GATEWAY = "gateway"
 
 
 class _Reading(NamedTuple):
@@ -25,21 +26,22 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
+def _kv_usage(load: LoadReport) -> float:
+    return _share(load.kv_used_bytes, load.kv_total_bytes)
+
+
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+_WAITING = "vllm:num_requests_waiting"
 _READINGS = (
-    _Reading(_GAUGE, "vllm:num_requests_running", "Requests in the batch.", lambda load: load.num_running),
+    _Reading(_GAUGE, "vllm:num_requests_running", "Requests in the batch.", lambda load: load.num_in_batch),
     _Reading(
         _GAUGE,
-        "vllm:num_requests_waiting",
-        "Requests that wait to enter the batch.",
-        lambda load: load.num_waiting,
+        _WAITING,
+        "Requests that are not in a batch: at an instance, or (engine gateway) without one.",
+        lambda load: load.num_running + load.num_waiting - load.num_in_batch,
     ),
-    _Reading(
-        _GAUGE,
-        "vllm:kv_cache_usage_perc",
-        "Share of the KV cache in use, 0 to 1.",
-        lambda load: _share(load.kv_used_bytes, load.kv_total_bytes),
-    ),
+    _Reading(_GAUGE, "vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", _kv_usage),
+    _Reading(_GAUGE, "vllm:gpu_cache_usage_perc", "The older name of kv_cache_usage_perc.", _kv_usage),
     _Reading(
         _COUNTER, "vllm:num_preemptions", "Requests that gave up their blocks.", lambda load: load.num_preemptions
     ),
@@ -117,18 +119,35 @@ _READINGS = (
 
 
 class LoadMetrics(Collector):
-    """Collects the metrics of all instances."""
+    """Collects the metrics of all instances that are shown here. ``num_unplaced`` requests of this host have none."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, num_unplaced: Callable[[], float]) -> None:
         self._service = service
+        self._num_unplaced = num_unplaced
 
     def collect(self) -> Iterable[Metric]:
         model = self._service.model
         name = model.name if model is not None else ""
-        loads = sorted(self._service.loads().items())
+        loads = sorted(self._service.shown_loads().items())
         for reading in _READINGS:
             family = reading.family(reading.name, reading.text, labels=_LABELS)
             for instance, load in loads:
                 family.add_metric((name, instance), reading.value(load))
+            if reading.name == _WAITING:
+                family.add_metric((name, _GATEWAY), self._num_unplaced())
             yield family
+        yield _cache_config(name, loads)
         yield GaugeMetricFamily("actorserve_instances", "Workers that are up.", value=self._service.num_instances)
+
+
+def _cache_config(model: str, loads: Sequence[tuple[str, LoadReport]]) -> Metric:
+    """vLLM's gauge that is always 1, and whose labels tell the size of each instance's KV cache in blocks."""
+    labels = (*_LABELS, "block_size", "num_gpu_blocks", "num_cpu_blocks")
+    family = GaugeMetricFamily("vllm:cache_config_info", "The size of the KV cache.", labels=labels)
+    for instance, load in loads:
+        num_blocks, num_host_blocks = (
+            num_bytes // load.bytes_per_block for num_bytes in (load.kv_total_bytes, load.host_total_bytes)
+        )
+        values = (model, instance, str(load.tokens_per_block), str(num_blocks), str(num_host_blocks))
+        family.add_metric(values, 1.0)
+    return family

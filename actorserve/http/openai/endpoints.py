@@ -48,7 +48,7 @@ class OpenAIEndpoints:
         answer_id = f"chatcmpl-{uuid.uuid4().hex}"
         async with self._requests.read(request, ChatRequest) as fields:
             grant = granted(request.scope, fields.priority)
-            work = await self._translator.chat(fields, answer_id, grant)
+            work = await self._translator.chat(fields, grant)
         head = self._head(answer_id, fields.model)
 
         def make_format(usage: Usage) -> ChatFormat:
@@ -60,7 +60,7 @@ class OpenAIEndpoints:
         answer_id = f"cmpl-{uuid.uuid4().hex}"
         async with self._requests.read(request, CompletionRequest) as fields:
             grant = granted(request.scope, fields.priority)
-            work = await self._translator.completion(fields, answer_id, grant)
+            work = await self._translator.completion(fields, grant)
         head = self._head(answer_id, fields.model)
 
         def make_format(usage: Usage) -> CompletionFormat:

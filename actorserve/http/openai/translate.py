@@ -75,9 +75,7 @@ class Translator:
         """The model of this name. Raises: RequestFailedError, as ``ServedModels.find``."""
         return self._models.find(name)
 
-    async def chat(
-        self, request: ChatRequest, answer_id: str, grant: Grant, at_most: int | None = None
-    ) -> WorkerRequests:
+    async def chat(self, request: ChatRequest, grant: Grant, at_most: int | None = None) -> WorkerRequests:
         """``at_most`` tokens are generated, or as many as fit the context, unless ``request`` has a limit of its own.
 
         Raises: InvalidRequestError if the request does not fit the model; RequestFailedError.
@@ -99,13 +97,13 @@ class Translator:
         )
         functions = callable_functions(request)
         return replace(
-            self._worker_requests(generation, answer_id, grant),
+            self._worker_requests(generation, grant),
             new_parser=partial(self._dialect.parser, token_ids, functions, parallel=several_calls(request)),
             may_be_complete=bool(functions) and not (several_calls(request) or must_call(request)),
             marker_ids=self._dialect.marker_ids(with_tools=bool(functions)),
         )
 
-    async def completion(self, request: CompletionRequest, answer_id: str, grant: Grant) -> WorkerRequests:
+    async def completion(self, request: CompletionRequest, grant: Grant) -> WorkerRequests:
         """Raises: InvalidRequestError if the request does not fit the model; RequestFailedError."""
         model = self.model(request.model)
         prompts, echoes = await self._prompts.completion(request, model)
@@ -124,9 +122,9 @@ class Translator:
             echoes=echoes,
             repeats_prompt_ids=request.return_token_ids,
         )
-        return self._worker_requests(generation, answer_id, grant)
+        return self._worker_requests(generation, grant)
 
-    def _worker_requests(self, generation: _Generation, answer_id: str, grant: Grant) -> WorkerRequests:
+    def _worker_requests(self, generation: _Generation, grant: Grant) -> WorkerRequests:
         fields, model = generation.fields, generation.model
         check_token_ids(fields.stop_token_ids, model, "stop_token_ids")
         check_token_ids([token_id for token_id, _ in fields.logit_bias], model, "logit_bias")
@@ -139,7 +137,7 @@ class Translator:
             for choice in range(generation.choices_per_prompt):
                 scored_prompt = generation.scored_prompt if choice == 0 else -1  # the scores are the same for all
                 sampling = self._sampling(generation, derive_seed(seed, choice), max_tokens, scored_prompt)
-                request_id = f"{answer_id}-{len(specs)}"
+                request_id = f"{grant.work_name}-{len(specs)}"
                 spec = RequestSpec(
                     request_id, prompt, sampling, priority=grant.priority, cache_salt=salt, client=grant.client
                 )

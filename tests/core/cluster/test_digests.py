@@ -49,3 +49,17 @@ def test_a_digest_has_what_is_known_and_nothing_old() -> None:
     assert digest.workers == (B,)
     report = coordinator.state.fleet.views[B].report
     assert digest.reports == (replace(report, accepted=()),) != (report,)
+
+
+def test_one_host_shows_the_loads() -> None:
+    """Every digest names the host of the first gateway by name, and another one when that gateway has gone."""
+    coordinator = Coordinator(A, digest_s=1.0)
+    alpha, beta = Peer("alpha/gateway-0", 1), Peer("beta/gateway-0", 1)
+    for gateway in (beta, alpha):
+        [(_, digest)] = digests(coordinator.handle(PeerUp(gateway, Role.GATEWAY), 0.0))
+    assert digest.shown_on == "alpha"
+    coordinator.handle(PeerDown(alpha), 0.5)
+    [(_, digest)] = digests(coordinator.handle(Tick(), 1.0))
+    assert digest.shown_on == "beta"
+    [(_, digest)] = digests(Coordinator(A).handle(PeerUp(GATEWAY, Role.GATEWAY), 0.0))
+    assert digest.shown_on == ""

@@ -307,6 +307,7 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
             4,
             0,
             ("a", "b"),
+            num_in_batch=1,
             num_tokens_looked_up=6,
             kv_needed_bytes=200,
             kv_wanted_bytes=800,

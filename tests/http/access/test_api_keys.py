@@ -208,7 +208,7 @@ async def test_a_bug_behind_a_key_logs_no_key(keys: ApiKeys, caplog: pytest.LogC
     """An unexpected error of a request is logged without its key."""
 
     class Broken(ScriptedService):
-        def loads(self) -> dict[str, LoadReport]:
+        def shown_loads(self) -> dict[str, LoadReport]:
             raise RuntimeError("broken")
 
     async with (

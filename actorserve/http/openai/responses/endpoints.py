@@ -50,7 +50,7 @@ class ResponsesEndpoints:
             grant = granted(request.scope, fields.priority)
             with naming(CHAT_FIELDS):
                 chat = self._requests.validate(ChatRequest, fields.to_chat())
-                work = await self._translator.chat(chat, response_id, grant, at_most=fields.max_output_tokens)
+                work = await self._translator.chat(chat, grant, at_most=fields.max_output_tokens)
         head = response_head(fields, response_id, self._translator.model(fields.model).name, int(time.time()))
 
         def show_tokens(tokens: Sequence[AnswerToken]) -> list[Json]:
