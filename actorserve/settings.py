@@ -44,6 +44,16 @@ class HttpSettings(_Section):
     cors_origins: tuple[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")], ...] = Field(
         (), description="origins of web pages that may call the API from a browser, or `*`"
     )
+    allowed_hosts: tuple[Annotated[str, Field(pattern=r"^(\*|[^\s/:@]+)$")], ...] = Field(
+        (), description="further names by which clients may call the server (the header Host), or `*`"
+    )
+    tls_cert_file: Path | None = Field(
+        None, description="file of the certificate and its chain, in PEM form; default: no encryption"
+    )
+    tls_key_file: Path | None = Field(None, description="file of the certificate's private key; default: none")
+    write_timeout_s: float = Field(
+        60.0, gt=0, description="a client that reads nothing of its answer for this time is cut off; inf: never"
+    )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, description="largest body of an HTTP request, in bytes")
     max_open_requests: int = Field(
         4096,
@@ -74,6 +84,12 @@ class HttpSettings(_Section):
     grammar_timeout_s: float = Field(
         1.0, gt=0, description="longest computing time for compiling a request's JSON schema, regex or grammar"
     )
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_cert_file and tls_key_file have an effect only together: set both")
+        return self
 
 
 class ModelSettings(_Section):

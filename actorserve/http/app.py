@@ -16,6 +16,8 @@ from actorserve.http import errors
 from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.access.authentication import Authentication
 from actorserve.http.access.cors import with_cors
+from actorserve.http.access.hosts import AllowedHosts
+from actorserve.http.access.key_limits import KeyLimits
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.access.request_log import RequestLog
@@ -76,7 +78,8 @@ def create_app(
     grammars = Grammars(GrammarChecker(vocabulary, settings.grammar_timeout_s))
     prompts = PromptReader(tokenizer, template, dialect, settings.max_open_requests)
     translator = Translator(models, prompts, dialect, grammars, description.eos_token_ids, settings.max_prompt_logprobs)
-    metrics = Metrics(service, clock, counts or HostCounts())
+    counts = counts or HostCounts()
+    metrics = Metrics(service, clock, counts)
     answers = Answers(service, metrics, tokenizer, settings.keep_alive_s, settings.max_answer_s)
     requests = RequestReader(settings, metrics.count_unknown_fields)
     openai = OpenAIEndpoints(tokenizer, translator, answers, requests)
@@ -103,9 +106,12 @@ def create_app(
     # These middlewares are outermost, so that the answer to an unexpected error passes through them as well.
     guarded: ASGIApp = app
     if api_keys is not None:
-        open_now = open_requests or OpenRequests(HostCounts())
-        guarded = Authentication(app, api_keys, open_now, metrics.count_key_request)
-    with_forms = errors.ErrorForms(with_cors(guarded, settings.cors_origins), {MESSAGES_PATH: error_form})
+        limits = KeyLimits(counts, clock)
+        guarded = Authentication(app, api_keys, open_requests or OpenRequests(HostCounts()), limits, metrics)
+    from_here = AllowedHosts(
+        with_cors(guarded, settings.cors_origins), (settings.host, *settings.allowed_hosts), settings.cors_origins
+    )
+    with_forms = errors.ErrorForms(from_here, {MESSAGES_PATH: error_form})
     counted = AnswerCounts(with_forms, metrics.count_answer)
     return DiscardUnreadBody(RequestId(RequestLog(counted, clock)))
 

@@ -7,6 +7,8 @@ one process of a name runs at a time. Its successor continues its numbers, so wh
 
 import json
 import mmap
+import os
+import struct
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +21,8 @@ OPEN_COUNTS: Final = "open-requests"
 """The folders, in the runtime folder, of what gateways have counted, and of the requests that are open now."""
 
 _CAPACITY: Final = 8192
-_DOUBLE_BYTES: Final = 8
+_DOUBLE: Final = struct.Struct("=d")
+_DOUBLE_BYTES: Final = _DOUBLE.size
 
 
 class HostCounts:
@@ -33,6 +36,7 @@ class HostCounts:
     def __init__(self, folder: Path | None = None, name: str = "", *, keeps: bool = True) -> None:
         self._folder = folder
         self._names: dict[Name, int] = {}
+        self._read: dict[Path, tuple[tuple[int, int], dict[Name, int]]] = {}  # names by file, as of its inode and size
         if folder is None:
             self.values = memoryview(bytearray(_CAPACITY * _DOUBLE_BYTES)).cast("d")
             return
@@ -60,6 +64,29 @@ class HostCounts:
                 with self._names_file.open("a", encoding="utf-8") as file:
                     file.write(_line(name))
         return index
+
+    def total(self, name: Name) -> float:
+        """The sum of one number over all processes of the host. It costs some 10 microseconds for each of them."""
+        if self._folder is None:
+            index = self._names.get(name)
+            return 0.0 if index is None else self.values[index]
+        return sum(self._value_in(file, name) for file in self._folder.glob("*.names"))
+
+    def _value_in(self, file: Path, name: Name) -> float:
+        try:
+            facts = file.stat()
+            version = (facts.st_ino, facts.st_size)
+            known = self._read.get(file)
+            if known is None or known[0] != version:
+                known = self._read[file] = (version, _read_names(file))
+            index = known[1].get(name)
+            if index is None:
+                return 0.0
+            with file.with_suffix(".values").open("rb", buffering=0) as values:
+                data = os.pread(values.fileno(), _DOUBLE_BYTES, index * _DOUBLE_BYTES)
+        except FileNotFoundError:
+            return 0.0  # a process that begins at 0 again is just removing its files
+        return float(_DOUBLE.unpack(data)[0]) if len(data) == _DOUBLE_BYTES else 0.0
 
     def totals(self) -> Mapping[Name, float]:
         """The sums over all processes of the host, by name, with those of processes that have ended."""

@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import logging
+import math
 import os
 import socket
+import ssl
 import sys
 import traceback
 from collections.abc import Awaitable, Callable
@@ -38,6 +40,8 @@ _ERROR_GRACE_S = 1.0
 _CUT_AFTER_S = 1.0
 """How long after that the connections may take to send their buffers, before they are cancelled."""
 _CUT_AGAIN_S = 0.1
+_QUICK_BYTES = 16 * 1024
+"""A connection with so little in its buffer does not wait: asyncio's limit is higher."""
 _CLOSE_TIMEOUT_S = 10.0
 """How long a client may take to read the rest of its last answer, before the connection is aborted."""
 _CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # hypercorn's names
@@ -85,15 +89,22 @@ async def serve(
     shutdown: Callable[[], Awaitable[None]],
     drain_timeout_s: float,
     give_up: Callable[[], None],
+    tls: ssl.SSLContext | None = None,
+    write_timeout_s: float = math.inf,
 ) -> None:
     """Serve ``app`` on ``listener`` (from ``bind``; closed at the end) until ``shutdown()`` returns.
 
     Then no new connection is accepted, and open answers may go on for ``drain_timeout_s``. After that ``give_up()``
     must end all answers, and connections that are still open a moment later are cancelled. If this call is cancelled,
     all connections are cancelled.
+
+    With ``tls`` all connections are encrypted. A client that reads nothing of its answer for ``write_timeout_s`` loses
+    its connection.
     """
     _adjust_hypercorn()
-    config = hypercorn.config.Config()
+    config = _Config()
+    config.tls = tls
+    config.write_timeout_s = write_timeout_s
     config.bind = [f"fd://{listener.detach()}"]
     config.backlog = BACKLOG
     config.graceful_timeout = 0.0
@@ -140,6 +151,20 @@ async def serve(
                 timer.cancel()
 
 
+class _Config(hypercorn.config.Config):
+    """Hypercorn's settings, and ours. ``tls`` takes the place of the files from which hypercorn would make one."""
+
+    tls: ssl.SSLContext | None = None
+    write_timeout_s = math.inf
+
+    @property
+    def ssl_enabled(self) -> bool:
+        return self.tls is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        return self.tls
+
+
 class _Connection(TCPServer):
     """A connection that ends when its client has gone.
 
@@ -150,6 +175,7 @@ class _Connection(TCPServer):
 
     _client_is_gone = False
     _reading: asyncio.Timeout
+    config: _Config
 
     async def _read_data(self) -> None:
         with suppress(TimeoutError):
@@ -159,15 +185,35 @@ class _Connection(TCPServer):
         await self.idle_task.stop()
 
     async def write(self, data: bytes) -> None:
-        """Write a part of an answer, and wait for a slow client."""
+        """Write a part of an answer, and wait for a slow client, but not for one that reads nothing."""
         try:
             self.writer.write(data)
-            await self.writer.drain()
+            transport = self.writer.transport
+            if transport.get_write_buffer_size() <= _QUICK_BYTES:  # no client is waited for, and no timer is needed
+                await self.writer.drain()
+            else:
+                await self._drain()
         except (ConnectionError, RuntimeError):
             if not self._client_is_gone:
                 self._client_is_gone = True
                 self._reading.reschedule(self.loop.time())  # ends the reading
             await self.protocol.handle(Closed())
+
+    async def _drain(self) -> None:
+        """Wait for a slow client. Raises: ConnectionError if it reads nothing for too long; the buffer is freed."""
+        limit_s, transport = self.config.write_timeout_s, self.writer.transport
+        while True:
+            num_waiting = transport.get_write_buffer_size()
+            try:
+                async with asyncio.timeout(limit_s if math.isfinite(limit_s) else None):
+                    await self.writer.drain()
+                return
+            except TimeoutError:
+                if transport.get_write_buffer_size() < num_waiting:
+                    continue
+                _log.info("a client has read nothing for %g s, and is cut off", limit_s)
+                transport.abort()
+                raise ConnectionAbortedError from None
 
     async def protocol_send(self, event: Event) -> None:
         if isinstance(event, RawData):

@@ -15,6 +15,7 @@ from actorserve.core_configs import gateway_config
 from actorserve.errors import ActorserveError
 from actorserve.http.access.api_keys import read_api_keys
 from actorserve.http.access.open_requests import OpenRequests
+from actorserve.http.access.tls import read_tls
 from actorserve.http.app import create_app
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.host_counts import COUNTS, OPEN_COUNTS, HostCounts
@@ -24,7 +25,7 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import load_tokenizer, tokenizer_digest
 from actorserve.processes.child import Child
-from actorserve.processes.signals import on_termination
+from actorserve.processes.signals import on_reload, on_termination
 from actorserve.settings import Settings
 
 _ALLOCATIONS = 50_000
@@ -60,8 +61,9 @@ def _template(description: ModelDescription, settings: Settings) -> ChatTemplate
 
 async def _run(child: Child) -> None:
     settings = child.settings
-    keys_file = settings.http.api_keys_file
-    keys = None if keys_file is None else read_api_keys(keys_file)
+    http = settings.http
+    keys = None if http.api_keys_file is None else read_api_keys(http.api_keys_file)
+    tls = read_tls(http.tls_cert_file, http.tls_key_file)
     child.status.loading("reading the tokenizer")
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
@@ -88,6 +90,7 @@ async def _run(child: Child) -> None:
     ending = asyncio.Event()
     child.reloads.start()
     on_termination(ending.set)
+    on_reload([part.reload for part in (keys, tls) if part is not None])
     _collect_garbage_rarely()
     sys.setswitchinterval(_SWITCH_S)
     # A gateway that still loads must not get connections, because other gateways could serve them.
@@ -103,6 +106,8 @@ async def _run(child: Child) -> None:
             shutdown=lambda: _wait(ending),
             drain_timeout_s=drain_timeout_s,
             give_up=actor.give_up,
+            tls=None if tls is None else tls.context,
+            write_timeout_s=http.write_timeout_s,
         )
         reporting.cancel()
         actor.stop()

@@ -14,8 +14,9 @@ from actorserve.cluster.file import ClusterFile, Host, parse_cluster, read_clust
 from actorserve.cluster.resolving import listening_address, numeric_address
 from actorserve.errors import SettingsError
 from actorserve.http.access.api_keys import read_api_keys
+from actorserve.http.access.tls import read_tls
 from actorserve.http.host_counts import COUNTS, OPEN_COUNTS, HostCounts
-from actorserve.http.metrics.metrics import RESTARTS
+from actorserve.http.metrics.names import RESTARTS
 from actorserve.model_files.chat_template import read_chat_template
 from actorserve.model_files.describe import describe
 from actorserve.model_files.locate import hub_name, locate
@@ -88,6 +89,7 @@ def _with_http_checked(settings: Settings) -> Settings:
     """
     if settings.http.api_keys_file is not None:
         read_api_keys(settings.http.api_keys_file)
+    read_tls(settings.http.tls_cert_file, settings.http.tls_key_file)
     if settings.model.chat_template != "auto":
         read_chat_template(Path(settings.model.chat_template))
     return launch.replace(settings, "http", port=launch.free_port(settings.http.host, settings.http.port))
@@ -128,7 +130,8 @@ def _place_share(settings: Settings, cluster: ClusterFile, host: Host) -> tuple[
 
 def _usage(settings: Settings) -> str:
     host = f"[{settings.http.host}]" if ":" in settings.http.host else settings.http.host
-    return usage_text(f"http://{host}:{settings.http.port}", settings.model.name or "")
+    scheme = "http" if settings.http.tls_cert_file is None else "https"
+    return usage_text(f"{scheme}://{host}:{settings.http.port}", settings.model.name or "")
 
 
 def _resolve_model(settings: Settings, display: ProgressDisplay) -> Settings:

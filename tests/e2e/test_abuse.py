@@ -93,7 +93,7 @@ def test_clients_that_leave_at_any_moment_free_everything(server: Server) -> Non
     """Clients that hang up, reset, or send half a request free their blocks and their connections."""
     dice = random.Random(7)
     request = httpx.Request("POST", f"{server.url}/v1/completions", json=LONG)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(request.content)}\r\n\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(request.content)}\r\n\r\n".encode()
     data = head + request.content
     before = num_descriptors(server, "gateway-0")
 
@@ -121,7 +121,7 @@ def test_clients_that_leave_at_any_moment_free_everything(server: Server) -> Non
 def test_clients_that_never_read_delay_no_other_clients(server: Server) -> None:
     """Clients that do not read their streams do not delay other clients. When they leave, their resources are freed."""
     body = httpx.Request("POST", server.url, json=LONG | {"max_tokens": 300}).content
-    request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     before = num_descriptors(server, "gateway-0")
     connections = [socket.create_connection(address(server)) for _ in range(20)]
     try:
@@ -141,12 +141,15 @@ def test_clients_that_never_read_delay_no_other_clients(server: Server) -> None:
     [
         (os.urandom(1000).replace(b"\r\n", b"") + b"\r\n\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\n\r\n", b"400"),
-        (b"GET /health HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 1_000_000 + b"\r\n\r\n", b"431"),
-        (b"GET /health HTTP/1.1\r\nhost: x\r\nx-request-id: a\rset-cookie: b\r\n\r\n", b"400"),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}", b"400"),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999\r\n\r\n", b"413"),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"400"),
-        (b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n", b"501"),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 1_000_000 + b"\r\n\r\n", b"431"),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-request-id: a\rset-cookie: b\r\n\r\n", b"400"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+            b"400",
+        ),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999999999999\r\n\r\n", b"413"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", b"400"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip\r\n\r\n", b"501"),
         (b"BREW /v1/completions HTTP/1.0\r\n\r\n", b"405"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"404"),
     ],

@@ -57,7 +57,7 @@ def sdk_client(
 ) -> httpx2.AsyncClient:
     """The HTTP client to give to an SDK."""
     transport = httpx2.ASGITransport(agent_app(service, settings, api_keys), raise_app_exceptions=False)
-    return httpx2.AsyncClient(transport=transport, base_url="http://gateway")
+    return httpx2.AsyncClient(transport=transport, base_url="http://localhost")
 
 
 def prompt_of(service: ScriptedService, index: int = -1) -> str:

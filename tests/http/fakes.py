@@ -1,7 +1,9 @@
 """A service whose tokens a test gives, and a tiny but real tokenizer, chat template and description for it."""
 
 import asyncio
+import math
 import socket
+import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -244,7 +246,7 @@ def client_for(
 ) -> httpx.AsyncClient:
     """A client that calls the app without a network."""
     transport = httpx.ASGITransport(app_for(service, settings, api_keys, template), raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=DEADLINE_S)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=DEADLINE_S)
 
 
 @asynccontextmanager
@@ -253,6 +255,8 @@ async def serving(
     drain_timeout_s: float = 5.0,
     send_buffer_bytes: int | None = None,
     give_up: Callable[[], None] = lambda: None,
+    tls: ssl.SSLContext | None = None,
+    write_timeout_s: float = math.inf,
 ) -> AsyncIterator[tuple[str, asyncio.Event]]:
     """The app behind the real server on a free loopback port: its URL, and the event that ends it.
 
@@ -268,7 +272,16 @@ async def serving(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = listener.getsockname()[1]
     async with asyncio.timeout(3 * DEADLINE_S), asyncio.TaskGroup() as group:
-        group.create_task(serve(app, listener, shutdown=shutdown, drain_timeout_s=drain_timeout_s, give_up=give_up))
+        serving = serve(
+            app,
+            listener,
+            shutdown=shutdown,
+            drain_timeout_s=drain_timeout_s,
+            give_up=give_up,
+            tls=tls,
+            write_timeout_s=write_timeout_s,
+        )
+        group.create_task(serving)
         try:
             yield f"http://127.0.0.1:{port}", stop
         finally:

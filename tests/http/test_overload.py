@@ -58,7 +58,7 @@ class FullCluster:
         self.gateway.step()
         self.cluster.handle(LoadReport(1, 1, 0, 1000, 1000, 1000, 10, 4, 0, kv_needed_bytes=1000), 0.0, WORKER)
         app = create_app(self.gateway, TOKENIZER, None, DESCRIPTION, HttpSettings())
-        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1")
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost/v1")
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[httpx.AsyncClient]:

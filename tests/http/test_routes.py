@@ -68,7 +68,7 @@ async def test_request_id(path: str) -> None:
 async def test_no_chat_template() -> None:
     """A model without a chat template refuses chats and serves completions."""
     app = create_app(says("a"), TOKENIZER, None, DESCRIPTION, HttpSettings())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         chat = await client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
         completion = await client.post("/v1/completions", json={"prompt": "x"})
     assert (chat.status_code, chat.json()["error"]["code"]) == (400, "no_chat_template")

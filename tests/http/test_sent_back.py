@@ -26,7 +26,7 @@ def outputs(draw: st.DrawFn) -> str:
 
 async def post(service: ScriptedService, path: str, body: dict[str, Any]) -> dict[str, Any]:
     transport = httpx.ASGITransport(agent_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         response = await client.post(path, json={"model": MODEL} | body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()

@@ -208,8 +208,8 @@ def host_port(url: str) -> tuple[str, int]:
 
 def raw_post(path: str, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
 
 
 async def test_keep_alive() -> None:
@@ -281,7 +281,7 @@ async def test_client_that_never_stops_sending() -> None:
     """A client that sends forever and never reads is disconnected."""
     async with serving(app_for(ScriptedService())) as (url, _):
         _, writer = await asyncio.open_connection(*host_port(url))
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
         with pytest.raises(ConnectionError):  # noqa: PT012 - any of the writes may be the one
             async with asyncio.timeout(DEADLINE_S):
                 while True:
@@ -296,7 +296,7 @@ async def test_connection_without_a_request_ends_with_its_client() -> None:
         num_before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             reader, writer = await asyncio.open_connection(*host_port(url))
-            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert await reader.readuntil(b"\r\n\r\n")
             writer.close()
             await writer.wait_closed()
@@ -310,7 +310,7 @@ async def test_connection_without_a_request_ends_with_its_client() -> None:
     [
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", b"404"),
         (
-            b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade, http2-settings, close\r\nupgrade: h2c\r\n"
+            b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade, http2-settings, close\r\nupgrade: h2c\r\n"
             b"http2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n\r\n",
             b"200",
         ),
@@ -333,7 +333,7 @@ async def test_a_request_for_a_web_socket_is_answered_and_its_connection_ends(ve
     async with serving(app_for(ScriptedService())) as (url, _):
         reader, writer = await asyncio.open_connection(*host_port(url))
         request = (
-            b"GET /health HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nsec-websocket-version: " + version + b"\r\n"
+            b"GET /health HTTP/1.1\r\nhost: [::1]\r\nupgrade: websocket\r\nsec-websocket-version: " + version + b"\r\n"
             b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nconnection: upgrade, %s\r\n\r\n"
         )
         writer.write(request % b"x")

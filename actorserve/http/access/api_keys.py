@@ -19,6 +19,7 @@ from actorserve.errors import SettingsError
 
 _HASH_OF_NOTHING = hashlib.sha256(b"").digest()
 
+Limit = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)]
 
 
@@ -26,7 +27,8 @@ Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)]
 class ApiKey:
     """``priority`` is for requests without one; ``best_priority`` is the most urgent one that a request may have.
 
-    At most ``max_open_requests`` may be open at once on one host; None: any number.
+    At most ``max_open_requests`` may be open at once on one host. In a minute the key may send ``requests_per_minute``
+    requests there, and use ``tokens_per_minute`` tokens of prompts and outputs. None: any number.
     """
 
     name: str
@@ -34,13 +36,27 @@ class ApiKey:
     priority: int
     best_priority: int
     max_open_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
 
 class ApiKeys:
-    """All valid keys."""
+    """All valid keys. ``file``: where they were read from."""
 
-    def __init__(self, keys: Sequence[ApiKey]) -> None:
+    def __init__(self, keys: Sequence[ApiKey], file: Path | None = None) -> None:
         self._keys = tuple(keys)
+        self._file = file
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def reload(self) -> None:
+        """Read the file again; requests that have begun go on. Nothing happens without a file.
+
+        Raises: SettingsError, as ``read_api_keys``; then the keys stay as they were.
+        """
+        if self._file is not None:
+            self._keys = read_api_keys(self._file)._keys
 
     def find(self, secret: bytes) -> ApiKey | None:
         """The key with this secret. The duration of the search reveals nothing about the keys."""
@@ -59,7 +75,9 @@ class _Entry(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-fA-F]{64}$")
     priority: Priority = 0
     best_priority: Priority | None = None
-    max_open_requests: Annotated[int, Field(ge=1, strict=True)] | None = None
+    max_open_requests: Limit | None = None
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
 
     @model_validator(mode="after")
     def _is_sensible(self) -> Self:
@@ -71,7 +89,15 @@ class _Entry(BaseModel):
 
     def key(self) -> ApiKey:
         best = self.priority if self.best_priority is None else self.best_priority
-        return ApiKey(self.name, bytes.fromhex(self.sha256), self.priority, best, self.max_open_requests)
+        return ApiKey(
+            self.name,
+            bytes.fromhex(self.sha256),
+            self.priority,
+            best,
+            self.max_open_requests,
+            self.requests_per_minute,
+            self.tokens_per_minute,
+        )
 
 
 class _File(BaseModel):
@@ -92,7 +118,8 @@ class _File(BaseModel):
 
 def read_api_keys(file: Path) -> ApiKeys:
     """Read a file of ``[[key]]`` tables: ``name``, ``sha256`` (hexadecimal), ``priority`` (default 0),
-    ``best_priority`` (default: ``priority``) and ``max_open_requests`` (default: no limit).
+    ``best_priority`` (default: ``priority``), ``max_open_requests``, ``requests_per_minute`` and ``tokens_per_minute``
+    (default: no limit).
 
     Raises: SettingsError, in one line that repeats nothing of the file except the names of wrong fields. Also raised if
     users other than the file's owner may read or write it, or if its owner is neither this user nor root.
@@ -111,7 +138,7 @@ def read_api_keys(file: Path) -> ApiKeys:
         line = f": {error}" if isinstance(error, tomllib.TOMLDecodeError) else ""
         raise SettingsError(f"the API keys in {file} are not valid TOML{line}") from None
     try:
-        return ApiKeys([entry.key() for entry in _File.model_validate(values).key])
+        return ApiKeys([entry.key() for entry in _File.model_validate(values).key], file)
     except ValidationError as error:
         problems = "; ".join(
             f"{'.'.join(map(str, problem['loc'])) or 'file'}: {problem['msg']}"

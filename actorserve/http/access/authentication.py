@@ -6,13 +6,14 @@ as ``x-api-key: KEY``.
 Every wrong or missing key gets the same 401, before anything else of the request is read.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
+from actorserve.http.access.key_limits import KeyLimits
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import work_name_of
 from actorserve.http.errors import RequestFailedError, error_response
@@ -23,26 +24,32 @@ _SCOPE_KEY = "actorserve.api_key"
 _RETRY_S = 1.0
 
 
+class KeyCounts(Protocol):
+    """Counts the use of keys (``http.metrics``)."""
+
+    def count_key_request(self, key: str) -> None:
+        """A request with this key, which is not beyond a limit."""
+        ...
+
+    def count_key_refusal(self, key: str, limit: str) -> None:
+        """A request with this key was beyond ``limit``."""
+        ...
+
+
 class Authentication:
     """ASGI middleware: lets requests with a valid key through, and notes the key in the scope.
 
-    A key's requests beyond its ``max_open_requests`` get 429. Those that only read (GET) do not count.
+    A key's requests beyond one of its limits get 429. Those that only read (GET) do not count.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        keys: ApiKeys,
-        open_requests: OpenRequests,
-        count_request: Callable[[str], None] = lambda _: None,
+        self, app: ASGIApp, keys: ApiKeys, open_requests: OpenRequests, limits: KeyLimits, counts: KeyCounts
     ) -> None:
-        """``count_request`` gets the name of the key of each request that is let through, except of those that only
-        read.
-        """
         self._app = app
         self._keys = keys
         self._open = open_requests
-        self._count_request = count_request
+        self._limits = limits
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -61,22 +68,37 @@ class Authentication:
             scope[_SCOPE_KEY] = key
             record_of(scope).key = key.name
             if scope["method"] == "POST":
-                self._count_request(key.name)
-                if key.max_open_requests is not None:
-                    await self._limited(key, key.max_open_requests, scope, receive, send)
-                    return
+                await self._limited(key, scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
-    async def _limited(self, key: ApiKey, most: int, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._open.begin(key.name, most):
+    async def _limited(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+        most = key.max_open_requests
+        beyond = self._limits.check(key)
+        if beyond is not None:
+            what = beyond.limit.removesuffix("_per_minute")
+            message = f"this API key may use {beyond.per_minute} {what} a minute on this host; try again later"
+            failure = RequestFailedError(429, message, code="rate_limit_exceeded", retry_after_s=beyond.retry_after_s)
+            await self._refuse(key, beyond.limit, failure, scope, receive, send)
+        elif most is None:
+            self._counts.count_key_request(key.name)
+            await self._app(scope, receive, send)
+        elif not self._open.begin(key.name, most):
             message = f"this API key has its {most} open requests; try again when one of them has ended"
             failure = RequestFailedError(429, message, code="too_many_open_requests", retry_after_s=_RETRY_S)
-            await error_response(failure, scope)(scope, receive, send)
-            return
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._open.end(key.name)
+            await self._refuse(key, "max_open_requests", failure, scope, receive, send)
+        else:
+            self._counts.count_key_request(key.name)
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._open.end(key.name)
+
+    async def _refuse(
+        self, key: ApiKey, limit: str, failure: RequestFailedError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._counts.count_key_refusal(key.name, limit)
+        await error_response(failure, scope)(scope, receive, send)
 
 
 def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:

@@ -20,7 +20,7 @@ class OpenRequests:
         name = (key,)
         cell = self._counts.cell(name)
         self._counts.values[cell] += 1.0
-        if self._counts.totals()[name] <= most:
+        if self._counts.total(name) <= most:
             return True
         self._counts.values[cell] -= 1.0
         return False

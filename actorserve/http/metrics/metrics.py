@@ -20,13 +20,12 @@ from actorserve.core.messages import RequestSpec
 from actorserve.http.host_counts import HostCounts
 from actorserve.http.metrics.host_metrics import HostMetrics
 from actorserve.http.metrics.load_metrics import LoadMetrics
+from actorserve.http.metrics.names import KEY_REQUESTS, RESTARTS
 from actorserve.http.metrics.request_meter import RequestMeter, RequestMetrics
 from actorserve.http.service import Service
 
 _SHARE_S: Final = 1.0
 _UNPLACED: Final = ("unplaced",)
-RESTARTS: Final = "actorserve_restarts"
-"""What the host's supervisor counts in the same place (``programs.serve``), by the name of the process."""
 
 
 class Metrics:
@@ -51,7 +50,7 @@ class Metrics:
             ("handler", "method", "status"),
         )
         self._statuses = host.counter("actorserve_http_responses", "Answers by their HTTP status.", ("status",))
-        self._key_requests = host.counter("actorserve_key_requests", "Requests of an API key.", ("key",))
+        self._key_requests = host.counter(KEY_REQUESTS, "Requests of an API key.", ("key",))
         self._key_refusals = host.counter(
             "actorserve_key_refusals", "Requests of an API key beyond one of its limits.", ("key", "limit")
         )

@@ -7,6 +7,7 @@ from typing import Final
 from actorserve.core.effects import Deliver
 from actorserve.core.messages import FinishReason, RequestSpec
 from actorserve.http.metrics.host_metrics import Counter, Histogram, HostMetrics
+from actorserve.http.metrics.names import KEY_GENERATION_TOKENS, KEY_PROMPT_TOKENS
 
 _ENGINE: Final = "gateway"
 _LABELS: Final = ("model_name", "engine")
@@ -111,11 +112,9 @@ class RequestMetrics:
             _LABELS,
             _TOKEN_BUCKETS,
         )
-        self._key_prompt_tokens = counter(
-            "actorserve_key_prompt_tokens", "Prompt tokens of the requests of an API key.", ("key",)
-        )
+        self._key_prompt_tokens = counter(KEY_PROMPT_TOKENS, "Prompt tokens of the requests of an API key.", ("key",))
         self._key_generation_tokens = counter(
-            "actorserve_key_generation_tokens", "Tokens made for the requests of an API key.", ("key",)
+            KEY_GENERATION_TOKENS, "Tokens made for the requests of an API key.", ("key",)
         )
 
     def begin(self, model: str, spec: RequestSpec) -> "RequestMeter":

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+import time
 from pathlib import Path
 
 import openai
@@ -15,8 +16,10 @@ from actorserve.core.messages import LoadReport
 from actorserve.errors import SettingsError
 from actorserve.http.access.api_keys import ApiKeys, read_api_keys
 from actorserve.http.access.authentication import Authentication
+from actorserve.http.access.key_limits import KeyLimits
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.host_counts import HostCounts
+from actorserve.http.metrics.metrics import Metrics
 from tests.http.fakes import DEADLINE_S, MODEL, ScriptedService, app_for, client_for, says, serving
 
 SECRET = "0c9e5e6f-a-long-random-key"
@@ -60,16 +63,18 @@ def keys(tmp_path: Path) -> ApiKeys:
 
 @pytest.mark.parametrize(("method", "path"), CLOSED_ROUTES)
 async def test_every_route_but_health_needs_a_key(keys: ApiKeys, method: str, path: str) -> None:
-    """Without a key every path except /health is a 401 in the API's format, with any Host header."""
+    """Without a key every path except /health is a 401 in the API's format, with any Host header that is allowed."""
     service = says("a")
     async with client_for(service, api_keys=keys) as client:
-        for headers in ({}, {"host": "gateway/health"}, {"host": "x?/health"}):
+        for headers in ({}, {"host": "127.0.0.1"}, {"host": "localhost:8000"}):
             response = await client.request(method, path, headers=headers)
             assert response.status_code == 401
             assert response.headers["www-authenticate"] == "Bearer"
             assert response.headers["x-request-id"]
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
             assert response.json()["error"]["code"] == "invalid_api_key"
+        for host in ("gateway/health", "x?/health"):
+            assert (await client.request(method, path, headers={"host": host})).status_code == 403
         assert (await client.get("/health")).status_code == 200
     assert service.requests == []
 
@@ -179,7 +184,9 @@ async def test_websockets_are_closed(keys: ApiKeys) -> None:
     async def app(scope: Scope, *_: object) -> None:
         raise AssertionError("let through")
 
-    guard = Authentication(app, keys, OpenRequests(HostCounts()))
+    counts = HostCounts()
+    metrics = Metrics(says(""), time.monotonic, counts)
+    guard = Authentication(app, keys, OpenRequests(counts), KeyLimits(counts, time.monotonic), metrics)
     await guard({"type": "websocket", "path": "/health", "headers": []}, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
 
@@ -281,6 +288,30 @@ def test_files_that_belong_to_others_are_refused(
     else:
         with pytest.raises(SettingsError, match="must belong to this user or to root"):
             read_api_keys(file)
+
+
+async def test_keys_are_reloaded(tmp_path: Path) -> None:
+    """After a reload a new key is valid and a removed one is not; a wrong file changes nothing."""
+    keys = read_api_keys(written(tmp_path, KEYS))
+    new = entry('name = "new"', f'sha256 = "{hashlib.sha256(b"new").hexdigest()}"', "requests_per_minute = 5")
+    async with client_for(says("a"), api_keys=keys) as client:
+
+        async def status(secret: str) -> int:
+            return (await client.get("/v1/models", headers={"x-api-key": secret})).status_code
+
+        assert (await status(SECRET), await status("new")) == (200, 401)
+        written(tmp_path, new)
+        assert (await status(SECRET), await status("new")) == (200, 401)
+        keys.reload()
+        assert (await status(SECRET), await status("new"), len(keys)) == (401, 200, 1)
+        for broken in ("[[key]", "", new + new):
+            written(tmp_path, broken)
+            with pytest.raises(SettingsError):
+                keys.reload()
+        written(tmp_path, KEYS, 0o644)
+        with pytest.raises(SettingsError):
+            keys.reload()
+        assert (await status(SECRET), await status("new")) == (401, 200)
 
 
 def test_the_server_does_not_start_with_bad_keys(

@@ -76,7 +76,7 @@ async def post(
 ) -> httpx.Response:
     headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "claude-code-20250219,some-later-beta"}
     transport = httpx.ASGITransport(agent_app(service, settings))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers=headers) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         return await client.post(f"/v1/messages{path}?beta=true", json=body)
 
 

@@ -21,7 +21,7 @@ QUESTION: Any = [{"role": "user", "content": "weather?"}]
 @asynccontextmanager
 async def sdk(service: ScriptedService, settings: HttpSettings | None = None) -> AsyncIterator[AsyncAnthropic]:
     async with sdk_client(service, settings) as http_client:
-        yield AsyncAnthropic(base_url="http://gateway", api_key="none", max_retries=0, http_client=http_client)
+        yield AsyncAnthropic(base_url="http://localhost", api_key="none", max_retries=0, http_client=http_client)
 
 
 async def test_a_text_is_answered() -> None:

@@ -13,7 +13,8 @@ from actorserve.core.messages import FinishReason, LoadReport
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
 from actorserve.http.app import create_app
 from actorserve.http.host_counts import HostCounts
-from actorserve.http.metrics.metrics import RESTARTS, Metrics
+from actorserve.http.metrics.metrics import Metrics
+from actorserve.http.metrics.names import RESTARTS
 from actorserve.settings import HttpSettings
 from tests.http.fakes import DESCRIPTION, MODEL, TOKENIZER, ScriptedService, client_for, delivered, end, says
 
@@ -35,7 +36,7 @@ async def test_metrics() -> None:
     service = ScriptedService(lambda _: [first, delivered("cd"), end(FinishReason.STOP)])
     service.num_unplaced = 7
     app = create_app(service, TOKENIZER, None, DESCRIPTION, HttpSettings(), clock=TickingClock())
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         await client.post("/v1/completions", json={"prompt": "xyz"})
         response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")

@@ -171,7 +171,7 @@ async def test_thoughts_and_calls_have_the_described_form(
     operation = next(each for each in OPERATIONS if each.path == path)
     service = thinks_and_calls("<think>hm</think>" + call("weather", city="Oslo"))
     transport = httpx.ASGITransport(agent_app(service))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.post(path, json={**question, "tools": [tool], "stream": is_streamed})
     assert '"weather"' in answer.text
     assert '"reasoning' in answer.text or '"thinking"' in answer.text

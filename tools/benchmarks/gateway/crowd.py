@@ -42,9 +42,9 @@ class Options:
 
 def _request(options: Options) -> bytes:
     if options.kind is Kind.IDLE:
-        return b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+        return b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n"
     body = json.dumps(options.body | {"prompt": options.body["prompt"] * options.repeats}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
     return f"{head}content-type: application/json\r\n\r\n".encode() + body
 
 

@@ -77,9 +77,8 @@ class Reader:
         """Open ``num`` more streams, and read until each has had an event, or for a minute no further one had any."""
         until_s = time.monotonic() + _SILENCE_S
         body = self._options.body.encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        )
+        head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}"
         waiting: list[_Stream] = []
         num_opened = 0
         while (num_opened < num or waiting) and time.monotonic() < until_s:

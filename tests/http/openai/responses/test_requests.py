@@ -77,7 +77,7 @@ AGENTS: dict[str, Any] = {
 
 async def post(service: ScriptedService, body: dict[str, Any], settings: HttpSettings | None = None) -> httpx.Response:
     transport = httpx.ASGITransport(agent_app(service, settings))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         return await client.post("/v1/responses", json=body)
 
 
@@ -244,7 +244,7 @@ async def test_wrong_fields_are_named(fields: dict[str, Any], words: list[str]) 
 async def test_nothing_is_stored(method: str, path: str) -> None:
     """No response can be fetched later, and the error says why."""
     transport = httpx.ASGITransport(agent_app(ScriptedService()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         response = await client.request(method, f"/v1/responses/{path}")
     assert response.status_code == 404
     assert "keeps no responses" in response.json()["error"]["message"]

@@ -21,7 +21,7 @@ TOOLS: Any = [{"type": "function", "name": "weather", "parameters": CITY, "stric
 @asynccontextmanager
 async def sdk(service: ScriptedService, settings: HttpSettings | None = None) -> AsyncIterator[AsyncOpenAI]:
     async with sdk_client(service, settings) as http_client:
-        yield AsyncOpenAI(base_url="http://gateway/v1", api_key="none", max_retries=0, http_client=http_client)
+        yield AsyncOpenAI(base_url="http://localhost/v1", api_key="none", max_retries=0, http_client=http_client)
 
 
 async def test_a_text_is_answered() -> None:
