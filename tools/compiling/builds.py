@@ -10,6 +10,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+from actorserve.local_trust import trusted_folder
 from actorserve.model_files.default_model import cache_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,12 +40,16 @@ def digest_of(root: Path, compiler: str) -> str:
 
 
 def build_folder(root: Path = ROOT) -> Path | None:
-    """Where the build of the sources on the disk now lies, if it was made. None without mypy, which makes builds."""
+    """Where the build of the sources on the disk now lies, if it was made. None without mypy, which makes builds.
+
+    Raises: UntrustedError if others could have written it.
+    """
     try:
         compiler = version("mypy")
     except PackageNotFoundError:
         return None
-    return cache_folder() / "compiled" / digest_of(root, compiler)
+    folder = cache_folder() / "compiled" / digest_of(root, compiler)
+    return trusted_folder(folder) if folder.exists() else folder
 
 
 class Finder(MetaPathFinder):

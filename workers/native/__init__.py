@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from actorserve.local_trust import check_file, open_lock, trusted_folder
 from actorserve.model_files.default_model import cache_folder
 
 _FOLDER = Path(__file__).parent
@@ -121,19 +122,21 @@ def _load() -> str:
 
 
 def _library() -> Path:
-    """The built library's file. Raises: NativeUnavailableError."""
+    """The built library's file. Raises: NativeUnavailableError; UntrustedError if others could have written it."""
     if not isa():
         raise NativeUnavailableError("the native kernels need an x86-64 CPU with AVX2")
     folder = cache_folder() / "native"
     file = folder / f"{digest()}.so"
-    if _is_whole(file):
-        return file
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
-        raise NativeUnavailableError(f"there is no C++ compiler {compiler}; install g++")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "build.lock").open("w") as lock:
+        if _is_whole(file):
+            trusted_folder(folder)
+            check_file(file)
+            return file
+        compiler = os.environ.get("CXX", "c++")
+        if shutil.which(compiler) is None:
+            raise NativeUnavailableError(f"there is no C++ compiler {compiler}; install g++")
+        trusted_folder(folder)
+        with open_lock(folder / "build.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # several workers start at once, and one of them builds
             if not _is_whole(file):
                 file.unlink(missing_ok=True)

@@ -34,6 +34,7 @@ def build(file: Path) -> None:
         built = Path(folder) / f"{_NAME}.so"
         with built.open("rb") as opened:
             os.fsync(opened.fileno())  # otherwise a power cut may leave the name without the bytes
+        built.chmod(0o600)  # the linker follows the umask, and a library that a group may write is not trusted
         os.replace(built, file)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProfileError
+from actorserve.local_trust import check_file, open_lock, trusted_folder
 from actorserve.model_files.default_model import cache_folder
 from actorserve.processes.status import Reporter
 from actorserve.profile_files import MAX_DRIFT, drift_of, load_profile, require_profile_of, save_profile
@@ -118,6 +119,8 @@ def describe_profile(engine: Engine, facts: Facts) -> str:
 def _kept(file: Path, engine: Engine) -> Profile | None:
     if not file.exists():
         return None
+    trusted_folder(file.parent)
+    check_file(file)
     try:
         profile = load_profile(file)
         require_profile_of(profile, file, engine.model.name, kv_bytes_per_token(engine))
@@ -159,8 +162,8 @@ def _measure(engine: Engine, facts: Facts, settings: Settings, file: Path, statu
 def _alone(folder: Path, status: Reporter) -> Iterator[None]:
     """Measure while no other process of this host does, if the cache can be written to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "measuring.lock").open("w")
+        trusted_folder(folder)
+        lock = open_lock(folder / "measuring.lock")
     except OSError as error:
         _log.warning("other processes may measure at the same time: %s", error)
         yield

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from actorserve.errors import ModelError
+from actorserve.local_trust import check_file, trusted_folder
 from actorserve.model_files.default_model import cache_folder
 from actorserve.model_files.description import ModelDescription
 
@@ -22,7 +23,7 @@ _HEX: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def file_digest(file: Path) -> str:
-    """The file's SHA-256 in hex. Raises: OSError if it cannot be read."""
+    """The file's SHA-256 in hex. Raises: OSError if it cannot be read; UntrustedError for a cache of others."""
     with file.open("rb") as opened:
         before = _identity(file, os.fstat(opened.fileno()))
         kept = cache_folder() / "digests" / hashlib.sha256(before.encode()).hexdigest()
@@ -54,8 +55,12 @@ def _identity(file: Path, facts: os.stat_result) -> str:
 
 
 def _read(kept: Path) -> str:
-    """The digest that was kept; "" if there is none, or the file does not hold one."""
+    """The digest that was kept; "" if there is none, or the file does not hold one. Raises: UntrustedError."""
     try:
+        if not kept.exists():
+            return ""
+        trusted_folder(kept.parent)
+        check_file(kept)
         text = kept.read_text("ascii")
     except (OSError, ValueError):
         return ""
@@ -65,7 +70,7 @@ def _read(kept: Path) -> str:
 def _keep(kept: Path, digest: str) -> None:
     """The file appears whole, because several workers start at once."""
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        trusted_folder(kept.parent)
         descriptor, partial = tempfile.mkstemp(dir=kept.parent, prefix="partial-")
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as opened:

@@ -22,6 +22,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from actorserve.local_trust import check_file, open_lock, trusted_folder
 from actorserve.model_files.default_model import cache_folder
 from actorserve.model_files.description import ModelDescription
 
@@ -63,7 +64,11 @@ class PreparedWeights:
     """A mapped file of tensors; ``facts`` is the value that its writer stored with them."""
 
     def __init__(self, file: Path) -> None:
-        """Raises: OSError if the file cannot be read; ValueError if it is damaged."""
+        """Raises: OSError if the file cannot be read; ValueError if it is damaged; UntrustedError if others could have
+        written it.
+        """
+        trusted_folder(file.parent)
+        check_file(file)
         size = file.stat().st_size
         with file.open("rb") as opened:
             if opened.read(len(_MAGIC)) != _MAGIC or size < len(_MAGIC) + _FOOTER_BYTES:
@@ -136,10 +141,10 @@ class PreparedWriter:
 def exclusive(folder: Path) -> Iterator[bool]:
     """Whether no other process is preparing weights now; if so, none can begin within the context.
 
-    Raises: OSError if the folder cannot be created or written to.
+    Raises: OSError if the folder cannot be created or written to; UntrustedError if others may write to it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "writing.lock").open("w") as lock:
+    trusted_folder(folder)
+    with open_lock(folder / "writing.lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
