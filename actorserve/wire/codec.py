@@ -55,6 +55,7 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     50: m.Checkpoint,
     51: m.CheckpointConfirmed,
     52: m.Checkpointed,
+    53: m.SetCordon,
 }
 
 # Local messages, from a process to its own core. A journal may hold them; a frame from a peer may not.

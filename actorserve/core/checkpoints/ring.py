@@ -22,10 +22,10 @@ class CheckpointRing:
         self._told: dict[Peer, tuple[Peer, float]] = {}
 
     def round(self, views: Iterable[InstanceView], now: float) -> list[Send]:
-        """Tell instances their holders. The ring has the instances with a host pool that are not terminating."""
+        """Tell instances their holders. The ring has the instances with a host pool that are not to empty."""
         rings: dict[str, list[Peer]] = defaultdict(list)
         for view in views:
-            if view.report.host_total_bytes and not view.is_terminating:
+            if view.report.host_total_bytes and not view.must_empty:
                 rings[view.kind].append(view.peer)
         told, self._told = self._told, {}
         sends: list[Send] = []

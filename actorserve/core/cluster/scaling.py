@@ -12,7 +12,8 @@ and requests are predicted separately, because their quotient jumps when few req
 
 To scale in means to tell one instance to terminate; then its freeness makes migration drain it. This happens only if
 the remaining instances would be over the lower bound without it, and only after a quiet time as long as a start takes,
-because an instance that is needed again takes that long to come back. All state is soft.
+because an instance that is needed again takes that long to come back. An instance that an operator cordoned counts as
+one that runs, and its memory does not count. While there is one, no instance ends. All state is soft.
 """
 
 from collections import deque
@@ -126,8 +127,9 @@ class Scaling:
         effects: list[Effect] = [
             Send(view.peer, Drain()) for view in views if view.told_to_drain and not view.report.draining
         ]
-        present = [view for view in views if not view.is_terminating]  # even if their reports are stale
-        count = len(present) + max(self.num_starting, num_new)
+        present = [view for view in views if not view.is_closed]  # even if their reports are stale
+        num_cordoned = sum(view.is_closed and not view.is_terminating for view in views)
+        count = len(present) + num_cordoned + max(self.num_starting, num_new)
         self._sample(present, num_waiting, waiting_tokens, now)
         capacity_tokens = sum(map(_capacity_tokens, present), 0.0) / max(1, len(present))
         self.mean_freeness = self._predict(capacity_tokens * (len(present) + self.num_starting))

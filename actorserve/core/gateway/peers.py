@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from actorserve.core.messages import LoadDigest, LoadReport, Peer, WorkerInfo
+from actorserve.core.messages import Cordon, LoadDigest, LoadReport, Peer, WorkerInfo
 
 
 @dataclass(slots=True)
@@ -28,6 +28,6 @@ class KnownPeers:
         self.shown_on = digest.shown_on
 
     def accepts_requests(self, worker: Peer) -> bool:
-        """Whether the worker is up and, as far as its last report says, not draining."""
+        """Whether the worker is up and, as far as its last report says, neither draining nor cordoned."""
         load = self.loads.get(worker)
-        return worker in self.workers and (load is None or not load.draining)
+        return worker in self.workers and (load is None or (not load.draining and load.cordon is Cordon.OPEN))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from actorserve.core.checkpoints.source import CheckpointSource
 from actorserve.core.effects import Effects
 from actorserve.core.kv.kv_memory import KVMemory
-from actorserve.core.messages import LoadReport, Peer
+from actorserve.core.messages import Cordon, LoadReport, Peer
 from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
 from actorserve.core.placement.freeness import virtual_usage_bytes
@@ -70,6 +70,7 @@ def make_report(
     *,
     num_in_batch: int,
     is_draining: bool,
+    cordon: Cordon,
     sequence: int,
     accepted: tuple[str, ...],
 ) -> LoadReport:
@@ -115,4 +116,5 @@ def make_report(
         kv_head_bytes=wanted_bytes[0] if wanted_bytes else 0,
         kv_yielding_bytes=memory.bytes_of_blocks(batcher.num_yielding_blocks(order)),
         num_in_batch=num_in_batch,
+        cordon=cordon,
     )

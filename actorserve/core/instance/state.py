@@ -28,6 +28,7 @@ from actorserve.core.messages import (
     LOCAL,
     CopyDone,
     CopyFailed,
+    Cordon,
     Drain,
     LoadReport,
     MemoryLimit,
@@ -37,6 +38,7 @@ from actorserve.core.messages import (
     PeerUp,
     Release,
     Role,
+    SetCordon,
     StepDone,
     Tick,
     TransferKind,
@@ -112,6 +114,7 @@ class InstanceState:
         self._life = RequestLife(parts, self.steps, self._participants, self._receivers, self._reporter)
         self.quiet_steps = QuietSteps(parts, self.steps, self._participants, self._end_all)
         self.num_stale_messages = 0
+        self.cordon = Cordon.OPEN  # what an operator ordered
         self._has_drained = False
         self._handlers, self._transfer_handlers = self._make_handlers()
 
@@ -127,6 +130,7 @@ class InstanceState:
             WantReports: self._on_want_reports,
             Tick: self._on_tick,
             Drain: self._on_drain,
+            SetCordon: self._on_set_cordon,
             **self._life.handlers,
         }
         transfer_handlers: dict[tuple[type[Message], TransferKind], Handler] = {}
@@ -282,6 +286,11 @@ class InstanceState:
             participant.on_drain()
         self._reporter.send()
 
+    def _on_set_cordon(self, message: SetCordon, sender: Peer, now: float) -> None:
+        """Requests that were placed or moved here before the order are still taken."""
+        self.cordon = message.cordon
+        self._reporter.send()
+
     def load_report(self, sequence: int = 0, accepted: tuple[str, ...] = ()) -> LoadReport:
         """The load now. ``accepted`` names the requests that arrived since the last report."""
         order = [request for request in self.batcher.order if self.requests.get(request.request_id) is request]
@@ -297,6 +306,7 @@ class InstanceState:
             self.checkpoint_source,
             num_in_batch=self.steps.num_in_batch,
             is_draining=self._life.is_draining,
+            cordon=self.cordon,
             sequence=sequence,
             accepted=accepted,
         )

@@ -26,6 +26,7 @@ from actorserve.core.messages.engine import (
 )
 from actorserve.core.messages.lifecycle import (
     Drain as Drain,
+    SetCordon as SetCordon,
     StartFailed as StartFailed,
     Tick as Tick,
 )
@@ -83,6 +84,7 @@ from actorserve.core.messages.values import (
     MAX_MEMORY_NAME_BYTES as MAX_MEMORY_NAME_BYTES,
     NEWCOMER as NEWCOMER,
     Attained as Attained,
+    Cordon as Cordon,
     FinishReason as FinishReason,
     KVAccess as KVAccess,
     ModelInfo as ModelInfo,
@@ -151,6 +153,7 @@ Message = (
     | StartFailed
     | Tick
     | Drain
+    | SetCordon
     | Open
     | Close
 )

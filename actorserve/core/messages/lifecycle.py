@@ -1,6 +1,7 @@
 """Messages: time, and how processes start and end."""
 
 from actorserve.core.messages.value import value
+from actorserve.core.messages.values import Cordon
 
 
 @value
@@ -15,4 +16,19 @@ class Tick:
 
 @value
 class Drain:
-    """c -> w, or local: take no new requests, finish those that run or move them elsewhere, and end."""
+    """c -> w, or local: take no new requests, finish those that run or move them elsewhere, and end.
+
+    ``comes_back``: the process that watches over the worker is to start it again at once.
+    """
+
+    comes_back: bool = False
+
+
+@value
+class SetCordon:
+    """c -> w: an operator ordered this. The worker reports it from now on, so that any coordinator knows it.
+
+    Repeated until a load report shows it.
+    """
+
+    cordon: Cordon

@@ -38,6 +38,14 @@ class Role(StrEnum):
     WORKER = "worker"
 
 
+class Cordon(StrEnum):
+    """What an operator ordered of a worker; it lasts until the operator takes it back."""
+
+    OPEN = "open"  # no order: the worker takes requests
+    CORDONED = "cordoned"  # it gets no requests, neither new ones nor moved ones, and goes on with those that it has
+    EMPTYING = "emptying"  # in addition its requests move to other workers, and it does not end once they have left
+
+
 class FinishReason(StrEnum):
     """Why a request ended. ``STOP`` and ``LENGTH`` are successes; each request ends exactly once."""
 

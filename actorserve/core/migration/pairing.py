@@ -14,7 +14,8 @@ module decides only the pairs, and how much may move at most:
 The capacity of links does not count here. The source knows it best: it weighs a move's gain against its cost by the
 measured bandwidth. When a move's time is over, bytes that have not moved no longer count.
 
-A terminating instance is a source whatever its load, for all its requests, and gets one destination after another. If
+An instance that terminates, or that an operator empties, is a source whatever its load, for all its requests, and gets
+one destination after another. An instance that is closed for either reason, or is cordoned, is no destination. If
 an instance is reserved for a request that waits in the cluster, this request counts there as the head of the line. So
 the instance becomes a source, and small requests make room for the big one: de-fragmentation, by Llumnix's own rule.
 The reserved instance gets its destination before all other sources, it does not rest, and a move that would fill it
@@ -168,7 +169,7 @@ class Pairing:
         is_idle = now >= move.expires_s - 0.5 * self._config.ttl_s
         if is_over:
             self._set_left(move, 0)
-        has_room = not destination.is_stale and _iterations(destination) >= self._config.source_below
+        has_room = destination.is_healthy and _iterations(destination) >= self._config.source_below
         if source.is_stale or not has_room or destination.reserved_for is not None:
             self._stop(move, now, sends)
         elif _iterations(source) >= self._config.source_until:
@@ -215,7 +216,7 @@ class Pairing:
 
     def _is_source(self, view: InstanceView, iterations: float) -> bool:
         has_requests = view.report.num_running + view.report.num_waiting > 0
-        is_urgent = view.is_terminating or view.reserved_for is not None
+        is_urgent = view.must_empty or view.reserved_for is not None
         may_start = is_urgent or view.peer not in self._no_source_until_s
         return has_requests and may_start and iterations < self._config.source_below
 
@@ -225,7 +226,8 @@ class Pairing:
         """The instances that may receive, by kind, the freest last."""
         found: dict[str, list[InstanceView]] = defaultdict(list)
         for view in idle:
-            may_receive = view.reserved_for is None and view.peer not in self._no_destination_until_s
+            is_free = not view.is_closed and view.reserved_for is None
+            may_receive = is_free and view.peer not in self._no_destination_until_s
             if may_receive and iterations[view.peer] > self._config.destination_above:
                 found[view.kind].append(view)
         for views in found.values():
@@ -281,7 +283,7 @@ class Pairing:
         free_bytes = destination.free_bytes()
         mean_bytes = max(held_bytes / (report.num_running + report.num_waiting), report.bytes_per_block)
         wanted_bytes = held_bytes
-        if not source.is_terminating:
+        if not source.must_empty:
             gap_bytes = free_bytes - _free_bytes(source)
             wanted_bytes = min(wanted_bytes, max(gap_bytes // 2, min(ceil(mean_bytes), gap_bytes * 3 // 4)))
         # (free - x) / (B + x / mean) >= least, solved for x
@@ -300,8 +302,8 @@ def _free_bytes(view: InstanceView) -> int:
 
 
 def _iterations(view: InstanceView) -> float:
-    """F in iterations; minus infinity for a terminating instance."""
-    if view.is_terminating:
+    """F in iterations; minus infinity for an instance that is to empty."""
+    if view.must_empty:
         return -inf
     report = view.report
     return _free_bytes(view) / max(1, view.num_running) / report.bytes_per_block * report.tokens_per_block

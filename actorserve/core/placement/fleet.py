@@ -1,15 +1,15 @@
 """The fleet: what is known of all instances, and the counts that dispatch relies on.
 
 It keeps the views of the instances, the placements in flight, the reservations and the index in step. The rule itself
-is in ``core.placement.dispatch``. An instance that is terminating, or has not reported for a while, gets no requests,
-however busy the others are.
+is in ``core.placement.dispatch``. An instance that is terminating or cordoned, or has not reported for a while, gets no
+requests, however busy the others are.
 """
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from actorserve.core.messages import LoadReport, Peer, Place, Placed
+from actorserve.core.messages import Cordon, LoadReport, Peer, Place, Placed
 from actorserve.core.placement.dispatch import (
     DispatchRule,
     HighestFreeness,
@@ -98,6 +98,8 @@ class Fleet:
         elif report.sequence <= view.report.sequence:
             return view
         view.report, view.is_stale = report, False
+        if report.cordon is view.cordon_ordered:
+            view.cordon_ordered = None
         self._reported_s[peer] = now
         self._reported_s.move_to_end(peer)
         self._placements.confirm(view, report.accepted)
@@ -122,6 +124,13 @@ class Fleet:
         """The instance was told to terminate; no request is sent there any more."""
         view.told_to_drain = True
         self._reservations.release_instance(view)
+        self._update(view)
+
+    def cordon(self, view: InstanceView, cordon: Cordon) -> None:
+        """An operator ordered this. It counts at once, before a report shows it."""
+        view.cordon_ordered = None if cordon is view.report.cordon else cordon
+        if view.is_closed:
+            self._reservations.release_instance(view)
         self._update(view)
 
     def promise(self, view: InstanceView, num_bytes: int) -> None:

@@ -15,7 +15,7 @@ have left, because a source with few requests would otherwise look like the free
 from dataclasses import dataclass, field
 from math import inf
 
-from actorserve.core.messages import LoadReport, ModelInfo, Peer, Place, Placed
+from actorserve.core.messages import Cordon, LoadReport, ModelInfo, Peer, Place, Placed
 from actorserve.core.placement.freeness import freeness
 
 NO_ROOM = -1
@@ -45,6 +45,8 @@ class NewInstance:
 class InstanceView:
     """An instance that has reported its load at least once.
 
+    ``cordon_ordered`` is what an operator ordered, until a report shows it.
+
     While it is ``reserved_for`` a waiting request, no other request is placed there. ``promised_bytes`` of KV are on
     their way to it by migration: the sources have not reported these bytes as handed over. ``score`` is what dispatch
     compares it by, and ``admitted_tokens`` the longest request that it admits; the fleet keeps both up to date.
@@ -60,6 +62,7 @@ class InstanceView:
     reserved_for: Place | None = None
     promised_bytes: int = 0
     told_to_drain: bool = False
+    cordon_ordered: Cordon | None = None
     is_stale: bool = False  # no report has come for too long
     last_turn: int = 0  # the number of the last placement that went there, counted over the fleet
     score: float = -inf
@@ -70,9 +73,24 @@ class InstanceView:
         return self.told_to_drain or self.report.draining
 
     @property
+    def cordon(self) -> Cordon:
+        """What an operator ordered of it last."""
+        return self.report.cordon if self.cordon_ordered is None else self.cordon_ordered
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it must not get requests: it is terminating, or an operator said so."""
+        return self.is_terminating or self.cordon is not Cordon.OPEN
+
+    @property
+    def must_empty(self) -> bool:
+        """Whether its requests are to move away: it is terminating, or an operator said so."""
+        return self.is_terminating or self.cordon is Cordon.EMPTYING
+
+    @property
     def is_healthy(self) -> bool:
-        """Whether requests may be sent there: it reports, and it is not terminating."""
-        return not self.is_stale and not self.is_terminating
+        """Whether requests may be sent there: it reports, and it is not closed."""
+        return not self.is_stale and not self.is_closed
 
     @property
     def incoming_bytes(self) -> int:
@@ -92,8 +110,8 @@ class InstanceView:
 
     @property
     def capacity_tokens(self) -> int:
-        """The longest request that an empty instance could hold now; ``NO_ROOM`` if it is terminating."""
-        return NO_ROOM if self.is_terminating else min(self.model.max_tokens, self.pool_tokens)
+        """The longest request that an empty instance could hold now; ``NO_ROOM`` if it is closed."""
+        return NO_ROOM if self.is_closed else min(self.model.max_tokens, self.pool_tokens)
 
     def can_hold(self, place: Place) -> bool:
         """Whether the request could ever run there, however busy the instance is now."""
@@ -135,7 +153,7 @@ class InstanceView:
             num_blocks = num_saved_tokens // report.tokens_per_block * report.row_shape.blocks_per_row
             free_bytes += num_blocks * report.bytes_per_block
         num_requests = self.num_running + report.num_waiting if free_bytes > 0 else 1
-        return freeness(free_bytes, 0, num_requests, terminating=self.is_terminating)
+        return freeness(free_bytes, 0, num_requests, terminating=self.is_closed)
 
     def add_placement(self, placement: PlacementInFlight) -> None:
         self.in_flight[placement.placed.request_id] = placement
