@@ -43,9 +43,13 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
     "placement": (*CORE_WORDS, "kv"),
     "migration": (*CORE_WORDS, "participant", "timing", "kv", "scheduling", "placement"),
     "checkpoints": (*CORE_WORDS, "participant", "kv", "placement"),
-    "instance": (*CORE_WORDS, "participant", "timing", "kv", "scheduling", "placement", "migration", "checkpoints"),
-    "cluster": (*CORE_WORDS, "timing", "kv", "scheduling", "placement", "migration", "checkpoints"),
-    "gateway": (*CORE_WORDS, "placement", "cluster"),
+    "operations": ("messages", "effects"),
+    "instance": (
+        *(*CORE_WORDS, "participant", "operations", "timing", "kv", "scheduling", "placement", "migration"),
+        "checkpoints",
+    ),
+    "cluster": (*CORE_WORDS, "operations", "timing", "kv", "scheduling", "placement", "migration", "checkpoints"),
+    "gateway": (*CORE_WORDS, "operations", "placement", "cluster"),
     "replay": ("timing", "prediction", "scheduling", "instance", "cluster", "gateway"),
 }
 ALLOWED: dict[str, tuple[str, ...]] = {

@@ -1,10 +1,12 @@
 """What the core asks its shell to do, as values. A shell is the real process, the simulator, or a test."""
 
 from actorserve.core.messages import (
+    Command,
     FinishReason,
     KVAccess,
     KVTicket,
     Message,
+    Outcome,
     Peer,
     PromptLogprobs,
     RefusalReason,
@@ -108,6 +110,28 @@ class StartWorker:
 
 
 @value
+class SetLogLevel:
+    """Log at this level from now on: one of ``core.operations.verbs.LOG_LEVELS``."""
+
+    level: str
+
+
+@value
+class ReloadKeys:
+    """Read the files of keys again. A file that cannot be read changes nothing, and is logged."""
+
+
+@value
+class Audit:
+    """Write one line about an operator's act to the audit file."""
+
+    caller: str
+    command: Command
+    outcome: Outcome
+    text: str
+
+
+@value
 class Deliver:
     """Hand new tokens to the client's stream, in order and each token once. ``logprobs`` is empty, or has one entry per
     token.
@@ -139,7 +163,9 @@ class End:
 
 @value
 class Drained:
-    """The last request has left a draining instance, so its process may end. Once."""
+    """The last request has left a draining instance, so its process may end. Once. ``comes_back``: and start again."""
+
+    comes_back: bool = False
 
 
 @value
@@ -160,6 +186,9 @@ Effect = (
     | CancelFetch
     | Meet
     | StartWorker
+    | Audit
+    | SetLogLevel
+    | ReloadKeys
     | Deliver
     | End
 )

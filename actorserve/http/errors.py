@@ -108,6 +108,9 @@ def _refused(reason: RefusalReason, retry_after_s: float) -> RequestFailedError:
         case RefusalReason.DRAINING:
             message = "the server is shutting down; try again later"
             return RequestFailedError(503, message, code="draining", retry_after_s=retry_after_s)
+        case RefusalReason.CANCELLED:
+            # Clients repeat a request that failed with 409 or 5xx by themselves, and the operator wants it to end.
+            return RequestFailedError(403, "an operator has ended the request", code="cancelled")
 
 
 def failure_of(end: End) -> RequestFailedError | None:

@@ -56,6 +56,8 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     51: m.CheckpointConfirmed,
     52: m.Checkpointed,
     53: m.SetCordon,
+    60: m.Command,
+    61: m.Answer,
 }
 
 # Local messages, from a process to its own core. A journal may hold them; a frame from a peer may not.
@@ -71,6 +73,7 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     137: m.CopyFailed,
     138: m.StartFailed,
     139: m.GrammarReady,
+    140: m.ActsDone,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)
@@ -116,6 +119,8 @@ _RULES: Final[dict[type, Rules]] = {
     ),
     m.Stage: Rules(bounds={"token_ids": _TOKEN_ID}),
     m.Checkpoint: Rules(bounds={"token_ids": _TOKEN_ID}),
+    m.Column: Rules(bounds={"integers": _SIGNED}, non_finite=frozenset({"numbers"})),
+    m.ActsDone: Rules(columns=("command_ids", "outcomes", "texts")),
 }
 
 # What messages are made of.
@@ -132,6 +137,7 @@ NESTED: Final = (
     m.KVTicket,
     m.RowShape,
     m.LoadReport,  # in a LoadDigest
+    m.Column,
 )
 
 

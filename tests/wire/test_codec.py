@@ -127,13 +127,17 @@ LOCAL_MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     st.builds(m.GrammarReady, _TEXT),
     st.builds(m.Open, _REQUESTS),
     st.builds(m.Close, _TEXT, st.booleans()),
+    st.builds(m.ActsDone, st.just(("a", "b")), st.just((m.Outcome.DONE, m.Outcome.REFUSED)), st.just(("x", "y"))),
 )
+_COLUMNS = st.builds(m.Column, _TEXT, _tuples(_TEXT), _tuples(_SIGNED), _tuples(st.floats(allow_nan=False)))
 MESSAGES: st.SearchStrategy[m.Message] = st.one_of(
     LOCAL_MESSAGES,
     _columnar(),
     st.builds(m.Hello, _NATURAL, _ROLES, _TEXT, _WORKERS, _NATURAL, _TEXT, _TEXT, _TEXT),
     st.sampled_from([m.Heartbeat(), m.Goodbye(), m.Drain(), m.Drain(comes_back=True)]),
     st.builds(m.SetCordon, st.sampled_from(m.Cordon)),
+    st.builds(m.Command, _TEXT, _TEXT, _tuples(_TEXT), st.booleans()),
+    st.builds(m.Answer, _TEXT, st.sampled_from(m.Outcome), _TEXT, _tuples(_COLUMNS)),
     st.builds(m.Fenced, _NATURAL),
     st.builds(m.Place, _TEXT, _NATURAL, _NATURAL, _SIGNED, _TEXT, st.none() | _PEERS, _FINITE, _tuples(_TEXT)),
     st.builds(m.Placed, _TEXT, _NATURAL, _PEERS),

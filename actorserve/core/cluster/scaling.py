@@ -128,8 +128,8 @@ class Scaling:
             Send(view.peer, Drain()) for view in views if view.told_to_drain and not view.report.draining
         ]
         present = [view for view in views if not view.is_closed]  # even if their reports are stale
-        num_cordoned = sum(view.is_closed and not view.is_terminating for view in views)
-        count = len(present) + num_cordoned + max(self.num_starting, num_new)
+        num_closed = sum(view.is_closed and (view.told_to_come_back or not view.is_terminating) for view in views)
+        count = len(present) + num_closed + max(self.num_starting, num_new)
         self._sample(present, num_waiting, waiting_tokens, now)
         capacity_tokens = sum(map(_capacity_tokens, present), 0.0) / max(1, len(present))
         self.mean_freeness = self._predict(capacity_tokens * (len(present) + self.num_starting))

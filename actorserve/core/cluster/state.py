@@ -15,17 +15,23 @@ Each round decides which instances move requests to which (``core.migration.pair
 ends (``core.cluster.scaling``), and which instance holds the checkpoints of which (``core.checkpoints.ring``).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from actorserve.core.checkpoints.ring import CheckpointRing
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.digests import LoadDigests
+from actorserve.core.cluster.operators import Operators
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
 from actorserve.core.cluster.speeds import InstanceSpeeds
+from actorserve.core.cluster.tables import state_of
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
     LOCAL,
+    ActsDone,
+    Answer,
+    Command,
     LoadReport,
     Message,
     Peer,
@@ -67,6 +73,7 @@ class ClusterState:
             lambda priority: config.promote_after_s_of.get(priority, config.promote_after_s), config.min_share
         )
         self.num_stale_messages = 0
+        self.operators = Operators(self.fleet, self._status, {})
         self._digests = LoadDigests(config.digest_s)
         self._speeds = InstanceSpeeds()
         self._next_round_s: float | None = None
@@ -85,21 +92,33 @@ class ClusterState:
             case Place():
                 self._on_place(message, sender, now, effects)
             case LoadReport() if sender in self.fleet.instances:
-                self._on_report(sender, message, now)
+                self._on_report(sender, message, now, effects)
             case StartFailed() if self.scaling is not None:
                 self.scaling.on_start_failed()
             case Unplace(request_id=request_id, epoch=epoch):
                 self._forget(request_id, epoch, now)
+            case Command() if sender not in self.fleet.instances and sender not in self.operators.gateways:
+                effects += self.operators.on_command(message, sender, now)
+            case Answer() if (answered := self.operators.on_answer(message, sender, now)) is not None:
+                effects += answered
+            case ActsDone():
+                self.operators.on_acts_done(message)
             case PeerUp(peer=peer, role=Role.WORKER, worker=WorkerInfo(kind=kind, model=model, speed=speed)):
                 self._on_instance_up(NewInstance(peer, kind, model), speed)
+                self.operators.events.add(now, "up", peer.name, f"model {model.name}, kind {kind}")
             case PeerUp(peer=peer, role=Role.GATEWAY):
+                self.operators.gateways[peer] = None
+                self.operators.events.add(now, "up", peer.name)
                 effects += self._digests.on_up(peer, self.fleet.views.values(), now)
             case PeerUp():
                 pass  # another coordinator
             case PeerDown(peer=peer):
                 self._on_peer_down(peer, now)
+                self.operators.events.add(now, "down", peer.name)
+                effects += self.operators.on_down(peer, now)
             case Tick():
                 self.fleet.expire(now)
+                effects += self.operators.on_tick(now)
                 effects += self._digests.on_tick(self.fleet.views.values(), now)
                 if self._next_round_s is not None and now >= self._next_round_s:
                     self._decide_round(now, effects)
@@ -113,7 +132,7 @@ class ClusterState:
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
         round_s = self._next_round_s if self._has_rounds() else None
-        deadlines = (self.fleet.next_expiry_s(), self._digests.next_s, round_s)
+        deadlines = (self.fleet.next_expiry_s(), self._digests.next_s, round_s, self.operators.next_deadline())
         return min([deadline_s for deadline_s in deadlines if deadline_s is not None], default=None)
 
     def validate(self) -> None:
@@ -124,6 +143,7 @@ class ClusterState:
             self.pairing.validate()
         if self.scaling is not None:
             self.scaling.validate()
+        self.operators.orders.validate()
         for request_id in self.queue.waiting:
             assert self.fleet.placement(request_id) is None, f"{request_id} waits, so it is not placed as well"
         for request_id in self.fleet.reserving_ids:
@@ -138,6 +158,7 @@ class ClusterState:
     def _on_instance_up(self, instance: NewInstance, speed: Speed | None) -> None:
         if instance.peer in self.fleet.instances and self.pairing is not None:
             self.pairing.on_down(instance.peer)
+        self.operators.orders.on_down(instance.peer)  # it may have been known under the same incarnation
         self.fleet.add(instance)
         if self.scaling is not None:
             self.scaling.on_up(instance.peer)
@@ -147,8 +168,9 @@ class ClusterState:
             except ValueError:
                 self.num_stale_messages += 1
 
-    def _on_report(self, peer: Peer, report: LoadReport, now: float) -> None:
+    def _on_report(self, peer: Peer, report: LoadReport, now: float, effects: list[Effect]) -> None:
         view = self.fleet.on_report(peer, report, now)
+        effects += self.operators.orders.on_report(view)
         if self.pairing is not None:
             self.pairing.on_report(view)
         if self.scaling is not None:
@@ -172,6 +194,28 @@ class ClusterState:
             effects += self.pairing.round(now)
         if self.checkpoint_ring is not None:
             effects += self.checkpoint_ring.round(self.fleet.views.values(), now)
+
+    def _status(self) -> list[tuple[str, object]]:
+        """The cluster in a few lines."""
+        instances, queue = self.fleet.instances.values(), self.queue
+        reports = [view.report for view in self.fleet.views.values()]
+        states = Counter(map(state_of, instances))
+        used_bytes = sum(report.kv_used_bytes for report in reports)
+        total_bytes = sum(report.kv_total_bytes for report in reports)
+        return [
+            ("workers", len(instances)),
+            *((f"workers {state}", count) for state, count in sorted(states.items())),
+            ("gateways", len(self.operators.gateways)),
+            ("models", ", ".join(sorted({instance.model.name for instance in instances}))),
+            ("kinds of workers", len({instance.kind for instance in instances})),
+            ("requests waiting in the cluster", len(queue)),
+            ("requests running", sum(report.num_running for report in reports)),
+            ("requests waiting on workers", sum(report.num_waiting for report in reports)),
+            ("KV used", f"{used_bytes / max(1, total_bytes):.0%} of {total_bytes / 2**20:.0f} MiB"),
+            ("moves between workers", "off" if self.pairing is None else len(self.pairing.moves)),
+            ("workers starting", "not scaled" if self.scaling is None else self.scaling.num_starting),
+            ("stale messages", self.num_stale_messages),
+        ]
 
     # --- requests come and go ----------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from actorserve.core.messages import (
     Tokens,
     Transfer,
 )
+from actorserve.core.operations.request_log import RequestLog
 
 
 class OwnerMessages:
@@ -31,16 +32,19 @@ class OwnerMessages:
         peers: KnownPeers,
         placer: SessionPlacer,
         counts: GatewayCounts,
+        log: RequestLog,
     ) -> None:
         self._retry_s = retry_s
         self._sessions = sessions
         self._peers = peers
         self._placer = placer
         self._counts = counts
+        self._log = log
 
-    def on_started(self, message: Started, sender: Peer, effects: list[Effect]) -> None:
+    def on_started(self, message: Started, sender: Peer, now: float, effects: list[Effect]) -> None:
         session = self._owned(message.request_id, message.epoch, sender, effects)
         if session is not None and session.stage is SessionStage.STARTING:
+            self._log.note(message.request_id, now, "arrived", sender.name)
             session.stage = SessionStage.RUNNING
 
     def on_tokens(self, message: Tokens, sender: Peer, now: float, effects: list[Effect]) -> None:
@@ -77,6 +81,7 @@ class OwnerMessages:
                 if session.told_epoch != session.epoch:
                     session.told_epoch, name = session.epoch, sender.name
                     if not session.output:
+                        self._log.note(request_id, now, "first token", sender.name)
                         waited_s = all_waited_s[row] if all_waited_s else 0.0
                         queued_s = session.started_s - session.came_at_s + waited_s
                 session.output += token_ids
@@ -103,6 +108,7 @@ class OwnerMessages:
             self._request_resend(session, now, effects)
             return
         del self._sessions[message.request_id]
+        self._log.note(message.request_id, now, "ended", f"{message.reason.value}, {len(session.output)} tokens")
         effects.append(Send(sender, Release(message.request_id, message.epoch)))
         effects.append(End(message.request_id, message.reason))
 
@@ -112,11 +118,12 @@ class OwnerMessages:
         if session is None:
             return
         effects.append(Send(sender, Release(message.request_id, message.epoch)))
+        self._log.note(message.request_id, now, "given back", f"{sender.name}: {message.reason.value}")
         match message.reason:
             case RefusalReason.DRAINING:
                 self._placer.fail_over(session, now, effects)
             case RefusalReason.TOO_LARGE if not session.output:
-                self._placer.refuse(session, message.reason, message.retry_after_s, effects)
+                self._placer.refuse(session, message.reason, message.retry_after_s, now, effects)
             case _:
                 session.attained = message.attained
                 # The coordinator may not know yet that this worker has no room. So avoid the worker now; the retries
@@ -167,6 +174,8 @@ class OwnerMessages:
             self._request_resend(session, now, effects)
         else:
             self._counts.num_handed_over += 1
+            how = "with its KV" if hand_over.transfer is not None else "without KV"
+            self._log.note(hand_over.request_id, now, "migrated", f"{owner.name} to {hand_over.to.name}, {how}")
             session.begin_epoch(now)
             session.instance = hand_over.to
             session.attained = hand_over.attained

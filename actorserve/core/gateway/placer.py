@@ -21,6 +21,7 @@ from actorserve.core.messages import (
     WantReports,
     WorkerInfo,
 )
+from actorserve.core.operations.request_log import RequestLog
 
 
 class SessionPlacer:
@@ -30,7 +31,12 @@ class SessionPlacer:
     """
 
     def __init__(
-        self, config: GatewayConfig, sessions: dict[str, Session], peers: KnownPeers, counts: GatewayCounts
+        self,
+        config: GatewayConfig,
+        sessions: dict[str, Session],
+        peers: KnownPeers,
+        counts: GatewayCounts,
+        log: RequestLog,
     ) -> None:
         self.fallback: FallbackPlacer | None = None  # while no coordinator is up
         self.next_tick_s: float | None = None  # not later than any session's retry
@@ -38,6 +44,7 @@ class SessionPlacer:
         self._sessions = sessions
         self._peers = peers
         self._counts = counts
+        self._log = log
 
     # --- placing and starting ----------------------------------------------------------------------------------------
 
@@ -64,6 +71,8 @@ class SessionPlacer:
     def fail_over(self, session: Session, now: float, effects: list[Effect]) -> None:
         """The owner is lost: continue elsewhere with new patience, preferably where checkpoints of the KV are."""
         self._counts.num_failovers += 1
+        where = "" if session.instance is None else session.instance.name
+        self._log.note(session.spec.request_id, now, "lost its worker", where)
         lost, checkpointed = session.instance, session.checkpointed
         session.avoid = lost
         session.patient_from_s = now
@@ -76,9 +85,12 @@ class SessionPlacer:
         else:
             self.place(session, now, effects)
 
-    def refuse(self, session: Session, reason: RefusalReason, retry_after_s: float, effects: list[Effect]) -> None:
+    def refuse(
+        self, session: Session, reason: RefusalReason, retry_after_s: float, now: float, effects: list[Effect]
+    ) -> None:
         """End the request with an error that tells the client why, and when to come back."""
         del self._sessions[session.spec.request_id]
+        self._log.note(session.spec.request_id, now, "refused", reason.value)
         effects.append(End(session.spec.request_id, FinishReason.ERROR, reason, retry_after_s))
 
     def on_tick(self, now: float, effects: list[Effect]) -> None:
@@ -119,7 +131,7 @@ class SessionPlacer:
         if any(self._peers.accepts_requests(worker) for worker in self._peers.workers):
             # The queue takes at least as long as this request has waited; more is not known.
             reason, retry_after_s = RefusalReason.OVERLOADED, min(now - session.patient_from_s, MAX_RETRY_AFTER_S)
-        self.refuse(session, reason, retry_after_s, effects)
+        self.refuse(session, reason, retry_after_s, now, effects)
 
     # --- the coordinator's answers -----------------------------------------------------------------------------------
 
@@ -136,18 +148,20 @@ class SessionPlacer:
             return
         session.instance = message.instance
         session.queued_s = message.waited_s
+        waited = f"{message.instance.name}, after {message.waited_s:.3f} s in the cluster's queue"
+        self._log.note(message.request_id, now, "placed", waited)
         if message.instance in self._peers.workers:
             self.start(session, now, effects)
         # Otherwise this gateway has not met the worker yet, and its PeerUp starts the request. Or the gateway knows of
         # the worker's death before the coordinator does; then the coordinator knows it by the next retry.
 
-    def on_refused(self, message: Refused, effects: list[Effect]) -> None:
+    def on_refused(self, message: Refused, now: float, effects: list[Effect]) -> None:
         """The coordinator refuses the request."""
         session = self._sessions.get(message.request_id)
         if session is None or session.epoch != message.epoch or session.stage is not SessionStage.PLACING:
             self._counts.num_stale_messages += 1
         elif not session.output:
-            self.refuse(session, message.reason, message.retry_after_s, effects)
+            self.refuse(session, message.reason, message.retry_after_s, now, effects)
         # The client of a session with output has half an answer: the next retry may find room, or a larger instance.
 
     # --- peers come and go -------------------------------------------------------------------------------------------
@@ -210,11 +224,12 @@ class SessionPlacer:
         As with the coordinator, a request that no worker can ever hold ends, unless its client has half an answer.
         """
         if fallback.is_too_large(session.num_tokens) and not session.output:
-            self.refuse(session, RefusalReason.TOO_LARGE, self._config.retry_s, effects)
+            self.refuse(session, RefusalReason.TOO_LARGE, self._config.retry_s, now, effects)
             return
         instance = fallback.place(session.place_message(avoid_once), now)
         if instance is not None:
             self._counts.num_placed_by_fallback += 1
+            self._log.note(session.spec.request_id, now, "placed", f"{instance.name}, without a coordinator")
             session.instance = instance
             session.queued_s = now - session.served_at_s - session.waited_s
             self.start(session, now, effects)

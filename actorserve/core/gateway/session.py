@@ -87,6 +87,10 @@ class Session:
         self.age_s = now - self.came_at_s
         self.waited_s = now - self.served_at_s
 
+    def set_priority(self, priority: int) -> None:
+        """An operator changes the priority. The worker that has the request hears of it from the coordinator."""
+        self.spec = replace(self.spec, priority=priority)
+
     def place_message(self, avoid_once: Peer | None = None) -> Place:
         """The request for a worker. This one message avoids ``avoid_once``; its repeats avoid only ``avoid``."""
         return Place(

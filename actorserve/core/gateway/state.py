@@ -21,11 +21,12 @@ Every message to a peer may be lost. So what is not answered is sent again after
 repeated without harm.
 """
 
-from actorserve.core.effects import Available, Effect, Send
+from actorserve.core.effects import Available, Effect, End, Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.counts import GatewayCounts
 from actorserve.core.gateway.fallback import FallbackPlacer
 from actorserve.core.gateway.invariants import SessionInvariants
+from actorserve.core.gateway.operators import GatewayOperators
 from actorserve.core.gateway.owner_messages import OwnerMessages
 from actorserve.core.gateway.peers import KnownPeers
 from actorserve.core.gateway.placer import SessionPlacer
@@ -35,7 +36,9 @@ from actorserve.core.messages import (
     Attained,
     Checkpointed,
     Close,
+    Command,
     Finished,
+    FinishReason,
     HandOver,
     LoadDigest,
     LoadReport,
@@ -45,6 +48,7 @@ from actorserve.core.messages import (
     PeerDown,
     PeerUp,
     Placed,
+    RefusalReason,
     Refused,
     Release,
     Role,
@@ -53,6 +57,7 @@ from actorserve.core.messages import (
     Tokens,
     Unplace,
 )
+from actorserve.core.operations.request_log import RequestLog
 
 
 class GatewayState:
@@ -63,8 +68,10 @@ class GatewayState:
         self.sessions: dict[str, Session] = {}
         self.peers = KnownPeers()
         self.counts = GatewayCounts()
-        self._placer = SessionPlacer(config, self.sessions, self.peers, self.counts)
-        self._owners = OwnerMessages(config.retry_s, self.sessions, self.peers, self._placer, self.counts)
+        self.log = RequestLog()
+        self._placer = SessionPlacer(config, self.sessions, self.peers, self.counts, self.log)
+        self._owners = OwnerMessages(config.retry_s, self.sessions, self.peers, self._placer, self.counts, self.log)
+        self._operators = GatewayOperators(self.sessions, self.log, self._cancel)
         self._invariants = SessionInvariants()
         self._was_available = False
 
@@ -91,17 +98,20 @@ class GatewayState:
                 session = self.sessions[spec.request_id] = Session.opened(
                     spec, now, prefix_aware=self.config.prefix_aware
                 )
+                self.log.note(spec.request_id, now, "came", f"{len(spec.prompt_token_ids)} prompt tokens")
                 self._placer.place(session, now, effects)
             case Close():
-                self._on_close(message, effects)
+                self._on_close(message, now, effects)
+            case Command() if sender == self.peers.coordinator:
+                self._operators.on_command(message, sender, now, effects)
             case Placed():
                 self._placer.on_placed(message, sender, now, effects)
             case Started():
-                self._owners.on_started(message, sender, effects)
+                self._owners.on_started(message, sender, now, effects)
             case Refused() if sender in self.peers.workers:
                 self._owners.on_refused(message, sender, now, effects)
             case Refused():
-                self._placer.on_refused(message, effects)
+                self._placer.on_refused(message, now, effects)
             case HandOver():
                 self._owners.on_hand_over(message, sender, now, effects)
             case Checkpointed():
@@ -132,15 +142,27 @@ class GatewayState:
         """
         self._invariants.check(self.sessions, self.peers, self._placer)
 
-    def _on_close(self, message: Close, effects: list[Effect]) -> None:
-        request_id = message.request_id
-        session = self.sessions.pop(request_id, None)
-        if session is None:
-            return
+    def _on_close(self, message: Close, now: float, effects: list[Effect]) -> None:
+        session = self.sessions.pop(message.request_id, None)
+        if session is not None:
+            how = "a stop string" if message.is_complete else "its client left"
+            self.log.note(message.request_id, now, "ended", f"{how}, {len(session.output)} tokens")
+            self._let_go(session, effects, is_complete=message.is_complete)
+
+    def _cancel(self, request_id: str, now: float, effects: list[Effect]) -> None:
+        """An operator ends an open request."""
+        session = self.sessions.pop(request_id)
+        self.log.note(request_id, now, "ended", f"an operator cancelled it, {len(session.output)} tokens")
+        self._let_go(session, effects)
+        effects.append(End(request_id, FinishReason.ERROR, RefusalReason.CANCELLED))
+
+    def _let_go(self, session: Session, effects: list[Effect], *, is_complete: bool = False) -> None:
+        """Have the other processes forget a request."""
+        request_id = session.spec.request_id
         if session.stage is not SessionStage.RUNNING and self.peers.coordinator is not None:
             effects.append(Send(self.peers.coordinator, Unplace(request_id, session.epoch)))
         if session.stage is not SessionStage.PLACING and session.instance is not None:
-            effects.append(Send(session.instance, Release(request_id, session.epoch, message.is_complete)))
+            effects.append(Send(session.instance, Release(request_id, session.epoch, is_complete)))
 
     def _on_peer_up(self, message: PeerUp, now: float, effects: list[Effect]) -> None:
         if message.role is Role.COORDINATOR:

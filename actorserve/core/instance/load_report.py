@@ -71,6 +71,7 @@ def make_report(
     num_in_batch: int,
     is_draining: bool,
     cordon: Cordon,
+    num_output_tokens: int,
     sequence: int,
     accepted: tuple[str, ...],
 ) -> LoadReport:
@@ -117,4 +118,5 @@ def make_report(
         kv_yielding_bytes=memory.bytes_of_blocks(batcher.num_yielding_blocks(order)),
         num_in_batch=num_in_batch,
         cordon=cordon,
+        num_output_tokens=num_output_tokens,
     )

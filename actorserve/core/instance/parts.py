@@ -1,6 +1,6 @@
 """The objects that the components of one instance share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actorserve.core.effects import Effects
 from actorserve.core.instance.config import InstanceConfig
@@ -22,3 +22,10 @@ class InstanceParts:
     times: StepTimes
     batcher: Batcher
     effects: Effects
+
+    def set_priority(self, request: Request, priority: int, now: float) -> None:
+        """An operator changes the priority of a request that is here. It keeps its level, and what it attained."""
+        attained = self.policy.attained(request, now)
+        self.policy.remove(request)
+        request.spec = replace(request.spec, priority=priority)
+        self.policy.add(request, now, request.num_computed, attained)

@@ -112,6 +112,7 @@ class QuietSteps:
         iteration, plan_s = run.iteration, run.plan_s
         for now, duration_s in ends:
             before = run.order
+            self._steps.num_output_tokens += len(before)
             ending = run.ending.pop(run.num_ended + 1, None)
             if plan_s is not None and plan_s < now:
                 run.planned_s = plan_s

@@ -16,6 +16,7 @@ from actorserve.core.checkpoints.store import CheckpointStore
 from actorserve.core.effects import Drained, Effect, Effects
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.instance.load_report import LoadReporter, make_report
+from actorserve.core.instance.operators import InstanceOperators
 from actorserve.core.instance.outbox import Outbox
 from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.quiet_steps import QuietSteps
@@ -26,6 +27,7 @@ from actorserve.core.kv.kv_pools import KVPools
 from actorserve.core.kv.layer_groups import Rows
 from actorserve.core.messages import (
     LOCAL,
+    Command,
     CopyDone,
     CopyFailed,
     Cordon,
@@ -47,6 +49,7 @@ from actorserve.core.messages import (
 )
 from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
+from actorserve.core.operations.request_log import RequestLog
 from actorserve.core.participant import Handler, Participant, Receiver
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
@@ -116,6 +119,9 @@ class InstanceState:
         self.num_stale_messages = 0
         self.cordon = Cordon.OPEN  # what an operator ordered
         self._has_drained = False
+        self._comes_back = False
+        self.log = RequestLog()
+        self._operators = InstanceOperators(parts, self.migration_source, self.log)
         self._handlers, self._transfer_handlers = self._make_handlers()
 
     def _make_handlers(self) -> tuple[dict[type[Message], Handler], dict[tuple[type[Message], TransferKind], Handler]]:
@@ -131,6 +137,7 @@ class InstanceState:
             Tick: self._on_tick,
             Drain: self._on_drain,
             SetCordon: self._on_set_cordon,
+            Command: self._operators.on_command,
             **self._life.handlers,
         }
         transfer_handlers: dict[tuple[type[Message], TransferKind], Handler] = {}
@@ -163,9 +170,11 @@ class InstanceState:
         for participant in self._participants:
             participant.settle(now)
         self._run_next_step(now)
+        for request_id, what in self.batcher.take_notes():
+            self.log.note(request_id, now, what)
         if self._life.is_draining and not self._has_drained and not self.requests and not self.outbox:
             self._has_drained = True
-            self._effects.append(Drained())
+            self._effects.append(Drained(self._comes_back))
         return self._effects.take()
 
     def handle_quietly(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect] | None:
@@ -257,6 +266,7 @@ class InstanceState:
 
     def _on_peer_up(self, message: PeerUp, sender: Peer, now: float) -> None:
         if message.role is Role.COORDINATOR:
+            self._operators.coordinators.add(message.peer)
             self._reporter.add_listener(message.peer, now)
         elif message.role is Role.WORKER:
             for participant in self._participants:
@@ -264,6 +274,7 @@ class InstanceState:
 
     def _on_peer_down(self, message: PeerDown, sender: Peer, now: float) -> None:
         self._reporter.drop_listener(message.peer)
+        self._operators.coordinators.discard(message.peer)
         for participant in self._participants:
             participant.on_peer_down(message.peer, now)
         self._life.on_peer_down(message.peer)
@@ -282,6 +293,7 @@ class InstanceState:
 
     def _on_drain(self, message: Drain, sender: Peer, now: float) -> None:
         self._life.is_draining = True
+        self._comes_back |= message.comes_back
         for participant in self._participants:
             participant.on_drain()
         self._reporter.send()
@@ -307,6 +319,7 @@ class InstanceState:
             num_in_batch=self.steps.num_in_batch,
             is_draining=self._life.is_draining,
             cordon=self.cordon,
+            num_output_tokens=self.steps.num_output_tokens,
             sequence=sequence,
             accepted=accepted,
         )

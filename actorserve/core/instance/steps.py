@@ -70,6 +70,7 @@ class Steps:
         self._make_plan = make_plan
         self._num_steps = 0
         self._newest: Batch | None = None
+        self.num_output_tokens = 0
         self._plan_from_s = inf  # while one iteration is in flight, the next one is planned from this time on
 
     @property
@@ -188,6 +189,7 @@ class Steps:
             elif request.request_id in done.failed:
                 request.finish_reason = FinishReason.ERROR
                 finished.append(request)
+        self.num_output_tokens += len(made)
         send_tokens(made, self._effects)
         return finished
 

@@ -4,9 +4,9 @@ The wire encodes these as ``[tag, *fields]`` (``actorserve.wire.codec``), the co
 recorded log replay them. Hot messages are columnar: one object for a whole batch, a column per field. Durations may
 cross hosts, timestamps never do.
 
-Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker; in a migration ``s`` is the source and ``d`` the destination, two
-workers. ``g -> w`` in a docstring means from a gateway to a worker; *local* messages never leave the process that made
-them.
+Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker, ``o`` an operator's console; in a migration ``s`` is the source
+and ``d`` the destination, two workers. ``g -> w`` in a docstring means from a gateway to a worker; *local* messages
+never leave the process that made them.
 """
 
 from actorserve.core.messages.checkpoints import (
@@ -53,6 +53,13 @@ from actorserve.core.messages.migration import (
     Offer as Offer,
     Stage as Stage,
     Withdrawn as Withdrawn,
+)
+from actorserve.core.messages.operations import (
+    ActsDone as ActsDone,
+    Answer as Answer,
+    Column as Column,
+    Command as Command,
+    Outcome as Outcome,
 )
 from actorserve.core.messages.placement import (
     Place as Place,
@@ -154,6 +161,9 @@ Message = (
     | Tick
     | Drain
     | SetCordon
+    | Command
+    | Answer
+    | ActsDone
     | Open
     | Close
 )

@@ -31,6 +31,7 @@ class LoadReport:
       handed over, with ``migrated_bytes`` of KV, and ``num_migrations_failed`` stayed.
     - ``checkpointed_bytes`` were copied into another worker's host memory.
     - ``num_running`` requests hold KV and ``num_waiting`` do not; ``num_in_batch`` of them are in the newest iteration.
+    - ``num_output_tokens`` were generated.
     - ``cordon`` is what an operator ordered of this worker last.
     - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
@@ -68,6 +69,7 @@ class LoadReport:
     kv_yielding_bytes: int = 0
     num_in_batch: int = 0
     cordon: Cordon = Cordon.OPEN
+    num_output_tokens: int = 0
 
 
 @value

@@ -62,6 +62,7 @@ class RefusalReason(StrEnum):
     OVERLOADED = "overloaded"  # the cluster's queue is full, or the instance has no memory for it now
     NO_INSTANCE = "no_instance"  # no instance appeared in time
     DRAINING = "draining"  # the instance is shutting down
+    CANCELLED = "cancelled"  # an operator ended it
 
 
 @value

@@ -37,7 +37,7 @@ class MigrationCandidates:
             request
             for request in self._requests.values()
             if request.request_id not in moving
-            and self._can_move(request)
+            and self.can_move(request)
             and self._memory.bytes_of(request) <= max_bytes
             and self._pays(request)
         )
@@ -52,7 +52,8 @@ class MigrationCandidates:
         bound_s = num_bytes / self._bytes_per_s if self._bytes_per_s else 0.0
         return max(bound_s, self._times.transfer_s(num_bytes))
 
-    def _can_move(self, request: Request) -> bool:
+    def can_move(self, request: Request) -> bool:
+        """Whether a move of the request may begin now."""
         if not request.is_started:
             return not self._memory.is_running(request)
         # A request that was handed over to this instance makes a token before it leaves again. Otherwise

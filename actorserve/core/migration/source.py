@@ -56,6 +56,7 @@ from actorserve.core.scheduling.policy import SchedulingPolicy
 from actorserve.core.timing.step_times import StepTimes
 
 _MAX_STAGES = 8  # before the last one, because a link slower than decoding never catches up
+_ORDER_S = 10.0  # how long an operator's order to move a request waits until the request can move
 _PATIENCE = 4.0  # a stage may take this many times the expected time of its copy
 
 
@@ -131,6 +132,7 @@ class MigrationSource(Participant):
         self._target: _Target | None = None
         self._peers: set[Peer] = set()
         self._outgoing: dict[str, _Outgoing] = {}  # by request id
+        self._ordered: dict[str, tuple[Peer, float]] = {}  # operators' orders: where to, and until when, by request id
         self._num_transfers = 0
 
     def __len__(self) -> int:
@@ -141,6 +143,8 @@ class MigrationSource(Participant):
         """Whether a last stage waits for a step's end, or a new move may begin then."""
         target = self._target
         if target is not None and target.to in self._peers and len(self._outgoing) < self._config.max_outgoing:
+            return True
+        if self._ordered:
             return True
         return any(outgoing.phase is _Phase.LAST_DUE for outgoing in self._outgoing.values())
 
@@ -178,6 +182,19 @@ class MigrationSource(Participant):
             if message.destination not in self._peers:
                 self._effects.append(Meet(message.destination))
 
+    def order(self, request_id: str, to: Peer, now: float, *, dry_run: bool) -> str | None:
+        """An operator wants this request, which is here, to move to that worker. It moves as soon as it can, unless
+        that takes too long. Returns why it cannot move; None if it is ordered.
+        """
+        outgoing = self._outgoing.get(request_id)
+        if outgoing is not None:
+            return f"it is moving to {outgoing.to.name} already"
+        if not dry_run:
+            self._ordered[request_id] = to, now + _ORDER_S
+            if to not in self._peers:
+                self._effects.append(Meet(to))
+        return None
+
     def on_peer_up(self, peer: Peer, access: KVAccess | None) -> None:
         self._peers.add(peer)
 
@@ -185,6 +202,7 @@ class MigrationSource(Participant):
         """A request that is being handed over waits for its gateway; only the gateway knows whether it moved."""
         self._peers.discard(peer)
         self._drop_target(peer)
+        self._ordered = {name: order for name, order in self._ordered.items() if order[0] != peer}
         for outgoing in list(self._outgoing.values()):
             if outgoing.to == peer and outgoing.phase is not _Phase.HANDING_OVER:
                 self._cancel(outgoing)
@@ -265,7 +283,7 @@ class MigrationSource(Participant):
     def settle(self, now: float) -> None:
         """Give up moves that preemption has voided, begin last stages that are due, and begin new moves."""
         target = self._target
-        if not self._outgoing and target is None:
+        if not self._outgoing and target is None and not self._ordered:
             return
         for outgoing in list(self._outgoing.values()):
             request = outgoing.request
@@ -275,6 +293,8 @@ class MigrationSource(Participant):
             elif self._is_void(outgoing):
                 self._withdraw(outgoing)
                 self._cancel(outgoing)
+        if self._ordered:
+            self._begin_ordered(now)
         if target is None:
             return
         if now >= target.until_s:
@@ -288,23 +308,40 @@ class MigrationSource(Participant):
         return request not in self.paused and (request.blocks is not outgoing.blocks or request.copy_id is not None)
 
     def _begin(self, target: _Target, now: float) -> None:
-        size = self._memory.tokens_per_block
         while len(self._outgoing) < self._config.max_outgoing:
             request = self._candidates.choose(target.num_bytes, self._outgoing)
             if request is None:
                 return
             target.num_bytes -= self._memory.bytes_of(request)
-            self._num_transfers += 1
-            transfer = TransferId(self.kind, self._num_transfers)
-            outgoing = _Outgoing(transfer, request, target.to, _Phase.LAST_DUE, request.blocks, math.inf)
-            self._outgoing[request.request_id] = outgoing
-            num_full = request.num_computed // size
-            if self._config.mode is MigrationMode.LIVE and request.is_resident and num_full:
-                self._offer(outgoing, num_full * size, now)
-                continue
-            self.paused.add(request)
-            if not self._steps.is_running(request):
-                self._begin_last_stage(outgoing, now)
+            self._move(request, target.to, now)
+
+    def _begin_ordered(self, now: float) -> None:
+        for request_id, (to, until_s) in list(self._ordered.items()):
+            request = self._requests.get(request_id)
+            if request is None or now >= until_s:
+                del self._ordered[request_id]
+            elif (
+                to in self._peers
+                and request_id not in self._outgoing
+                and len(self._outgoing) < self._config.max_outgoing
+                and self._candidates.can_move(request)
+            ):
+                del self._ordered[request_id]
+                self._move(request, to, now)
+
+    def _move(self, request: Request, to: Peer, now: float) -> None:
+        self._num_transfers += 1
+        transfer = TransferId(self.kind, self._num_transfers)
+        outgoing = _Outgoing(transfer, request, to, _Phase.LAST_DUE, request.blocks, math.inf)
+        self._outgoing[request.request_id] = outgoing
+        size = self._memory.tokens_per_block
+        num_full = request.num_computed // size
+        if self._config.mode is MigrationMode.LIVE and request.is_resident and num_full:
+            self._offer(outgoing, num_full * size, now)
+            return
+        self.paused.add(request)
+        if not self._steps.is_running(request):
+            self._begin_last_stage(outgoing, now)
 
     def _begin_last_stage(self, outgoing: _Outgoing, now: float) -> None:
         request = outgoing.request

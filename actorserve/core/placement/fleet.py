@@ -139,6 +139,11 @@ class Fleet:
         if self.instances.get(view.peer) is view:
             self._update(view)
 
+    @property
+    def reported_s(self) -> Mapping[Peer, float]:
+        """When the instances that are not stale reported last, in seconds on the shell's clock."""
+        return self._reported_s
+
     # --- finding an instance -----------------------------------------------------------------------------------------
 
     @property

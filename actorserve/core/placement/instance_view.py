@@ -45,7 +45,8 @@ class NewInstance:
 class InstanceView:
     """An instance that has reported its load at least once.
 
-    ``cordon_ordered`` is what an operator ordered, until a report shows it.
+    ``cordon_ordered`` is what an operator ordered, until a report shows it. An instance that is
+    ``told_to_come_back`` terminates, too, and is then started again.
 
     While it is ``reserved_for`` a waiting request, no other request is placed there. ``promised_bytes`` of KV are on
     their way to it by migration: the sources have not reported these bytes as handed over. ``score`` is what dispatch
@@ -62,6 +63,7 @@ class InstanceView:
     reserved_for: Place | None = None
     promised_bytes: int = 0
     told_to_drain: bool = False
+    told_to_come_back: bool = False
     cordon_ordered: Cordon | None = None
     is_stale: bool = False  # no report has come for too long
     last_turn: int = 0  # the number of the last placement that went there, counted over the fleet

@@ -70,6 +70,13 @@ class Batcher:
         preempted = [request for request in requests if request.num_output and not request.blocks]
         return sum([self._memory.blocks_of(request) for request in preempted if self._swapper.yields(request)])
 
+    def take_notes(self) -> list[tuple[str, str]]:
+        """(request id, what happened to its KV) since the last call."""
+        notes = self._swapper.notes
+        if notes:
+            self._swapper.notes = []
+        return notes
+
     def on_token(self, request: Request, service_s: float) -> None:
         """A request got a token, and was served for ``service_s``."""
         self._swapper.on_token(request, service_s)

@@ -48,6 +48,8 @@ class Swapper:
         self._times = times
         self._mode = mode
         self.num_preemptions = 0
+        self.notes: list[tuple[str, str]] = []
+        """(request id, what happened to its KV) since the instance took them last."""
 
     def may_evict(self, request: Request, num_promised: int) -> bool:
         """Whether the request may be evicted for an admission, if ``num_promised`` host blocks are taken already."""
@@ -67,6 +69,7 @@ class Swapper:
         """Swap a request out, or drop its KV if the host is full or computing it again is cheaper."""
         if self.copies(request) and self._memory.swap_out(request):
             self.num_preemptions += 1
+            self.notes.append((request.request_id, "preempted and swapped out"))
         else:
             self.drop(request)
 
@@ -83,6 +86,7 @@ class Swapper:
     def admit(self, request: Request) -> None:
         """Give a waiting request its blocks, which are free. It stays for as long as recomputing its KV takes."""
         self._memory.start(request)
+        self.notes.append((request.request_id, "admitted"))
         recompute_s = (
             self._times.prefill_s(request.num_uncomputed) if request.num_output > request.resumed_output else 0.0
         )
@@ -92,6 +96,7 @@ class Swapper:
         """Begin to swap in a request whose blocks are free. If it is not due yet, it may be evicted before it runs."""
         both_ways_s = 2.0 * self._times.swap_s(self._memory.device_bytes)
         self._memory.swap_in(request)
+        self.notes.append((request.request_id, "swapped in"))
         request.owed_s = max(both_ways_s, self._times.min_iteration_s) if is_due else 0.0
 
     def on_token(self, request: Request, service_s: float) -> None:
@@ -102,6 +107,7 @@ class Swapper:
     def drop(self, request: Request) -> None:
         """Drop a request's KV, wherever it lies, so that it is computed again."""
         self.num_preemptions += 1
+        self.notes.append((request.request_id, "preempted, its KV was dropped"))
         request.num_charged = max(request.num_charged, request.num_fed)
         self._memory.drop(request)
 

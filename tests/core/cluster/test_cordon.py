@@ -7,7 +7,7 @@ from tests.core.harness.pairs import Cluster
 
 
 def cordon(coordinator: Coordinator, peer: Peer, what: Cordon) -> None:
-    coordinator.state.fleet.cordon(coordinator.state.fleet.views[peer], what)
+    coordinator.state.operators.orders.cordon(peer.name, what)
     coordinator.state.validate()
 
 
@@ -58,7 +58,7 @@ def test_an_instance_that_is_emptied_is_a_source_whatever_its_load() -> None:
     cluster.report(A, 100, 2)
     cluster.report(B, 100, 1)
     assert cluster.orders() == []
-    cluster.state.fleet.cordon(cluster.view(A), Cordon.EMPTYING)
+    cluster.state.operators.orders.cordon(A.name, Cordon.EMPTYING)
     assert cluster.orders() == [("worker-0", "worker-1", 100)]
 
 
@@ -67,13 +67,13 @@ def test_a_cordoned_instance_is_no_destination() -> None:
     cluster = Cluster(A, B)
     cluster.report(A, 990, 2)
     cluster.report(B, 100, 1)
-    cluster.state.fleet.cordon(cluster.view(B), Cordon.CORDONED)
+    cluster.state.operators.orders.cordon(B.name, Cordon.CORDONED)
     assert cluster.orders() == []
-    cluster.state.fleet.cordon(cluster.view(B), Cordon.OPEN)
+    cluster.state.operators.orders.cordon(B.name, Cordon.OPEN)
     ((source, destination, num_bytes),) = cluster.orders()
     assert (source, destination) == ("worker-0", "worker-1")
     assert num_bytes > 0
-    cluster.state.fleet.cordon(cluster.view(B), Cordon.CORDONED)
+    cluster.state.operators.orders.cordon(B.name, Cordon.CORDONED)
     assert cluster.orders() == [("worker-0", "worker-1", 0)]
 
 
@@ -86,7 +86,7 @@ def test_scaling_replaces_the_memory_of_a_cordoned_instance() -> None:
     assert cluster.state.scaling is not None
     cluster.orders()
     assert cluster.state.scaling.num_starting == 0
-    cluster.state.fleet.cordon(cluster.view(A), Cordon.CORDONED)
+    cluster.state.operators.orders.cordon(A.name, Cordon.CORDONED)
     for _ in range(8):
         cluster.orders()
     assert cluster.state.scaling.num_starting == 1

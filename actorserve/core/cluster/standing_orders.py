@@ -1,0 +1,74 @@
+"""What operators ordered of workers by name, and that the workers do not report yet.
+
+A cordon belongs to a worker's name: its successor under that name is cordoned, too, until the operator takes it back.
+Workers report their cordons, so that a new coordinator learns them. Orders are told again with each report that does
+not show them.
+"""
+
+from actorserve.core.effects import Effect, Send
+from actorserve.core.messages import Cordon, Drain, Peer, SetCordon
+from actorserve.core.placement.fleet import Fleet
+from actorserve.core.placement.instance_view import InstanceView, NewInstance
+
+
+class StandingOrders:
+    """The orders of this cluster's operators that concern workers."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._cordons: dict[str, Cordon] = {}  # by name, of the workers that are not open
+        self._known: set[Peer] = set()  # the workers whose first report has come
+
+    @property
+    def cordons(self) -> dict[str, Cordon]:
+        """The cordoned workers by name, whether they are up or not."""
+        return self._cordons
+
+    def cordon(self, name: str, cordon: Cordon) -> list[Effect]:
+        """Order this of the worker called ``name``, which may be down."""
+        if cordon is Cordon.OPEN:
+            self._cordons.pop(name, None)
+        else:
+            self._cordons[name] = cordon
+        return [
+            effect
+            for view in self._fleet.views.values()
+            if view.peer.name == name
+            for effect in self._order(view, cordon)
+        ]
+
+    def restart(self, view: InstanceView) -> list[Effect]:
+        """Have the worker end once it is empty, and start again."""
+        view.told_to_come_back = True
+        self._fleet.drain(view)
+        return [Send(view.peer, Drain(comes_back=True))]
+
+    def on_report(self, view: InstanceView) -> list[Effect]:
+        """Tell the worker again what its report does not show, or learn what an earlier coordinator told it."""
+        effects: list[Effect] = []
+        if view.peer not in self._known:
+            self._known.add(view.peer)
+            if view.peer.name in self._cordons:
+                effects += self._order(view, self._cordons[view.peer.name])
+            elif view.cordon is not Cordon.OPEN:
+                self._cordons[view.peer.name] = view.cordon
+        elif view.cordon_ordered is not None:
+            effects.append(Send(view.peer, SetCordon(view.cordon_ordered)))
+        if view.told_to_come_back and not view.report.draining:
+            effects.append(Send(view.peer, Drain(comes_back=True)))
+        return effects
+
+    def on_down(self, peer: Peer) -> None:
+        self._known.discard(peer)
+
+    def _order(self, view: InstanceView, cordon: Cordon) -> list[Effect]:
+        self._fleet.cordon(view, cordon)
+        return [Send(view.peer, SetCordon(cordon))] if view.cordon_ordered is not None else []
+
+    def validate(self) -> None:
+        """Raises: AssertionError if an order and a view disagree."""
+        for view in self._fleet.views.values():
+            expected = self._cordons.get(view.peer.name, Cordon.OPEN)
+            assert view.cordon is expected, f"{view.peer.name} is {view.cordon}, and was ordered to be {expected}"
+        known = {instance.peer for instance in self._fleet.instances.values() if not isinstance(instance, NewInstance)}
+        assert self._known == known, "the workers with a report are known"

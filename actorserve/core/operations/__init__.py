@@ -1,0 +1,1 @@
+"""What operators ask of a running server: the verbs, and what every core needs to answer them."""
