@@ -93,6 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
     _serve_parser(commands)
     _host_parser(commands)
     _config_parser(commands)
+    commands.add_parser("console", help="watch and steer a running server")  # main hands its arguments on
     return parser
 
 
@@ -137,11 +138,23 @@ def _child_main(name: str, arguments: Sequence[str]) -> int:
     return run_child(f"actorserve {name}", arguments, module.main)
 
 
+def _console_main(arguments: Sequence[str]) -> int:
+    from actorserve.programs.console import main as console_main  # a console needs none of what a server loads
+
+    try:
+        return console_main(arguments)
+    except ActorserveError as error:
+        print(f"actorserve: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status. A failure prints one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given and given[0] in CHILDREN:
         return _child_main(given[0], given[1:])
+    if given and given[0] == "console":
+        return _console_main(given[1:])
     parsed = build_parser().parse_args(given)
     logs.configure("serve")
     try:

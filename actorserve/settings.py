@@ -177,6 +177,9 @@ class ClusterSettings(ClusterOptions, _Section):
         None,
         description="folder of the journals, in which processes record the inputs of their cores; default: no journals",
     )
+    audit_dir: Path | None = Field(
+        None, description="folder of the file with the acts of operators; default: the folder of the sockets"
+    )
 
 
 class MigrationSettings(MigrationOptions, _Section):

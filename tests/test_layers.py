@@ -82,7 +82,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.actors": ("actorserve.core", "actorserve.wire", "actorserve.processes", *BASE),
     "actorserve.model_files": ("actorserve.errors", "actorserve.local_trust"),
     "actorserve.http": ("actorserve.core", "actorserve.model_files", *BASE),
+    "actorserve.console": ("actorserve.core", "actorserve.wire", *BASE),
     "actorserve.programs": (
+        "actorserve.console",
+        "actorserve.wire",
         "actorserve.core",
         "actorserve.actors",
         "actorserve.processes",

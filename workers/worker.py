@@ -19,6 +19,7 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.tokenizer import tokenizer_digest
 from actorserve.processes.child import Child
 from actorserve.processes.signals import on_termination
+from actorserve.processes.status import EXIT_RESTART
 from actorserve.settings import Settings
 from workers.engine import Engine
 from workers.engines.make_engine import load_engine
@@ -83,6 +84,8 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
     on_termination(partial(actor.drain, settings.cluster.drain_timeout_s))
     child.status.ready()
     await actor.run()
+    if actor.comes_back and not child.status.is_heard:
+        raise SystemExit(EXIT_RESTART)
 
 
 def _pool_watch(child: Child, engine: Engine) -> PoolWatch | None:

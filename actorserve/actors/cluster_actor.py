@@ -4,6 +4,7 @@ Such an actor has two sources of messages: its own process (``tell``), and the b
 Membership handles its own messages and turns them into PeerUp and PeerDown. The core gets all other messages.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -11,11 +12,12 @@ from typing import Final, Protocol
 from actorserve.actors.actor import Actor
 from actorserve.actors.node import Node
 from actorserve.actors.request_lines import log_message
-from actorserve.core.effects import Effect, Meet, Send
+from actorserve.core.effects import Effect, Meet, ReloadKeys, Send, SetLogLevel
 from actorserve.core.messages import Message, Peer, PeerDown
 from actorserve.wire.journal import Entry
 
 _BATCH: Final = 256
+_log: Final = logging.getLogger("actorserve.actors")
 
 
 class ClusterCore(Protocol):
@@ -37,6 +39,8 @@ class ClusterActor(Actor[Message, Effect]):
     def __init__(self, core: ClusterCore, node: Node) -> None:
         super().__init__(node.transport.me.name, core, node.clock)
         self.counts: Counter[str] = Counter()
+        self.on_reload_keys: list[Callable[[], None]] = []
+        """What reads the files of keys again, when an operator says so. None of them raises."""
         self._transport = node.transport
         self._membership = node.membership
         self._recorder = node.recorder
@@ -53,6 +57,17 @@ class ClusterActor(Actor[Message, Effect]):
     def num_dropped_frames(self) -> int:
         """How many frames the transport has dropped, because they were malformed or for another incarnation."""
         return sum(count for what, count in self._transport.counts.items() if what.startswith("dropped: "))
+
+    def perform(self, effect: Effect) -> None:
+        match effect:
+            case SetLogLevel(level=level):
+                logging.getLogger().setLevel(level.upper())
+                _log.warning("logging at level %s, by an operator's order", level)
+            case ReloadKeys():
+                for reload in self.on_reload_keys:
+                    reload()
+            case _:
+                super().perform(effect)
 
     def peer_went_down(self, peer: Peer) -> None:
         """Called when ``peer`` went down, after the core's effects of the PeerDown were performed."""

@@ -59,12 +59,14 @@ class WorkerActor(ClusterActor):
         self._status = status
         self._drained = asyncio.Event()
         self._was_terminated = False
+        self.comes_back = False  # whether the process is to be started again after it has drained
 
     def perform(self, effect: Effect) -> None:
         match effect:
             case AddToEngine() | DropFromEngine() | RunStep() | SwapOut() | SwapIn() | Fetch() | CancelFetch():
                 self._engine.perform(effect)
-            case Drained():
+            case Drained(comes_back=comes_back):
+                self.comes_back = comes_back
                 self._drained.set()
             case _:
                 super().perform(effect)
@@ -86,7 +88,7 @@ class WorkerActor(ClusterActor):
         """Serve until the instance has drained.
 
         A worker that the coordinator drains has no time limit. When it has drained, it reports that it stopped on
-        purpose, so that the supervisor does not restart it.
+        purpose, so that the supervisor does not restart it, or that it is to be started again.
 
         Raises: as ``step``, or whatever the engine raised; both in an ExceptionGroup.
         """
@@ -94,7 +96,9 @@ class WorkerActor(ClusterActor):
             computing = group.create_task(self._engine.run(self.tell), name="engine")
             group.create_task(super().run(), name="actor")
             await self._drained.wait()
-            if not self._was_terminated:
+            if self.comes_back:
+                self._status.restarts("an operator restarts it")
+            elif not self._was_terminated:
                 self._status.stopped("it is not needed now")
             self.stop()
             computing.cancel()

@@ -21,6 +21,10 @@ PARENT_PID = "ACTORSERVE_PARENT_PID"
 MAX_TEXT_CHARS = 1000
 NO_WORKER = signal.SIGUSR1
 """The parent's signal to a child that has asked for a worker, if none will come."""
+EXIT_RESTART = 75
+"""The exit status of a process without a parent that is to be started again, as systemd is told to
+(``RestartForceExitStatus``).
+"""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,6 +33,7 @@ class Phase(StrEnum):
     READY = "ready"
     FAILED = "failed"
     STOPPED = "stopped"
+    RESTARTS = "restarts"
     WANTS_WORKER = "wants_worker"
 
 
@@ -93,6 +98,10 @@ class Reporter:
     def stopped(self, text: str) -> None:
         """Report in one line why the process ends on purpose now. The parent does not restart it."""
         self._send(Status(Phase.STOPPED, text))
+
+    def restarts(self, text: str) -> None:
+        """Report in one line why the process ends now. The parent starts it again at once, and counts no failure."""
+        self._send(Status(Phase.RESTARTS, text))
 
     def want_worker(self) -> None:
         """Ask for one more worker. The caller must handle the signal ``NO_WORKER``."""

@@ -5,7 +5,8 @@ given up when it fails too often (``restarts``). At the end the children are tol
 later stages are still restarted while an earlier stage drains, because that stage needs them to finish its work.
 
 A spare child runs only after a child has asked for a worker. If no spare child is left, or it cannot start, the child
-that asked gets a signal. A child that reports that it stopped on purpose becomes a spare child.
+that asked gets a signal. A child that reports that it stopped on purpose becomes a spare child, and one that
+reports that it restarts is started again at once.
 """
 
 import signal
@@ -65,6 +66,7 @@ class _Child:
     was_ready: bool = False
     is_told_to_end: bool = False  # and is not restarted any more
     stopped_because: str = ""  # the reason that the current life gave for stopping on purpose
+    restarts_because: str = ""  # the reason that the current life gave for being started again
     failure: str = ""  # the reason that the current life gave for its failure
     has_reported: bool = False  # in its current life; before that, a SIGHUP would end it
     is_reload_due: bool = False
@@ -126,7 +128,7 @@ class SupervisorState:
             if child.phase is _Phase.DUE and now >= child.start_at:
                 child.phase = _Phase.RUNNING
                 child.life += 1
-                child.failure = child.stopped_because = ""
+                child.failure = child.stopped_because = child.restarts_because = ""
                 child.has_reported = child.is_reload_due = False
                 self._effects.append(StartChild(child.spec))
 
@@ -140,6 +142,8 @@ class SupervisorState:
                 child.failure = report.text
             case Phase.STOPPED:
                 child.stopped_because = report.text or "it was told to"
+            case Phase.RESTARTS:
+                child.restarts_because = report.text or "it was told to"
             case Phase.READY:
                 child.was_ready = True
             case Phase.WANTS_WORKER:
@@ -158,6 +162,9 @@ class SupervisorState:
             return
         if ended_well and child.stopped_because:
             self._remove(child, f"{name} has stopped: {child.stopped_because}")
+        elif ended_well and child.restarts_because and not child.is_told_to_end:
+            child.phase, child.start_at = _Phase.DUE, now
+            self._effects.append(Restarting(name, f"has ended: {child.restarts_because}", 0.0))
         elif not child.was_ready:
             self._give_up(child, f"{name} could not start: {child.failure or f'it {how}'}")
         elif child.is_told_to_end:

@@ -4,6 +4,7 @@ import asyncio
 
 import uvloop
 
+from actorserve.actors.console_desk import open_desk
 from actorserve.actors.coordinator import CoordinatorActor
 from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.node import open_node
@@ -26,7 +27,8 @@ async def _run(child: Child) -> None:
     config = cluster_config(settings)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
     node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.network, config)
-    actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status))
+    desk = open_desk(child.runtime_dir, settings)
+    actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status), desk)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())
     child.reloads.start()
     on_termination(actor.stop)

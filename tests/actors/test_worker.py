@@ -87,6 +87,15 @@ async def test_a_worker_that_the_coordinator_drained_says_that_it_stopped() -> N
     assert engine.done == [5.0]
 
 
+async def test_a_worker_that_an_operator_restarts_says_so() -> None:
+    """It reports that it is to be started again, and its process knows it."""
+    worker = Worker({Drain: [Drained(comes_back=True)]}, FakeEngine())
+    worker.actor.tell(Drain(comes_back=True))
+    await worker.run()
+    assert worker.reports() == [Status(Phase.RESTARTS, "an operator restarts it")]
+    assert worker.actor.comes_back
+
+
 async def test_a_worker_that_is_terminated_drains_silently() -> None:
     """The core gets one Drain for a termination, and the worker then ends without a report."""
     worker = Worker({Drain: [Drained()]}, FakeEngine())

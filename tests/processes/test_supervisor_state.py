@@ -158,6 +158,20 @@ def test_a_child_that_stopped_on_purpose_is_the_next_spare_child() -> None:
     assert state.handle(ChildReported("c", ASKS), 2.0) == [Adding("w"), StartChild(W)]
 
 
+def test_a_child_that_restarts_on_purpose_is_started_again_at_once() -> None:
+    """It is no failure, however often it happens; a child that was killed instead counts as failed."""
+    state = begun()
+    for now in range(1, 20):
+        state.handle(ChildReported("w", Status(Phase.RESTARTS, "an operator restarts it")), float(now))
+        why = "has ended: an operator restarts it"
+        assert state.handle(ended("w"), float(now)) == [Restarting("w", why, 0.0), StartChild(W)]
+        state.handle(ChildReported("w", READY), float(now))
+    state.handle(ChildReported("w", Status(Phase.RESTARTS, "an operator restarts it")), 30.0)
+    (restarting,) = state.handle(killed("w"), 30.0)
+    assert isinstance(restarting, Restarting)
+    assert restarting.after_s > 0.0
+
+
 _EVENTS = st.one_of(
     st.tuples(st.just("report"), st.sampled_from(["c", "g", "w", "w1"]), st.sampled_from([READY, ASKS])),
     st.tuples(st.just("end"), st.sampled_from(["c", "g", "w", "w1"]), st.booleans()),

@@ -14,9 +14,10 @@ from actorserve.core.cluster.tables import host_of, host_table, state_of, top_ta
 from actorserve.core.effects import Audit, Effect, Send
 from actorserve.core.messages import ActsDone, Answer, Column, Command, Cordon, Outcome, Peer
 from actorserve.core.operations.event_log import EventLog
+from actorserve.core.operations.process_verbs import do_in_process
 from actorserve.core.operations.results import Results
 from actorserve.core.operations.tables import MAX_CELL_CHARS, key_values, sorted_by
-from actorserve.core.operations.verbs import VERBS, nearest, problem_of
+from actorserve.core.operations.verbs import CALLER_PREFIX, VERBS, nearest, problem_of
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
@@ -33,6 +34,7 @@ class Ask:
 Handler = Callable[[Command, float, list[Effect]], Answer | Ask]
 """Answers a command at a time in seconds, and appends what it leads to."""
 
+COORDINATOR: Final = "coordinator"
 CORDONS: Final = {"cordon": Cordon.CORDONED, "uncordon": Cordon.OPEN, "drain": Cordon.EMPTYING}
 _WORDS: Final = {
     Cordon.CORDONED: "gets no more requests",
@@ -67,6 +69,8 @@ class Operators:
             "cancel": self._ask_gateways,
             "show": self._ask_all,
             "priority": self._ask_all,
+            "log-level": self._on_process_verb,
+            "reload-keys": self._on_process_verb,
             **dict.fromkeys(CORDONS, self._on_cordon),
             **more,
         }
@@ -139,8 +143,9 @@ class Operators:
             if is_known:
                 self._results.add(answer)
             asked = " ".join((command.verb, *command.arguments))
-            self.events.add(now, "operator", caller.name, f"{asked} - {answer.text}")
-            effects.append(Audit(caller.name, command, answer.outcome, answer.text))
+            name = caller.name.removeprefix(CALLER_PREFIX)
+            self.events.add(now, "operator", name, f"{asked} - {answer.text}" if answer.text else asked)
+            effects.append(Audit(name, command, answer.outcome, answer.text))
         return effects
 
     # --- verbs -------------------------------------------------------------------------------------------------------
@@ -150,6 +155,20 @@ class Operators:
 
     def _ask_all(self, command: Command, now: float, effects: list[Effect]) -> Ask:
         return Ask((*self.gateways, *self._fleet.instances), command)
+
+    def _on_process_verb(self, command: Command, now: float, effects: list[Effect]) -> Answer | Ask:
+        """Every process does it, or the one that a last argument names."""
+        others = [*self.gateways, *self._fleet.instances]
+        num_own = 1 if command.verb == "log-level" else 0
+        if len(command.arguments) > num_own:
+            name = command.arguments[num_own]
+            others = [peer for peer in others if peer.name == name]
+            if not others and name != COORDINATOR:
+                return refused(command, f"there is no process {name}")
+            if others:
+                return Ask(tuple(others), command, needs_all=True)
+        answer = do_in_process(command, effects)
+        return answer if answer is not None and not others else Ask(tuple(others), command, needs_all=True)
 
     def _on_requests(self, command: Command, now: float, effects: list[Effect]) -> Answer | Ask:
         if command.arguments and not self._workers(command.arguments[0]):

@@ -72,7 +72,8 @@ class Scaling:
     def __init__(self, config: ScalingConfig) -> None:
         self.mean_freeness: float | None = None  # in iterations, as predicted; None while there is no instance
         self.warm_up_s = 0.0  # how long the last start took, from the order to the first report
-        self._config = config
+        self.config = config
+        self.target: int | None = None  # how many instances an operator wants; None: as many as the load needs
         self._samples: deque[_Sample] = deque()
         self._starting_s: deque[float] = deque()  # when each start was ordered
         self._num_initial = config.num_initial  # how many of these instances have not reported yet
@@ -84,6 +85,10 @@ class Scaling:
         self._below_since_s: float | None = None
         self._above_since_s: float | None = None
         self._too_few_since_s: float | None = None
+
+    def set_config(self, config: ScalingConfig) -> None:
+        """Decide by these bounds from the next round on."""
+        self.config = config
 
     @property
     def num_starting(self) -> int:
@@ -134,15 +139,13 @@ class Scaling:
         capacity_tokens = sum(map(_capacity_tokens, present), 0.0) / max(1, len(present))
         self.mean_freeness = self._predict(capacity_tokens * (len(present) + self.num_starting))
         self._note_bounds(count, now)
-        if count < self._config.max_workers and now >= self._paused_until_s and self._is_short(now):
+        if count < self._most and now >= self._paused_until_s and self._is_short(count, now):
             self._reset_bounds()
             self._starting_s.append(now)
             effects.append(StartWorker())
         elif (
-            self._is_ample(now)
-            and len(present) > self._config.min_workers
-            and count == len(present) == len(instances)  # no instance is starting or terminating
-            and (self._predict(capacity_tokens * (len(present) - 1)) or -inf) >= self._config.scale_out_below
+            count == len(present) == len(instances)  # no instance is starting or terminating
+            and self._is_one_too_many(len(present), capacity_tokens, now)
         ):
             self._reset_bounds()
             terminating = min(present, key=lambda view: (_num_requests(view), view.peer))
@@ -152,8 +155,8 @@ class Scaling:
 
     def validate(self) -> None:
         """Raises: AssertionError if the accounts of starts or the samples are out of bounds."""
-        assert 0 <= self._num_initial <= self._config.num_initial, "the number of initial instances only falls"
-        assert len(self._starting_s) <= self._config.max_workers, "no more starts are ordered than workers may run"
+        assert 0 <= self._num_initial <= self.config.num_initial, "the number of initial instances only falls"
+        assert len(self._starting_s) <= self.config.max_workers, "no more starts are ordered than workers may run"
         assert list(self._starting_s) == sorted(self._starting_s), (
             "starts stand in the order in which they were ordered"
         )
@@ -166,15 +169,15 @@ class Scaling:
     def _give_up_late_starts(self, now: float) -> None:
         """Stop waiting for starts whose time is over, and pause if a start has failed."""
         if self._initial_until_s is None:
-            self._initial_until_s = now + self._config.start_timeout_s
+            self._initial_until_s = now + self.config.start_timeout_s
         if self._initial_until_s <= now:
             self._num_initial = 0
-        while self._starting_s and self._starting_s[0] + self._config.start_timeout_s <= now:
+        while self._starting_s and self._starting_s[0] + self.config.start_timeout_s <= now:
             self._starting_s.popleft()
             self._fail()
         if self._has_failed:
             self._has_failed = False
-            pause_s = self._config.hold_s * 2.0 ** min(self._num_failures - 1, 30)
+            pause_s = self.config.hold_s * 2.0 ** min(self._num_failures - 1, 30)
             self._paused_until_s = now + min(pause_s, MAX_PAUSE_S)
 
     def _fail(self) -> None:
@@ -185,20 +188,34 @@ class Scaling:
 
     def _note_bounds(self, count: int, now: float) -> None:
         """Remember since when the mean freeness, or the number of instances, has been out of its bounds."""
-        is_below = self.mean_freeness is not None and self.mean_freeness < self._config.scale_out_below
-        is_above = self.mean_freeness is not None and self.mean_freeness > self._config.scale_in_above
+        is_below = self.mean_freeness is not None and self.mean_freeness < self.config.scale_out_below
+        is_above = self.mean_freeness is not None and self.mean_freeness > self.config.scale_in_above
         self._below_since_s = _since(is_below, self._below_since_s, now)
         self._above_since_s = _since(is_above, self._above_since_s, now)
-        self._too_few_since_s = _since(count < self._config.min_workers, self._too_few_since_s, now)
+        self._too_few_since_s = _since(count < self.config.min_workers, self._too_few_since_s, now)
 
-    def _is_short(self, now: float) -> bool:
+    @property
+    def _most(self) -> int:
+        """How many instances may run."""
+        return self.config.max_workers if self.target is None else self.target
+
+    def _is_one_too_many(self, count: int, capacity_tokens: float, now: float) -> bool:
+        """Whether one of ``count`` instances, which have this capacity in the mean, is to end."""
+        if self.target is not None:
+            return count > self.target
+        is_free = (self._predict(capacity_tokens * (count - 1)) or -inf) >= self.config.scale_out_below
+        return self._is_ample(now) and count > self.config.min_workers and is_free
+
+    def _is_short(self, count: int, now: float) -> bool:
         """Whether freeness has been too low, or instances too few, for long enough."""
-        hold_s = self._config.hold_s
+        if self.target is not None:
+            return count < self.target
+        hold_s = self.config.hold_s
         return _has_lasted(self._below_since_s, hold_s, now) or _has_lasted(self._too_few_since_s, hold_s, now)
 
     def _is_ample(self, now: float) -> bool:
         """Whether freeness has been high for long enough."""
-        return _has_lasted(self._above_since_s, max(self._config.hold_s, self.warm_up_s), now)
+        return _has_lasted(self._above_since_s, max(self.config.hold_s, self.warm_up_s), now)
 
     def _reset_bounds(self) -> None:
         """Forget how long a bound has been crossed, because the decision has to take effect first."""
@@ -214,7 +231,7 @@ class Scaling:
         num_tokens = waiting_tokens + sum(map(_demand_tokens, present), 0.0)
         num_requests = num_waiting + sum(map(_num_requests, present))
         self._samples.append(_Sample(now, num_tokens, num_requests))
-        while self._samples[0].now < now - max(self._config.hold_s, self.warm_up_s):
+        while self._samples[0].now < now - max(self.config.hold_s, self.warm_up_s):
             self._samples.popleft()
 
     def _predict(self, capacity_tokens: float) -> float | None:
@@ -223,7 +240,7 @@ class Scaling:
             return None
         last, ahead_s = self._samples[-1], self.warm_up_s
         freeness = (capacity_tokens - last.num_tokens) / max(1, last.num_requests)
-        if not ahead_s or last.now - self._samples[0].now < self._config.hold_s / 2:
+        if not ahead_s or last.now - self._samples[0].now < self.config.hold_s / 2:
             return freeness
         tokens_then = last.num_tokens + ahead_s * _slope([(sample.now, sample.num_tokens) for sample in self._samples])
         num_then = last.num_requests + ahead_s * _slope(

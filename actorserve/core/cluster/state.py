@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from actorserve.core.checkpoints.ring import CheckpointRing
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.digests import LoadDigests
+from actorserve.core.cluster.live_settings import LiveSettings
 from actorserve.core.cluster.operators import Operators
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
@@ -73,7 +74,8 @@ class ClusterState:
             lambda priority: config.promote_after_s_of.get(priority, config.promote_after_s), config.min_share
         )
         self.num_stale_messages = 0
-        self.operators = Operators(self.fleet, self._status, {})
+        live = LiveSettings(lambda: self.config, self._set_config, self.pairing, self.scaling)
+        self.operators = Operators(self.fleet, self._status, live.handlers)
         self._digests = LoadDigests(config.digest_s)
         self._speeds = InstanceSpeeds()
         self._next_round_s: float | None = None
@@ -194,6 +196,9 @@ class ClusterState:
             effects += self.pairing.round(now)
         if self.checkpoint_ring is not None:
             effects += self.checkpoint_ring.round(self.fleet.views.values(), now)
+
+    def _set_config(self, config: ClusterConfig) -> None:
+        self.config = config
 
     def _status(self) -> list[tuple[str, object]]:
         """The cluster in a few lines."""

@@ -101,11 +101,15 @@ class Pairing:
 
     def __init__(self, config: PairingConfig, fleet: Fleet) -> None:
         self.moves: dict[Peer, Move] = {}  # by source
-        self._config = config
+        self.config = config
         self._fleet = fleet
         self._no_source_until_s: dict[Peer, float] = {}
         self._no_destination_until_s: dict[Peer, float] = {}
         self._backoffs: dict[tuple[Peer, Peer], _Backoff] = {}  # by source and destination
+
+    def set_config(self, config: PairingConfig) -> None:
+        """Decide by these bounds from the next round on."""
+        self.config = config
 
     def on_report(self, view: InstanceView) -> None:
         """Stop counting bytes that a source has handed over, because the destination reports them now or soon."""
@@ -141,7 +145,7 @@ class Pairing:
     def validate(self) -> None:
         """Raises: AssertionError if an instance takes part twice, or promised bytes are not those of the moves."""
         views = self._fleet.views
-        assert len(self.moves) <= self._config.max_moves, "at most max_moves moves are in progress"
+        assert len(self.moves) <= self.config.max_moves, "at most max_moves moves are in progress"
         taking_part = [view.peer for move in self.moves.values() for view in (move.source, move.destination)]
         assert len(set(taking_part)) == len(taking_part), "an instance takes part in one move at most"
         promised_bytes = dict.fromkeys(views, 0)
@@ -165,14 +169,14 @@ class Pairing:
         if num_migrated > 0:
             self._backoffs.pop(pair, None)
         is_over = now >= move.expires_s
-        is_busy = report.num_migrating > 0 and now < move.expires_s + PATIENCE * self._config.ttl_s
-        is_idle = now >= move.expires_s - 0.5 * self._config.ttl_s
+        is_busy = report.num_migrating > 0 and now < move.expires_s + PATIENCE * self.config.ttl_s
+        is_idle = now >= move.expires_s - 0.5 * self.config.ttl_s
         if is_over:
             self._set_left(move, 0)
-        has_room = destination.is_healthy and _iterations(destination) >= self._config.source_below
+        has_room = destination.is_healthy and _iterations(destination) >= self.config.source_below
         if source.is_stale or not has_room or destination.reserved_for is not None:
             self._stop(move, now, sends)
-        elif _iterations(source) >= self._config.source_until:
+        elif _iterations(source) >= self.config.source_until:
             self._stop(move, now, sends)
             self._rest(source.peer, now)
         elif is_busy:
@@ -180,7 +184,7 @@ class Pairing:
         elif num_migrated <= 0 and (is_idle or num_failed > 0):
             self._stop(move, now, sends)
             num_failures = 1 + (self._backoffs[pair].num_failures if pair in self._backoffs else 0)
-            backoff_s = min(self._config.rest_s * 2.0 ** min(num_failures - 1, 30), MAX_BACKOFF_S)
+            backoff_s = min(self.config.rest_s * 2.0 ** min(num_failures - 1, 30), MAX_BACKOFF_S)
             self._backoffs[pair] = _Backoff(now + backoff_s, num_failures)
         elif is_over or not move.left_bytes:
             self._end(move)
@@ -203,7 +207,7 @@ class Pairing:
             move.left_bytes = left_bytes
 
     def _rest(self, source: Peer, now: float) -> None:
-        self._no_source_until_s[source] = self._no_destination_until_s[source] = now + self._config.rest_s
+        self._no_source_until_s[source] = self._no_destination_until_s[source] = now + self.config.rest_s
 
     def _forget_expired(self, now: float) -> None:
         for times in (self._no_source_until_s, self._no_destination_until_s):
@@ -218,7 +222,7 @@ class Pairing:
         has_requests = view.report.num_running + view.report.num_waiting > 0
         is_urgent = view.must_empty or view.reserved_for is not None
         may_start = is_urgent or view.peer not in self._no_source_until_s
-        return has_requests and may_start and iterations < self._config.source_below
+        return has_requests and may_start and iterations < self.config.source_below
 
     def _destinations(
         self, idle: Iterable[InstanceView], iterations: Mapping[Peer, float]
@@ -228,7 +232,7 @@ class Pairing:
         for view in idle:
             is_free = not view.is_closed and view.reserved_for is None
             may_receive = is_free and view.peer not in self._no_destination_until_s
-            if may_receive and iterations[view.peer] > self._config.destination_above:
+            if may_receive and iterations[view.peer] > self.config.destination_above:
                 found[view.kind].append(view)
         for views in found.values():
             views.sort(key=lambda view: (iterations[view.peer], view.peer))
@@ -243,7 +247,7 @@ class Pairing:
     ) -> None:
         """Give each source the freest destination that it may be paired with."""
         for source in sources:
-            if len(self.moves) >= self._config.max_moves:
+            if len(self.moves) >= self.config.max_moves:
                 return
             left = destinations.get(source.kind, [])
             destination = next((view for view in reversed(left) if self._may_pair(source.peer, view.peer, now)), None)
@@ -261,7 +265,7 @@ class Pairing:
     def _begin(
         self, source: InstanceView, destination: InstanceView, num_bytes: int, now: float, sends: list[Send]
     ) -> None:
-        report, ttl_s = source.report, self._config.ttl_s
+        report, ttl_s = source.report, self.config.ttl_s
         self.moves[source.peer] = move = Move(
             source,
             destination,
@@ -273,7 +277,7 @@ class Pairing:
             num_failed=report.num_migrations_failed,
         )
         self._set_left(move, num_bytes)
-        self._no_source_until_s[destination.peer] = now + ttl_s + self._config.rest_s
+        self._no_source_until_s[destination.peer] = now + ttl_s + self.config.rest_s
         sends.append(Send(source.peer, MigrateTo(destination.peer, num_bytes, ttl_s)))
 
     def _bytes_to_move(self, source: InstanceView, destination: InstanceView) -> int:
@@ -288,7 +292,7 @@ class Pairing:
             wanted_bytes = min(wanted_bytes, max(gap_bytes // 2, min(ceil(mean_bytes), gap_bytes * 3 // 4)))
         # (free - x) / (B + x / mean) >= least, solved for x
         to = destination.report
-        least_bytes = self._config.source_until * to.bytes_per_block / to.tokens_per_block
+        least_bytes = self.config.source_until * to.bytes_per_block / to.tokens_per_block
         spare_bytes = (free_bytes - least_bytes * max(1, destination.num_running)) / (1.0 + least_bytes / mean_bytes)
         num_bytes = min(wanted_bytes, int(spare_bytes))
         return num_bytes if num_bytes >= report.bytes_per_block else 0

@@ -8,6 +8,8 @@ from typing import Final
 
 from actorserve.core.messages import Command
 
+CALLER_PREFIX: Final = "console:"
+"""The names of consoles, as the cores know them, begin with it. No process of the cluster has such a name."""
 MAX_ARGUMENT_CHARS: Final = 256
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from actorserve.core.effects import Audit, Effect, Send
+from actorserve.core.cluster.scaling import ScalingConfig
+from actorserve.core.effects import Audit, Effect, Send, SetLogLevel, StartWorker
 from actorserve.core.messages import (
     ActsDone,
     Answer,
@@ -19,6 +20,7 @@ from actorserve.core.messages import (
     SetCordon,
     Tick,
 )
+from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.operations.tables import rows
 from tests.core.harness.coordinator import A, B, Coordinator, placements
 from tests.core.harness.fleets import GATEWAY
@@ -154,7 +156,7 @@ def test_an_act_is_done_once_for_its_id_and_audited_once() -> None:
     ask(coordinator, "uncordon", "worker-0", command_id="b")
     again = coordinator.handle(Command("a", "cordon", ("worker-0",)), 1.0, OTHER)
     assert again == [Send(OTHER, answer(first))]
-    assert audited(first) == [("console:local", "cordon", Outcome.DONE)]
+    assert audited(first) == [("local", "cordon", Outcome.DONE)]
     assert table(answer(ask(coordinator, "workers", "worker-0", command_id="c")), "state") == [("open",)]
 
 
@@ -249,7 +251,7 @@ def test_events_are_numbered_and_read_from_a_number_on() -> None:
     events = answer(ask(coordinator, "events", command_id="2", now=2.0))
     assert table(events, "number", "event", "subject")[-3:] == [
         (3, "up", "gateway-0"),
-        (4, "operator", "console:local"),
+        (4, "operator", "local"),
         (5, "down", "worker-1"),
     ]
     assert table(events, "ago_s")[-1] == (1.0,)
@@ -261,10 +263,67 @@ def test_events_are_numbered_and_read_from_a_number_on() -> None:
 def test_status_hosts_and_top_tell_of_all_workers() -> None:
     """The sums are those of the reports."""
     coordinator = cluster()
-    status = {name: value for name, value in table(answer(ask(coordinator, "status")), "name", "value")}
+    status = {row[0]: row[1] for row in table(answer(ask(coordinator, "status")), "name", "value")}
     assert (status["workers"], status["workers open"], status["gateways"]) == ("2", "2", "1")
     assert table(answer(ask(coordinator, "hosts")), "host", "workers", "running", "gateways") == [
         ("localhost", 2, 2, 1)
     ]
     top = answer(ask(coordinator, "top", now=0.5))
     assert table(top, "worker", "kv_total_bytes", "age_s") == [("worker-0", 1000, 0.5), ("worker-1", 1000, 0.5)]
+
+
+def test_policies_are_set_within_their_rules() -> None:
+    """A bound changes from the next round on; what is unknown, no number, or against the other bounds is refused."""
+    coordinator = Coordinator(A, B, migration=PairingConfig(10.0, 20.0, 40.0))
+    for setting, value, text in (
+        ("migration.source_blow", "5", "cannot be set while the server runs; did you mean migration.source_below?"),
+        ("migration.source_below", "x", "expected a number"),
+        ("migration.source_below", "30", "migration's bounds must rise"),
+        ("migration.max_moves", "0", "expected a whole number from 1"),
+        ("scaling.hold_s", "1", "cannot be set"),
+    ):
+        refused = answer(ask(coordinator, "set", setting, value, command_id=setting + value))
+        assert refused.outcome is Outcome.REFUSED
+        assert text in refused.text
+    ask(coordinator, "set", "migration.source_below", "5", command_id="dry", dry_run=True)
+    assert coordinator.state.pairing is not None
+    assert coordinator.state.pairing.config.source_below == 10.0
+    ask(coordinator, "set", "migration.source_below", "5")
+    assert coordinator.state.pairing.config.source_below == 5.0
+
+
+def test_scale_runs_as_many_workers_as_the_operator_wants() -> None:
+    """Missing ones are started at once, one too many is drained, and ``auto`` leaves the number to the load."""
+    coordinator = Coordinator(A, B, scaling=ScalingConfig(max_workers=4, hold_s=1000.0))
+    coordinator.report(A, 900)
+    coordinator.report(B, 500)
+    assert "out of bounds" in answer(ask(coordinator, "scale", "9", command_id="9")).text
+    ask(coordinator, "scale", "3", command_id="3")
+    effects = [effect for at in (1.0, 2.0, 3.0) for effect in coordinator.handle(Tick(), at)]
+    assert effects.count(StartWorker()) == 1
+    three = Peer("worker-2", 1)
+    coordinator.up(three)
+    coordinator.report(three, 1000, 3.5, num_running=0)
+    ask(coordinator, "scale", "2", command_id="2")
+    assert sent(coordinator.handle(Tick(), 4.0), A, B, three) == [Drain()]
+    fixed = answer(ask(cluster(), "scale", "3"))
+    assert fixed.text == "the number of workers is fixed, because scaling.max_workers is not set"
+
+
+def test_log_levels_reach_every_process_or_one() -> None:
+    """The coordinator sets its own as well, and names a process that does not answer."""
+    coordinator = cluster()
+    effects = ask(coordinator, "log-level", "debug")
+    assert SetLogLevel("debug") in effects
+    assert sent(effects, A, B, GATEWAY) == [Command("1", "log-level", ("debug",))] * 3
+    for peer in (A, GATEWAY):
+        coordinator.handle(Answer("1", Outcome.DONE), 0.1, peer)
+    assert answer(coordinator.handle(Tick(), 2.0)).text == "worker-1 has not answered"
+    one = ask(coordinator, "log-level", "info", "worker-0", command_id="2")
+    assert (SetLogLevel("info") in one, sent(one, A, B, GATEWAY)) == (
+        False,
+        [Command("2", "log-level", ("info", "worker-0"))],
+    )
+    own = ask(coordinator, "log-level", "info", "coordinator", command_id="3")
+    assert answer(own).outcome is Outcome.DONE
+    assert "no process x" in answer(ask(coordinator, "log-level", "info", "x", command_id="4")).text

@@ -1,0 +1,1 @@
+"""The operator's console: a command line and a prompt for what ``core.operations.verbs`` lists."""

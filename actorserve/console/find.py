@@ -1,0 +1,44 @@
+"""Finds the server that a console on the same host talks to: by the runtime folder with its operators' socket."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from actorserve.errors import ActorserveError
+from actorserve.wire.console import CONSOLE_SOCKET, console_address
+
+
+class NoServerError(ActorserveError):
+    """No server was found, or several."""
+
+
+def find_address(runtime_dir: Path | None) -> str:
+    """The address of the server in ``runtime_dir``; without one, of the only server of this user on this host.
+
+    Raises: NoServerError if there is no such server, or if there are several.
+    """
+    if runtime_dir is not None:
+        if not (runtime_dir / CONSOLE_SOCKET).is_socket():
+            raise NoServerError(f"no server has its sockets in {runtime_dir}")
+        return console_address(runtime_dir.absolute())
+    found = [folder for folder in _own_folders() if (folder / CONSOLE_SOCKET).is_socket()]
+    if not found:
+        raise NoServerError("no server of yours runs on this host; --runtime-dir or --connect names one")
+    if len(found) > 1:
+        folders = ", ".join(map(str, found))
+        raise NoServerError(f"several servers run on this host; choose one with --runtime-dir: {folders}")
+    return console_address(found[0])
+
+
+def _own_folders() -> list[Path]:
+    """The fresh runtime folders of this user's servers (``settings.make_runtime_dir``)."""
+    folders = sorted(Path(tempfile.gettempdir()).glob("actorserve-*"))
+    return [folder for folder in folders if _is_own(folder)]
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        facts = folder.lstat()
+    except OSError:
+        return False
+    return facts.st_uid == os.geteuid() and not facts.st_mode & 0o077 and folder.is_dir() and not folder.is_symlink()

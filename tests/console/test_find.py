@@ -1,0 +1,39 @@
+"""How a console finds the server on its host, and its command as a whole."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from actorserve import cli
+from actorserve.console.find import NoServerError, find_address
+
+
+def serve_in(folder: Path) -> socket.socket:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "console.sock"))
+    return listening
+
+
+def test_the_only_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is an error, one is found, several must be chosen from, and folders that others may enter do not count."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(NoServerError, match="no server of yours"):
+        find_address(None)
+    with serve_in(tmp_path / "actorserve-a"):
+        open_to_all = tmp_path / "actorserve-open"
+        with serve_in(open_to_all):
+            open_to_all.chmod(0o755)
+            assert find_address(None) == f"ipc://{tmp_path}/actorserve-a/console.sock"
+        with serve_in(tmp_path / "actorserve-b"), pytest.raises(NoServerError, match=r"several .*actorserve-a.*-b"):
+            find_address(None)
+
+
+def test_a_folder_without_a_server_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ends with 3, as it does when nobody answers."""
+    assert cli.main(["console", "--runtime-dir", str(tmp_path), "status"]) == 3
+    assert capsys.readouterr().err == f"actorserve console: no server has its sockets in {tmp_path}\n"
+    with serve_in(tmp_path):
+        assert cli.main(["console", "--runtime-dir", str(tmp_path), "--timeout", "0.1", "status"]) == 3
+    assert "no answer from ipc://" in capsys.readouterr().err
