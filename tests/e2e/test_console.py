@@ -1,0 +1,206 @@
+"""The console with real processes: workers are drained, restarted and cordoned under streams that notice nothing."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from actorserve.console.outcome import as_objects
+from actorserve.console.session import Session
+from actorserve.settings import make_runtime_dir
+from actorserve.wire.console import ConsoleClient, console_address
+from tests.e2e.server import ROOT, Server, running, wait_until
+from tests.e2e.streams import Streams
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+NUM_STREAMS = 8
+MAX_TOKENS = 200
+DEADLINE_S = 60.0
+CONFIG = """
+[cluster]
+runtime_dir = "{runtime_dir}"
+heartbeat_s = 0.2
+death_after_s = 1.5
+load_report_s = 0.1
+retry_s = 0.3
+round_s = 0.1
+[workers]
+count = 3
+engine = "fake"
+kv_cache_bytes = 65536
+max_batch_requests = 16
+[supervision]
+max_restarts = 2
+backoff_s = 0.1
+"""
+
+
+class Console:
+    """``actorserve console`` as a process, with a server's runtime folder."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self.runtime_dir = runtime_dir
+
+    def __call__(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """The JSON that the console prints; empty if it prints none. Raises: AssertionError for another exit code."""
+        command = [sys.executable, "-P", "-m", "actorserve", "console", "--runtime-dir", str(self.runtime_dir)]
+        done = subprocess.run(
+            [*command, *arguments, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
+        return found
+
+    def rows(self, verb: str, *arguments: str) -> list[dict[str, Any]]:
+        """The rows of an answer, without starting a process. Raises: AssertionError if none comes."""
+        client = ConsoleClient(console_address(self.runtime_dir))
+        try:
+            answer = Session(client, 1.0).read(verb, *arguments)
+        finally:
+            client.close()
+        assert answer is not None
+        return as_objects(answer)
+
+    def states(self) -> dict[str, str]:
+        return {row["worker"]: row["state"] for row in self.rows("workers")}
+
+    def num_requests(self, worker: str) -> int:
+        rows = {row["worker"]: row for row in self.rows("workers")}
+        return int(rows[worker]["running"]) + int(rows[worker]["waiting"])
+
+    async def ask(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        return await asyncio.to_thread(self, *arguments, code=code)
+
+
+async def all_workers_have_requests(console: Console) -> None:
+    def is_so() -> bool:
+        rows = console.rows("workers")
+        return len(rows) == 3 and all(row["running"] > 0 for row in rows if row["state"] == "open")
+
+    await asyncio.to_thread(wait_until, is_so, "requests on all workers", DEADLINE_S)
+
+
+def test_workers_are_drained_restarted_and_cordoned_under_streams(tmp_path: Path) -> None:
+    """No request fails and no token differs while each worker is drained, restarted and opened again."""
+    runtime_dir = make_runtime_dir()
+    with running(tmp_path, CONFIG.format(runtime_dir=runtime_dir)) as server:
+        asyncio.run(_drain_and_restart(server, Console(runtime_dir)))
+
+
+async def _drain_and_restart(server: Server, console: Console) -> None:
+    await asyncio.to_thread(server.wait_workers, 3)
+    streams = Streams(server, NUM_STREAMS, MAX_TOKENS)
+    await streams.learn()
+    async with streams.running():
+        await all_workers_have_requests(console)
+        await console.ask("drain", "worker-0", "--wait", "--wait-s", str(DEADLINE_S))
+        assert (await asyncio.to_thread(console.states))["worker-0"] == "empty"
+        before = streams.num_answers
+        await asyncio.to_thread(wait_until, lambda: streams.num_answers > before + NUM_STREAMS, "answers", DEADLINE_S)
+        assert await asyncio.to_thread(console.num_requests, "worker-0") == 0
+        await console.ask("uncordon", "worker-0")
+        await all_workers_have_requests(console)
+        # More restarts than failures are allowed, because an operator's restart is no failure.
+        for name in ("worker-0", "worker-1", "worker-2"):
+            await console.ask("restart", name, "--yes", "--wait", "--wait-s", str(DEADLINE_S))
+        await all_workers_have_requests(console)
+    assert (await console.ask("status"))["outcome"] == "done"
+    acts = (await console.ask("audit"))["rows"]
+    assert [row["verb"] for row in acts] == ["drain", "uncordon", "restart", "restart", "restart"]
+    assert {row["outcome"] for row in acts} == {"done"}
+
+
+def test_requests_are_shown_moved_and_cancelled(tmp_path: Path) -> None:
+    """A running request is listed, moves where the operator says, and ends with an error that tells its client."""
+    runtime_dir = make_runtime_dir()
+    config = CONFIG.format(runtime_dir=runtime_dir)
+    with running(tmp_path, config) as server:
+        console = Console(runtime_dir)
+        server.wait_workers(3)
+        asyncio.run(_move_and_cancel(server, console))
+
+
+async def _move_and_cancel(server: Server, console: Console) -> None:
+    body = {"model": server.model, "prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    lines: list[str] = []
+
+    async def read() -> None:
+        url = f"{server.url}/v1/completions"
+        async with (
+            httpx.AsyncClient(timeout=DEADLINE_S) as client,
+            client.stream("POST", url, json=body) as response,
+        ):
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                lines.append(line)
+
+    reading = asyncio.create_task(read())
+
+    def request() -> dict[str, Any]:
+        rows: list[dict[str, Any]] = [row for row in console.rows("requests") if row["state"] == "running"]
+        return rows[0] if rows and rows[0]["output_tokens"] else {}
+
+    await asyncio.to_thread(wait_until, lambda: bool(request()), "a running request", DEADLINE_S)
+    found = await asyncio.to_thread(request)
+    name, here = found["request"], found["worker"]
+    there = next(worker for worker in ("worker-0", "worker-1") if worker != here)
+    await console.ask("migrate", name, there, "--dry-run")
+    await console.ask("migrate", name, there)
+    await asyncio.to_thread(wait_until, lambda: request()["worker"] == there, "the move", DEADLINE_S)
+    await console.ask("priority", name, "7")
+    assert (await asyncio.to_thread(request))["priority"] == 7
+    await console.ask("cancel", name, code=1)  # it asks first, and nobody can be asked
+    await console.ask("cancel", name, "--yes", "--id", "once")
+    await reading
+    assert any('"cancelled"' in line for line in lines)
+    await console.ask("cancel", name, "--yes", "--id", "once")  # the same answer again
+    way = [row["event"] for row in (await console.ask("show", name))["rows"]]
+    assert [event for event in way if event in ("came", "placed", "first token", "migrated", "ended")] == [
+        "came",
+        "placed",
+        "first token",
+        "migrated",
+        "ended",
+    ]
+
+
+def test_a_coordinator_that_dies_knows_cordons_and_acts_again(tmp_path: Path) -> None:
+    """No answer is exit code 3; after the restart the worker is still cordoned, and a repeated id acts only once."""
+    runtime_dir = make_runtime_dir()
+    with running(tmp_path, CONFIG.format(runtime_dir=runtime_dir)) as server:
+        console = Console(runtime_dir)
+        server.wait_workers(3)
+        console("cordon", "worker-1", "--id", "cordon")
+        server.signal("coordinator", signal.SIGSTOP)
+        console_command = ("--timeout", "0.3", "uncordon", "worker-1", "--id", "uncordon")
+        console(*console_command, code=3)
+        server.signal("coordinator", signal.SIGKILL)
+        wait_until(lambda: _states(console) == {"worker-0": "open", "worker-1": "cordoned", "worker-2": "open"}, "all")
+        assert console("cordon", "worker-1", "--id", "cordon")["outcome"] == "done"
+        assert len(console("audit")["rows"]) == 1
+        console("uncordon", "worker-1", "--id", "uncordon")
+        console("uncordon", "worker-1", "--id", "uncordon")
+        wait_until(lambda: _states(console)["worker-1"] == "open", "worker-1 to be open")
+        assert [row["verb"] for row in console("audit")["rows"]] == ["cordon", "uncordon"]
+
+
+def _states(console: Console) -> dict[str, str]:
+    """The states of the workers; empty while no coordinator answers."""
+    try:
+        return console.states()
+    except AssertionError:
+        return {}
