@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "kernels": ("kernels.kernels", "registers, spills and shared memory of the Triton kernels, without a GPU"),
     "actors": ("cluster.actors", "calls between actors and their memory, compared with Ray and bare pyzmq"),
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
+    "top": ("cluster.top", "what the console's live view of a thousand workers costs the coordinator"),
     "gateway": ("gateway.streams", "events/s that a gateway streams, compared with hypercorn and starlette alone"),
     "clients": ("gateway.clients", "what idle, unread and refused clients cost others; memory of an idle stream"),
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),

@@ -114,7 +114,8 @@ def find_limit(is_held: Callable[[float], bool], rates: tuple[int, ...]) -> floa
 
 
 class Shard:
-    """A coordinator, and the process that loads it, from their start to the end of the ``with`` block.
+    """A coordinator, and the process that loads it, from their start to the end of the ``with`` block. Their sockets
+    are in ``folder``.
 
     Raises: BenchError, if the two do not connect.
     """
@@ -149,6 +150,7 @@ class Shard:
                 json.dumps(asdict(options)),
             ]
             self._generator = stack.enter_context(running(command))
+            self.folder, self.coordinator_id = folder, self._coordinator.pid
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Self:
