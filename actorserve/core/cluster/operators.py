@@ -12,7 +12,7 @@ from actorserve.core.cluster.questions import Questions
 from actorserve.core.cluster.standing_orders import StandingOrders
 from actorserve.core.cluster.tables import host_of, host_table, state_of, top_table, worker_table
 from actorserve.core.effects import Audit, Effect, Send
-from actorserve.core.messages import ActsDone, Answer, Column, Command, Cordon, Outcome, Peer
+from actorserve.core.messages import ActsDone, Answer, Column, Command, Cordon, MigrateTo, Outcome, Peer
 from actorserve.core.operations.event_log import EventLog
 from actorserve.core.operations.process_verbs import do_in_process
 from actorserve.core.operations.results import Results
@@ -47,14 +47,20 @@ class Operators:
     """Answers the commands of operators' consoles. ``status`` gives the lines of the verb of that name."""
 
     def __init__(
-        self, fleet: Fleet, status: Callable[[], Iterable[tuple[str, object]]], more: Mapping[str, Handler]
+        self,
+        fleet: Fleet,
+        status: Callable[[], Iterable[tuple[str, object]]],
+        more: Mapping[str, Handler],
+        *,
+        moves: bool,
     ) -> None:
-        """``more``: the handlers of further verbs."""
+        """``more``: the handlers of further verbs. ``moves``: whether requests move between workers at all."""
         self.events = EventLog()
         self.orders = StandingOrders(fleet)
         self.gateways: dict[Peer, None] = {}
         self._fleet = fleet
         self._status = status
+        self._moves = moves
         self._results = Results()
         self._questions = Questions()
         self._handlers: dict[str, Handler] = {
@@ -120,6 +126,13 @@ class Operators:
 
     def next_deadline(self) -> float | None:
         return self._questions.next_deadline()
+
+    def note_moves(self, orders: Iterable[Send], now: float) -> None:
+        """Remember which workers were told to move requests to which."""
+        for order in orders:
+            if isinstance(order.message, MigrateTo) and order.message.num_bytes:
+                text = f"to {order.message.destination.name}, up to {order.message.num_bytes} bytes of KV"
+                self.events.add(now, "move", order.to.name, text)
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -210,7 +223,9 @@ class Operators:
         if not command.dry_run:
             for name in names:
                 effects += self.orders.cordon(name, cordon)
-        return done(command, f"{', '.join(names)}: {_WORDS[cordon]}")
+        stays = cordon is Cordon.EMPTYING and not self._moves
+        why = "; they end there, because migration.enabled is false" if stays else ""
+        return done(command, f"{', '.join(names)}: {_WORDS[cordon]}{why}")
 
     def _on_restart(self, command: Command, now: float, effects: list[Effect]) -> Answer:
         (name,) = command.arguments

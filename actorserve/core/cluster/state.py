@@ -27,7 +27,7 @@ from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, Waiti
 from actorserve.core.cluster.scaling import Scaling
 from actorserve.core.cluster.speeds import InstanceSpeeds
 from actorserve.core.cluster.tables import state_of
-from actorserve.core.effects import Effect, Send
+from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import (
     LOCAL,
     ActsDone,
@@ -75,7 +75,7 @@ class ClusterState:
         )
         self.num_stale_messages = 0
         live = LiveSettings(lambda: self.config, self._set_config, self.pairing, self.scaling)
-        self.operators = Operators(self.fleet, self._status, live.handlers)
+        self.operators = Operators(self.fleet, self._status, live.handlers, moves=self.pairing is not None)
         self._digests = LoadDigests(config.digest_s)
         self._speeds = InstanceSpeeds()
         self._next_round_s: float | None = None
@@ -189,11 +189,16 @@ class ClusterState:
             instances = self.fleet.instances.values()
             decided, terminating = self.scaling.round(instances, len(self.queue), self.queue.num_tokens, now)
             effects += decided
+            if StartWorker() in decided:
+                self.operators.events.add(now, "scale", "cluster", "one more worker is started")
             if terminating is not None:
                 self.fleet.drain(terminating)
+                self.operators.events.add(now, "scale", terminating.peer.name, "it is not needed now, and ends")
         if self.pairing is not None:
             self._reserve_for_first(now)
-            effects += self.pairing.round(now)
+            orders = self.pairing.round(now)
+            self.operators.note_moves(orders, now)
+            effects += orders
         if self.checkpoint_ring is not None:
             effects += self.checkpoint_ring.round(self.fleet.views.values(), now)
 

@@ -260,6 +260,28 @@ def test_events_are_numbered_and_read_from_a_number_on() -> None:
     assert table(answer(ask(coordinator, "events", "99", command_id="4")), "number")[0] == (1,)
 
 
+def test_a_drain_without_migration_says_that_requests_stay() -> None:
+    """Where migration is switched off, the requests end on the worker, and the answer tells so."""
+    text = "worker-0: gets no more requests, and its requests move away"
+    assert (
+        answer(ask(cluster(), "drain", "worker-0")).text
+        == f"{text}; they end there, because migration.enabled is false"
+    )
+    moving = Coordinator(A, B, migration=PairingConfig(10.0, 20.0, 40.0))
+    assert answer(ask(moving, "drain", "worker-0")).text == text
+
+
+def test_moves_are_events() -> None:
+    """The order to move the requests of a worker that is emptied names both workers."""
+    coordinator = Coordinator(A, B, migration=PairingConfig(1.0, 2.0, 3.0))
+    coordinator.report(A, 900)
+    coordinator.report(B, 900)
+    ask(coordinator, "drain", "worker-0")
+    coordinator.handle(Tick(), 1.0)
+    events = answer(ask(coordinator, "events", command_id="2", now=1.0))
+    assert table(events, "event", "subject", "text")[-1] == ("move", "worker-0", "to worker-1, up to 100 bytes of KV")
+
+
 def test_status_hosts_and_top_tell_of_all_workers() -> None:
     """The sums are those of the reports."""
     coordinator = cluster()

@@ -8,6 +8,7 @@ from actorserve.core.effects import Effect, End, Send
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import (
     Close,
+    Cordon,
     FinishReason,
     ModelInfo,
     Open,
@@ -186,6 +187,13 @@ def test_draining_workers_get_nothing() -> None:
     assert started(gateway.handle(Open(spec("r")), 0.0)) == [("r", B, 1)]
     assert gateway.handle(Open(spec("s")), 0.0) == []
     assert started(gateway.handle(report(2), 0.1, Peer("worker-2", 1))) == [("s", Peer("worker-2", 1), 1)]
+
+
+def test_cordoned_workers_get_nothing() -> None:
+    """A worker's report tells of the cordon, so it holds while the coordinator that ordered it is gone."""
+    gateway = alone({A: report(cordon=Cordon.CORDONED), B: report(num_free_blocks=1)})
+    assert started(gateway.handle(Open(spec("r")), 0.0)) == [("r", B, 1)]
+    assert gateway.handle(Open(spec("s")), 0.0) == []
 
 
 def test_a_refused_request_goes_elsewhere_under_a_new_epoch() -> None:

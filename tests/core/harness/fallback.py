@@ -5,6 +5,7 @@ from math import inf
 from actorserve.core.effects import Effect, Send
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.messages import (
+    Cordon,
     LoadDigest,
     LoadReport,
     Peer,
@@ -30,6 +31,7 @@ def report(
     num_waiting: int = 0,
     *,
     draining: bool = False,
+    cordon: Cordon = Cordon.OPEN,
 ) -> LoadReport:
     """The report of a worker with ten blocks of four tokens."""
     used_bytes = (NUM_BLOCKS - num_free_blocks) * BLOCK_BYTES
@@ -46,6 +48,7 @@ def report(
         accepted=accepted,
         draining=draining,
         kv_needed_bytes=used_bytes,
+        cordon=cordon,
     )
 
 
