@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from actorserve.errors import SettingsError
 from actorserve.nearest import unknown
 from actorserve.options import (
+    MAX_S,
     MAX_WORKERS,
     ClusterOptions,
     MigrationOptions,
@@ -79,6 +80,12 @@ class HttpSettings(_Section):
     )
     keep_alive_s: float = Field(
         15.0, gt=0, description="a stream that was silent for this time gets a comment, so that proxies do not close it"
+    )
+    lame_duck_s: float = Field(
+        0.0,
+        ge=0,
+        le=MAX_S,
+        description="time in which a gateway that was told to stop still takes requests, while /ready answers 503",
     )
     template_timeout_s: float = Field(5.0, gt=0, description="longest computing time for rendering a chat template")
     grammar_timeout_s: float = Field(

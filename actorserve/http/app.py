@@ -63,14 +63,16 @@ def create_app(
     counts: HostCounts | None = None,
     open_requests: OpenRequests | None = None,
     clock: Callable[[], float] = time.monotonic,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
     """The app that serves ``description``'s model through ``service``. ``clock`` measures latencies, in seconds.
+    ``/ready`` tells load balancers to send no more once ``is_stopping()``.
 
     Clients may also call the model by its ``aliases``. The parsers find tool calls and thoughts in its text.
     ``counts`` and ``open_requests`` are shared with the other gateways of the host; by default there are none.
 
-    Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health`` and ``/ping`` needs one
-    of them.
+    Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health``, ``/ready`` and ``/ping``
+    needs one of them.
     """
     models = ServedModels(service, aliases)
     dialect = Dialect(template.source if template else None, tokenizer, tool_parser, reasoning_parser)
@@ -85,7 +87,7 @@ def create_app(
     openai = OpenAIEndpoints(tokenizer, translator, answers, requests)
     responses = ResponsesEndpoints(tokenizer, translator, answers, requests)
     anthropic = AnthropicEndpoints(prompts, translator, answers, requests)
-    status = StatusEndpoints(service, metrics)
+    status = StatusEndpoints(service, metrics, is_stopping)
     tokenizing = TokenizerEndpoints(tokenizer, models, prompts, requests)
     groups = (openai, responses, anthropic, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
     routes = [route for group in groups for route in group.routes()]

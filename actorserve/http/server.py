@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 
 from actorserve.errors import ActorserveError
 from actorserve.http.direct_stream import DirectStream
+from actorserve.http.listener import ignore_new_connections
 
 BACKLOG = 4096
 KEEP_ALIVE_TIMEOUT_S = 75.0
@@ -42,6 +43,8 @@ _CUT_AFTER_S = 1.0
 _CUT_AGAIN_S = 0.1
 _QUICK_BYTES = 16 * 1024
 """A connection with so little in its buffer does not wait: asyncio's limit is higher."""
+_ARRIVING_S = 0.1
+"""How long connections that clients have begun may take to arrive, before the listener is closed."""
 _CLOSE_TIMEOUT_S = 10.0
 """How long a client may take to read the rest of its last answer, before the connection is aborted."""
 _CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # hypercorn's names
@@ -91,12 +94,14 @@ async def serve(
     give_up: Callable[[], None],
     tls: ssl.SSLContext | None = None,
     write_timeout_s: float = math.inf,
+    lame_duck_s: float = 0.0,
 ) -> None:
     """Serve ``app`` on ``listener`` (from ``bind``; closed at the end) until ``shutdown()`` returns.
 
-    Then no new connection is accepted, and open answers may go on for ``drain_timeout_s``. After that ``give_up()``
-    must end all answers, and connections that are still open a moment later are cancelled. If this call is cancelled,
-    all connections are cancelled.
+    Then it serves as before for ``lame_duck_s``, except that each answer asks its client to close the connection. Then
+    no new connection is accepted, idle ones are closed, and open answers may go on for ``drain_timeout_s``. After that
+    ``give_up()`` must end all answers, and connections that are still open a moment later are cancelled. If this call
+    is cancelled, all connections are cancelled.
 
     With ``tls`` all connections are encrypted. A client that reads nothing of its answer for ``write_timeout_s`` loses
     its connection.
@@ -105,7 +110,8 @@ async def serve(
     config = _Config()
     config.tls = tls
     config.write_timeout_s = write_timeout_s
-    config.bind = [f"fd://{listener.detach()}"]
+    descriptor = listener.detach()
+    config.bind = [f"fd://{descriptor}"]
     config.backlog = BACKLOG
     config.graceful_timeout = 0.0
     config.keep_alive_timeout = KEEP_ALIVE_TIMEOUT_S
@@ -130,6 +136,10 @@ async def serve(
     async def shut_down() -> None:
         nonlocal giving_up, cut
         await shutdown()
+        config.keep_alive_max_requests = 0  # hypercorn adds `connection: close` to answers
+        await asyncio.sleep(lame_duck_s)
+        ignore_new_connections(descriptor)
+        await asyncio.sleep(_ARRIVING_S)
         config.graceful_timeout = drain_timeout_s + _ERROR_GRACE_S
         giving_up = loop.call_later(drain_timeout_s, give_up)
         cut = loop.call_later(drain_timeout_s + _ERROR_GRACE_S + _CUT_AFTER_S, cut_connections)

@@ -82,7 +82,7 @@ def supervision_tree(
         ),
         spare=workers[placement.num_workers :],
         limits=RestartLimits(rules.max_restarts, rules.window_s, rules.backoff_s, rules.max_backoff_s),
-        drain_timeout_s=settings.cluster.drain_timeout_s,
+        drain_timeout_s=settings.http.lame_duck_s + settings.cluster.drain_timeout_s,
         num_draining_stages=last,
     )
 

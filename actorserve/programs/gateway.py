@@ -74,6 +74,7 @@ async def _run(child: Child) -> None:
     max_open_requests = -(-settings.http.max_open_requests // child.count)
     actor = GatewayActor(GatewayState(config), node, max_open_requests)
     template = _template(description, settings)
+    ending = asyncio.Event()
     app = create_app(
         actor,
         tokenizer,
@@ -86,8 +87,8 @@ async def _run(child: Child) -> None:
         api_keys=keys,
         counts=HostCounts(child.runtime_dir / COUNTS, child.file_name),
         open_requests=OpenRequests(HostCounts(child.runtime_dir / OPEN_COUNTS, child.file_name, keeps=False)),
+        is_stopping=ending.is_set,
     )
-    ending = asyncio.Event()
     child.reloads.start()
     on_termination(ending.set)
     on_reload([part.reload for part in (keys, tls) if part is not None])
@@ -108,6 +109,7 @@ async def _run(child: Child) -> None:
             give_up=actor.give_up,
             tls=None if tls is None else tls.context,
             write_timeout_s=http.write_timeout_s,
+            lame_duck_s=settings.http.lame_duck_s,
         )
         reporting.cancel()
         actor.stop()

@@ -232,10 +232,13 @@ def app_for(
     settings: HttpSettings | None = None,
     api_keys: ApiKeys | None = None,
     template: str = TEMPLATE,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
     settings = settings or HttpSettings()
     chat_template = ChatTemplate(template, {}, timeout_s=settings.template_timeout_s)
-    return create_app(service, TOKENIZER, chat_template, DESCRIPTION, settings, api_keys=api_keys)
+    return create_app(
+        service, TOKENIZER, chat_template, DESCRIPTION, settings, api_keys=api_keys, is_stopping=is_stopping
+    )
 
 
 def client_for(
@@ -257,31 +260,36 @@ async def serving(
     give_up: Callable[[], None] = lambda: None,
     tls: ssl.SSLContext | None = None,
     write_timeout_s: float = math.inf,
+    stop: asyncio.Event | None = None,
+    lame_duck_s: float = 0.0,
+    port: int = 0,
 ) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """The app behind the real server on a free loopback port: its URL, and the event that ends it.
+    """The app behind the real server on a loopback port: its URL, and the event that ends it.
 
-    Its connections have the listener's send buffer.
+    Port 0 is a free one; several servers share any other. Its connections have the listener's send buffer.
     """
-    stop = asyncio.Event()
+    stop = stop or asyncio.Event()
 
     async def shutdown() -> None:
         await stop.wait()
 
-    listener = bind("127.0.0.1", 0)
+    listener = bind("127.0.0.1", port, shared=port > 0)
     if send_buffer_bytes is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     port = listener.getsockname()[1]
     async with asyncio.timeout(3 * DEADLINE_S), asyncio.TaskGroup() as group:
-        serving = serve(
-            app,
-            listener,
-            shutdown=shutdown,
-            drain_timeout_s=drain_timeout_s,
-            give_up=give_up,
-            tls=tls,
-            write_timeout_s=write_timeout_s,
+        group.create_task(
+            serve(
+                app,
+                listener,
+                shutdown=shutdown,
+                drain_timeout_s=drain_timeout_s,
+                give_up=give_up,
+                tls=tls,
+                write_timeout_s=write_timeout_s,
+                lame_duck_s=lame_duck_s,
+            )
         )
-        group.create_task(serving)
         try:
             yield f"http://127.0.0.1:{port}", stop
         finally:

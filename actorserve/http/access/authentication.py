@@ -1,7 +1,7 @@
 """Which requests are allowed, and with which priority.
 
-All routes except ``/health`` and ``/ping`` need a key, as ``Authorization: Bearer KEY`` or, from Anthropic's clients,
-as ``x-api-key: KEY``.
+All routes except ``/health``, ``/ready`` and ``/ping`` need a key, as ``Authorization: Bearer KEY`` or, from
+Anthropic's clients, as ``x-api-key: KEY``.
 
 Every wrong or missing key gets the same 401, before anything else of the request is read.
 """
@@ -19,7 +19,7 @@ from actorserve.http.access.request_id import work_name_of
 from actorserve.http.errors import RequestFailedError, error_response
 from actorserve.http.record import record_of
 
-OPEN_PATHS = ("/health", "/ping")
+OPEN_PATHS = ("/health", "/ready", "/ping")
 _SCOPE_KEY = "actorserve.api_key"
 _RETRY_S = 1.0
 

@@ -229,7 +229,7 @@ class ModelList(AnswerPart):
 class Health(AnswerPart):
     """``instances`` workers are up."""
 
-    status: Literal["ok", "unavailable"]
+    status: Literal["ok", "unavailable", "stopping"]
     instances: int
 
 

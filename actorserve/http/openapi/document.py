@@ -64,8 +64,8 @@ def make_document(
                 "key": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "needed on every route except /health and /ping if the operator has set API keys; "
-                    "it may also come in the header x-api-key",
+                    "description": "needed on every route except /health, /ready and /ping if the operator has set "
+                    "API keys; it may also come in the header x-api-key",
                 }
             },
         },

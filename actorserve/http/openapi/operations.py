@@ -167,6 +167,12 @@ OPERATIONS = (
     ),
     Operation(
         "GET",
+        "/ready",
+        "Whether to send requests here: as /health, and 503 as soon as the server was told to stop; it needs no key",
+        {200: answers.Health, 503: answers.Health},
+    ),
+    Operation(
+        "GET",
         "/ping",
         "As /health",
         {200: answers.Health, 503: answers.Health},
