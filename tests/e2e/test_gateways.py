@@ -1,4 +1,4 @@
-"""Two gateways of one host behind one port, and kill -9 of one of them."""
+"""Two gateways of one host behind one port, when one of them is killed, or told to stop."""
 
 import hashlib
 import json
@@ -69,6 +69,8 @@ def gateway_of(server: Server, connection: socket.socket) -> str:
     inode = next(row[9] for row in rows if row[2].endswith(f":{port:04X}"))
     for name in ("gateway-0", "gateway-1"):
         pid = server.pid(name)
+        if pid is None:
+            continue
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             try:
                 if str(descriptor.readlink()) == f"socket:[{inode}]":
@@ -89,8 +91,8 @@ def metric(server: Server, name: str, gateway: str) -> float:
 
 
 def test_a_killed_gateway_costs_only_its_own_streams(server: Server) -> None:
-    """After kill -9 of one gateway the other's streams end well, the sums keep what the dead one counted, its share of
-    a key's limit is given back, and both serve again.
+    """After kill -9 of one gateway the other serves new clients at once and its streams end well, the sums keep what
+    the dead one counted, its share of a key's limit is given back, and both serve again.
     """
     with ExitStack() as stack:
         streams = [Stream(server, 3000, stack) for _ in range(MAX_OPEN)]
@@ -104,6 +106,8 @@ def test_a_killed_gateway_costs_only_its_own_streams(server: Server) -> None:
         counted = metric(server, "vllm:generation_tokens_total", "gateway-1")
         first = server.pid("gateway-0")
         server.signal("gateway-0", signal.SIGKILL)
+        wait_until(lambda: server.pid("gateway-0") != first, "the end of the killed gateway")
+        assert [served_by(server) for _ in range(6)] == ["gateway-1"] * 6
         for stream in streams:
             assert stream.ends_well() == (stream.gateway == "gateway-1")
     wait_until(lambda: server.pid("gateway-0") not in (None, first), "the restart")
@@ -126,6 +130,31 @@ def ready(server: Server) -> bool:
             if answer.status_code == httpx.codes.OK:
                 seen.add(gateway_of(server, answer.extensions["network_stream"].get_extra_info("socket")))
     return len(seen) == 2
+
+
+def test_a_gateway_that_is_told_to_stop_loses_no_request(server: Server) -> None:
+    """While one gateway after the other is stopped and restarted, every stream and every new connection is served."""
+    with ExitStack() as stack:
+        streams = [Stream(server, 3000, stack) for _ in range(MAX_OPEN - 1)]
+        while len({stream.gateway for stream in streams}) < 2:
+            stack.close()
+            streams = [Stream(server, 3000, stack) for _ in range(MAX_OPEN - 1)]
+        for gateway in ("gateway-0", "gateway-1"):
+            first = server.pid(gateway)
+            server.signal(gateway, signal.SIGTERM)
+            while server.pid(gateway) == first:
+                assert httpx.get(f"{server.url}/version", headers=HEADERS).status_code == httpx.codes.OK
+            for stream in streams:
+                if stream.gateway == gateway:
+                    assert stream.ends_well()
+            wait_until(lambda: ready(server), "both gateways")
+
+
+def served_by(server: Server) -> str:
+    """The gateway that answers a new client."""
+    with httpx.Client(timeout=60) as client, client.stream("GET", f"{server.url}/health") as answer:
+        assert answer.status_code == httpx.codes.OK
+        return gateway_of(server, answer.extensions["network_stream"].get_extra_info("socket"))
 
 
 def test_a_port_in_use_is_found(server: Server, tmp_path: Path, default_model_path: Path) -> None:
