@@ -81,6 +81,7 @@ class WorkerActor(ClusterActor):
         """
         if not self._was_terminated:
             self._was_terminated = True
+            self._status.stopping(timeout_s)
             self.tell(Drain())
             asyncio.get_running_loop().call_later(timeout_s, self._drained.set)
 

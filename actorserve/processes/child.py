@@ -14,6 +14,7 @@ from actorserve.cluster.network import HostNetwork, LocalNetwork, Network
 from actorserve.errors import ActorserveError, SettingsError
 from actorserve.processes.reload import Reloads
 from actorserve.processes.status import Reporter, attach
+from actorserve.processes.systemd import attach_to_systemd
 from actorserve.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,8 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
     reloads = Reloads()
     reloads.catch_early()
     reporter = attach()
+    if not reporter.is_heard:
+        reporter = attach_to_systemd()
     parsed = _parse(program, arguments)
     logs.configure(parsed.name)
     try:

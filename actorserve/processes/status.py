@@ -1,7 +1,8 @@
 """A child's side of supervision: it reports the progress of its start, and dies with its parent.
 
 The parent (``actors.supervisor``) passes the descriptor of a pipe in ``ACTORSERVE_STATUS_FD`` and its own process id in
-``ACTORSERVE_PARENT_PID``. Without them, as under systemd, the process reports nothing and does not die with its parent.
+``ACTORSERVE_PARENT_PID``. Without them the process does not die with its parent, and reports to nothing but systemd
+(``systemd``).
 A report is one JSON line, such as ``{"status": "loading", "progress": 0.4, "text": "..."}``. The coordinator also asks
 for workers on this pipe (``wants_worker``); the parent answers with a signal when no worker will come.
 """
@@ -102,6 +103,15 @@ class Reporter:
     def restarts(self, text: str) -> None:
         """Report in one line why the process ends now. The parent starts it again at once, and counts no failure."""
         self._send(Status(Phase.RESTARTS, text))
+
+    def say(self, text: str) -> None:
+        """Show a line about a process that serves. A parent has seen it itself."""
+
+    def stopping(self, within_s: float) -> None:
+        """Report that the process was told to end, and may take ``within_s`` to finish its work.
+
+        A parent knows, because it told the process itself.
+        """
 
     def want_worker(self) -> None:
         """Ask for one more worker. The caller must handle the signal ``NO_WORKER``."""

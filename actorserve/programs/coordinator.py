@@ -31,6 +31,11 @@ async def _run(child: Child) -> None:
     actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status), desk)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())
     child.reloads.start()
-    on_termination(actor.stop)
+
+    def end() -> None:
+        child.status.stopping(0.0)
+        actor.stop()
+
+    on_termination(end)
     child.status.ready()
     await actor.run()

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import uvloop
@@ -33,6 +34,7 @@ _GENERATIONS = (20, 20)  # how many searches of one generation precede one of th
 _SWITCH_S = 0.0005
 """How long a thread that reads a prompt may keep Python's lock while the event loop wants it. The loop takes the lock
 again after each system call, so with Python's 5 ms a long prompt delayed each token by many times that."""
+_WAITING_S = 60.0
 
 
 class DrainError(ActorserveError):
@@ -90,8 +92,14 @@ async def _run(child: Child) -> None:
         is_stopping=ending.is_set,
     )
     child.reloads.start()
-    on_termination(ending.set)
     on_reload([part.reload for part in (keys, tls) if part is not None])
+    drain_timeout_s, lame_duck_s = settings.cluster.drain_timeout_s, settings.http.lame_duck_s
+
+    def end() -> None:
+        child.status.stopping(lame_duck_s + drain_timeout_s)
+        ending.set()
+
+    on_termination(end)
     _collect_garbage_rarely()
     sys.setswitchinterval(_SWITCH_S)
     # A gateway that still loads must not get connections, because other gateways could serve them.
@@ -100,7 +108,6 @@ async def _run(child: Child) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(actor.run(), name="actor")
         reporting = group.create_task(_report_ready(child, actor), name="ready")
-        drain_timeout_s = settings.cluster.drain_timeout_s
         await serve(
             app,
             listener,
@@ -109,7 +116,7 @@ async def _run(child: Child) -> None:
             give_up=actor.give_up,
             tls=None if tls is None else tls.context,
             write_timeout_s=http.write_timeout_s,
-            lame_duck_s=settings.http.lame_duck_s,
+            lame_duck_s=lame_duck_s,
         )
         reporting.cancel()
         actor.stop()
@@ -128,8 +135,10 @@ def _collect_garbage_rarely() -> None:
 
 
 async def _report_ready(child: Child, actor: GatewayActor) -> None:
-    child.status.loading("waiting for a worker")
-    await actor.available.wait()
+    while not actor.available.is_set():
+        child.status.loading("waiting for a worker")  # once more, because systemd gives up on a start that is silent
+        with suppress(TimeoutError):
+            await asyncio.wait_for(actor.available.wait(), _WAITING_S)
     child.status.ready()
 
 

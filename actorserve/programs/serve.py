@@ -26,8 +26,11 @@ from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_te
 from actorserve.processes.reload import Hangup
 from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
 from actorserve.processes.signals import on_termination
+from actorserve.processes.status import Reporter
 from actorserve.processes.supervision import News, Restarting, SupervisionTree
 from actorserve.processes.supervision_tree import HostShare, supervision_tree
+from actorserve.processes.systemd import attach_to_systemd
+from actorserve.processes.unit_news import UnitNews
 from actorserve.settings import Settings
 
 
@@ -37,15 +40,17 @@ def serve(settings: Settings) -> bool:
     Raises: ActorserveError when the server cannot start or cannot go on; KeyboardInterrupt for a Ctrl-C or SIGTERM
     that comes before its children run.
     """
+    unit = attach_to_systemd()
     _end_as_ctrl_c_does()
     settings = _with_http_checked(settings)
     with ProgressDisplay(Console(stderr=True)) as display:
         settings, placement = launch.resolve_workers(settings)
-        return _run(_resolve_model(settings, display), placement, display)
+        return _run(_resolve_model(settings, display, unit), placement, display, unit)
 
 
 def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
     """Run the share of the host called ``name`` until it is told to end. Returns and raises as ``serve``."""
+    unit = attach_to_systemd()
     _end_as_ctrl_c_does()
     cluster_toml = read_cluster_text(cluster_file)
     cluster = parse_cluster(cluster_toml, cluster_file)
@@ -59,13 +64,17 @@ def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
     with ProgressDisplay(Console(stderr=True)) as display:
         settings, placement = _place_share(settings, cluster, host)
         if host.gateways or host.workers:
-            settings = _resolve_model(settings, display)
+            settings = _resolve_model(settings, display, unit)
         share = HostShare(name, cluster_toml, host is cluster.coordinator_host, host.gateways)
-        return _run(settings, placement, display, share)
+        return _run(settings, placement, display, unit, share)
 
 
 def _run(
-    settings: Settings, placement: launch.Placement, display: ProgressDisplay, share: HostShare | None = None
+    settings: Settings,
+    placement: launch.Placement,
+    display: ProgressDisplay,
+    unit: Reporter,
+    share: HostShare | None = None,
 ) -> bool:
     """Run the children, whose settings are resolved. Returns as ``serve``."""
     with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as folder:
@@ -74,7 +83,8 @@ def _run(
             (folder / CLUSTER).write_text(share.cluster_toml, encoding="utf-8")
         tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
         usage = f"ready: host {share.name}\n" if share is not None and not share.num_gateways else _usage(settings)
-        return asyncio.run(_supervise(tree, StartDisplay(display, usage), folder))
+        news = UnitNews(StartDisplay(display, usage).show, unit, tree.drain_timeout_s)
+        return asyncio.run(_supervise(tree, news, folder))
 
 
 def _end_as_ctrl_c_does() -> None:
@@ -134,12 +144,15 @@ def _usage(settings: Settings) -> str:
     return usage_text(f"{scheme}://{host}:{settings.http.port}", settings.model.name or "")
 
 
-def _resolve_model(settings: Settings, display: ProgressDisplay) -> Settings:
+def _resolve_model(settings: Settings, display: ProgressDisplay, unit: Reporter) -> Settings:
     """The settings with the model's path on disk and its name. A model that is missing on disk is downloaded first."""
+
+    def show(done: int, total: int) -> None:
+        display.update("model", "downloading", done / total)
+        unit.loading("downloading the model", done / total)
+
     load_format = settings.model.load_format
-    path = locate(
-        settings.model.path, lambda done, total: display.update("model", "downloading", done / total), load_format
-    )
+    path = locate(settings.model.path, show, load_format)
     hub = hub_name(settings.model.path)
     name = settings.model.name or (describe(path, load_format).name if hub is None else hub.served_name)
     return launch.replace(settings, "model", path=str(path), name=name)
