@@ -10,6 +10,7 @@ from actorserve import __version__, logs
 from actorserve.cluster.file import DEFAULT_CLUSTER_FILE
 from actorserve.errors import ActorserveError
 from actorserve.processes.child import run_child
+from actorserve.processes.process_file import become
 from actorserve.programs.config_check import USUAL_FILES, check_files
 from actorserve.programs.serve import serve, serve_host
 from actorserve.settings import Settings, load_settings
@@ -48,6 +49,7 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         choices=("auto", "int8", "int4", "float32", "bfloat16"),
         help="number format that workers compute with (auto: int8 on CPUs, bfloat16 on GPUs)",
     )
+    _add_prepare(parser)
     parser.add_argument("--engine", choices=("torch", "fake"), help=argparse.SUPPRESS)
     parser.set_defaults(run=_serve)
 
@@ -69,7 +71,18 @@ def _host_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="settings file; config/actorserve.toml shows all settings"
     )
+    _add_prepare(parser)
     parser.set_defaults(run=_host)
+
+
+def _add_prepare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prepare",
+        type=Path,
+        metavar="DIR",
+        help="start nothing: download the model, share out the devices, and keep in this runtime folder how to start "
+        "each process (actorserve process), for units of systemd",
+    )
 
 
 def _config_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -86,12 +99,24 @@ def _config_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     check.set_defaults(run=lambda arguments: _check_config(check, arguments))
 
 
+def _process_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "process",
+        help="run one process of a prepared server",
+        description="Run one process of a server that `actorserve serve --prepare DIR`, or `host`, has prepared, as its units do.",
+    )
+    parser.add_argument("name", metavar="NAME", help="coordinator, gateway-0, worker-0, ...")
+    parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR", help="folder that was prepared")
+    parser.set_defaults(run=lambda arguments: become(arguments.name, arguments.runtime_dir))
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="actorserve", description="An LLM inference server for bare metal.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _serve_parser(commands)
     _host_parser(commands)
+    _process_parser(commands)
     _config_parser(commands)
     commands.add_parser("console", help="watch and steer a running server")  # main hands its arguments on
     return parser
@@ -110,6 +135,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
                 "load_format": arguments.load_format,
                 "dtype": arguments.dtype,
             },
+            "cluster": {"runtime_dir": arguments.prepare},
             "workers": {"count": arguments.workers, "device": arguments.device, "engine": arguments.engine},
         },
     )
@@ -118,12 +144,13 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 def _serve(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     logs.configure("serve", settings.log.level, settings.log.format)
-    return 0 if serve(settings) else EXIT_INTERRUPTED
+    return 0 if serve(settings, prepares=arguments.prepare is not None) else EXIT_INTERRUPTED
 
 
 def _host(arguments: argparse.Namespace) -> int:
-    settings = load_settings(arguments.config)
-    return 0 if serve_host(settings, arguments.cluster, arguments.name) else EXIT_INTERRUPTED
+    prepares = arguments.prepare is not None
+    settings = load_settings(arguments.config, {"cluster": {"runtime_dir": arguments.prepare}})
+    return 0 if serve_host(settings, arguments.cluster, arguments.name, prepares=prepares) else EXIT_INTERRUPTED
 
 
 def _check_config(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:

@@ -95,7 +95,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "actorserve.http",
         *BASE,
     ),
-    "actorserve.cli": ("actorserve.programs", *BASE),
+    "actorserve.cli": ("actorserve.programs", "actorserve.processes", *BASE),
     "actorserve.__main__": ("actorserve.cli",),
     "workers": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
     "tools": ("actorserve", "workers"),

@@ -101,8 +101,10 @@ def find_gpus() -> tuple[Gpu, ...]:
         raise LaunchError(f"cannot list the GPUs: {error}") from None
 
 
-def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> Placement:
+def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int, *, as_units: bool = False) -> Placement:
     """The default is one worker per GPU, or two CPU workers. Spare workers are those that scaling may add.
+
+    ``as_units``: the workers are units of systemd, not children of a supervisor.
 
     Raises: SettingsError for settings that this machine cannot meet.
     """
@@ -111,7 +113,7 @@ def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> 
         gpus = ()
     elif wanted.device == "cuda" and not gpus:
         raise SettingsError("workers.device is cuda, but no GPU can be used here")
-    count, most = _num_workers(settings, len(gpus) or DEFAULT_CPU_WORKERS)
+    count, most = _num_workers(settings, len(gpus) or DEFAULT_CPU_WORKERS, as_units)
     if gpus and most > len(gpus) and wanted.kv_cache_bytes is None:
         raise SettingsError(
             f"{most} workers would share {len(gpus)} GPU(s): set workers.kv_cache_bytes, the KV memory of one worker"
@@ -119,7 +121,7 @@ def place_workers(settings: Settings, gpus: tuple[str, ...], num_cores: int) -> 
     return Placement(count, gpus, wanted.threads or max(1, num_cores // most), most - count)
 
 
-def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
+def _num_workers(settings: Settings, usual: int, as_units: bool) -> tuple[int, int]:
     """How many workers run on this machine from the start, and the maximum."""
     scaling, count = settings.scaling, settings.workers.count
     if scaling.max_workers is None:
@@ -129,17 +131,19 @@ def _num_workers(settings: Settings, usual: int) -> tuple[int, int]:
         count = min(max(usual, least), most)
     elif not least <= count <= most:
         raise SettingsError(f"workers.count is {count}, but scaling allows {least} to {most} workers")
-    return count, most if scaling.start_with == "processes" else count
+    if as_units and scaling.start_with == "processes":
+        raise SettingsError('scaling.start_with is "processes", which needs a supervisor: choose "systemd" for units')
+    return count, most if scaling.start_with == ("systemd" if as_units else "processes") else count
 
 
-def resolve_workers(settings: Settings) -> tuple[Settings, Placement]:
+def resolve_workers(settings: Settings, *, as_units: bool = False) -> tuple[Settings, Placement]:
     """The settings with all of the workers' values filled in that follow from this machine, and each worker's device.
 
     Raises: SettingsError for settings that this machine cannot meet; LaunchError.
     """
     asks_driver = settings.workers.device != "cpu" and settings.workers.engine != "fake"
     gpus = find_gpus() if asks_driver else ()
-    placement = place_workers(settings, tuple(gpu.selector for gpu in gpus), usable_cores())
+    placement = place_workers(settings, tuple(gpu.selector for gpu in gpus), usable_cores(), as_units=as_units)
     # The smallest GPU decides, because a request may move from any worker to any other.
     usual = gpu_limits(min(gpu.memory_bytes for gpu in gpus)) if placement.selectors else CPU_LIMITS
     limits = settings.workers.batch_limits(usual)

@@ -23,6 +23,7 @@ from actorserve.model_files.locate import hub_name, locate
 from actorserve.options import MAX_WORKERS
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
+from actorserve.processes.process_file import write_processes
 from actorserve.processes.reload import Hangup
 from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
 from actorserve.processes.signals import on_termination
@@ -34,8 +35,10 @@ from actorserve.processes.unit_news import UnitNews
 from actorserve.settings import Settings
 
 
-def serve(settings: Settings) -> bool:
+def serve(settings: Settings, *, prepares: bool = False) -> bool:
     """Run a server until it is told to end. Returns whether its children finished the requests in flight.
+
+    If it only ``prepares``, it does all that comes before its children, and leaves them to units of systemd.
 
     Raises: ActorserveError when the server cannot start or cannot go on; KeyboardInterrupt for a Ctrl-C or SIGTERM
     that comes before its children run.
@@ -44,11 +47,11 @@ def serve(settings: Settings) -> bool:
     _end_as_ctrl_c_does()
     settings = _with_http_checked(settings)
     with ProgressDisplay(Console(stderr=True)) as display:
-        settings, placement = launch.resolve_workers(settings)
-        return _run(_resolve_model(settings, display, unit), placement, display, unit)
+        settings, placement = launch.resolve_workers(settings, as_units=prepares)
+        return _run(_resolve_model(settings, display, unit), placement, display, unit, prepares=prepares)
 
 
-def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
+def serve_host(settings: Settings, cluster_file: Path, name: str, *, prepares: bool = False) -> bool:
     """Run the share of the host called ``name`` until it is told to end. Returns and raises as ``serve``."""
     unit = attach_to_systemd()
     _end_as_ctrl_c_does()
@@ -62,11 +65,11 @@ def serve_host(settings: Settings, cluster_file: Path, name: str) -> bool:
     if host.gateways:
         settings = _with_http_checked(launch.replace(settings, "http", gateways=host.gateways))
     with ProgressDisplay(Console(stderr=True)) as display:
-        settings, placement = _place_share(settings, cluster, host)
+        settings, placement = _place_share(settings, cluster, host, as_units=prepares)
         if host.gateways or host.workers:
             settings = _resolve_model(settings, display, unit)
         share = HostShare(name, cluster_toml, host is cluster.coordinator_host, host.gateways)
-        return _run(settings, placement, display, unit, share)
+        return _run(settings, placement, display, unit, share, prepares=prepares)
 
 
 def _run(
@@ -75,6 +78,8 @@ def _run(
     display: ProgressDisplay,
     unit: Reporter,
     share: HostShare | None = None,
+    *,
+    prepares: bool,
 ) -> bool:
     """Run the children, whose settings are resolved. Returns as ``serve``."""
     with runtime_folder(settings.cluster, (COUNTS, OPEN_COUNTS)) as folder:
@@ -82,6 +87,9 @@ def _run(
         if share is not None:  # what was checked, so that an edit since then cannot change half of the children
             (folder / CLUSTER).write_text(share.cluster_toml, encoding="utf-8")
         tree = supervision_tree(placement, settings, folder / SETTINGS, folder, share)
+        if prepares:
+            write_processes(tree, folder)
+            return True
         usage = f"ready: host {share.name}\n" if share is not None and not share.num_gateways else _usage(settings)
         news = UnitNews(StartDisplay(display, usage).show, unit, tree.drain_timeout_s)
         return asyncio.run(_supervise(tree, news, folder))
@@ -121,7 +129,9 @@ def _check_addresses(cluster: ClusterFile, host: Host) -> None:
         raise SettingsError(f"host {host.name} cannot run here: {error}") from None
 
 
-def _place_share(settings: Settings, cluster: ClusterFile, host: Host) -> tuple[Settings, launch.Placement]:
+def _place_share(
+    settings: Settings, cluster: ClusterFile, host: Host, *, as_units: bool
+) -> tuple[Settings, launch.Placement]:
     """The settings and the devices of the host's workers.
 
     Raises: SettingsError for settings that this machine cannot meet; LaunchError.
@@ -131,7 +141,7 @@ def _place_share(settings: Settings, cluster: ClusterFile, host: Host) -> tuple[
         placement = launch.Placement(0, (), 1)
     else:
         alone = launch.replace(launch.replace(settings, "scaling", max_workers=None), "workers", count=host.workers)
-        resolved, placement = launch.resolve_workers(alone)
+        resolved, placement = launch.resolve_workers(alone, as_units=as_units)
         settings = launch.replace(resolved, "scaling", max_workers=most)
     # The coordinator scales the whole cluster.
     num_workers = sum(each.workers for each in cluster.hosts)
