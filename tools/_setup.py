@@ -249,6 +249,9 @@ def run_compiled_tests(python: str, spread: Sequence[str]) -> int:
 def main(arguments: Sequence[str]) -> int:
     name, *rest = arguments
     python = str(python_of(ROOT))
+    if name == "install":  # it needs no packages, and runs on hosts that shall not get a .venv here
+        os.environ["PYTHONPATH"] = str(ROOT)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "tools.installing", *rest])
     try:
         ensure(ROOT, COMMANDS[name])
         # -P: a file in the caller's folder cannot replace a module of the same name.

@@ -1,0 +1,221 @@
+"""tools/install lays a host's share out below a temporary root, and takes it away; systemd-analyze reads its units."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+
+from actorserve.settings import load_settings
+
+ROOT = Path(__file__).resolve().parents[2]
+UNITS = "usr/local/lib/systemd/system"
+SERVICES = ("actorserve.service", "actorserve-prepare.service", "actorserve-worker@0.service")
+SERVICES_WITHOUT_GPU = ("actorserve-coordinator.service", "actorserve-gateway@0.service")
+MAX_EXPOSURE = 2.2  # of 10; a service without any protection has 9.6
+GRACE_S = 20.0  # for a process whose requests have ended
+STUBS = ("sysinit.target", "basic.target", "shutdown.target", "network-online.target", "multi-user.target")
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to the system user")
+needs_analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
+needs_unshare = pytest.mark.skipif(
+    subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "true"], check=False).returncode != 0,
+    reason="this machine allows no new namespaces",
+)
+
+
+def run(*arguments: object, inside: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """``tools/install`` with this Python's environment; ``inside``: a command that runs it."""
+    command = [*inside, sys.executable, "-P", "-m", "tools.installing", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root into which a host's share was installed."""
+    root = tmp_path / "root"
+    done = run("--root", root, "--venv", sys.prefix)
+    assert (done.returncode, done.stderr) == (0, "")
+    return root
+
+
+def files(root: Path) -> dict[str, str]:
+    """The text of each of our files below ``root``."""
+    found = {}
+    for path in sorted(root.rglob("*actorserve*")) + sorted((root / "etc/actorserve").rglob("*")):
+        if path.is_file():
+            found[str(path.relative_to(root))] = path.read_text()
+    return found
+
+
+def test_a_dry_run_prints_the_steps_and_does_none(tmp_path: Path) -> None:
+    """Without root, too, --dry-run says what an installation would do, and changes nothing."""
+    done = run("--root", tmp_path, "--venv", sys.prefix, "--dry-run")
+    assert done.returncode == 0
+    assert f"would write {tmp_path / 'usr/local/bin/actorserve'}" in done.stdout
+    assert all(line.startswith("would ") for line in done.stdout.splitlines())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_installed_program_runs(root: Path) -> None:
+    """The program that the units start is the one of the chosen environment, and its settings are valid."""
+    done = subprocess.run([root / "usr/local/bin/actorserve", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("actorserve ")
+    assert load_settings(root / "etc/actorserve/actorserve.toml").http.lame_duck_s == 5.0
+    assert tomllib.loads((root / "etc/actorserve/all-settings.toml").read_text()) != {}
+
+
+@as_root
+def test_the_system_user_owns_what_only_it_may_read(root: Path) -> None:
+    """The keys' folder is the system user's alone, and only the settings' group may read them."""
+    line = next(line for line in (root / "etc/passwd").read_text().splitlines() if line.startswith("actorserve:"))
+    uid, gid = map(int, line.split(":")[2:4])
+    keys, settings = (root / "etc/actorserve/keys").stat(), (root / "etc/actorserve/actorserve.toml").stat()
+    assert (keys.st_uid, keys.st_mode & 0o777) == (uid, 0o700)
+    assert (settings.st_uid, settings.st_gid, settings.st_mode & 0o777) == (0, gid, 0o640)
+
+
+def test_a_second_installation_keeps_settings_and_repairs_the_rest(root: Path) -> None:
+    """An installation that is complete does nothing; a unit that was changed is written again, and settings stay."""
+    again = run("--root", root, "--venv", sys.prefix)
+    assert again.stdout == "nothing to do\n"
+    before = files(root)
+    settings, unit = root / "etc/actorserve/actorserve.toml", root / UNITS / "actorserve.service"
+    settings.write_text("[http]\nport = 9000\n")
+    unit.write_text("")
+    repaired = run("--root", root, "--venv", sys.prefix)
+    assert repaired.stdout.splitlines()[:-3] == [f"write {unit} (644, root:root)"]
+    assert files(root) == before | {"etc/actorserve/actorserve.toml": "[http]\nport = 9000\n"}
+
+
+def test_an_uninstallation_keeps_settings_until_a_purge(root: Path) -> None:
+    """uninstall leaves the settings and keys, --purge takes them as well, and a second time there is nothing to do."""
+    key = root / "etc/actorserve/keys/host.key"
+    key.touch()
+    assert run("uninstall", "--root", root).returncode == 0
+    assert set(files(root)) == {
+        f"etc/actorserve/{name}" for name in ("actorserve.toml", "all-settings.toml", "keys/host.key")
+    }
+    assert run("uninstall", "--root", root).stdout == "nothing to do\n"
+    assert run("uninstall", "--root", root, "--purge").returncode == 0
+    assert files(root) == {}
+    assert "actorserve" not in (root / "etc/passwd").read_text() if os.geteuid() == 0 else True
+    assert run("uninstall", "--root", root, "--purge").stdout == "nothing to do\n"
+
+
+@needs_unshare
+def test_missing_privileges_are_one_line() -> None:
+    """A user who is not root gets one line that says what to do, before anything is changed."""
+    done = run(inside=("unshare", "--user"))
+    assert done.returncode == 1
+    assert done.stderr == "tools/install: it needs root: use sudo, or --dry-run to see the steps, or --root DIR\n"
+    assert done.stdout == ""
+
+
+@as_root
+@needs_unshare
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """A disk that is full is one line that names the file, which is not left behind half written."""
+    script = f'mount -t tmpfs -o size=32k tmpfs {tmp_path} && "$@"; code=$?; ls {tmp_path}/etc/actorserve; exit $code'
+    inside = ("unshare", "--mount", "sh", "-c", script, "sh")
+    done = run("--root", tmp_path, "--venv", sys.prefix, inside=inside)
+    file = tmp_path / "etc/actorserve/all-settings.toml"
+    assert (done.returncode, done.stderr) == (1, f"tools/install: the disk is full; cannot write {file}\n")
+    assert done.stdout.splitlines()[-2:] == ["actorserve.toml", "keys"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--venv", "/no/such/folder", "--root", "/nowhere"), "/no/such/folder is not a virtual environment"),
+        (("--venv", sys.prefix, "--root", "/proc/self"), "cannot change"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: tuple[str, ...], line: str) -> None:
+    """A wrong environment or root ends with one line."""
+    done = run(*arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert line in done.stderr
+
+
+# --- the units -------------------------------------------------------------------------------------------------------
+
+
+def service(name: str) -> dict[str, str]:
+    """The assignments of a unit's section [Service], with those of the common drop-in."""
+    found: dict[str, str] = {}
+    for file in ("actorserve-.service.d/common.conf", re.sub(r"@\d", "@", name)):
+        parser = RawConfigParser(strict=False)
+        parser.optionxform = str  # type: ignore[assignment,method-assign]
+        parser.read(ROOT / "config/systemd" / file)
+        found |= parser["Service"]
+    return found
+
+
+def stub(root: Path) -> None:
+    """Put what the units need of a system below ``root``."""
+    for name in STUBS:
+        (root / UNITS / name).write_text("[Unit]\n")
+    (root / "bin").mkdir(exist_ok=True)
+    shutil.copy(root / "usr/local/bin/actorserve", root / "bin/kill")
+
+
+@needs_analyze
+@pytest.mark.parametrize("name", [*SERVICES, *SERVICES_WITHOUT_GPU, "actorserve.target"])
+def test_systemd_understands_the_units(root: Path, name: str) -> None:
+    """systemd-analyze verify has nothing to say about any unit."""
+    stub(root)
+    command = ["systemd-analyze", "verify", "--man=no", f"--root={root}", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout + done.stderr, done.returncode) == ("", 0)
+
+
+@needs_analyze
+@pytest.mark.parametrize("name", [*SERVICES, *SERVICES_WITHOUT_GPU])
+def test_the_services_are_hardened(root: Path, name: str) -> None:
+    """systemd-analyze security rates each service's exposure below the bound."""
+    stub(root)
+    command = ["systemd-analyze", "security", "--no-pager", "--offline=yes", f"--root={root}", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    level = re.search(r"Overall exposure level for .*: ([\d.]+)", done.stdout)
+    assert level is not None, done.stderr
+    assert float(level[1]) <= MAX_EXPOSURE
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_gpus_and_triton_work_in_the_services_with_workers(name: str) -> None:
+    """What would hide GPUs' device files or forbid compiled kernels is not set where a worker or its planning runs."""
+    assert (
+        service(name)
+        .keys()
+        .isdisjoint(
+            {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "MemoryDenyWriteExecute", "ProcSubset"}
+        )
+    )
+
+
+@pytest.mark.parametrize("name", [*SERVICES[:1], *SERVICES[2:], *SERVICES_WITHOUT_GPU])
+def test_a_unit_has_time_to_drain(root: Path, name: str) -> None:
+    """systemd waits longer for the end than the installed settings let requests drain, and watches the event loop."""
+    settings, unit = load_settings(root / "etc/actorserve/actorserve.toml"), service(name)
+    assert int(unit["TimeoutStopSec"]) > settings.http.lame_duck_s + settings.cluster.drain_timeout_s + GRACE_S
+    assert unit["Type"] == "notify"
+    assert int(unit["WatchdogSec"]) > 0
+    assert unit["KillMode"] == "mixed", "a child of a process must not end before it"
+    assert int(unit["LimitNOFILE"]) >= 65536
+
+
+def test_the_coordinator_may_start_the_units_that_the_settings_name() -> None:
+    """The rule for polkit allows exactly the units that scaling.unit names by default."""
+    rule = (ROOT / "config/systemd/actorserve.rules").read_text()
+    pattern = re.search(r"/(\^.*\$)/\.test", rule)
+    assert pattern is not None
+    unit = load_settings(None).scaling.unit.format(number=12)
+    assert re.fullmatch(pattern[1].replace("\\.", "[.]"), unit)
+    assert not re.fullmatch(pattern[1], f"{unit}.evil")
