@@ -103,7 +103,7 @@ def _process_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     parser = commands.add_parser(
         "process",
         help="run one process of a prepared server",
-        description="Run one process of a server that `actorserve serve --prepare DIR`, or `host`, has prepared, as its units do.",
+        description="Run one process of a server that `actorserve serve` or `host` has prepared (--prepare DIR).",
     )
     parser.add_argument("name", metavar="NAME", help="coordinator, gateway-0, worker-0, ...")
     parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR", help="folder that was prepared")

@@ -80,6 +80,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
     )
     node = open_node(child.name, hello, settings.cluster, network, recipe)
     actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch), child.status)
+    actor.on_reload_keys.append(child.reloads.run)
     child.reloads.start()
     on_termination(partial(actor.drain, settings.cluster.drain_timeout_s))
     child.status.ready()

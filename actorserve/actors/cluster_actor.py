@@ -39,7 +39,7 @@ class ClusterActor(Actor[Message, Effect]):
     def __init__(self, core: ClusterCore, node: Node) -> None:
         super().__init__(node.transport.me.name, core, node.clock)
         self.counts: Counter[str] = Counter()
-        self.on_reload_keys: list[Callable[[], None]] = []
+        self.on_reload_keys: list[Callable[[], object]] = []
         """What reads the files of keys again, when an operator says so. None of them raises."""
         self._transport = node.transport
         self._membership = node.membership

@@ -31,7 +31,7 @@ def find_address(runtime_dir: Path | None) -> str:
 
 
 def _own_folders() -> list[Path]:
-    """The fresh runtime folders of this user's servers (``settings.make_runtime_dir``)."""
+    """The fresh runtime folders of this user's servers (``processes.runtime_folder``)."""
     folders = sorted(Path(tempfile.gettempdir()).glob("actorserve-*"))
     return [folder for folder in folders if _is_own(folder)]
 

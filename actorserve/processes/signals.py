@@ -1,14 +1,8 @@
-"""Signals that ask a process to end, or to read its files again."""
+"""Signals that ask a process to end."""
 
 import asyncio
-import logging
 import signal
-from collections.abc import Callable, Sequence
-from typing import Final
-
-from actorserve.errors import ActorserveError
-
-_log: Final = logging.getLogger("actorserve.processes")
+from collections.abc import Callable
 
 
 def on_termination(callback: Callable[[], None], *more: signal.Signals) -> None:
@@ -16,20 +10,3 @@ def on_termination(callback: Callable[[], None], *more: signal.Signals) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, *more):
         loop.add_signal_handler(number, callback)
-
-
-def on_reload(parts: Sequence[Callable[[], None]]) -> None:
-    """At each SIGHUP, have these parts read their files again, on the running event loop.
-
-    A part whose files are wrong raises an ActorserveError and keeps what it had. The log tells the result of each.
-    """
-
-    def reload() -> None:
-        for part in parts:
-            try:
-                part()
-            except ActorserveError as error:
-                _log.error("not reloaded, what was read before still holds: %s", error)
-        _log.info("read the files again that may change while the server runs")
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload)

@@ -30,6 +30,7 @@ async def _run(child: Child) -> None:
     desk = open_desk(child.runtime_dir, settings)
     actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status), desk)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())
+    actor.on_reload_keys.append(child.reloads.run)
     child.reloads.start()
 
     def end() -> None:

@@ -26,7 +26,7 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
 from actorserve.model_files.tokenizer import load_tokenizer, tokenizer_digest
 from actorserve.processes.child import Child
-from actorserve.processes.signals import on_reload, on_termination
+from actorserve.processes.signals import on_termination
 from actorserve.settings import Settings
 
 _ALLOCATIONS = 50_000
@@ -91,8 +91,12 @@ async def _run(child: Child) -> None:
         open_requests=OpenRequests(HostCounts(child.runtime_dir / OPEN_COUNTS, child.file_name, keeps=False)),
         is_stopping=ending.is_set,
     )
+    if keys is not None:
+        child.reloads.add("API keys", keys.reload)
+    if tls is not None:
+        child.reloads.add("the TLS certificate", tls.reload)
+    actor.on_reload_keys.append(child.reloads.run)
     child.reloads.start()
-    on_reload([part.reload for part in (keys, tls) if part is not None])
     drain_timeout_s, lame_duck_s = settings.cluster.drain_timeout_s, settings.http.lame_duck_s
 
     def end() -> None:

@@ -96,7 +96,10 @@ _RULES: Final[dict[type, Rules]] = {
     m.KVAccess: Rules(long_strings=dict.fromkeys(_MEMORY_NAMES, m.MAX_MEMORY_NAME_BYTES)),
     m.ModelInfo: Rules(bounds={"vocab_size": _POSITIVE, "max_tokens": _POSITIVE}),
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
-    m.LoadReport: Rules(bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE}, added=("num_in_batch",)),
+    m.LoadReport: Rules(
+        bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE},
+        added=("num_in_batch", "cordon", "num_output_tokens"),
+    ),
     m.LoadDigest: Rules(columns=("workers", "reports"), added=("shown_on",)),
     m.TokenLogprobs: Rules(
         columns=("top_token_ids", "top_logprobs"), non_finite=frozenset({"logprob", "top_logprobs"})
@@ -120,6 +123,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.Stage: Rules(bounds={"token_ids": _TOKEN_ID}),
     m.Checkpoint: Rules(bounds={"token_ids": _TOKEN_ID}),
     m.Column: Rules(bounds={"integers": _SIGNED}, non_finite=frozenset({"numbers"})),
+    m.Drain: Rules(added=("comes_back",)),
     m.ActsDone: Rules(columns=("command_ids", "outcomes", "texts")),
 }
 

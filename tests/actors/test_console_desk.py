@@ -28,9 +28,9 @@ from actorserve.core.messages import (
 )
 from actorserve.core.operations.verbs import OperatorRole
 from actorserve.errors import SettingsError
-from actorserve.settings import make_runtime_dir
 from actorserve.wire.console import Caller, ConsoleClient, ConsoleServer, LocalCallers, console_address
 from tests.actors.cluster import lone_node
+from tests.folders import make_runtime_folder
 
 DEADLINE_S = 20.0
 A = Peer("worker-0", 1)
@@ -78,7 +78,7 @@ class Coordinator:
 
 @pytest.fixture
 async def folder() -> AsyncIterator[Path]:
-    folder = make_runtime_dir()
+    folder = make_runtime_folder()
     yield folder
     for file in folder.iterdir():
         file.unlink()

@@ -14,10 +14,10 @@ import pytest
 
 from actorserve.console.outcome import as_objects
 from actorserve.console.session import Session
-from actorserve.settings import make_runtime_dir
 from actorserve.wire.console import ConsoleClient, console_address
 from tests.e2e.server import ROOT, Server, running, wait_until
 from tests.e2e.streams import Streams
+from tests.folders import make_runtime_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -96,7 +96,7 @@ async def all_workers_have_requests(console: Console) -> None:
 
 def test_workers_are_drained_restarted_and_cordoned_under_streams(tmp_path: Path) -> None:
     """No request fails and no token differs while each worker is drained, restarted and opened again."""
-    runtime_dir = make_runtime_dir()
+    runtime_dir = make_runtime_folder()
     with running(tmp_path, CONFIG.format(runtime_dir=runtime_dir)) as server:
         asyncio.run(_drain_and_restart(server, Console(runtime_dir)))
 
@@ -126,7 +126,7 @@ async def _drain_and_restart(server: Server, console: Console) -> None:
 
 def test_requests_are_shown_moved_and_cancelled(tmp_path: Path) -> None:
     """A running request is listed, moves where the operator says, and ends with an error that tells its client."""
-    runtime_dir = make_runtime_dir()
+    runtime_dir = make_runtime_folder()
     config = CONFIG.format(runtime_dir=runtime_dir)
     with running(tmp_path, config) as server:
         console = Console(runtime_dir)
@@ -180,7 +180,7 @@ async def _move_and_cancel(server: Server, console: Console) -> None:
 
 def test_a_coordinator_that_dies_knows_cordons_and_acts_again(tmp_path: Path) -> None:
     """No answer is exit code 3; after the restart the worker is still cordoned, and a repeated id acts only once."""
-    runtime_dir = make_runtime_dir()
+    runtime_dir = make_runtime_folder()
     with running(tmp_path, CONFIG.format(runtime_dir=runtime_dir)) as server:
         console = Console(runtime_dir)
         server.wait_workers(3)

@@ -12,9 +12,9 @@ import zmq
 from actorserve.core.messages import Answer, Column, Command, Heartbeat, Outcome, Peer
 from actorserve.core.operations.verbs import OperatorRole
 from actorserve.errors import ActorserveError
-from actorserve.settings import make_runtime_dir
 from actorserve.wire.codec import encode
 from actorserve.wire.console import MAX_COMMAND_BYTES, Caller, ConsoleClient, ConsoleServer, console_address
+from tests.folders import make_runtime_folder
 
 DEADLINE_S = 20.0
 
@@ -42,7 +42,7 @@ class Server:
 
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    folder = make_runtime_dir()
+    folder = make_runtime_folder()
     running = Server(folder)
     yield running
     running.console.close()
