@@ -10,7 +10,7 @@ from actorserve import __version__, logs
 from actorserve.cluster.file import DEFAULT_CLUSTER_FILE
 from actorserve.errors import ActorserveError
 from actorserve.processes.child import run_child
-from actorserve.processes.process_file import become
+from actorserve.processes.units.process_file import become
 from actorserve.programs.config_check import USUAL_FILES, check_files
 from actorserve.programs.serve import serve, serve_host
 from actorserve.settings import Settings, load_settings

@@ -1,7 +1,9 @@
 """Options and fixtures for all tests."""
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "kill_round" in metafunc.fixturenames:
         metafunc.parametrize("kill_round", range(metafunc.config.getoption("--kill-rounds")))
+
+
+@pytest.fixture(autouse=True)
+def root_logger() -> Iterator[None]:
+    """The root logger belongs to pytest, and gets back what a test that configures the log took from it."""
+    logger = logging.getLogger()
+    handlers, level = logger.handlers[:], logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

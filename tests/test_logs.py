@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,16 +14,6 @@ from actorserve.logs import JsonLines, TextLines, escaped, fields
 
 # A forged line, a terminal's command, a C1 control, a Unicode line break, a right-to-left override, a lone surrogate.
 HOSTILE = "a\n2026-01-01 00:00:00.000 gateway-0 ERROR forged\r\x1b[2J\x9b31m\u2028\u202e\x7f\x00\ud800 key=x"
-
-
-@pytest.fixture(autouse=True)
-def root() -> Iterator[None]:
-    """The root logger belongs to pytest, which gets it back."""
-    logger = logging.getLogger()
-    handlers, level = logger.handlers[:], logger.level
-    yield
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
 
 
 def record(message: str, severity: int = logging.INFO, **values: object) -> logging.LogRecord:

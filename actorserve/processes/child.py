@@ -14,7 +14,7 @@ from actorserve.cluster.network import HostNetwork, LocalNetwork, Network
 from actorserve.errors import ActorserveError, SettingsError
 from actorserve.processes.reload import Reloads
 from actorserve.processes.status import Reporter, attach
-from actorserve.processes.systemd import attach_to_systemd
+from actorserve.processes.units.systemd import attach_to_systemd
 from actorserve.settings import Settings
 
 logger = logging.getLogger(__name__)

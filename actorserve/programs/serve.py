@@ -23,15 +23,15 @@ from actorserve.model_files.locate import hub_name, locate
 from actorserve.options import MAX_WORKERS
 from actorserve.processes import child, launch
 from actorserve.processes.console import ProgressDisplay, StartDisplay, usage_text
-from actorserve.processes.process_file import write_processes
 from actorserve.processes.reload import Hangup
 from actorserve.processes.runtime_folder import CLUSTER, SETTINGS, runtime_folder
 from actorserve.processes.signals import on_termination
 from actorserve.processes.status import Reporter
 from actorserve.processes.supervision import News, Restarting, SupervisionTree
 from actorserve.processes.supervision_tree import HostShare, supervision_tree
-from actorserve.processes.systemd import attach_to_systemd
-from actorserve.processes.unit_news import UnitNews
+from actorserve.processes.units.process_file import write_processes
+from actorserve.processes.units.systemd import attach_to_systemd
+from actorserve.processes.units.unit_news import UnitNews
 from actorserve.settings import Settings
 
 

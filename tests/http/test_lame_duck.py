@@ -9,7 +9,7 @@ import pytest
 from tests.http.fakes import DEADLINE_S, ScriptedService, app_for, delivered, one_by_one, serving
 
 STREAM = {"prompt": "x", "stream": True, "max_tokens": 100}
-ASK = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
+ASK = b"GET /version HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 LAME_DUCK_S = 3.0
 NUM_CLIENTS = 40
 

@@ -16,7 +16,7 @@ from actorserve.errors import SettingsError
 from actorserve.processes.reload import Hangup, Reloads
 from actorserve.processes.supervision import ChildReported, Reload, SignalChild
 from actorserve.processes.supervisor_state import SupervisorState
-from tests.processes.test_supervisor_state import READY, TREE
+from tests.processes.trees import READY, TREE
 
 
 @pytest.fixture(autouse=True)

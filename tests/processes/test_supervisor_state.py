@@ -5,7 +5,6 @@ import signal
 from hypothesis import given, settings, strategies as st
 
 from actorserve.core.messages import Tick
-from actorserve.processes.restarts import RestartLimits
 from actorserve.processes.status import NO_WORKER, Phase, Status
 from actorserve.processes.supervision import (
     Adding,
@@ -13,7 +12,6 @@ from actorserve.processes.supervision import (
     AllReady,
     ChildEnded,
     ChildReported,
-    ChildSpec,
     KillChild,
     Progress,
     Removed,
@@ -22,15 +20,11 @@ from actorserve.processes.supervision import (
     SignalChild,
     StartChild,
     Stopping,
-    SupervisionTree,
     SupervisorEffect,
 )
 from actorserve.processes.supervisor_state import SupervisorState
+from tests.processes.trees import READY, TREE, W1, C, G, W
 
-LIMITS = RestartLimits(max_restarts=2, window_s=60.0, backoff_s=1.0, max_backoff_s=1.5)
-C, G, W, W1 = (ChildSpec(name, (name,), stage) for name, stage in (("c", 1), ("g", 0), ("w", 1), ("w1", 1)))
-TREE = SupervisionTree((C, G, W), (W1,), LIMITS, drain_timeout_s=30.0)
-READY = Status(Phase.READY)
 ASKS = Status(Phase.WANTS_WORKER)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from actorserve.processes.status import MAX_TEXT_CHARS, Phase, Status
 from actorserve.processes.supervision import Adding, AllReady, News, Progress, Removed, Restarting, Stopping
-from actorserve.processes.systemd import attach_to_systemd
-from actorserve.processes.unit_news import UnitNews
+from actorserve.processes.units.systemd import attach_to_systemd
+from actorserve.processes.units.unit_news import UnitNews
 
 DEADLINE_S = 20.0
 
