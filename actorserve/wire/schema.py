@@ -178,7 +178,17 @@ def _defaults(cls: type, names: tuple[str, ...], added: tuple[str, ...]) -> list
     found = [one.default for one in fields(cls) if one.name in added] if added else []
     if MISSING in found:
         raise TypeError(f"a field that was added to {cls.__name__} has no default")
-    return [list(default) if isinstance(default, tuple) else default for default in found]
+    return [_as_unpacked(default) for default in found]
+
+
+def _as_unpacked(value: Any) -> Any:
+    match value:
+        case tuple():
+            return list(value)
+        case StrEnum():
+            return value.value
+        case _:
+            return value
 
 
 class Schema:
