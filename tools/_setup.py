@@ -59,6 +59,10 @@ def python_of(root: Path) -> Path:
     return root / ".venv" / "bin" / "python"
 
 
+def program_of(root: Path) -> Path:
+    return root / ".venv" / "bin" / "actorserve"
+
+
 def describe_python(python: Path) -> str | None:
     """Version and folder of the virtual environment's Python; None if it does not work."""
     # -I ignores the caller's PYTHON* variables. The version matters because a distribution's upgrade replaces Python.
@@ -87,7 +91,7 @@ def is_current(root: Path, group: str) -> bool:
     except FileNotFoundError:
         return False
     python = describe_python(python_of(root))
-    return python is not None and stamp == fingerprint(root, group, python)
+    return python is not None and program_of(root).exists() and stamp == fingerprint(root, group, python)
 
 
 @contextlib.contextmanager
@@ -125,7 +129,9 @@ def make_environment(root: Path) -> None:
 
 
 def install(root: Path, group: str, lock: int) -> None:
-    """Install a group's dependencies, and put the repository's root on the ``sys.path`` of ``.venv``."""
+    """Install a group's dependencies, put the repository's root on the ``sys.path`` of ``.venv``, and make the program
+    ``actorserve`` there.
+    """
     wanted = dependencies(root, group)
     say(f"installing dependencies ({group} set, {len(wanted)} packages and their dependencies); this is needed once")
     command = [str(python_of(root)), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
@@ -139,6 +145,9 @@ def install(root: Path, group: str, lock: int) -> None:
     query = [str(python_of(root)), "-I", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site_packages = Path(subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip())
     (site_packages / "actorserve.pth").write_text(f"{root}\n", encoding="utf-8")
+    program = program_of(root)
+    program.write_text(f"#!/bin/sh\nexec '{python_of(root)}' -P -m actorserve \"$@\"\n", encoding="utf-8")
+    program.chmod(0o755)
 
 
 def ensure(root: Path, group: str) -> None:

@@ -107,6 +107,18 @@ def test_the_callers_files_are_not_imported(installed: Repository) -> None:
     assert installed.run("serve") == (0, "1.0 serve", "")
 
 
+def test_the_program_is_in_the_environment(installed: Repository) -> None:
+    """``.venv/bin/actorserve`` runs the program from any folder. Without it an installation is not complete."""
+    program = installed.root / ".venv" / "bin" / "actorserve"
+    command = [program, "serve", "x y"]
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip() == "1.0 serve x y"
+    )
+    program.unlink()
+    assert INSTALLING in installed.run("serve")[2]
+    assert program.exists()
+
+
 def test_an_interrupted_installation_is_done_again(installed: Repository) -> None:
     """Without the stamp that is written last, an installation is not trusted, and is completed."""
     (installed.root / ".venv" / "actorserve-runtime.stamp").unlink()

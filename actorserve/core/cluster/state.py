@@ -17,6 +17,7 @@ ends (``core.cluster.scaling``), and which instance holds the checkpoints of whi
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 from actorserve.core.checkpoints.ring import CheckpointRing
 from actorserve.core.cluster.config import ClusterConfig
@@ -53,6 +54,8 @@ from actorserve.core.placement.dispatch import Need
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 from actorserve.core.placement.rules import DISPATCH_RULES
+
+_SHOWN_DIGITS: Final = 12  # of a kind, which is a hash
 
 
 class ClusterState:
@@ -107,7 +110,7 @@ class ClusterState:
                 self.operators.on_acts_done(message)
             case PeerUp(peer=peer, role=Role.WORKER, worker=WorkerInfo(kind=kind, model=model, speed=speed)):
                 self._on_instance_up(NewInstance(peer, kind, model), speed)
-                self.operators.events.add(now, "up", peer.name, f"model {model.name}, kind {kind}")
+                self.operators.events.add(now, "up", peer.name, f"model {model.name}, kind {kind[:_SHOWN_DIGITS]}")
             case PeerUp(peer=peer, role=Role.GATEWAY):
                 self.operators.gateways[peer] = None
                 self.operators.events.add(now, "up", peer.name)
