@@ -135,47 +135,47 @@ def test_requests_are_shown_moved_and_cancelled(tmp_path: Path) -> None:
 
 
 async def _move_and_cancel(server: Server, console: Console) -> None:
-    body = {"model": server.model, "prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
-    lines: list[str] = []
-
-    async def read() -> None:
-        url = f"{server.url}/v1/completions"
-        async with (
-            httpx.AsyncClient(timeout=DEADLINE_S) as client,
-            client.stream("POST", url, json=body) as response,
-        ):
-            assert response.status_code == 200, await response.aread()
-            async for line in response.aiter_lines():
-                lines.append(line)
-
-    reading = asyncio.create_task(read())
-
-    def request() -> dict[str, Any]:
+    def running_request() -> dict[str, Any]:
         rows: list[dict[str, Any]] = [row for row in console.rows("requests") if row["state"] == "running"]
         return rows[0] if rows and rows[0]["output_tokens"] else {}
 
-    await asyncio.to_thread(wait_until, lambda: bool(request()), "a running request", DEADLINE_S)
-    found = await asyncio.to_thread(request)
-    name, here = found["request"], found["worker"]
-    there = next(worker for worker in ("worker-0", "worker-1") if worker != here)
-    await console.ask("migrate", name, there, "--dry-run")
+    async def begun() -> tuple[asyncio.Task[list[str]], dict[str, Any]]:
+        """The lines of a new request's answer, and its row in the console."""
+        reading = asyncio.create_task(_lines(server))
+        await asyncio.to_thread(wait_until, lambda: bool(running_request()), "a running request", DEADLINE_S)
+        return reading, await asyncio.to_thread(running_request)
+
+    async def way(name: str) -> list[str]:
+        known = ("came", "placed", "first token", "migrated", "ended")
+        return [row["event"] for row in (await console.ask("show", name))["rows"] if row["event"] in known]
+
+    reading, found = await begun()
+    name = found["request"]
+    there = next(worker for worker in ("worker-0", "worker-1") if worker != found["worker"])
     await console.ask("migrate", name, there)
-    await asyncio.to_thread(wait_until, lambda: request()["worker"] == there, "the move", DEADLINE_S)
+    await asyncio.to_thread(wait_until, lambda: running_request()["worker"] == there, "the move", DEADLINE_S)
     await console.ask("priority", name, "7")
-    assert (await asyncio.to_thread(request))["priority"] == 7
+    assert (await asyncio.to_thread(running_request))["priority"] == 7
+    await reading
+    assert await way(name) == ["came", "placed", "first token", "migrated", "ended"]
+    reading, found = await begun()  # another one, because the first may end before so many commands do
+    name = found["request"]
     await console.ask("cancel", name, code=1)  # it asks first, and nobody can be asked
     await console.ask("cancel", name, "--yes", "--id", "once")
-    await reading
-    assert any('"cancelled"' in line for line in lines)
+    assert any('"cancelled"' in line for line in await reading)
     await console.ask("cancel", name, "--yes", "--id", "once")  # the same answer again
-    way = [row["event"] for row in (await console.ask("show", name))["rows"]]
-    assert [event for event in way if event in ("came", "placed", "first token", "migrated", "ended")] == [
-        "came",
-        "placed",
-        "first token",
-        "migrated",
-        "ended",
-    ]
+    assert await way(name) == ["came", "placed", "first token", "ended"]
+
+
+async def _lines(server: Server) -> list[str]:
+    """The lines of the answer to a long request."""
+    body = {"model": server.model, "prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    async with (
+        httpx.AsyncClient(timeout=DEADLINE_S) as client,
+        client.stream("POST", f"{server.url}/v1/completions", json=body) as response,
+    ):
+        assert response.status_code == 200, (await response.aread()).decode()
+        return [line async for line in response.aiter_lines()]
 
 
 def test_a_coordinator_that_dies_knows_cordons_and_acts_again(tmp_path: Path) -> None:
