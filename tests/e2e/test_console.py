@@ -14,6 +14,7 @@ import pytest
 
 from actorserve.console.outcome import as_objects
 from actorserve.console.session import Session
+from actorserve.core.messages import Answer, Outcome
 from actorserve.wire.console import ConsoleClient, console_address
 from tests.e2e.server import ROOT, Server, running, wait_until
 from tests.e2e.streams import Streams
@@ -64,6 +65,18 @@ class Console:
         assert done.returncode == code, (done.stdout, done.stderr)
         found: dict[str, Any] = json.loads(done.stdout) if done.stdout else {}
         return found
+
+    def act(self, *arguments: str) -> Answer:
+        """The answer, without starting a process. Raises: AssertionError if it is not done."""
+        client = ConsoleClient(console_address(self.runtime_dir))
+        try:
+            session = Session(client, DEADLINE_S)
+            answer = session.ask(session.command(arguments[0], arguments[1:]))
+        finally:
+            client.close()
+        assert answer is not None
+        assert answer.outcome is Outcome.DONE, answer.text
+        return answer
 
     def rows(self, verb: str, *arguments: str) -> list[dict[str, Any]]:
         """The rows of an answer, without starting a process. Raises: AssertionError if none comes."""
@@ -152,9 +165,9 @@ async def _move_and_cancel(server: Server, console: Console) -> None:
     reading, found = await begun()
     name = found["request"]
     there = next(worker for worker in ("worker-0", "worker-1") if worker != found["worker"])
-    await console.ask("migrate", name, there)
+    await asyncio.to_thread(console.act, "migrate", name, there)  # quickly, because requests do not last long
     await asyncio.to_thread(wait_until, lambda: running_request()["worker"] == there, "the move", DEADLINE_S)
-    await console.ask("priority", name, "7")
+    await asyncio.to_thread(console.act, "priority", name, "7")
     assert (await asyncio.to_thread(running_request))["priority"] == 7
     await reading
     assert await way(name) == ["came", "placed", "first token", "migrated", "ended"]
