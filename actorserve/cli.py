@@ -12,6 +12,7 @@ from actorserve.errors import ActorserveError
 from actorserve.processes.child import run_child
 from actorserve.processes.units.process_file import become
 from actorserve.programs.config_check import USUAL_FILES, check_files
+from actorserve.programs.keys import HOLDERS, host_key_file, make_keys
 from actorserve.programs.serve import serve, serve_host
 from actorserve.settings import Settings, load_settings
 
@@ -71,8 +72,26 @@ def _host_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="settings file; config/actorserve.toml shows all settings"
     )
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help=f"the host's secret key ({host_key_file('NAME')}), if there are keys"
+    )
     _add_prepare(parser)
     parser.set_defaults(run=_host)
+
+
+def _keys_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "keys",
+        help="make a key pair",
+        description="Make the key pair of a host, an operator, a viewer, or a host's actuator of power caps. The "
+        "secret key goes to a file that only you may read; the line with the public key is for the cluster's file.",
+    )
+    holder = parser.add_mutually_exclusive_group(required=True)
+    for kind, text in HOLDERS.items():
+        holder.add_argument(f"--{kind}", metavar="NAME", help=text)
+    usual = f"{host_key_file('NAME')} for hosts, ~/.config/actorserve/NAME.key for people"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=f"the file of the secret key ({usual})")
+    parser.set_defaults(run=_keys)
 
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +115,9 @@ def _config_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     )
     usual = " and ".join(map(str, USUAL_FILES))
     check.add_argument("files", nargs="*", type=Path, metavar="FILE", help=f"files to check ({usual})")
+    check.add_argument(
+        "--key", type=Path, metavar="FILE", help=f"a host's secret key ({host_key_file('HOST')}, where there is one)"
+    )
     check.set_defaults(run=lambda arguments: _check_config(check, arguments))
 
 
@@ -118,6 +140,7 @@ def build_parser() -> argparse.ArgumentParser:
     _host_parser(commands)
     _process_parser(commands)
     _config_parser(commands)
+    _keys_parser(commands)
     commands.add_parser("console", help="watch and steer a running server")  # main hands its arguments on
     return parser
 
@@ -150,14 +173,23 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _host(arguments: argparse.Namespace) -> int:
     prepares = arguments.prepare is not None
     settings = load_settings(arguments.config, {"cluster": {"runtime_dir": arguments.prepare}})
-    return 0 if serve_host(settings, arguments.cluster, arguments.name, prepares=prepares) else EXIT_INTERRUPTED
+    key_file = arguments.key or host_key_file(arguments.name)
+    is_done = serve_host(settings, arguments.cluster, arguments.name, key_file, prepares=prepares)
+    return 0 if is_done else EXIT_INTERRUPTED
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    given = {kind: getattr(arguments, kind) for kind in HOLDERS}
+    ((kind, name),) = ((kind, name) for kind, name in given.items() if name is not None)
+    make_keys(kind, name, arguments.out, sys.stdout)
+    return 0
 
 
 def _check_config(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     files = arguments.files or [file for file in USUAL_FILES if file.exists()]
     if not files:
         parser.error(f"expected a file, because there is neither {' nor '.join(map(str, USUAL_FILES))}")
-    return 0 if check_files(files, sys.stdout) else EXIT_FAILED
+    return 0 if check_files(files, sys.stdout, arguments.key) else EXIT_FAILED
 
 
 def _child_main(name: str, arguments: Sequence[str]) -> int:

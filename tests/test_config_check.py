@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 
 from actorserve.cli import main
+from actorserve.wire.curve.key_files import make_key_pair, write_key_file
+from actorserve.wire.trust import Holder, HolderKind
+from tests.cluster.files import with_keys, write_cluster_file
 
 CONFIG = Path(__file__).resolve().parent.parent / "config"
 
@@ -40,7 +43,7 @@ def test_settings_are_checked_against_the_cluster(capsys: pytest.CaptureFixture[
     """Settings that are right for one host may be wrong for a cluster: their ports clash, or they start processes."""
     settings, cluster = tmp_path / "a.toml", tmp_path / "c.toml"
     settings.write_text("[http]\nport = 7491\n[scaling]\nmax_workers = 4\n", "utf-8")
-    host = '[[host]]\nname = "beta"\naddress = "10.0.0.1"\ngateways = 1\nworkers = 2\n'
+    host = '[[host]]\nname = "beta"\naddress = "127.0.0.1"\ngateways = 1\nworkers = 2\n'
     cluster.write_text(f'id = "lab"\ncoordinators = ["beta"]\n{host}', "utf-8")
     assert main(["config", "check", str(settings)]) == 0
     assert main(["config", "check", str(settings), str(cluster)]) == 1
@@ -59,6 +62,72 @@ def test_a_name_that_cannot_be_looked_up_is_a_mistake(capsys: pytest.CaptureFixt
     cluster.write_text(f'id = "lab"\ncoordinators = ["beta"]\n{host}', "utf-8")
     assert main(["config", "check", str(cluster)]) == 1
     assert "host beta: address no-such-host.invalid cannot be looked up" in capsys.readouterr().out
+
+
+TWO_HOSTS = """
+id = "lab"
+coordinators = ["alpha"]
+[[host]]
+name = "alpha"
+address = "10.0.0.1"
+gateways = 1
+[[host]]
+name = "beta"
+address = "10.0.0.2"
+workers = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("keys_of", "more", "problem"),
+    [
+        ((), "", "host alpha listens at 10.0.0.1, where other machines can connect, so every host needs a public_key"),
+        (("alpha",), "", "host beta has no public_key, which every host needs if there are keys: `actorserve keys --"),
+        ((), '[operators]\nann = "{alpha}"', "host beta has no public_key"),
+        (("alpha", "beta"), '[operators]\nann = "{alpha}"', "host alpha and operator ann have the same public key"),
+        (("alpha", "beta"), '[viewers]\nbeta = "{ann}"', "host beta and viewer beta have the same name"),
+        (("alpha", "beta"), f'[viewers]\neve = "{"#" * 40}"', "the public key of viewer eve is not a key"),
+        (("alpha", "beta"), "", ""),
+    ],
+)
+def test_mistakes_of_keys_are_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, keys_of: tuple[str, ...], more: str, problem: str
+) -> None:
+    """Keys that are missing, doubled, malformed or needed are found before anything starts."""
+    pairs = {name: make_key_pair() for name in ("alpha", "beta", "ann")}
+    text = with_keys(TWO_HOSTS, {name: pairs[name] for name in keys_of})
+    for name, pair in pairs.items():
+        more = more.replace(f"{{{name}}}", pair.public_key)
+    file = write_cluster_file(tmp_path, f"{text}\n{more}\n")
+    assert main(["config", "check", str(file)]) == (1 if problem else 0)
+    assert f"{file}: {problem or 'ok'}" in capsys.readouterr().out
+
+
+def test_a_secret_key_of_no_host_is_found(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The secret key on this host has to belong to a host of the cluster, and only its owner may read it."""
+    pairs = {name: make_key_pair() for name in ("alpha", "beta")}
+    stranger = make_key_pair()
+    file = write_cluster_file(tmp_path, with_keys(TWO_HOSTS, pairs))
+    for name, pair in (*pairs.items(), ("stranger", stranger)):
+        write_key_file(tmp_path / f"{name}.key", pair, Holder(HolderKind.HOST, name))
+    assert main(["config", "check", str(file), "--key", str(tmp_path / "beta.key")]) == 0
+    assert main(["config", "check", str(file), "--key", str(tmp_path / "stranger.key")]) == 1
+    assert f"belongs to no host of the cluster: its public key is {stranger.public_key}" in capsys.readouterr().out
+    (tmp_path / "beta.key").chmod(0o644)
+    assert main(["config", "check", str(file), "--key", str(tmp_path / "beta.key")]) == 1
+    assert "others may read or write the key file" in capsys.readouterr().out
+
+
+def test_a_key_in_the_usual_place_is_checked(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swapped keys of two hosts are found where hosts look for their own."""
+    monkeypatch.setattr("actorserve.programs.keys._HOST_KEYS", tmp_path)
+    pairs = {name: make_key_pair() for name in ("alpha", "beta")}
+    file = write_cluster_file(tmp_path, with_keys(TWO_HOSTS, pairs))
+    write_key_file(tmp_path / "alpha.key", pairs["beta"], Holder(HolderKind.HOST, "alpha"))
+    assert main(["config", "check", str(file)]) == 1
+    assert f"the secret key in {tmp_path / 'alpha.key'} belongs to host beta" in capsys.readouterr().out
 
 
 def test_no_file_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,7 +69,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core_configs": ("actorserve.core", "actorserve.options"),
     "actorserve.nearest": (),
     "actorserve.settings": ("actorserve.errors", "actorserve.options", "actorserve.nearest"),
-    "actorserve.cluster": ("actorserve.errors", "actorserve.options", "actorserve.nearest", "actorserve.settings"),
+    "actorserve.cluster": (
+        *("actorserve.errors", "actorserve.options", "actorserve.nearest", "actorserve.settings"),
+        *("actorserve.core.messages", "actorserve.wire.trust"),
+    ),
     "actorserve.profile_files": ("actorserve.errors", "actorserve.core"),
     "actorserve.processes.child": BASE,
     "actorserve.processes": ("actorserve.core.messages", *BASE),

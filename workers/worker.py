@@ -9,6 +9,7 @@ from pathlib import Path
 
 import uvloop
 
+from actorserve.actors.cluster_trust import open_trust
 from actorserve.actors.node import open_node
 from actorserve.actors.worker import WorkerActor
 from actorserve.core.kv.tickets import KEY_BYTES
@@ -62,6 +63,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
     recipe = instance_recipe(settings, sizes_of(engine, settings), profile, ticket_key)
     core = recipe.make()
     network = child.network
+    trust = open_trust(child)
     kv_place = network.kv(child.name, child.index)
     transfer = KVTransfer(
         engine.kv,
@@ -78,7 +80,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         model_digest=engine.weights_digest,
         tokenizer_digest=tokenizer_digest(describe(Path(settings.model.path), settings.model.load_format)),
     )
-    node = open_node(child.name, hello, settings.cluster, network, recipe)
+    node = open_node(child.name, hello, settings.cluster, network, recipe, trust)
     actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch), child.status)
     actor.on_reload_keys.append(child.reloads.run)
     child.reloads.start()

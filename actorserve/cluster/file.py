@@ -38,6 +38,7 @@ class Host(_Table):
     address: Reachable
     bind: Address | None = None
     public_key: PublicKey | None = None
+    actuator_key: PublicKey | None = None
     gateways: int = Field(0, ge=0, le=MAX_GATEWAYS)
     workers: int = Field(0, ge=0, le=MAX_WORKERS)
 

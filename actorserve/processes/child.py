@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Child:
     """The arguments of a child process's ``main``. At most ``count`` processes have its role here; ``index`` is its
-    number. In a cluster of several hosts, ``cluster_file`` describes them, and ``host`` is the name of this one.
+    number. In a cluster of several hosts, ``cluster_file`` describes them, and ``host`` is the name of this one. It is
+    the copy of ``cluster_source``, which changes of keys are read from. ``key_file``: None if the cluster has no keys.
 
     ``settings`` are resolved: model path, device, threads, memory, number of workers and port are filled in. ``main``
     adds to ``reloads`` what it reads again after a SIGHUP, and starts them on its event loop.
@@ -37,6 +38,8 @@ class Child:
     count: int = 1
     cluster_file: Path | None = None
     host: str = ""
+    cluster_source: Path | None = None
+    key_file: Path | None = None
     reloads: Reloads = field(default_factory=Reloads)
 
     @property
@@ -61,12 +64,16 @@ def command_line(
     *,
     cluster_file: Path | None = None,
     host: str = "",
+    cluster_source: Path | None = None,
+    key_file: Path | None = None,
 ) -> tuple[str, ...]:
     """The arguments on the command line, from which ``run_child`` makes the ``Child``."""
     return (
         *("--settings", str(settings_file), "--runtime-dir", str(runtime_dir), "--name", name),
         *("--index", str(index), "--count", str(count)),
         *(() if cluster_file is None else ("--cluster", str(cluster_file), "--host", host)),
+        *(() if cluster_source is None else ("--cluster-source", str(cluster_source))),
+        *(() if key_file is None else ("--key", str(key_file))),
     )
 
 
@@ -92,6 +99,8 @@ def _parse(program: str, arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=1, help="maximum number of processes of this role")
     parser.add_argument("--cluster", type=Path, metavar="FILE", help="the cluster's file, if it has several hosts")
     parser.add_argument("--host", default="", metavar="NAME", help="the name of this host in the cluster's file")
+    parser.add_argument("--cluster-source", type=Path, metavar="FILE", help="the file that --cluster is a copy of")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="the host's secret key, if the cluster has keys")
     return parser.parse_args(arguments)
 
 
@@ -121,6 +130,8 @@ def run_child(program: str, arguments: Sequence[str], main: Callable[[Child], No
                 count=parsed.count,
                 cluster_file=parsed.cluster,
                 host=parsed.host,
+                cluster_source=parsed.cluster_source,
+                key_file=parsed.key,
                 reloads=reloads,
             )
         )

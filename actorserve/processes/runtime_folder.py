@@ -20,6 +20,8 @@ from actorserve.settings import ClusterSettings
 SETTINGS: Final = "settings.json"
 CLUSTER: Final = "cluster.toml"
 """The copies that the children read: their settings, and the cluster's file."""
+LAST_KEYS: Final = "keys.toml"
+"""The last cluster's file whose keys were good."""
 
 _PREFIX: Final = "actorserve-"
 _FRESH_NAME: Final = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}", re.ASCII)
@@ -84,7 +86,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _clear(folder: Path, subfolders: Sequence[str]) -> None:
     """Remove what an earlier server has left. Other files are not ours, and stay."""
-    for file in (*folder.glob("*.sock"), folder / SETTINGS, folder / CLUSTER):
+    for file in (*folder.glob("*.sock"), *folder.glob(f"{LAST_KEYS}*"), folder / SETTINGS, folder / CLUSTER):
         file.unlink(missing_ok=True)
     for name in subfolders:
         shutil.rmtree(folder / name, ignore_errors=True)

@@ -29,13 +29,16 @@ _GATEWAYS, _WORKERS, _COORDINATOR = 0, 1, 2  # values of ``stop_stage``
 @dataclass(frozen=True, slots=True)
 class HostShare:
     """What of a cluster runs on the host called ``name``. The children read ``cluster_toml``, the cluster's file, from
-    the runtime folder.
+    the runtime folder; ``cluster_source`` is the file itself, from which they read changes of keys. ``key_file``: None
+    if the cluster has no keys.
     """
 
     name: str
     cluster_toml: str
     has_coordinator: bool
     num_gateways: int
+    cluster_source: Path | None = None
+    key_file: Path | None = None
 
 
 def supervision_tree(
@@ -59,6 +62,8 @@ def supervision_tree(
             count,
             cluster_file=None if share is None else runtime_dir / CLUSTER,
             host="" if share is None else share.name,
+            cluster_source=None if share is None else share.cluster_source,
+            key_file=None if share is None else share.key_file,
         )
         return (*python, *module, *arguments)
 

@@ -4,6 +4,7 @@ import asyncio
 
 import uvloop
 
+from actorserve.actors.cluster_trust import open_trust
 from actorserve.actors.console_desk import open_desk
 from actorserve.actors.coordinator import CoordinatorActor
 from actorserve.actors.membership import COORDINATOR_NAME
@@ -26,7 +27,7 @@ async def _run(child: Child) -> None:
     settings = child.settings
     config = cluster_config(settings)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
-    node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.network, config)
+    node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.network, config, open_trust(child))
     desk = open_desk(child.runtime_dir, settings)
     actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status), desk)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())

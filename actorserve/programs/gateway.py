@@ -8,6 +8,7 @@ from pathlib import Path
 
 import uvloop
 
+from actorserve.actors.cluster_trust import open_trust
 from actorserve.actors.gateway import GatewayActor
 from actorserve.actors.node import open_node
 from actorserve.core.gateway.state import GatewayState
@@ -71,7 +72,7 @@ async def _run(child: Child) -> None:
     tokenizer = load_tokenizer(description)
     config = gateway_config(settings)
     hello = Hello(PROTOCOL_VERSION, Role.GATEWAY, tokenizer_digest=tokenizer_digest(description))
-    node = open_node(child.name, hello, settings.cluster, child.network, config)
+    node = open_node(child.name, hello, settings.cluster, child.network, config, open_trust(child))
     # The kernel spreads connections evenly enough for equal shares.
     max_open_requests = -(-settings.http.max_open_requests // child.count)
     actor = GatewayActor(GatewayState(config), node, max_open_requests)

@@ -11,6 +11,7 @@ from rich.console import Console
 from actorserve.actors.supervisor import Listener, Supervisor
 from actorserve.cluster.conflicts import conflicts
 from actorserve.cluster.file import ClusterFile, Host, parse_cluster, read_cluster_text
+from actorserve.cluster.keys import check_own_key, public_keys
 from actorserve.cluster.resolving import listening_address, numeric_address
 from actorserve.errors import SettingsError
 from actorserve.http.access.api_keys import read_api_keys
@@ -33,6 +34,8 @@ from actorserve.processes.units.process_file import write_processes
 from actorserve.processes.units.systemd import attach_to_systemd
 from actorserve.processes.units.unit_news import UnitNews
 from actorserve.settings import Settings
+from actorserve.wire.curve.key_files import read_key_file
+from actorserve.wire.trust import TrustError
 
 
 def serve(settings: Settings, *, prepares: bool = False) -> bool:
@@ -51,8 +54,10 @@ def serve(settings: Settings, *, prepares: bool = False) -> bool:
         return _run(_resolve_model(settings, display, unit), placement, display, unit, prepares=prepares)
 
 
-def serve_host(settings: Settings, cluster_file: Path, name: str, *, prepares: bool = False) -> bool:
-    """Run the share of the host called ``name`` until it is told to end. Returns and raises as ``serve``."""
+def serve_host(settings: Settings, cluster_file: Path, name: str, key_file: Path, *, prepares: bool = False) -> bool:
+    """Run the share of the host called ``name`` until it is told to end. ``key_file`` has its secret key, which is read
+    if the cluster has keys. Returns and raises as ``serve``.
+    """
     unit = attach_to_systemd()
     _end_as_ctrl_c_does()
     cluster_toml = read_cluster_text(cluster_file)
@@ -61,6 +66,7 @@ def serve_host(settings: Settings, cluster_file: Path, name: str, *, prepares: b
     problems = conflicts(settings, cluster)
     if problems:
         raise SettingsError("; ".join(problems))
+    has_keys = _check_keys(cluster, name, key_file)
     _check_addresses(cluster, host)
     if host.gateways:
         settings = _with_http_checked(launch.replace(settings, "http", gateways=host.gateways))
@@ -68,7 +74,14 @@ def serve_host(settings: Settings, cluster_file: Path, name: str, *, prepares: b
         settings, placement = _place_share(settings, cluster, host, as_units=prepares)
         if host.gateways or host.workers:
             settings = _resolve_model(settings, display, unit)
-        share = HostShare(name, cluster_toml, host is cluster.coordinator_host, host.gateways)
+        share = HostShare(
+            name,
+            cluster_toml,
+            host is cluster.coordinator_host,
+            host.gateways,
+            cluster_file.absolute(),
+            key_file.absolute() if has_keys else None,
+        )
         return _run(settings, placement, display, unit, share, prepares=prepares)
 
 
@@ -111,6 +124,17 @@ def _with_http_checked(settings: Settings) -> Settings:
     if settings.model.chat_template != "auto":
         read_chat_template(Path(settings.model.chat_template))
     return launch.replace(settings, "http", port=launch.free_port(settings.http.host, settings.http.port))
+
+
+def _check_keys(cluster: ClusterFile, host: str, key_file: Path) -> bool:
+    """Whether the cluster has keys. Raises: SettingsError if it needs other ones, or if the file has not the host's."""
+    try:
+        keys = public_keys(cluster)
+        if keys is not None:
+            check_own_key(read_key_file(key_file), keys, host)
+    except (SettingsError, TrustError) as error:
+        raise SettingsError(f"host {host} cannot run here: {error}") from None
+    return keys is not None
 
 
 def _check_addresses(cluster: ClusterFile, host: Host) -> None:

@@ -1,7 +1,7 @@
 """Trust: this process's key pair, the public keys that the cluster accepts, and what the holder of each may send.
 
-Keys are CURVE's: Curve25519, written as 40 characters of Z85. Every host has a key pair, which its processes share.
-Operators and viewers have one each, with which their consoles connect.
+Keys are CURVE's: Curve25519, written as 40 characters of Z85. Every host has a key pair, which its processes share; an
+actuator of power caps there has one of its own. Operators and viewers have one each, with which their consoles connect.
 
 The name of a process begins with the name of its key's holder: ``alpha/worker-0`` belongs to host alpha. Only the name
 ``coordinator`` has no such part; it belongs to every host that may run a coordinator.
@@ -48,6 +48,7 @@ class HolderKind(StrEnum):
     HOST = "host"
     OPERATOR = "operator"
     VIEWER = "viewer"
+    ACTUATOR = "actuator"
 
 
 class Holder(NamedTuple):
@@ -74,10 +75,13 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """A host's public key, and the roles of the processes that may run there."""
+    """A host's public key, and the roles of the processes that may run there. ``actuator_key`` is that of its actuator,
+    which sends none of the processes' messages.
+    """
 
     public_key: str
     roles: frozenset[Role] = frozenset(Role)
+    actuator_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +103,23 @@ class PublicKeys:
         entries = [(Holder(HolderKind.HOST, name), host.public_key) for name, host in self.hosts.items()]
         entries += [(Holder(HolderKind.OPERATOR, name), key) for name, key in self.operators.items()]
         entries += [(Holder(HolderKind.VIEWER, name), key) for name, key in self.viewers.items()]
-        found: dict[str, Holder] = {}
         names: dict[str, Holder] = {}
-        for holder, key in entries:
+        for holder, _ in entries:
             check_name(holder.name)
-            check_key(key, f"the public key of {holder}")
             if holder.name in names:
                 raise TrustError(f"{names[holder.name]} and {holder} have the same name")
+            names[holder.name] = holder
+        entries += [
+            (Holder(HolderKind.ACTUATOR, name), host.actuator_key)
+            for name, host in self.hosts.items()
+            if host.actuator_key is not None
+        ]
+        found: dict[str, Holder] = {}
+        for holder, key in entries:
+            check_key(key, f"the public key of {holder}")
             if key in found:
                 raise TrustError(f"{found[key]} and {holder} have the same public key")
-            names[holder.name] = found[key] = holder
+            found[key] = holder
         return found
 
 

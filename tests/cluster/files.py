@@ -1,8 +1,10 @@
 """A cluster's file of three hosts on loopback, for tests."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from actorserve.cluster.file import ClusterFile, read_cluster_file
+from actorserve.wire.trust import KeyPair
 
 THREE_HOSTS = """
 id = "lab"
@@ -16,7 +18,7 @@ gateways = 1
 [[host]]
 name = "beta"
 address = "127.0.0.2"
-bind = "0.0.0.0"
+bind = "127.0.0.2"
 gateways = 2
 workers = 2
 [[host]]
@@ -24,6 +26,13 @@ name = "gamma"
 address = "::1"
 workers = 1
 """
+
+
+def with_keys(text: str, pairs: Mapping[str, KeyPair]) -> str:
+    """A cluster's file with the public keys of its hosts."""
+    for name, pair in pairs.items():
+        text = text.replace(f'name = "{name}"', f'name = "{name}"\npublic_key = "{pair.public_key}"')
+    return text
 
 
 def write_cluster_file(folder: Path, text: str = THREE_HOSTS) -> Path:

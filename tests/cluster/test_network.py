@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from actorserve.cluster.file import parse_cluster
 from actorserve.cluster.network import HostNetwork, LocalNetwork, Place
 from actorserve.errors import SettingsError
 from actorserve.processes.child import Child
 from actorserve.processes.status import Reporter
 from actorserve.settings import Settings
 from tests.cluster.files import THREE_HOSTS, three_hosts, write_cluster_file
+
+EVERYWHERE = THREE_HOSTS.replace('bind = "127.0.0.2"', 'bind = "0.0.0.0"')
 
 
 def test_one_host_listens_in_its_runtime_folder() -> None:
@@ -23,7 +26,7 @@ def test_one_host_listens_in_its_runtime_folder() -> None:
 
 def test_hosts_announce_their_address_with_the_port_that_was_taken(tmp_path: Path) -> None:
     """A socket that listens on every network is announced under the host's address, with its real port."""
-    network = HostNetwork(three_hosts(tmp_path), "beta")
+    network = HostNetwork(parse_cluster(EVERYWHERE, tmp_path), "beta")
     assert network.cluster_id == "lab"
     assert network.coordinator_address == "tcp://127.0.0.1:7000"
     place = network.process("beta/worker-1")
@@ -36,7 +39,7 @@ def test_coordinator_and_kv_have_fixed_ports(tmp_path: Path) -> None:
     cluster = three_hosts(tmp_path)
     assert HostNetwork(cluster, "alpha").coordinator() == Place("tcp://127.0.0.1:7000", "127.0.0.1")
     kv = [HostNetwork(cluster, "beta").kv(f"beta/worker-{index}", index).bind for index in range(2)]
-    assert kv == ["tcp://0.0.0.0:7100", "tcp://0.0.0.0:7101"]
+    assert kv == ["tcp://127.0.0.2:7100", "tcp://127.0.0.2:7101"]
 
 
 def test_ipv6_addresses_stand_in_brackets(tmp_path: Path) -> None:

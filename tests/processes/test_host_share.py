@@ -9,20 +9,56 @@ from actorserve.cli import main
 from actorserve.processes.launch import Placement
 from actorserve.processes.supervision_tree import HostShare, supervision_tree
 from actorserve.settings import Settings
-from tests.cluster.files import THREE_HOSTS, write_cluster_file
+from actorserve.wire.curve.key_files import make_key_pair, write_key_file
+from actorserve.wire.trust import Holder, HolderKind
+from tests.cluster.files import THREE_HOSTS, with_keys, write_cluster_file
 from tests.e2e.hosts import free_ports
 
 
 def test_a_host_runs_its_share_under_its_name(tmp_path: Path) -> None:
     """Names begin with the host's, except the coordinator's; every child gets the cluster's file and that name."""
-    share = HostShare("beta", THREE_HOSTS, has_coordinator=False, num_gateways=2)
+    cluster, key = tmp_path / "etc.toml", tmp_path / "beta.key"
+    share = HostShare("beta", THREE_HOSTS, False, 2, cluster, key)
     children = supervision_tree(Placement(2, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
     assert [child.name for child in children] == ["beta/gateway-0", "beta/gateway-1", "beta/worker-0", "beta/worker-1"]
+    copy = str(tmp_path / "cluster.toml")
     for child in children:
-        assert child.command[-4:] == ("--cluster", str(tmp_path / "cluster.toml"), "--host", "beta")
+        expected = ("--cluster", copy, "--host", "beta", "--cluster-source", str(cluster), "--key", str(key))
+        assert child.command[-8:] == expected
     share = HostShare("alpha", THREE_HOSTS, has_coordinator=True, num_gateways=0)
     children = supervision_tree(Placement(0, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
     assert [child.name for child in children] == ["coordinator"]
+
+
+@pytest.mark.parametrize(
+    ("key_of", "problem"),
+    [
+        (None, "cannot read the key file"),
+        ("beta", "the secret key belongs to host beta, and not to host alpha"),
+        ("stranger", "the secret key belongs to no host of the cluster, and not to host alpha"),
+    ],
+)
+def test_a_host_without_its_own_secret_key_does_not_start(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, key_of: str | None, problem: str
+) -> None:
+    """A secret key that is missing, another host's or unknown ends with one line, before anything starts."""
+    pairs = {name: make_key_pair() for name in ("alpha", "beta", "gamma", "stranger")}
+    file = write_cluster_file(tmp_path, with_keys(THREE_HOSTS, pairs))
+    key = tmp_path / "alpha.key"
+    if key_of is not None:
+        write_key_file(key, pairs[key_of], Holder(HolderKind.HOST, key_of))
+    refusal = _refusal(["host", "alpha", "--cluster", str(file), "--key", str(key)], capsys)
+    assert "host alpha cannot run here: " in refusal
+    assert problem in refusal
+    assert all(pair.secret_key not in refusal for pair in pairs.values())
+
+
+def test_a_host_beyond_loopback_needs_keys(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without keys a host that other machines can reach does not start."""
+    file = write_cluster_file(tmp_path, THREE_HOSTS.replace('bind = "127.0.0.2"', 'bind = "0.0.0.0"'))
+    assert "host beta listens at 0.0.0.0, where other machines can connect, so every host needs a public_key" in (
+        _refusal(["host", "gamma", "--cluster", str(file)], capsys)
+    )
 
 
 def test_workers_of_a_cluster_drain_before_the_coordinator_ends(tmp_path: Path) -> None:
@@ -56,14 +92,18 @@ def test_a_wrong_cluster_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, old: str, new: str, name: str, problem: str
 ) -> None:
     """A wrong file, a wrong name and another machine's address end with one line, before anything starts."""
-    file = write_cluster_file(tmp_path, THREE_HOSTS.replace("::1", "127.0.0.3").replace(old, new))
-    assert problem in _refusal(["host", name, "--cluster", str(file)], capsys)
+    pairs = {host: make_key_pair() for host in ("alpha", "beta", "gamma")}
+    text = with_keys(THREE_HOSTS, pairs).replace("::1", "127.0.0.3").replace(old, new)
+    file, key = write_cluster_file(tmp_path, text), tmp_path / "host.key"
+    if name in pairs:
+        write_key_file(key, pairs[name], Holder(HolderKind.HOST, name))
+    assert problem in _refusal(["host", name, "--cluster", str(file), "--key", str(key)], capsys)
 
 
 def test_a_share_runs_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A second start of a host's share is found by its ports, before it loads a model."""
     first = free_ports(3, ["127.0.0.1", "127.0.0.2"])
-    text = THREE_HOSTS.replace("7000", str(first)).replace("7100", str(first + 1)).replace("0.0.0.0", "127.0.0.2")
+    text = THREE_HOSTS.replace("7000", str(first)).replace("7100", str(first + 1))
     file = write_cluster_file(tmp_path, text)
     with socket.create_server(("127.0.0.1", first)):
         refusal = _refusal(["host", "alpha", "--cluster", str(file)], capsys)
