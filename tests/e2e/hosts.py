@@ -10,6 +10,8 @@ from pathlib import Path
 
 import httpx
 
+from actorserve.wire.curve.key_files import make_key_pair, write_key_file
+from actorserve.wire.trust import Holder, HolderKind
 from tests.e2e.server import Server, wait_until
 
 NUM_KV_PORTS = 2  # of each host
@@ -32,11 +34,16 @@ def free_ports(count: int, addresses: list[str]) -> int:
 
 class Hosts:
     """The hosts by name. ``shares``: host -> what runs there, as lines of the cluster's file; the first has the
-    coordinator and gateways.
+    coordinator and gateways. ``pairs``: their key pairs; empty without keys.
     """
 
-    def __init__(self, folder: Path, config: str, shares: Mapping[str, str]) -> None:
-        """Write the cluster's file; ``start`` starts hosts."""
+    def __init__(self, folder: Path, config: str, shares: Mapping[str, str], *, keys: bool = False) -> None:
+        """Write the cluster's file and the hosts' key files; ``start`` starts hosts."""
+        self.pairs = {name: make_key_pair() for name in shares if keys}
+        for name, pair in self.pairs.items():
+            write_key_file(self._key_file(folder, name), pair, Holder(HolderKind.HOST, name))
+        keys_of = {name: f'public_key = "{pair.public_key}"\n' for name, pair in self.pairs.items()}
+        shares = {name: f"{keys_of.get(name, '')}{share}" for name, share in shares.items()}
         self._folder = folder
         self._config = config
         addresses = {name: f"127.0.0.{number}" for number, name in enumerate(shares, 1)}
@@ -51,6 +58,10 @@ class Hosts:
         rules = folder / "faults.json"
         rules.write_text("{}")
         self._rules = rules
+
+    @staticmethod
+    def _key_file(folder: Path, name: str) -> Path:
+        return folder / "keys" / f"{name}.key"
 
     def restless(self, is_restless: bool) -> None:
         """Have the coordinator move requests all the time, or stop that."""
@@ -71,7 +82,10 @@ class Hosts:
             folder,
             self._config if config is None else config,
             program=program or ("tests.e2e.faults", str(self._rules), "actorserve"),
-            verb=("host", name, "--cluster", str(cluster_file or self.cluster_file)),
+            verb=(
+                *("host", name, "--cluster", str(cluster_file or self.cluster_file)),
+                *("--key", str(self._key_file(self._folder, name))),
+            ),
         )
         return self.hosts[name]
 
@@ -98,9 +112,9 @@ class Hosts:
 
 
 @contextmanager
-def hosts_running(folder: Path, config: str, shares: Mapping[str, str]) -> Iterator[Hosts]:
+def hosts_running(folder: Path, config: str, shares: Mapping[str, str], *, keys: bool = False) -> Iterator[Hosts]:
     """Hosts that are ready. They are stopped at the end."""
-    hosts = Hosts(folder, config, shares)
+    hosts = Hosts(folder, config, shares, keys=keys)
     try:
         for name in shares:
             hosts.start(name)

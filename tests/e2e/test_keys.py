@@ -1,0 +1,136 @@
+"""Two hosts with keys: their processes talk over CURVE, and a host without its key is out while streams go on."""
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from actorserve.cluster.file import read_cluster_file
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, Peer, Role
+from actorserve.wire.codec import encode
+from actorserve.wire.curve.sockets import connect_with_curve
+from actorserve.wire.envelope import ANY_INCARNATION, make_head
+from tests.e2e.clients import Clients
+from tests.e2e.hosts import Hosts, hosts_running, metric_of_host, wait_busy, wait_log
+from tests.e2e.kv_starts import kv_starts
+from tests.e2e.server import Server, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+CONFIG = """
+[http]
+port = 0
+[cluster]
+heartbeat_s = 0.2
+death_after_s = 1.5
+load_report_s = 0.1
+retry_s = 0.3
+[model]
+path = "{model}"
+[workers]
+engine = "fake"
+kv_cache_bytes = 65536
+[migration]
+enabled = false  # tests.e2e.faults orders the migrations
+[supervision]
+max_restarts = 1000
+backoff_s = 0.1
+max_backoff_s = 0.1
+"""
+SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "workers = 1"}
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Hosts]:
+    folder = tmp_path_factory.mktemp("hosts")
+    with hosts_running(folder, CONFIG.format(model=default_model_path), SHARES, keys=True) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def alpha(hosts: Hosts) -> Server:
+    """The host with the coordinator and the gateway, while all workers are up."""
+    server = hosts.hosts["alpha"]
+    server.wait_workers(2)
+    return server
+
+
+async def _under_load(server: Server, disturb: Callable[[], None]) -> int:
+    """Disturb the cluster while clients stream, and wait for their answers. Returns the number of answers."""
+    clients = Clients(server)
+    await clients.learn()
+    streaming = asyncio.create_task(clients.run())
+    try:
+        await asyncio.to_thread(disturb)
+    finally:
+        clients.stop()
+        await streaming
+    return clients.num_answers
+
+
+def test_requests_move_between_hosts_with_keys(hosts: Hosts, alpha: Server) -> None:
+    """Requests move to another host over encrypted sockets, with their KV, and their clients get undisturbed
+    answers.
+    """
+
+    def num_moved() -> float:
+        return metric_of_host(alpha, "actorserve_migrations_total", "alpha")  # its only worker's, so to the other host
+
+    def disturb() -> None:
+        hosts.restless(True)
+        least = num_moved() + 10
+        wait_until(lambda: num_moved() >= least, "moves to the other host", 60.0)
+        hosts.restless(False)
+
+    asyncio.run(_under_load(alpha, disturb))
+    starts = kv_starts(hosts.hosts["beta"].journal("beta/worker-0"))
+    assert sum(start.num_computed > 0 for start in starts) > 0.8 * len(starts) > 3
+
+
+def test_a_removed_host_is_out_while_streams_go_on(hosts: Hosts, alpha: Server) -> None:
+    """After its entry has gone from the cluster's file and the processes have reloaded, a host's frames are refused,
+    its requests continue elsewhere with every token once, and it is back when its key is. An edit that is half written
+    changes nothing.
+    """
+    text = hosts.cluster_file.read_text()
+    without_beta = text[: text.index('[[host]]\nname = "beta"')]
+
+    def reload(content: str) -> None:
+        hosts.cluster_file.write_text(content)
+        alpha.process.send_signal(signal.SIGHUP)
+
+    def disturb() -> None:
+        wait_busy(alpha, "beta")
+        reload(text[: text.index('name = "beta"')])
+        wait_log(alpha, "keys of the cluster could not be read again, so they stay as they were")
+        wait_busy(alpha, "beta")
+        reload(without_beta)
+        wait_log(alpha, f"'beta/worker-0': unknown key ({hosts.pairs['beta'].public_key})")
+        wait_until(lambda: alpha.num_reporting() == 1, "the removed host's worker is gone")
+        wait_busy(alpha, "alpha")
+        reload(text)
+        alpha.wait_workers(2)
+        wait_busy(alpha, "beta")
+
+    assert asyncio.run(_under_load(alpha, disturb)) > 0
+    wait_until(lambda: alpha.metric("vllm:kv_cache_usage_perc") == 0.0, "all blocks free")
+
+
+def test_strangers_and_false_names_get_nothing_through(hosts: Hosts, alpha: Server) -> None:
+    """Who connects to the coordinator without a key, or as another host, is refused with a line, and joins nothing."""
+    cluster = read_cluster_file(hosts.cluster_file)
+    address = f"tcp://{cluster.coordinator_host.address}:{cluster.coordinator_port}"
+    hello = encode(Hello(PROTOCOL_VERSION, Role.WORKER, "tcp://127.0.0.1:9", cluster_id="test"))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger, context.socket(zmq.DEALER) as beta:
+        connect_with_curve(beta, hosts.pairs["beta"], hosts.pairs["alpha"].public_key)
+        for socket, name in ((stranger, "alpha/worker-7"), (beta, "alpha/worker-8")):
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(address)
+            socket.send(make_head(Peer(name, 1), Peer("coordinator", ANY_INCARNATION)) + hello)
+        wait_log(alpha, "failed handshake")
+        wait_log(alpha, "refused a frame of 'alpha/worker-8': another host's name")
+    assert "alpha/worker-7" not in alpha.log.read_text()
+    assert alpha.num_reporting() == 2
