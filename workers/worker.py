@@ -71,6 +71,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         ticket_key,
         announced_host=kv_place.announced_host,
         rate=Rate(recipe.config.migration.bytes_per_s),
+        trust=trust,
     )
     worker = WorkerInfo(engine.kind, engine.model, profile.speed(), transfer.access)
     hello = Hello(

@@ -126,7 +126,7 @@ class PublicKeys:
 class Trust:
     """What this process believes of keys. ``replace`` changes it, and the next message is checked by the new keys.
 
-    One thread at a time may use it.
+    One thread at a time may use it; other threads may call ``holder_of``, ``may_read_kv`` and ``key_of_process``.
     """
 
     def __init__(self, own: KeyPair, keys: PublicKeys) -> None:
@@ -151,6 +151,14 @@ class Trust:
     def holder_of(self, public_key: str) -> Holder | None:
         """The holder of a key; None for a key that is not accepted (any more)."""
         return self._holders.get(public_key)
+
+    def may_read_kv(self, public_key: str) -> bool:
+        """Whether the key belongs to a host with workers."""
+        holder = self._holders.get(public_key)
+        if holder is None or holder.kind is not HolderKind.HOST:
+            return False
+        host = self._keys.hosts.get(holder.name)
+        return host is not None and Role.WORKER in host.roles
 
     def key_of_process(self, name: str) -> str | None:
         """The public key of the process called ``name``; None if its host is unknown.

@@ -12,7 +12,7 @@ import zmq
 from actorserve.core.messages import Peer
 from actorserve.errors import ActorserveError
 from actorserve.wire.curve.addresses import is_reachable_from_elsewhere
-from actorserve.wire.curve.handshakes import HandshakeMonitor
+from actorserve.wire.curve.handshakes import FAILED, HandshakeMonitor
 from actorserve.wire.curve.sockets import FRAME_OVERHEAD, connect_with_curve, serve_with_curve
 from actorserve.wire.curve.zap import ZapHandler
 from actorserve.wire.links import Link, LinkedTransport
@@ -98,9 +98,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         router.setsockopt(zmq.MAXMSGSIZE, self._framing.limits.max_frame_bytes + 1 + FRAME_OVERHEAD)
         self._guards.append(ZapHandler(self._context, trust, self._framing.refusals))
         refuse = self._framing.refusals.refuse
-        self._guards.append(
-            HandshakeMonitor(router, lambda why: refuse("failed handshake", "", f"a connection: {why}"))
-        )
+        self._guards.append(HandshakeMonitor(router, lambda why: refuse(FAILED, "", f"a connection: {why}")))
 
     def _open(self, peer: Peer, address: str) -> _Dealer | None:
         if not address.startswith(_SCHEMES):

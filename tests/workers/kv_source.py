@@ -1,6 +1,7 @@
 """A process with KV pools that tests read, and the pools' contents.
 
-``python -m tests.workers.kv_source BIND DEVICE`` prints its KVAccess as JSON, and serves until its input ends.
+``python -m tests.workers.kv_source BIND DEVICE`` prints its KVAccess as JSON, and serves until its input ends. With a
+third argument it serves with keys, as host ``there``.
 """
 
 import itertools
@@ -17,10 +18,16 @@ import torch
 
 from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import KVAccess, KVTicket, TransferId, TransferKind
+from actorserve.wire.trust import HostKey, KeyPair, PublicKeys, Trust
 from workers.kv.pools import BlockMemory, Bytes, HostBlocks, KVPools, layout_digest, view
 from workers.kv.shared_memory import SharedMemory
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.transfer import KVTransfer
+
+HERE = KeyPair("Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID", "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs")
+THERE = KeyPair("rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7", "JTKVSB%%)wK0E.X)V>+}o?pNmC{O&4W4b!Ni{Lh6")
+KEYS = PublicKeys({"here": HostKey(HERE.public_key), "there": HostKey(THERE.public_key)})
+"""The keys of two hosts, which all processes of the tests know (they are the examples of ZeroMQ's manual)."""
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = b"a key of tests"
@@ -70,9 +77,11 @@ def ticket_for(blocks: Sequence[int], *, on_host: bool = False) -> KVTicket:
 
 
 @contextmanager
-def source_process(bind: str, device: str = "cpu") -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
+def source_process(
+    bind: str, device: str = "cpu", *, keys: bool = False
+) -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
     """A source in a process of its own, with ``make_pools(device=device)``."""
-    command = [sys.executable, "-m", "tests.workers.kv_source", bind, device]
+    command = [sys.executable, "-m", "tests.workers.kv_source", bind, device, *(["keys"] if keys else [])]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -83,8 +92,9 @@ def source_process(bind: str, device: str = "cpu") -> Iterator[tuple[KVAccess, "
             process.kill()
 
 
-def main(bind: str, device: str) -> None:
-    transfer = KVTransfer(make_pools(device=device), bind, KEY)
+def main(bind: str, device: str, keys: str = "") -> None:
+    trust = Trust(THERE, KEYS) if keys else None
+    transfer = KVTransfer(make_pools(device=device), bind, KEY, trust=trust)
     sys.stdout.write(json.dumps(asdict(transfer.access)) + "\n")
     sys.stdout.flush()
     sys.stdin.read()

@@ -4,7 +4,8 @@ Each worker has one ``transfer.KVTransfer``. It chooses a way for each source an
 
 - both workers on one host, and the pool in memory that can be mapped: ``mapped`` copies once, from pool to pool;
 - both on GPUs of one host: ``cuda_ipc``;
-- otherwise the source sends: ``data_server`` and ``data_client``, over stream sockets, on threads of their own.
+- otherwise the source sends, on threads of its own: over stream sockets (``data_server`` and ``data_client``), or
+  between hosts with keys over encrypted ones (``curve``).
 
 A reader writes only into its own pool, so a source that was wrongly taken for dead cannot overwrite KV elsewhere.
 """

@@ -10,13 +10,12 @@ from actorserve.core.messages import KVTicket
 from actorserve.errors import ProtocolError
 from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.cancellation import Cancellation
-from workers.kv_transfer.data_server import CHUNK_BYTES
 from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.frames import ANSWER_HEAD, CHECKSUM, Read, Refused, decode_answer, encode_read
 from workers.kv_transfer.links import Pace
+from workers.kv_transfer.pacing import LEAST_BYTES_PER_S
 from workers.kv_transfer.streams import connecting, move_in, regions, wait_at_most
-
-_LEAST_BYTES_PER_S = 2**22  # a read from a slower source fails
+from workers.kv_transfer.tickets import CHUNK_BYTES
 
 
 class DataClient:
@@ -75,7 +74,7 @@ class DataClient:
 
     def _within_s(self, num_bytes: int) -> float:
         """The longest time that a chunk of ``num_bytes`` may take."""
-        return self._patience_s + num_bytes / _LEAST_BYTES_PER_S
+        return self._patience_s + num_bytes / LEAST_BYTES_PER_S
 
     def _granted(self, stream: socket.socket) -> bool:
         """Read the source's answer. Returns whether chunks come piece by piece. Raises: TransferError for a refusal."""

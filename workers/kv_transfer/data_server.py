@@ -15,18 +15,14 @@ import socket
 import threading
 import time
 import zlib
-from collections import Counter, OrderedDict
+from collections import Counter
 
 import numpy as np
 
-from actorserve.core.kv.tickets import is_genuine
-from actorserve.core.messages import TransferId
 from actorserve.errors import ActorserveError, ProtocolError
 from workers.kv.pools import HostBlocks, KVPools
 from workers.kv_transfer.frames import (
-    BLOCK_NUMBER_BYTES,
     CHECKSUM,
-    REQUEST_BYTES,
     REQUEST_HEAD,
     Read,
     decode_read,
@@ -35,10 +31,9 @@ from workers.kv_transfer.frames import (
     request_bytes,
 )
 from workers.kv_transfer.streams import listen, move_out, path_of, regions, remove_path, wait_at_most
+from workers.kv_transfer.tickets import Tickets
 
-CHUNK_BYTES = 2**22  # a chunk's largest size, except for a chunk of one block
 _MAX_READERS = 64
-_MAX_USED_TICKETS = 100_000  # remembered, so that no ticket is used twice
 _REQUEST_S = 5.0  # the time that a request may take to arrive
 _SILENCE_S = 60.0  # a reader that takes nothing for so long is dropped
 _FULL_PAUSE_S = 0.05
@@ -67,14 +62,10 @@ class DataServer:
     ) -> None:
         self.dropped: Counter[str] = Counter()
         self._pools = pools
-        self._ticket_key = ticket_key
+        self._tickets = Tickets(pools, ticket_key)
         self._request_s, self._silence_s = request_s, silence_s
-        self._max_request_bytes = REQUEST_BYTES + BLOCK_NUMBER_BYTES * max(
-            pools.device.num_blocks, pools.host.num_blocks
-        )
         self._lock = threading.Lock()  # guards the following fields, and ``dropped``
         self._is_closed = False
-        self._used: OrderedDict[tuple[TransferId, int], None] = OrderedDict()  # (transfer, stage) of tickets
         self._readers: dict[socket.socket, threading.Thread] = {}
         try:
             self._listener, self.address = listen(bind, announced_host)
@@ -139,31 +130,14 @@ class DataServer:
     def _answer(self, stream: socket.socket) -> None:
         until = time.monotonic() + self._request_s
         head = _receive(stream, REQUEST_HEAD.size, until)
-        read = decode_read(_receive(stream, request_bytes(head, self._max_request_bytes), until))
+        read = decode_read(_receive(stream, request_bytes(head, self._tickets.max_request_bytes), until))
         wait_at_most(stream, self._silence_s)
-        reason = self._refusal(read)
+        reason = self._tickets.refusal(read)
         if reason is not None:
             self._drop(reason)
             stream.sendall(encode_refused(reason))
             return
         self._send_blocks(stream, read)
-
-    def _refusal(self, read: Read) -> str | None:
-        ticket = read.ticket
-        if not is_genuine(self._ticket_key, ticket):
-            return "the ticket is not genuine"
-        num_blocks = self._pools.pool(on_host=ticket.on_host).num_blocks
-        if any(block >= num_blocks for block in ticket.blocks) or read.num_skipped > len(ticket.blocks):
-            return "the ticket names blocks beyond the pool"
-        if read.per_chunk > max(1, CHUNK_BYTES // self._pools.block_bytes):
-            return "the chunk has too many blocks"
-        with self._lock:
-            if (ticket.transfer, ticket.stage) in self._used:
-                return "the ticket was used before"
-            self._used[ticket.transfer, ticket.stage] = None
-            if len(self._used) > _MAX_USED_TICKETS:
-                self._used.popitem(last=False)
-        return None
 
     def _send_blocks(self, stream: socket.socket, read: Read) -> None:
         pool = self._pools.pool(on_host=read.ticket.on_host)

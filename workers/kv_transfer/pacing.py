@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+LEAST_BYTES_PER_S = 2**22
+"""A read from a slower source fails."""
+
 _BURST_S = 0.02  # after a pause this many seconds' worth of bytes may go at once
 _DEBT_S = 1.0  # urgent bytes make later callers wait at most this long
 

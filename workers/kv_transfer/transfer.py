@@ -3,12 +3,19 @@
 import logging
 import threading
 
+import zmq
+
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, Peer
+from actorserve.errors import ActorserveError
+from actorserve.wire.curve.addresses import is_reachable_from_elsewhere
+from actorserve.wire.trust import Trust
 from workers.kv.pools import KVPools
 from workers.kv_transfer.cancellation import Cancellation
 from workers.kv_transfer.cuda import CudaBlocks
 from workers.kv_transfer.cuda_ipc import CudaPool
+from workers.kv_transfer.curve.client import CurveClient
+from workers.kv_transfer.curve.server import CurveServer
 from workers.kv_transfer.data_client import DataClient
 from workers.kv_transfer.data_server import DataServer
 from workers.kv_transfer.errors import DirectCopyError, TransferError
@@ -44,9 +51,10 @@ class KVTransfer:
 
     ``bind``: ``ipc://path``, a Unix socket, or ``tcp://host:port``; a port may be ``*``. Other workers reach a TCP bind
     by ``announced_host``, which is required if the bind names no host. ``rate`` limits how fast each source is read,
-    except by urgent fetches.
+    except by urgent fetches. With a ``trust``, what goes over TCP is encrypted, and only hosts with workers may read;
+    without one, TCP is for loopback alone.
 
-    Raises: ActorserveError if ``bind`` cannot be bound or reached.
+    Raises: ActorserveError if ``bind`` cannot be bound or reached, or needs keys.
     """
 
     def __init__(
@@ -58,7 +66,10 @@ class KVTransfer:
         announced_host: str = "",
         rate: Rate = UNBOUNDED,
         patience_s: float = PATIENCE_S,
+        trust: Trust | None = None,
     ) -> None:
+        if trust is None and is_reachable_from_elsewhere(bind):
+            raise ActorserveError(f"cannot serve KV at {bind} without keys, because other machines could connect")
         self._pools = pools
         self._rate = rate
         self._patience_s = patience_s
@@ -68,7 +79,13 @@ class KVTransfer:
         self._held: dict[_LinkKey, _Held] = {}
         self._buckets: dict[Peer, TokenBucket] = {}
         self._unreachable: set[Peer] = set()  # sources whose GPU this GPU cannot read directly
-        self._server = DataServer(pools, bind, ticket_key, announced_host=announced_host)
+        self._trust = trust
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None  # of our links to sources with keys
+        self._server: DataServer | CurveServer
+        if trust is not None and bind.startswith("tcp://"):
+            self._server = CurveServer(pools, bind, ticket_key, trust, announced_host=announced_host)
+        else:
+            self._server = DataServer(pools, bind, ticket_key, announced_host=announced_host)
         self.access = KVAccess(
             layout=pools.layout,
             address=self._server.address,
@@ -149,6 +166,8 @@ class KVTransfer:
                 cancellation.cancel(_CLOSED)
             self._drop(list(self._held))
         self._server.close()
+        if self._context is not None:
+            self._context.term()  # once the fetches in flight, which are cancelled, have closed their links
 
     def _read(self, held: _Held, fetch: Fetch, bucket: TokenBucket, cancellation: Cancellation) -> None:
         """Read by the held link, opened now if need be. The caller holds ``held.lock``. Raises: TransferError."""
@@ -190,4 +209,10 @@ class KVTransfer:
         on_gpus = access.cuda_ipc and not on_host and not fetch.into_host
         if same_host and on_gpus and isinstance(device, CudaBlocks) and fetch.source not in self._unreachable:
             return CudaPool(access.cuda_ipc, num_blocks, pools, device)
+        if access.address.startswith("tcp://") and self._trust is not None:
+            with self._lock:
+                context = self._context = self._context or zmq.Context()
+            return CurveClient(context, fetch.source.name, access.address, pools, self._patience_s, self._trust)
+        if is_reachable_from_elsewhere(access.address):
+            raise TransferError(f"KV cannot be read from {access.address[:80]!r} without keys")
         return DataClient(access.address, pools, self._patience_s, with_checksum=not same_host)

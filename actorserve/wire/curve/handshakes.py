@@ -11,6 +11,9 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+FAILED: Final = "failed handshake"
+"""The reason under which such connections are counted."""
+
 _BATCH: Final = 256
 _FAILURES: Final = zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
 
@@ -27,13 +30,7 @@ class HandshakeMonitor:
         self._watched = socket
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        endpoint = f"inproc://handshakes-{id(self)}"
-        socket.monitor(endpoint, _FAILURES)
-        self._socket = socket.context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        # Without a limit, because ZeroMQ's own thread would wait for us while the queue is full.
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.connect(endpoint)
+        self._socket = failures_of(socket)
         self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._read)
         self._loop.call_soon(self._read)  # the descriptor signals nothing before a first read has found nothing
@@ -51,15 +48,32 @@ class HandshakeMonitor:
             if self._socket.closed:
                 return
             try:
-                event = parse_monitor_message(self._socket.recv_multipart(zmq.NOBLOCK))
+                failure = described(self._socket.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            if event["event"] & _FAILURES:  # the last event says that the monitor has stopped
-                self._on_failure(_described(event["event"], event["value"]))
+            if failure is not None:
+                self._on_failure(failure)
         self._loop.call_soon(self._read)
 
 
-def _described(event: int, value: int) -> str:
+def failures_of(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """A socket from which the handshakes that fail at ``socket`` are read, until ``socket`` disables its monitor."""
+    endpoint = f"inproc://handshakes-{id(socket)}"
+    socket.monitor(endpoint, _FAILURES)
+    reading: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+    reading.setsockopt(zmq.LINGER, 0)
+    # Without a limit, because ZeroMQ's own thread would wait for us while the queue is full.
+    reading.setsockopt(zmq.RCVHWM, 0)
+    reading.connect(endpoint)
+    return reading
+
+
+def described(message: list[bytes]) -> str | None:
+    """What a message of ``failures_of`` says; None for the last one, after which none comes."""
+    parsed = parse_monitor_message(message)
+    event, value = parsed["event"], parsed["value"]
+    if not event & _FAILURES:
+        return None
     if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL:
         return f"no key, or not for this process's key (ZeroMQ's protocol error {value:#x})"
     return f"the connection ended before it showed a key (error {value})"

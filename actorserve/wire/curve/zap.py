@@ -33,9 +33,7 @@ class ZapHandler:
         self._trust = trust
         self._refusals = refusals
         self._loop = asyncio.get_running_loop()
-        self._socket = context.socket(zmq.REP)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.bind(_ENDPOINT)
+        self._socket = zap_socket(context)
         self._fd = self._socket.fileno()
         self._loop.add_reader(self._fd, self._read)
 
@@ -54,15 +52,25 @@ class ZapHandler:
                 question = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._socket.send_multipart(self._answer(question))
+            self._socket.send_multipart(zap_answer(question, self._trust, self._refusals))
         self._loop.call_soon(self._read)
 
-    def _answer(self, question: list[bytes]) -> list[bytes]:
-        version, number, domain, address, _, mechanism, *credentials = question
-        key = ""
-        if version == _VERSION and domain == DOMAIN and mechanism == b"CURVE" and len(credentials) == 1:
-            key = z85.encode(credentials[0]).decode()
-        if key and self._trust.holder_of(key) is not None:
-            return [_VERSION, number, _ACCEPTED, b"", key.encode(), b""]
-        self._refusals.refuse(UNKNOWN_KEY, key, f"a connection from {address.decode(errors='replace')}")
-        return [_VERSION, number, _REFUSED, b"", b"", b""]
+
+def zap_socket(context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+    """The socket at which ZeroMQ asks; ``zap_answer`` makes the answer to each question."""
+    socket = context.socket(zmq.REP)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.bind(_ENDPOINT)
+    return socket
+
+
+def zap_answer(question: list[bytes], trust: Trust, refusals: Refusals) -> list[bytes]:
+    """Accept the connection if ``trust`` knows its key."""
+    version, number, domain, address, _, mechanism, *credentials = question
+    key = ""
+    if version == _VERSION and domain == DOMAIN and mechanism == b"CURVE" and len(credentials) == 1:
+        key = z85.encode(credentials[0]).decode()
+    if key and trust.holder_of(key) is not None:
+        return [_VERSION, number, _ACCEPTED, b"", key.encode(), b""]
+    refusals.refuse(UNKNOWN_KEY, key, f"a connection from {address.decode(errors='replace')}")
+    return [_VERSION, number, _REFUSED, b"", b"", b""]

@@ -13,8 +13,11 @@ import torch
 
 from actorserve.core.effects import Fetch
 from actorserve.core.messages import KVAccess, KVTicket, Peer
+from actorserve.wire.trust import Trust
 from tests.workers.kv_source import (
+    HERE,
     KEY,
+    KEYS,
     NUM_BLOCKS,
     NUM_HOST_BLOCKS,
     content,
@@ -28,10 +31,10 @@ from workers.kv_transfer.errors import TransferError
 from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
 
-SOURCE = Peer("source", 7)
+SOURCE = Peer("there/worker-0", 7)
 PATIENCE_S = 1.0
 OTHER_SEED = 10  # of the destination's initial KV
-SENT = ("ipc", "tcp", "tcp-checked")
+SENT = ("ipc", "tcp", "tcp-checked", "tcp-keys")
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -56,6 +59,7 @@ class Pair:
             b"another key",
             rate=Rate(bytes_per_s, clock=lambda: 0.0, sleep=sleep),
             patience_s=PATIENCE_S,
+            trust=Trust(HERE, KEYS) if self.kind == "tcp-keys" else None,
         )
 
     def fetch(
@@ -79,7 +83,8 @@ KINDS = [
 @contextmanager
 def source_of(kind: str, folder: Path) -> Iterator[tuple[KVAccess, "subprocess.Popen[str]"]]:
     bind = "tcp://127.0.0.1:*" if kind.startswith("tcp") else f"ipc://{folder}/source.kv"
-    with source_process(bind, "cuda" if kind == "cuda" else "cpu") as (access, process):
+    device = "cuda" if kind == "cuda" else "cpu"
+    with source_process(bind, device, keys=kind == "tcp-keys") as (access, process):
         if kind in SENT:
             access = replace(access, shared="", shared_host="")
         if kind == "tcp-checked":
@@ -217,7 +222,7 @@ def test_a_cancelled_fetch_ends_at_its_next_stride(pair: Pair) -> None:
 def test_another_layout_is_refused(pair: Pair) -> None:
     """If the source's blocks have another layout, nothing is copied."""
     destination = pair.destination()
-    with pytest.raises(TransferError, match="KV of source is laid out differently"):
+    with pytest.raises(TransferError, match="the KV of there/worker-0 is laid out differently"):
         destination.fetch(replace(pair.fetch(ticket_for((0,)), (0,)), access=replace(pair.access, layout="other")))
     destination.close()
     expect(pair, (), content(0, 0))
@@ -333,12 +338,12 @@ def test_a_source_is_mapped_once_and_unmapped(pair: Pair) -> None:
     for number in range(3):
         destination.fetch(pair.fetch(ticket_for((number,)), (number,)))
         assert mapped_names().count(mark) == 1
-    destination.forget(Peer("source", 6))
+    destination.forget(Peer(SOURCE.name, 6))
     assert mark in mapped_names()
     destination.forget(SOURCE)
     assert mark not in mapped_names()
     for incarnation in (8, 9):
-        destination.fetch(replace(pair.fetch(ticket_for((1,)), (1,)), source=Peer("source", incarnation)))
+        destination.fetch(replace(pair.fetch(ticket_for((1,)), (1,)), source=Peer(SOURCE.name, incarnation)))
         assert mapped_names().count(mark) == 1
     destination.close()
 

@@ -1,0 +1,1 @@
+"""KV between hosts with keys: encrypted ZeroMQ sockets, in place of the stream sockets of ``data_server``."""

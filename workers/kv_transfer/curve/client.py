@@ -1,0 +1,119 @@
+"""The destination's side of KV between hosts with keys (``server``)."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import zmq
+
+from actorserve.core.messages import KVTicket
+from actorserve.errors import ProtocolError
+from actorserve.wire.curve.sockets import FRAME_OVERHEAD, connect_with_curve
+from actorserve.wire.trust import Trust
+from workers.kv.pools import KVPools
+from workers.kv_transfer.cancellation import Cancellation
+from workers.kv_transfer.curve.server import MAX_AHEAD, NEXT
+from workers.kv_transfer.errors import TransferError
+from workers.kv_transfer.frames import ANSWER_HEAD, Read, Refused, decode_answer, encode_read
+from workers.kv_transfer.links import Pace
+from workers.kv_transfer.pacing import LEAST_BYTES_PER_S
+from workers.kv_transfer.tickets import CHUNK_BYTES
+
+_LOOK_MS = 50  # how often a reader that waits looks whether it is cancelled
+_MAX_ANSWER_BYTES = 4096
+
+
+class CurveClient:
+    """A ``Link`` to the ``CurveServer`` of the process called ``source`` at ``address``, over one connection.
+
+    A source that sends nothing for ``patience_s`` counts as gone. One thread at a time may use it.
+
+    Raises: TransferError if ``trust`` knows no key of the source's host.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        source: str,
+        address: str,
+        pools: KVPools,
+        patience_s: float,
+        trust: Trust,
+    ) -> None:
+        self._source = source
+        self._pools = pools
+        self._patience_s = patience_s
+        self._trust = trust
+        self._per_chunk = max(1, CHUNK_BYTES // pools.block_bytes)
+        key = trust.key_of_process(source)
+        if key is None:
+            raise TransferError(f"the cluster has no key of the host of {source[:80]!r}")
+        self._server_key = key
+        try:
+            self._socket = context.socket(zmq.DEALER)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.IPV6, "[" in address)
+            most = max(_MAX_ANSWER_BYTES, self._per_chunk * pools.block_bytes)
+            self._socket.setsockopt(zmq.MAXMSGSIZE, most + FRAME_OVERHEAD)
+            connect_with_curve(self._socket, trust.own, key)
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            raise TransferError(f"KV cannot be read from {address[:80]!r}: {error.strerror}") from None
+
+    def close(self) -> None:
+        self._socket.close(0)
+
+    def read(
+        self,
+        ticket: KVTicket,
+        num_skipped: int,
+        blocks: Sequence[int],
+        pace: Pace,
+        cancellation: Cancellation,
+        *,
+        into_host: bool = False,
+    ) -> None:
+        if self._trust.key_of_process(self._source) != self._server_key:
+            raise TransferError(f"the key of the host of {self._source} is not accepted any more")
+        self._socket.send(encode_read(Read(ticket, num_skipped, self._per_chunk, with_checksum=False)))
+        chunks = [blocks[first : first + self._per_chunk] for first in range(0, len(blocks), self._per_chunk)]
+        num_asked = 0
+        self._check_granted(self._receive(0, cancellation))
+        pool = self._pools.pool(on_host=into_host)
+        for number, chunk in enumerate(chunks):
+            while num_asked < min(len(chunks), number + MAX_AHEAD):
+                pace(len(chunks[num_asked]) * self._pools.block_bytes)
+                self._socket.send(NEXT)
+                num_asked += 1
+            num_bytes = len(chunk) * self._pools.block_bytes
+            body = np.frombuffer(self._receive(num_bytes, cancellation).buffer, dtype=np.uint8)
+            if len(body) != num_bytes:
+                raise TransferError(f"the source of the KV sent {len(body)} bytes in place of {num_bytes}")
+            pool.write(chunk, body.reshape((len(chunk), *self._pools.shape)), range(len(chunk)))
+
+    def _receive(self, num_bytes: int, cancellation: Cancellation) -> zmq.Frame:
+        """The next frame, of about ``num_bytes``. Raises: TransferError."""
+        until_s = time.monotonic() + self._patience_s + num_bytes / LEAST_BYTES_PER_S
+        while True:
+            cancellation.check()
+            if self._socket.poll(_LOOK_MS):
+                frames = self._socket.recv_multipart(copy=False)
+                if len(frames) != 1:
+                    raise TransferError("the source of the KV sent a message of several frames")
+                return frames[0]
+            if time.monotonic() > until_s:
+                raise TransferError(f"the source of the KV sent nothing for {self._patience_s:g} s")
+
+    @staticmethod
+    def _check_granted(frame: zmq.Frame) -> None:
+        """Raises: TransferError for a refusal."""
+        head, rest = frame.bytes[: ANSWER_HEAD.size], frame.bytes[ANSWER_HEAD.size :]
+        try:
+            if len(head) < ANSWER_HEAD.size:
+                raise ProtocolError("neither KV nor a refusal")
+            answer = decode_answer(head)
+        except ProtocolError as error:
+            raise TransferError(f"the source of the KV sent {error}") from None
+        if isinstance(answer, Refused):
+            text = rest[: answer.reason_bytes].decode(errors="replace")
+            raise TransferError(f"the source of the KV refused: {' '.join(text.split())}")
