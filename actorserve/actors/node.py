@@ -54,8 +54,8 @@ def open_node(
     place = network.coordinator() if hello.role is Role.COORDINATOR else network.process(name)
     transport = ZmqTransport(me, place.bind, TransportLimits(max_links=max_links), trust)
     hello = replace(hello, address=place.announced(transport.address), cluster_id=network.cluster_id)
-    times = WatchTimes(settings.heartbeat_s, settings.death_after_s)
-    membership = Membership(transport, hello, network.coordinator_address, times)
+    times = WatchTimes(settings.heartbeat_s, settings.death_after_s, settings.takeover_after_s)
+    membership = Membership(transport, hello, network.coordinators, times)
     recorder = None
     if settings.journal_dir is not None:
         recorder = JournalRecorder(open_journal(settings.journal_dir, me), recipe)

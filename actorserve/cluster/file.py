@@ -62,9 +62,9 @@ class ClusterFile(_Table):
         raise SettingsError(f"host {name} is {unknown((host.name for host in self.hosts), name)}")
 
     @property
-    def coordinator_host(self) -> Host:
-        """The host of the coordinator that serves."""
-        return self.host(self.coordinators[0])
+    def coordinator_hosts(self) -> tuple[Host, ...]:
+        """The hosts of the coordinators, in the order in which they serve."""
+        return tuple(map(self.host, self.coordinators))
 
 
 def read_cluster_file(file: Path) -> ClusterFile:

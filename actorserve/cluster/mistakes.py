@@ -9,6 +9,7 @@ from actorserve.nearest import unknown
 COORDINATOR_PORT: Final = 7480
 KV_PORT: Final = 7490
 """The defaults."""
+MAX_COORDINATORS: Final = 10  # terms end in a coordinator's place in the order (actors.membership.succession)
 
 _MAX_PORT: Final = 65535
 _SHARED: Final = {"name": "name", "address": "address", "public_key": "public key"}
@@ -57,12 +58,18 @@ def _coordinators(names: Any, hosts: list[dict[str, Any]]) -> Iterator[str]:
         return
     if not names:
         yield 'no coordinator: expected the name of a host, such as coordinators = ["alpha"]'
-    if len(names) > 1:
-        yield "coordinators: expected one host"
+    if len(names) > MAX_COORDINATORS:
+        yield f"coordinators: {len(names)} hosts, and at most {MAX_COORDINATORS} are possible"
+    yield from (f"coordinators: host {name} stands there twice" for name in _repeated(names))
     known = [_name(host) for host in hosts]
     for name in names:
         if isinstance(name, str) and name not in known:
             yield f"coordinators: host {name} is {unknown(known, name)}"
+
+
+def _repeated(names: list[Any]) -> list[str]:
+    texts = [name for name in names if isinstance(name, str)]
+    return sorted({text for text in texts if texts.count(text) > 1})
 
 
 def _addresses(hosts: list[dict[str, Any]]) -> Iterator[str]:

@@ -5,11 +5,15 @@ listen on tcp. The coordinator's port and those of KV are fixed, so that firewal
 take free ports, which the processes tell each other.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from actorserve.cluster.file import ClusterFile
 from actorserve.cluster.resolving import listening_address
+
+COORDINATOR: Final = "coordinator"
+"""The name of a coordinator's process, after that of its host."""
 
 
 class Place(NamedTuple):
@@ -30,12 +34,12 @@ class Network(Protocol):
     def cluster_id(self) -> str: ...
 
     @property
-    def coordinator_address(self) -> str:
-        """Where the coordinator is reached."""
+    def coordinators(self) -> Mapping[str, str]:
+        """Where coordinators are reached, by name, in the order in which they serve."""
         ...
 
     def coordinator(self) -> Place:
-        """Where the coordinator listens, on this host. Raises: SettingsError."""
+        """Where this host's coordinator listens. Raises: SettingsError."""
         ...
 
     def process(self, name: str) -> Place:
@@ -56,11 +60,11 @@ class LocalNetwork:
         self._runtime_dir = runtime_dir
 
     @property
-    def coordinator_address(self) -> str:
-        return self.coordinator().bind
+    def coordinators(self) -> Mapping[str, str]:
+        return {COORDINATOR: self.coordinator().bind}
 
     def coordinator(self) -> Place:
-        return self.process("coordinator")
+        return self.process(COORDINATOR)
 
     def process(self, name: str) -> Place:
         return Place(f"ipc://{self._runtime_dir}/{name}.sock")
@@ -81,8 +85,12 @@ class HostNetwork:
         return self._cluster.id
 
     @property
-    def coordinator_address(self) -> str:
-        return f"tcp://{_in_url(self._cluster.coordinator_host.address)}:{self._cluster.coordinator_port}"
+    def coordinators(self) -> Mapping[str, str]:
+        port = self._cluster.coordinator_port
+        return {
+            f"{host.name}/{COORDINATOR}": f"tcp://{_in_url(host.address)}:{port}"
+            for host in self._cluster.coordinator_hosts
+        }
 
     def coordinator(self) -> Place:
         return self._place(str(self._cluster.coordinator_port))

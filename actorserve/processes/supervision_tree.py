@@ -77,7 +77,8 @@ def supervision_tree(
         return ChildSpec(name, command(("actorserve", "gateway"), name, index, num_gateways), _GATEWAYS)
 
     last = _WORKERS if share is None else _COORDINATOR
-    coordinator = ChildSpec("coordinator", command(("actorserve", "coordinator"), "coordinator"), last)
+    name = f"{prefix}coordinator"
+    coordinator = ChildSpec(name, command(("actorserve", "coordinator"), name), last)
     workers = tuple(worker(index) for index in range(placement.max_workers))
     return SupervisionTree(
         children=(

@@ -7,7 +7,6 @@ import uvloop
 from actorserve.actors.cluster_trust import open_trust
 from actorserve.actors.console_desk import open_desk
 from actorserve.actors.coordinator import CoordinatorActor
-from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.actors.node import open_node
 from actorserve.actors.scaler import make_scaler
 from actorserve.core.cluster.state import ClusterState
@@ -27,7 +26,7 @@ async def _run(child: Child) -> None:
     settings = child.settings
     config = cluster_config(settings)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
-    node = open_node(COORDINATOR_NAME, hello, settings.cluster, child.network, config, open_trust(child))
+    node = open_node(child.name, hello, settings.cluster, child.network, config, open_trust(child))
     desk = open_desk(child.runtime_dir, settings)
     actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status), desk)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())

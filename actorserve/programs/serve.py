@@ -77,7 +77,7 @@ def serve_host(settings: Settings, cluster_file: Path, name: str, key_file: Path
         share = HostShare(
             name,
             cluster_toml,
-            host is cluster.coordinator_host,
+            host in cluster.coordinator_hosts,
             host.gateways,
             cluster_file.absolute(),
             key_file.absolute() if has_keys else None,
@@ -138,14 +138,15 @@ def _check_keys(cluster: ClusterFile, host: str, key_file: Path) -> bool:
 
 
 def _check_addresses(cluster: ClusterFile, host: Host) -> None:
-    """Raises: SettingsError if the host's address is another machine's, if its share already runs here, or if the
+    """Raises: SettingsError if the host's address is another machine's, if its share already runs here, or if a
     coordinator's address cannot be looked up.
     """
     try:
-        numeric_address(cluster.coordinator_host.address)
+        for coordinator_host in cluster.coordinator_hosts:
+            numeric_address(coordinator_host.address)
         listening = listening_address(host)
         launch.free_port(listening, 0)
-        if host is cluster.coordinator_host:
+        if host in cluster.coordinator_hosts:
             launch.free_port(listening, cluster.coordinator_port, "coordinator_port")
         for index in range(host.workers):
             launch.free_port(listening, cluster.kv_port + index, "kv_port")

@@ -29,6 +29,8 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     3: m.Heartbeat,
     4: m.Goodbye,
     5: m.Fenced,
+    6: m.Serving,
+    7: m.Following,
     10: m.Place,
     11: m.Placed,
     12: m.Refused,
@@ -74,6 +76,8 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     138: m.StartFailed,
     139: m.GrammarReady,
     140: m.ActsDone,
+    141: m.Serve,
+    142: m.StandBy,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)
@@ -82,6 +86,7 @@ _TOKEN_ID: Final = (0, 2**31 - 1)  # the core keeps four bytes of each
 _MEMORY_NAMES: Final = ("shared", "shared_host", "cuda_ipc")
 _RULES: Final[dict[type, Rules]] = {
     m.Hello: Rules(added=("cluster_id", "model_digest", "tokenizer_digest")),
+    m.PeerUp: Rules(added=("term",)),
     m.SamplingParams: Rules(
         bounds={
             "seed": (0, UINT64_MAX),

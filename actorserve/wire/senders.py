@@ -19,6 +19,8 @@ SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     m.Heartbeat: _ANY,
     m.Goodbye: _ANY,
     m.Fenced: _ANY,
+    m.Serving: _COORDINATOR,
+    m.Following: _GATEWAY | _WORKER,
     m.Place: _GATEWAY,
     m.Placed: _COORDINATOR,
     m.Refused: _COORDINATOR | _WORKER,

@@ -47,6 +47,9 @@ def address_of(name: str) -> str:
     return f"memory://{name}"
 
 
+COORDINATORS = {COORDINATOR_NAME: address_of(COORDINATOR_NAME)}
+
+
 class ScriptedCore:
     """A core that answers a type of message with the effects that a test gives for it."""
 
@@ -117,7 +120,12 @@ def lone_node(name: str, clock: Callable[[], float], recorder: Recorder | None =
     """A node that is alone on its hub."""
     transport = MemoryTransport(Hub(), Peer(name, 1), address_of(name), clock)
     hello = Hello(PROTOCOL_VERSION, role_of(name), address_of(name))
-    return Node(transport, Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES), clock, recorder)
+    return Node(
+        transport,
+        Membership(transport, hello, COORDINATORS, TIMES),
+        clock,
+        recorder,
+    )
 
 
 @dataclass
@@ -149,7 +157,7 @@ class Cluster:
         hello = replace(Hello(PROTOCOL_VERSION, role, address_of(name)), **values)
         if role is Role.WORKER:
             hello = replace(hello, worker=info_of(name))
-        membership = Membership(transport, hello, address_of(COORDINATOR_NAME), TIMES)
+        membership = Membership(transport, hello, COORDINATORS, TIMES)
         core = GreetingCore()
         recorder = EntryList()
         actor = ClusterActor(core, Node(transport, membership, lambda: self.now, recorder))

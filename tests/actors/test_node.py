@@ -61,7 +61,7 @@ class _Live:
         membership = Membership(
             transport,
             Hello(PROTOCOL_VERSION, role_of(name), address),
-            f"ipc://{self._folder / C}",
+            {C: f"ipc://{self._folder / C}"},
             WatchTimes(0.05, 1.0),
         )
         core = self.cores[name] = GreetingCore()

@@ -45,7 +45,8 @@ def test_a_file_says_what_runs_where(tmp_path: Path) -> None:
         Host(name="alpha", address="10.0.0.1", gateways=1),
         Host(name="beta", address="beta.example.net", workers=2),
     )
-    assert (cluster.id, cluster.coordinator_host.name) == ("lab", "alpha")
+    assert (cluster.id, cluster.coordinators) == ("lab", ("alpha",))
+    assert cluster.coordinator_hosts == cluster.hosts[:1]
     assert (cluster.coordinator_port, cluster.kv_port) == (7480, 7490)
 
 
@@ -76,7 +77,8 @@ def test_the_example_shows_every_setting() -> None:
         ("beta.example.net", "127.0.0.1", "host beta has an address of loopback"),
         ('["alpha"]', '["alhpa"]', 'coordinators: host alhpa is unknown; did you mean "alpha"?'),
         ('["alpha"]', "[]", "no coordinator: expected the name of a host"),
-        ('["alpha"]', '["alpha", "beta"]', "coordinators: expected one host"),
+        ('["alpha"]', '["alpha", "beta", "alpha"]', "coordinators: host alpha stands there twice"),
+        ('["alpha"]', str([f"h{number}" for number in range(11)]), "coordinators: 11 hosts, and at most 10"),
         ("coordinators", "cordinators", 'cordinators: unknown; did you mean "coordinators"?'),
         ("coordinators", "cordinators", "coordinators: missing"),
         ("gateways", "gatewyas", 'host alpha: gatewyas: unknown; did you mean "gateways"?'),

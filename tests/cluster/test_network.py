@@ -19,7 +19,8 @@ def test_one_host_listens_in_its_runtime_folder() -> None:
     """Without a cluster's file every address is a socket in the runtime folder, and is told as it is."""
     network = LocalNetwork(Path("/run/a"))
     assert network.cluster_id == ""
-    assert network.coordinator_address == network.coordinator().bind == "ipc:///run/a/coordinator.sock"
+    assert network.coordinators == {"coordinator": "ipc:///run/a/coordinator.sock"}
+    assert network.coordinator().bind == "ipc:///run/a/coordinator.sock"
     assert network.process("worker-0") == Place("ipc:///run/a/worker-0.sock")
     assert network.kv("worker-0", 0).announced("ipc:///run/a/worker-0.kv.sock") == "ipc:///run/a/worker-0.kv.sock"
 
@@ -28,7 +29,7 @@ def test_hosts_announce_their_address_with_the_port_that_was_taken(tmp_path: Pat
     """A socket that listens on every network is announced under the host's address, with its real port."""
     network = HostNetwork(parse_cluster(EVERYWHERE, tmp_path), "beta")
     assert network.cluster_id == "lab"
-    assert network.coordinator_address == "tcp://127.0.0.1:7000"
+    assert network.coordinators == {"alpha/coordinator": "tcp://127.0.0.1:7000"}
     place = network.process("beta/worker-1")
     assert place.bind == "tcp://0.0.0.0:*"
     assert place.announced("tcp://0.0.0.0:40123") == "tcp://127.0.0.2:40123"

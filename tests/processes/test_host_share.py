@@ -16,7 +16,7 @@ from tests.e2e.hosts import free_ports
 
 
 def test_a_host_runs_its_share_under_its_name(tmp_path: Path) -> None:
-    """Names begin with the host's, except the coordinator's; every child gets the cluster's file and that name."""
+    """Names begin with the host's; every child gets the cluster's file and that name."""
     cluster, key = tmp_path / "etc.toml", tmp_path / "beta.key"
     share = HostShare("beta", THREE_HOSTS, False, 2, cluster, key)
     children = supervision_tree(Placement(2, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
@@ -27,7 +27,7 @@ def test_a_host_runs_its_share_under_its_name(tmp_path: Path) -> None:
         assert child.command[-8:] == expected
     share = HostShare("alpha", THREE_HOSTS, has_coordinator=True, num_gateways=0)
     children = supervision_tree(Placement(0, (), 1), Settings(), tmp_path / "s.json", tmp_path, share).children
-    assert [child.name for child in children] == ["coordinator"]
+    assert [child.name for child in children] == ["alpha/coordinator"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_workers_of_a_cluster_drain_before_the_coordinator_ends(tmp_path: Path) 
     share = HostShare("beta", THREE_HOSTS, has_coordinator=True, num_gateways=0)
     tree = supervision_tree(Placement(1, (), 1), Settings(), tmp_path / "s.json", tmp_path, share)
     stages = {child.name: child.stop_stage for child in tree.children}
-    assert stages["beta/worker-0"] < tree.num_draining_stages <= stages["coordinator"]
+    assert stages["beta/worker-0"] < tree.num_draining_stages <= stages["beta/coordinator"]
 
 
 def _refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

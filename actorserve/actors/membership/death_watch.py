@@ -34,10 +34,13 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WatchTimes:
-    """A peer that is silent for ``suspect_after_s`` is asked again; after ``death_after_s`` it counts as dead."""
+    """A peer that is silent for ``suspect_after_s`` is asked again; after ``death_after_s`` it counts as dead. The next
+    coordinator serves if the last one is silent for ``takeover_after_s``.
+    """
 
     heartbeat_s: float
     death_after_s: float
+    takeover_after_s: float = 0.5
 
     @property
     def suspect_after_s(self) -> float:

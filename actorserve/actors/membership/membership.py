@@ -6,11 +6,11 @@ Hello of a new incarnation connects to it, answers an ask, and only then takes t
 first message on every link, and a peer that is up here can receive our messages. If either side starts, restarts or
 loses a frame, one of the two keeps asking until both have met.
 
-All processes ask the coordinator, whose address is known. The coordinator sends them the cluster's members
-(``introductions``), and processes that need each other then ask each other. A peer that is silent for a while is asked
-again. This finds a new incarnation at the same address before the silence counts as death. A process that counts as
-dead although it was only paused is told so (``fencing``) when it next says Hello, and rejoins as a new incarnation. An
-incarnation that counts as dead is never taken for alive again.
+All processes ask the coordinators, whose addresses are known. The coordinator that serves (``succession``) sends them
+the cluster's members (``introductions``), and processes that need each other then ask each other. A peer that is silent
+for a while is asked again. This finds a new incarnation at the same address before the silence counts as death. A
+process that counts as dead although it was only paused is told so (``fencing``) when it next says Hello, and rejoins as
+a new incarnation. An incarnation that counts as dead is never taken for alive again.
 
 A process of another cluster, of another model or of a protocol that is too far from ours is refused (``identity``,
 ``refusals``), and both sides log why.
@@ -22,6 +22,7 @@ worker all of its requests.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -31,42 +32,42 @@ from actorserve.actors.membership.death_watch import DeathWatch, Standing, Watch
 from actorserve.actors.membership.fencing import MAX_INCARNATION, Fencing
 from actorserve.actors.membership.identity import Identity
 from actorserve.actors.membership.introductions import Introductions
+from actorserve.actors.membership.leadership import Change, CoordinatorSide, FollowerSide, Leadership
 from actorserve.actors.membership.links import Links, anyone
 from actorserve.actors.membership.refusals import Refusals
-from actorserve.actors.membership.roles import COORDINATOR_NAME, MAX_PEERS, are_linked, may_link
+from actorserve.actors.membership.roles import MAX_PEERS, are_linked, may_link
 from actorserve.actors.membership.search import Search
+from actorserve.actors.membership.succession import Order
 from actorserve.core.messages import (
     Fenced,
+    Following,
     Goodbye,
     Heartbeat,
     Hello,
     Members,
     Message,
     Peer,
-    PeerDown,
     PeerUp,
     Role,
+    Serving,
 )
 
 _ANY: Final = 0
-_HEARTBEAT: Final = Heartbeat()
-
-Change = PeerUp | PeerDown
 
 
 class Membership:
-    """One process's view of the cluster. ``hello`` describes this process to its peers. ``refusals`` lists the
-    processes that do not fit to it.
+    """One process's view of the cluster. ``hello`` describes this process to its peers. ``coordinators`` gives their
+    addresses by name, in the order in which they serve. ``refusals`` lists the processes that do not fit to this one.
 
     The caller must pass the changes that a method returns to the core, in order, before any other message.
     """
 
-    def __init__(self, links: Links, hello: Hello, coordinator_address: str, times: WatchTimes) -> None:
+    def __init__(self, links: Links, hello: Hello, coordinators: Mapping[str, str], times: WatchTimes) -> None:
         self.counts: Counter[str] = Counter()
         self._links = links
         self._role = hello.role
         self._identity = Identity(replace(hello, answers=_ANY))
-        self._coordinator_address = coordinator_address
+        self._coordinators = dict(coordinators)
         self._times = times
         self._watch = DeathWatch(times)
         self._hellos: dict[Peer, Hello] = {}  # of the peers that are up
@@ -78,21 +79,30 @@ class Membership:
         self._fencing = Fencing(links, self._watch, times)
         is_coordinator = hello.role is Role.COORDINATOR
         self._introductions = Introductions(links, self._watch, self._hellos, times) if is_coordinator else None
+        self._leadership: Leadership
+        if is_coordinator:
+            order = Order(list(self._coordinators).index(links.me.name), len(self._coordinators))
+            self._leadership = CoordinatorSide(links, self.sent, order, times.takeover_after_s)
+        else:
+            self._leadership = FollowerSide(links, self.sent, self._ask_again)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """The peers that are up, in the order of their names."""
-        return self._watch.alive
+        """The peers that are up as the core sees it, in the order of their names."""
+        return tuple(filter(self._leadership.is_up, self._watch.alive))
 
     def is_up(self, peer: Peer) -> bool:
-        return peer in self._hellos
+        """Whether the core has got a PeerUp for ``peer``, and no PeerDown since then."""
+        return peer in self._hellos and self._leadership.is_up(peer)
 
     def start(self, now: float) -> None:
         """Begin to look for the other processes."""
+        self._leadership.reset(now)
         if self._introductions is not None:
             self._introductions.start(now)
         else:
-            self._search.begin(COORDINATOR_NAME, self._coordinator_address, now)
+            for name, address in self._coordinators.items():
+                self._search.begin(name, address, now)
 
     def leave(self) -> None:
         """Tell all peers that we leave."""
@@ -129,17 +139,21 @@ class Membership:
             return []
         if type(message) is Goodbye:
             self._watch.leave(sender)
-            down = self._lose(sender, now)
-            self._changed(now)
-            return [down]
+            return self._changed(self._lose(sender, now), now)
+        if type(message) is Serving or type(message) is Following:
+            return self._changed(self._leadership.handle(message, sender, now), now)
+        if not self._leadership.is_up(sender):
+            # It is a coordinator that no longer serves, or one of our followers that has not said so yet.
+            self.counts["out of term"] += 1
+            return []
         if type(message) is Members:
             return self._on_members(message, now, sender)
         return None
 
     def next_deadline(self) -> float | None:
         deadline = self._watch.next_deadline()
-        at = min(inf if deadline is None else deadline, self._search.next_deadline())
-        if self._introductions is not None:
+        at = min(inf if deadline is None else deadline, self._search.next_deadline(), self._leadership.next_deadline())
+        if self._introductions is not None and self._leadership.introduces:
             at = min(at, self._introductions.next_deadline())
         return None if at == inf else at
 
@@ -150,16 +164,15 @@ class Membership:
         """
         verdict = self._watch.tick(now, is_behind=is_behind)
         for peer in verdict.heartbeats_due:
-            self._links.send(peer, _HEARTBEAT)
+            self._links.send(peer, self._leadership.heartbeat(peer))
         for peer in verdict.suspects:
             self._search.ask(peer.name, self._hellos[peer].address)
-        changes: list[Change] = [self._lose(peer, now) for peer in verdict.dead]
+        changes = [change for peer in verdict.dead for change in self._lose(peer, now)]
         self._search.tick(now)
-        if verdict.dead:
-            self._changed(now)
-        elif self._introductions is not None:
+        changes += self._leadership.tick(now, is_behind=is_behind)
+        if not changes and self._introductions is not None and self._leadership.introduces:
             self._introductions.tell(now)
-        return changes
+        return self._changed(changes, now)
 
     # --- meeting -----------------------------------------------------------------------------------------------------
 
@@ -169,8 +182,7 @@ class Membership:
             # The sender has met an earlier incarnation of ours, but not this one.
             self.counts["hello to our past"] += 1
             return []
-        is_coordinator = hello.role is Role.COORDINATOR
-        if is_coordinator != (sender.name == COORDINATOR_NAME):
+        if (hello.role is Role.COORDINATOR) != (sender.name in self._coordinators):
             self.counts["hello of a false coordinator"] += 1
             return []
         if sender.name == me.name or not may_link(self._role, hello.role):
@@ -212,7 +224,7 @@ class Membership:
         changes: list[Change] = []
         replaced = self._watch.meet(sender, now)
         if replaced is not None:
-            changes.append(self._drop_link(replaced))
+            changes += self._drop_link(replaced, now)
         # The link to any incarnation at this address stays open, because this incarnation uses the same link.
         self._links.connect(anyone(sender.name), hello.address)
         self._search.found(sender.name)
@@ -221,9 +233,8 @@ class Membership:
         self.refusals.forget(sender.name)
         self._identity.learn(hello)
         self._answered_at.setdefault(sender, now)
-        changes.append(PeerUp(sender, hello.role, hello.worker))
-        self._changed(now)
-        return changes
+        changes += self._leadership.on_up(PeerUp(sender, hello.role, hello.worker), now)
+        return self._changed(changes, now)
 
     def _answer(self, peer: Peer, now: float) -> bool:
         self._answered_at[peer] = now
@@ -232,9 +243,15 @@ class Membership:
     def _answer_to(self, peer: Peer) -> Hello:
         return replace(self._identity.hello, answers=peer.incarnation)
 
-    def _changed(self, now: float) -> None:
-        if self._introductions is not None:
+    def _changed(self, changes: list[Change], now: float) -> list[Change]:
+        """The core gets ``changes``, so our followers get other members."""
+        if changes and self._introductions is not None and self._leadership.introduces:
             self._introductions.changed(now)
+        return changes
+
+    def _ask_again(self, coordinator: Peer) -> None:
+        """A coordinator is silent. A new incarnation at its address answers at once."""
+        self._search.ask(coordinator.name, self._coordinators[coordinator.name])
 
     # --- being introduced by the coordinator -------------------------------------------------------------------------
 
@@ -243,12 +260,12 @@ class Membership:
             self.counts["members from a stranger"] += 1
             return []
         changes: list[Change] = []
-        wanted = {COORDINATOR_NAME}
+        wanted = set(self._coordinators)
         on_demand: dict[str, tuple[Peer, str]] = {}
         rows = zip(members.names, members.incarnations, members.roles, members.addresses, strict=True)
         for name, incarnation, role, address in islice(rows, MAX_PEERS):
             peer = Peer(name, incarnation)
-            if name in (COORDINATOR_NAME, self._links.me.name) or not may_link(self._role, role):
+            if name in self._coordinators or name == self._links.me.name or not may_link(self._role, role):
                 continue
             is_needed = are_linked(self._role, role)
             if not is_needed:
@@ -273,7 +290,7 @@ class Membership:
             return []
         changes: list[Change] = []
         if self._watch.give_up(known):
-            changes.append(self._drop_link(known))
+            changes += self._drop_link(known, now)
             self._links.disconnect(anyone(peer.name))
         if is_needed:
             self._search.begin(peer.name, address, now)
@@ -281,19 +298,19 @@ class Membership:
 
     # --- parting -----------------------------------------------------------------------------------------------------
 
-    def _lose(self, peer: Peer, now: float) -> PeerDown:
-        """``peer`` is no longer up. If it is the coordinator, we begin to look for it again."""
-        down = self._drop_link(peer)
+    def _lose(self, peer: Peer, now: float) -> list[Change]:
+        """``peer`` is no longer up. If it is a coordinator, we begin to look for it again."""
+        changes = self._drop_link(peer, now)
         self._links.disconnect(anyone(peer.name))
-        if peer.name == COORDINATOR_NAME:
-            self._search.begin(COORDINATOR_NAME, self._coordinator_address, now)
-        return down
+        if peer.name in self._coordinators:
+            self._search.begin(peer.name, self._coordinators[peer.name], now)
+        return changes
 
-    def _drop_link(self, peer: Peer) -> PeerDown:
+    def _drop_link(self, peer: Peer, now: float) -> list[Change]:
         self._links.disconnect(peer)
         self._hellos.pop(peer)
         self._answered_at.pop(peer, None)
-        return PeerDown(peer)
+        return self._leadership.on_down(peer, now)
 
     def _fence(self, peer: Peer, address: str, now: float) -> None:
         if self._fencing.fence(peer, address, now):
@@ -313,7 +330,7 @@ class Membership:
         self.counts["rejoined"] += 1
         changes: list[Change] = []
         for peer in self._watch.release_all():
-            changes.append(self._drop_link(peer))
+            changes += self._drop_link(peer, now)
             self._links.disconnect(anyone(peer.name))
         self._search.clear()
         self._on_demand.clear()

@@ -51,17 +51,21 @@ class Operators:
         fleet: Fleet,
         status: Callable[[], Iterable[tuple[str, object]]],
         more: Mapping[str, Handler],
+        results: Results,
         *,
         moves: bool,
     ) -> None:
-        """``more``: the handlers of further verbs. ``moves``: whether requests move between workers at all."""
+        """``more``: the handlers of further verbs. ``results``: the answers to earlier acts. ``moves``: whether
+        requests move between workers at all.
+        """
+        self.name = COORDINATOR
         self.events = EventLog()
         self.orders = StandingOrders(fleet)
         self.gateways: dict[Peer, None] = {}
         self._fleet = fleet
         self._status = status
         self._moves = moves
-        self._results = Results()
+        self._results = results
         self._questions = Questions()
         self._handlers: dict[str, Handler] = {
             "status": self._on_status,
@@ -176,7 +180,7 @@ class Operators:
         if len(command.arguments) > num_own:
             name = command.arguments[num_own]
             others = [peer for peer in others if peer.name == name]
-            if not others and name != COORDINATOR:
+            if not others and name != self.name:
                 return refused(command, f"there is no process {name}")
             if others:
                 return Ask(tuple(others), command, needs_all=True)

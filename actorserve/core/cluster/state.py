@@ -1,6 +1,7 @@
 """The coordinator's state: the instances, and the requests that wait for one.
 
-The state is soft: after a restart, workers and gateways tell the coordinator again all that it held.
+The state is soft: after a restart, workers and gateways tell the coordinator again all that it held. In a cluster with
+several coordinators one of them serves, and the others stand by, with nothing in their state.
 
 Requests are bound late. If some instance can admit a request, the request goes at once to the freest one that can
 (``core.placement.dispatch``). Otherwise it waits here in a skip-join queue (``core.cluster.queue``) of bounded length;
@@ -23,7 +24,7 @@ from actorserve.core.checkpoints.ring import CheckpointRing
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.digests import LoadDigests
 from actorserve.core.cluster.live_settings import LiveSettings
-from actorserve.core.cluster.operators import Operators
+from actorserve.core.cluster.operators import Operators, refused
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
 from actorserve.core.cluster.speeds import InstanceSpeeds
@@ -43,13 +44,16 @@ from actorserve.core.messages import (
     RefusalReason,
     Refused,
     Role,
+    Serve,
     Speed,
+    StandBy,
     StartFailed,
     Tick,
     Unplace,
     WorkerInfo,
 )
 from actorserve.core.migration.pairing import Pairing
+from actorserve.core.operations.results import Results
 from actorserve.core.placement.dispatch import Need
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
@@ -62,6 +66,14 @@ class ClusterState:
     """The pure state machine of the coordinator."""
 
     def __init__(self, config: ClusterConfig) -> None:
+        self.term: Serve | None = None  # since the first peer came up
+        self.standing_by: StandBy | None = None  # while another coordinator serves
+        self._first_config = config
+        self._results = Results()  # of operators' acts, which are done once whoever serves
+        self._begin(config)
+
+    def _begin(self, config: ClusterConfig) -> None:
+        """Begin with an empty state."""
         self.config = config
         self.fleet = Fleet(
             config.max_queue_per_instance if config.late_binding else None,
@@ -78,7 +90,8 @@ class ClusterState:
         )
         self.num_stale_messages = 0
         live = LiveSettings(lambda: self.config, self._set_config, self.pairing, self.scaling)
-        self.operators = Operators(self.fleet, self._status, live.handlers, moves=self.pairing is not None)
+        moves = self.pairing is not None
+        self.operators = Operators(self.fleet, self._status, live.handlers, self._results, moves=moves)
         self._digests = LoadDigests(config.digest_s)
         self._speeds = InstanceSpeeds()
         self._next_round_s: float | None = None
@@ -92,6 +105,16 @@ class ClusterState:
         """Take one message (local ones have no sender), and return the effects, in order."""
         sender = sender or LOCAL
         effects: list[Effect] = []
+        if isinstance(message, StandBy):
+            self.standing_by, self.term = message, None
+            self._begin(self._first_config)
+        elif isinstance(message, Serve):
+            self.standing_by, self.term = None, message
+            self.operators.name = message.name
+            self.operators.events.add(now, "serves", message.name, f"it serves the cluster, in term {message.term}")
+            return effects
+        if self.standing_by is not None:
+            return self._stand_by(self.standing_by, message, sender)
         self.fleet.expire_reports(now)
         match message:
             case Place():
@@ -136,6 +159,8 @@ class ClusterState:
 
     def next_deadline(self) -> float | None:
         """When to send the next Tick, in seconds on the shell's clock."""
+        if self.standing_by is not None:
+            return None
         round_s = self._next_round_s if self._has_rounds() else None
         deadlines = (self.fleet.next_expiry_s(), self._digests.next_s, round_s, self.operators.next_deadline())
         return min([deadline_s for deadline_s in deadlines if deadline_s is not None], default=None)
@@ -157,6 +182,17 @@ class ClusterState:
             if view.reserved_for is not None:
                 place = self.waiting[view.reserved_for.request_id].place
                 assert view.reserved_for == place, f"{view.peer.name} is reserved for what waits"
+
+    def _stand_by(self, standing_by: StandBy, message: Message, sender: Peer) -> list[Effect]:
+        """Another coordinator serves, and operators are told which."""
+        if isinstance(message, ActsDone):
+            self.operators.on_acts_done(message)
+        if not isinstance(message, Command):
+            return []
+        why = "no coordinator serves now"
+        if standing_by.serving:
+            why = f"this is a standby: {standing_by.serving} serves, in term {standing_by.term}"
+        return [Send(sender, refused(message, why))]
 
     # --- instances come and report, and rounds -----------------------------------------------------------------------
 
@@ -216,6 +252,8 @@ class ClusterState:
         used_bytes = sum(report.kv_used_bytes for report in reports)
         total_bytes = sum(report.kv_total_bytes for report in reports)
         return [
+            ("coordinator", self.operators.name),
+            ("term", 0 if self.term is None else self.term.term),
             ("workers", len(instances)),
             *((f"workers {state}", count) for state, count in sorted(states.items())),
             ("gateways", len(self.operators.gateways)),

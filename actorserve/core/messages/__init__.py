@@ -37,12 +37,16 @@ from actorserve.core.messages.load import (
 )
 from actorserve.core.messages.membership import (
     Fenced as Fenced,
+    Following as Following,
     Goodbye as Goodbye,
     Heartbeat as Heartbeat,
     Hello as Hello,
     Members as Members,
     PeerDown as PeerDown,
     PeerUp as PeerUp,
+    Serve as Serve,
+    Serving as Serving,
+    StandBy as StandBy,
 )
 from actorserve.core.messages.migration import (
     Copied as Copied,
@@ -127,6 +131,10 @@ Message = (
     | PeerDown
     | Goodbye
     | Fenced
+    | Serving
+    | Following
+    | Serve
+    | StandBy
     | Place
     | Placed
     | Refused

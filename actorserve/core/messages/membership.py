@@ -40,19 +40,66 @@ class Heartbeat:
 
 
 @value
+class Serving:
+    """c -> g, w: I serve in this term, and say so again within ``within_s`` seconds.
+
+    ``answer``: the sender wants a Following, because it does not know that the receiver follows it.
+    """
+
+    term: int
+    within_s: float
+    answer: bool
+
+
+@value
+class Following:
+    """g, w -> c: the newest term that the sender knows, the coordinator that serves in it (None before the first term),
+    and whether the sender still hears that coordinator.
+    """
+
+    term: int
+    coordinator: Peer | None
+    hears: bool
+
+
+@value
+class Serve:
+    """Local, to a coordinator called ``name``: serve the cluster, in this term."""
+
+    term: int
+    name: str
+
+
+@value
+class StandBy:
+    """Local, to a coordinator: another one serves, so forget all that the cluster's processes have told.
+
+    ``term`` is the newest known one, and ``serving`` its coordinator: 0 and empty if none is known.
+    """
+
+    term: int
+    serving: str
+
+
+@value
 class PeerUp:
-    """Local: the death watch met ``peer`` (a new incarnation first ends the old one, with a PeerDown)."""
+    """Local: the death watch met ``peer`` (a new incarnation first ends the old one, with a PeerDown).
+
+    A coordinator is up from when it serves, in ``term``. A coordinator's peers are up from when they follow it.
+    """
 
     peer: Peer
     role: Role
     worker: WorkerInfo | None = None
+    term: int = 0
 
 
 @value
 class PeerDown:
     """Local: ``peer`` has been silent too long, said goodbye, or was replaced. This incarnation never comes back.
 
-    One exception: a process that was fenced (``Fenced``) rejoins as a new incarnation of itself. Its own core sees
+    Two exceptions: a coordinator that no longer serves is down as well, and comes up again in a later term. And a
+    process that was fenced (``Fenced``) rejoins as a new incarnation of itself. Its own core sees
     every peer go down first; then the same peers may come up again, with their old incarnations, because its own is
     new.
     """

@@ -89,7 +89,7 @@ class CoordinatorAlone:
         membership = Membership(
             self._transport,
             Hello(PROTOCOL_VERSION, Role.COORDINATOR, _ADDRESS),
-            _ADDRESS,
+            {self._transport.me.name: _ADDRESS},
             WatchTimes(settings.heartbeat_s, settings.death_after_s),
         )
         core = ClusterState(ClusterConfig(settings.max_waiting_requests, settings.retry_s, _MAX_QUEUE))
