@@ -33,11 +33,13 @@ def free_ports(count: int, addresses: list[str]) -> int:
 
 
 class Hosts:
-    """The hosts by name. ``shares``: host -> what runs there, as lines of the cluster's file; the first has the
-    coordinator and gateways. ``pairs``: their key pairs; empty without keys.
+    """The hosts by name. ``shares``: host -> what runs there, as lines of the cluster's file; the first
+    ``num_coordinators`` have coordinators. ``pairs``: their key pairs; empty without keys.
     """
 
-    def __init__(self, folder: Path, config: str, shares: Mapping[str, str], *, keys: bool = False) -> None:
+    def __init__(
+        self, folder: Path, config: str, shares: Mapping[str, str], num_coordinators: int = 1, *, keys: bool = False
+    ) -> None:
         """Write the cluster's file and the hosts' key files; ``start`` starts hosts."""
         self.pairs = {name: make_key_pair() for name in shares if keys}
         for name, pair in self.pairs.items():
@@ -50,7 +52,7 @@ class Hosts:
         first = free_ports(1 + NUM_KV_PORTS, list(addresses.values()))
         self.cluster_file = folder / "cluster.toml"
         self.cluster_file.write_text(
-            f'id = "test"\ncoordinators = ["{next(iter(shares))}"]\n'
+            f'id = "test"\ncoordinators = {json.dumps(list(shares)[:num_coordinators])}\n'
             f"coordinator_port = {first}\nkv_port = {first + 1}\n"
             + "".join(f'[[host]]\nname = "{n}"\naddress = "{addresses[n]}"\n{share}\n' for n, share in shares.items())
         )
@@ -112,9 +114,11 @@ class Hosts:
 
 
 @contextmanager
-def hosts_running(folder: Path, config: str, shares: Mapping[str, str], *, keys: bool = False) -> Iterator[Hosts]:
+def hosts_running(
+    folder: Path, config: str, shares: Mapping[str, str], num_coordinators: int = 1, *, keys: bool = False
+) -> Iterator[Hosts]:
     """Hosts that are ready. They are stopped at the end."""
-    hosts = Hosts(folder, config, shares, keys=keys)
+    hosts = Hosts(folder, config, shares, num_coordinators, keys=keys)
     try:
         for name in shares:
             hosts.start(name)

@@ -130,7 +130,7 @@ def test_a_host_of_the_next_version_works_with_this_one(hosts: Hosts, alpha: Ser
         hosts.start("beta", program=("tests.e2e.next_version", "actorserve")).wait_ready()
         alpha.wait_workers(3)
         wait_busy(alpha, "beta")
-        alpha.signal("coordinator", signal.SIGKILL)
+        alpha.signal("alpha/coordinator", signal.SIGKILL)
         hosts.kill_workers("beta", 2)
         alpha.wait_workers(3)
         wait_busy(alpha, "beta")
@@ -145,8 +145,8 @@ def test_a_host_of_another_cluster_is_refused(hosts: Hosts, alpha: Server) -> No
     other = hosts.cluster_file.with_name("other.toml")
     other.write_text(hosts.cluster_file.read_text().replace('"test"', '"prod"'))
     beta = hosts.start("beta", cluster_file=other)
-    wait_log(alpha, "coordinator refuses beta/worker-0: its cluster's id is 'prod', and this process's is 'test'")
-    wait_log(beta, "beta/worker-0 refuses coordinator: its cluster's id is 'test', and this process's is 'prod'")
+    wait_log(alpha, "alpha/coordinator refuses beta/worker-0: its cluster's id is 'prod', and this process's is 'test'")
+    wait_log(beta, "beta/worker-0 refuses alpha/coordinator: its cluster's id is 'test', and this process's is 'prod'")
     assert alpha.num_reporting() == 1
     beta.stop()
     hosts.start("beta").wait_ready()
@@ -160,8 +160,8 @@ def test_a_host_with_another_model_is_refused(hosts: Hosts, alpha: Server, defau
     data[-1] ^= 1
     other.write_bytes(data)
     beta = hosts.start("beta", config=CONFIG.format(model=other))
-    wait_log(alpha, "coordinator refuses beta/worker-0: its model has the digest")
-    wait_log(beta, "beta/worker-0 refuses coordinator: its model has the digest")
+    wait_log(alpha, "alpha/coordinator refuses beta/worker-0: its model has the digest")
+    wait_log(beta, "beta/worker-0 refuses alpha/coordinator: its model has the digest")
     body = {"model": alpha.model, "prompt": "x", "max_tokens": 3}
     assert httpx.post(f"{alpha.url}/v1/completions", json=body, timeout=60).status_code == 200
     assert alpha.num_reporting() == 1

@@ -95,7 +95,7 @@ class FollowerSide:
         self._coordinators.discard(peer)
         if self._follower.on_down(peer):
             self._testify(self._coordinators, now)
-        return self._obey(None)
+        return self._obey(None) if peer == self._obeyed else []
 
     def handle(self, message: Serving | Following, sender: Peer, now: float) -> list[Change]:
         if not isinstance(message, Serving) or sender not in self._coordinators:

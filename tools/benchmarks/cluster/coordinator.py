@@ -133,7 +133,7 @@ class Shard:
             )
             num_links = min(arguments.links or num_workers, num_workers)
             options = Options(
-                LocalNetwork(folder).coordinator_address,
+                LocalNetwork(folder).coordinator().bind,
                 self._coordinator.pid,
                 num_workers,
                 arguments.gateways,

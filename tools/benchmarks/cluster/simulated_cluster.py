@@ -1,7 +1,7 @@
 """Many workers and some gateways as their coordinator sees them: real frames, no processes. Time is an argument.
 
 Workers report their loads, and accept the requests that the coordinator places on them; a request runs for
-``RUNNING_S``. Every process says hello, and sends heartbeats once the coordinator has answered. Reports and heartbeats
+``RUNNING_S``. Every process says hello, and follows the coordinator once it serves; then it sends heartbeats. Reports and heartbeats
 are spread evenly over their periods, and requests arrive at random (Poisson). The caller moves the frames.
 """
 
@@ -15,6 +15,7 @@ import msgpack
 from actorserve.actors.membership import COORDINATOR_NAME
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
+    Following,
     Heartbeat,
     Hello,
     LoadReport,
@@ -25,6 +26,7 @@ from actorserve.core.messages import (
     Placed,
     Refused,
     Role,
+    Serving,
     Speed,
     WorkerInfo,
 )
@@ -44,7 +46,7 @@ _NUM_BLOCKS: Final = (
 )  # more than any request needs, so that the coordinator alone limits the rate
 _MIN_TOKENS, _MAX_TOKENS = 64, 1024
 _TAGS: Final = {cls: tag for tag, cls in WIRE_TAGS.items()}
-_PLACED, _REFUSED, _HELLO = (_TAGS[cls] for cls in (Placed, Refused, Hello))
+_PLACED, _REFUSED, _HELLO, _SERVING = (_TAGS[cls] for cls in (Placed, Refused, Hello, Serving))
 _FIXARRAY: Final = range(0x90, 0xA0)  # msgpack's first byte of a list of up to 15
 
 Outgoing = tuple[int, bytes]
@@ -70,8 +72,9 @@ class _Process:
     role: Role
     link: int
     asks: bytes  # its Hello, to any incarnation
-    heartbeat: bytes = b""  # empty until the coordinator has answered
-    head: bytes = b""
+    heartbeat: bytes = b""
+    head: bytes = b""  # empty until the coordinator has answered
+    follows: bool = False
     heard_s: float = 0.0  # when the coordinator last sent it a frame
     num_running: int = 0
     num_reports: int = 0
@@ -133,6 +136,7 @@ class SimulatedCluster:
         self._heartbeats = _Beat(len(self._processes), shape.heartbeat_s)
         for beat in (self._reports, self._heartbeats):
             beat.start(now)
+        self._answers: list[Outgoing] = []
         self._waiting_to_meet = deque(self._processes)
         self._asked_s: dict[str, float] = {}  # when each unanswered process last said hello
         self._window: Window | None = None
@@ -160,14 +164,14 @@ class SimulatedCluster:
 
     def due(self, now: float) -> list[Outgoing]:
         """All frames that are due by now."""
-        frames: list[Outgoing] = []
+        frames, self._answers = self._answers, []
         if self.num_met < self.num_processes:
             frames += self._hellos(now)
         while self._running and self._running[0][0] <= now:
             self._running.popleft()[1].num_running -= 1
         while self._reports.due_s <= now:
             worker = self._processes[self._reports.take()]
-            if worker.head:
+            if worker.follows:
                 frames.append(self._report(worker))
         while self._heartbeats.due_s <= now:
             process = self._processes[self._heartbeats.take()]
@@ -191,6 +195,8 @@ class SimulatedCluster:
             due_s = self._due_s.pop(msgpack.unpackb(memoryview(frame)[body_at:])[1], None)
             if self._window is not None and due_s is not None and self._window.begin_s <= due_s:
                 self._window.num_refused += 1
+        elif tag == _SERVING:
+            self._on_serving(sender, target, decode(frame[body_at:]))
         elif tag == _HELLO:
             self._on_hello(sender, target, decode(frame[body_at:]))
 
@@ -210,10 +216,18 @@ class SimulatedCluster:
     def _on_hello(self, coordinator: Peer, target: Peer, hello: Message) -> None:
         process = self._by_name[target.name]
         if type(hello) is Hello and hello.answers == process.peer.incarnation and not process.head:
-            self.num_met += 1
             self._asked_s.pop(target.name, None)
             process.head = make_head(process.peer, coordinator)
             process.heartbeat = process.head + encode(Heartbeat())
+            self._answers.append((process.link, process.head + encode(Following(0, None, False))))
+
+    def _on_serving(self, coordinator: Peer, target: Peer, serving: Message) -> None:
+        process = self._by_name[target.name]
+        if type(serving) is Serving and serving.answer:
+            self.num_met += not process.follows
+            process.follows = True
+            following = Following(serving.term, coordinator, True)
+            self._answers.append((process.link, process.head + encode(following)))
 
     def _place(self, window: Window) -> Outgoing:
         due_s = self._next_request_s

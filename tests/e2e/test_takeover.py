@@ -1,0 +1,193 @@
+"""Two coordinators on two hosts: whichever dies or pauses, the other one serves, and no stream notices."""
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.clients import Clients
+from tests.e2e.hosts import Hosts, hosts_running
+from tests.e2e.server import ROOT, Server, wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+CONFIG = """
+[http]
+port = 0
+[cluster]
+heartbeat_s = 0.2
+death_after_s = 1.5
+load_report_s = 0.1
+retry_s = 0.3
+[model]
+path = "{model}"
+[workers]
+engine = "fake"
+kv_cache_bytes = 65536
+[supervision]
+max_restarts = 1000
+backoff_s = 0.1
+max_backoff_s = 0.1
+"""
+SHARES = {"alpha": "workers = 1", "beta": "workers = 1", "gamma": "gateways = 1\nworkers = 1"}
+COORDINATORS = ("alpha", "beta")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Hosts]:
+    folder = tmp_path_factory.mktemp("takeover")
+    with hosts_running(folder, CONFIG.format(model=default_model_path), SHARES, len(COORDINATORS)) as hosts:
+        hosts.hosts["gamma"].wait_workers(3)
+        yield hosts
+
+
+@pytest.fixture
+def gateway(hosts: Hosts) -> Server:
+    """The host with the gateway, while all workers are up."""
+    server = hosts.hosts["gamma"]
+    server.wait_workers(3)
+    return server
+
+
+def _serving(gateway: Server) -> tuple[str, int]:
+    """The host whose coordinator serves, and its term, as the gateway follows it."""
+    found = re.findall(r"gamma/gateway-0 follows (\w+)/coordinator in term (\d+)", gateway.log.read_text())
+    return found[-1][0], int(found[-1][1])
+
+
+def _wait_takeover(gateway: Server, before: tuple[str, int]) -> tuple[str, int]:
+    wait_until(lambda: _serving(gateway) != before, "another coordinator serves")
+    after = _serving(gateway)
+    assert after[1] > before[1]
+    return after
+
+
+async def _under_load(server: Server, disturb: Callable[[], None]) -> int:
+    """Disturb the cluster while clients stream, and wait for their answers. Returns the number of answers."""
+    clients = Clients(server)
+    await clients.learn()
+    streaming = asyncio.create_task(clients.run())
+    try:
+        await asyncio.to_thread(disturb)
+    finally:
+        clients.stop()
+        await streaming
+    return clients.num_answers
+
+
+def _console(hosts: Hosts, host: str, *command: str) -> tuple[int, dict[str, object]]:
+    """The exit status and the answer of a console on ``host``."""
+    folder = next(Path(argument) for argument in _arguments(hosts, host) if argument.startswith("/tmp/"))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "actorserve", "console", "--runtime-dir", str(folder), "--json", *command],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def _arguments(hosts: Hosts, host: str) -> list[str]:
+    pid = hosts.hosts[host].pid(f"{host}/coordinator")
+    arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    return arguments[arguments.index("--runtime-dir") :]
+
+
+def test_a_killed_coordinator_is_replaced(hosts: Hosts, gateway: Server) -> None:
+    """kill -9 of the coordinator that serves, twice, under streams: the other one serves, and every client gets its
+    undisturbed answer.
+    """
+
+    def disturb() -> None:
+        serving = _serving(gateway)
+        for _ in range(2):
+            host = serving[0]
+            hosts.hosts[host].signal(f"{host}/coordinator", signal.SIGKILL)
+            serving = _wait_takeover(gateway, serving)
+            assert serving[0] != host
+            gateway.wait_workers(3)
+
+    assert asyncio.run(_under_load(gateway, disturb)) > 0
+
+
+def test_a_paused_coordinator_is_replaced_and_ignored(hosts: Hosts, gateway: Server) -> None:
+    """SIGSTOP of the coordinator that serves, for less and for more than death's limit: the other one takes over, and
+    the first one stands by when it wakes.
+    """
+
+    def disturb() -> None:
+        for is_longer in (False, True):
+            before = _serving(gateway)
+            paused = hosts.hosts[before[0]]
+            num_lines = paused.log.read_text().count("stands by")
+            paused.signal(f"{before[0]}/coordinator", signal.SIGSTOP)
+            after = _wait_takeover(gateway, before)
+            if is_longer:
+                wait_until(lambda: paused.pid(f"{before[0]}/coordinator") is not None, "it is paused")
+                gateway.process.poll()
+                _sleep(2.0)
+            paused.signal(f"{before[0]}/coordinator", signal.SIGCONT)
+            if not is_longer:
+                wait_until(lambda n=num_lines: paused.log.read_text().count("stands by") > n, "it stands by")
+            _sleep(1.0)
+            assert _serving(gateway) == after
+
+    assert asyncio.run(_under_load(gateway, disturb)) > 0
+
+
+def test_a_killed_host_of_the_coordinator_costs_no_token(hosts: Hosts, gateway: Server) -> None:
+    """kill -9 of the whole host of the coordinator that serves, with its worker: the other coordinator serves, and the
+    host stands by when it is back.
+    """
+
+    def disturb() -> None:
+        before = _serving(gateway)
+        hosts.kill(before[0])
+        after = _wait_takeover(gateway, before)
+        hosts.start(before[0]).wait_ready()
+        gateway.wait_workers(3)
+        _sleep(1.0)
+        assert _serving(gateway) == after
+
+    assert asyncio.run(_under_load(gateway, disturb)) > 0
+
+
+def test_operators_are_told_which_coordinator_serves(hosts: Hosts, gateway: Server) -> None:
+    """``status`` names the coordinator and its term; a standby refuses in one line that names it."""
+    serving, term = _serving(gateway)
+    [standby] = [host for host in COORDINATORS if host != serving]
+    code, answer = _console(hosts, serving, "status")
+    assert code == 0
+    assert f"{serving}/coordinator" in json.dumps(answer)
+    code, answer = _console(hosts, standby, "status")
+    assert code == 1
+    assert f"this is a standby: {serving}/coordinator serves, in term {term}" in json.dumps(answer)
+
+
+def test_a_cordon_survives_a_takeover(hosts: Hosts, gateway: Server) -> None:
+    """A worker that an operator cordoned stays so under the next coordinator, which can take that back."""
+    serving = _serving(gateway)
+    assert _console(hosts, serving[0], "cordon", "gamma/worker-0")[0] == 0
+    hosts.hosts[serving[0]].signal(f"{serving[0]}/coordinator", signal.SIGKILL)
+    serving = _wait_takeover(gateway, serving)
+
+    def states() -> str:
+        return json.dumps(_console(hosts, serving[0], "workers", "gamma/worker-0")[1])
+
+    wait_until(lambda: "cordoned" in states(), "the cordon is known")
+    assert _console(hosts, serving[0], "uncordon", "gamma/worker-0")[0] == 0
+    wait_until(lambda: "cordoned" not in states(), "it is open again")
+
+
+def _sleep(seconds: float) -> None:
+    """Let time pass in which nothing may happen."""
+    import time
+
+    time.sleep(seconds)
