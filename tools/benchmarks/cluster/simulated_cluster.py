@@ -1,8 +1,9 @@
 """Many workers and some gateways as their coordinator sees them: real frames, no processes. Time is an argument.
 
 Workers report their loads, and accept the requests that the coordinator places on them; a request runs for
-``RUNNING_S``. Every process says hello, and follows the coordinator once it serves; then it sends heartbeats. Reports and heartbeats
-are spread evenly over their periods, and requests arrive at random (Poisson). The caller moves the frames.
+``RUNNING_S``. Every process says hello, and follows the coordinator once it serves; then it sends heartbeats. Reports
+and heartbeats are spread evenly over their periods, and requests arrive at random (Poisson). The caller moves the
+frames.
 """
 
 import random
