@@ -95,6 +95,11 @@ class GatewayActor(ClusterActor):
     def num_unplaced(self) -> int:
         return self._core.num_unplaced
 
+    @property
+    def coordinator_term(self) -> int:
+        peers = self._core.peers
+        return 0 if peers.coordinator is None else peers.term
+
     def shown_loads(self) -> Mapping[str, LoadReport]:
         peers = self._core.peers
         return {peer.name: report for peer, report in peers.loads.items()} if peers.shown_on == self.me.host else {}
@@ -103,6 +108,7 @@ class GatewayActor(ClusterActor):
         counts = self._core.counts
         return {
             "dropped_frames": self.num_dropped_frames(),
+            "coordinator_takeovers": counts.num_takeovers,
             "failovers": counts.num_failovers,
             "handed_over": counts.num_handed_over,
             "placed_without_coordinator": counts.num_placed_by_fallback,

@@ -41,6 +41,11 @@ class Service(Protocol):
         """How many requests that were submitted here have no worker yet."""
         ...
 
+    @property
+    def coordinator_term(self) -> int:
+        """The term of the coordinator that places this gateway's requests; 0 while none does."""
+        ...
+
     def shown_loads(self) -> Mapping[str, LoadReport]:
         """The latest load report of each instance that is up, by the instance's name. Empty on all hosts but one, so
         that each instance is shown once.

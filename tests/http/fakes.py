@@ -181,6 +181,7 @@ class ScriptedService:
         self.model: ModelInfo | None = ModelInfo(MODEL, VOCAB_SIZE, CONTEXT_TOKENS)
         self.num_instances = 1
         self.num_unplaced = 0
+        self.coordinator_term = 0
         self.requests: list[ScriptedRequest] = []
         self._submitted = asyncio.Event()
         self.script = script

@@ -11,3 +11,5 @@ class GatewayCounts:
     num_failovers: int = 0
     num_handed_over: int = 0
     num_placed_by_fallback: int = 0
+    num_takeovers: int = 0
+    """How often a coordinator served after another one, or after an earlier term of its own."""

@@ -13,6 +13,7 @@ class KnownPeers:
     """
 
     coordinator: Peer | None = None
+    term: int = 0  # the newest one in which a coordinator has served
     workers: dict[Peer, WorkerInfo] = field(default_factory=dict)
     loads: dict[Peer, LoadReport] = field(default_factory=dict)
     shown_on: str = ""

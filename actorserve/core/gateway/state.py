@@ -167,6 +167,8 @@ class GatewayState:
     def _on_peer_up(self, message: PeerUp, now: float, effects: list[Effect]) -> None:
         if message.role is Role.COORDINATOR:
             self.peers.coordinator = message.peer
+            self.counts.num_takeovers += 0 < self.peers.term < message.term
+            self.peers.term = max(self.peers.term, message.term)
             self._placer.on_coordinator_up(now, effects)
         elif message.worker is not None:
             if not self._was_available:

@@ -138,6 +138,11 @@ class LoadMetrics(Collector):
             yield family
         yield _cache_config(name, loads)
         yield GaugeMetricFamily("actorserve_instances", "Workers that are up.", value=self._service.num_instances)
+        yield GaugeMetricFamily(
+            "actorserve_coordinator_term",
+            "The term of the coordinator that places this gateway's requests; 0 while none does.",
+            value=self._service.coordinator_term,
+        )
 
 
 def _cache_config(model: str, loads: Sequence[tuple[str, LoadReport]]) -> Metric:

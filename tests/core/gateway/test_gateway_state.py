@@ -444,3 +444,14 @@ def test_prefixes_are_named_only_for_instances_that_cache_them(prefix_aware: boo
     assert isinstance(effect, Send)
     assert isinstance(effect.message, Place)
     assert len(effect.message.prefix_names) == (3 if prefix_aware else 0)
+
+
+def test_takeovers_are_counted() -> None:
+    """A coordinator in a newer term has taken over; the first one, and the same one again, have not."""
+    gateway = make_gateway()
+    for term, expected in ((10, 0), (10, 0), (21, 1), (30, 2)):
+        peer = Peer(f"coordinator of {term}", 1)
+        gateway.handle(PeerUp(peer, Role.COORDINATOR, None, term), 0.0)
+        assert (gateway.state.counts.num_takeovers, gateway.state.peers.term) == (expected, term)
+        gateway.handle(PeerDown(peer), 0.0)
+    assert gateway.state.peers.coordinator is None

@@ -35,6 +35,7 @@ async def test_metrics() -> None:
     first = replace(delivered("ab"), num_cached_tokens=2, queued_s=0.25)
     service = ScriptedService(lambda _: [first, delivered("cd"), end(FinishReason.STOP)])
     service.num_unplaced = 7
+    service.coordinator_term = 21
     app = create_app(service, TOKENIZER, None, DESCRIPTION, HttpSettings(), clock=TickingClock())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         await client.post("/v1/completions", json={"prompt": "xyz"})
@@ -83,6 +84,7 @@ async def test_metrics() -> None:
     assert float(lines[f"vllm:gpu_cache_usage_perc{worker}"]) == 0.25
     assert float(lines["actorserve_protocol_errors_total"]) == 4
     assert float(lines["actorserve_instances"]) == 1
+    assert float(lines["actorserve_coordinator_term"]) == 21
 
 
 class IdleService(ScriptedService):
