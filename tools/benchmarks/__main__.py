@@ -38,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("cluster.top", "what the console's live view of a thousand workers costs the coordinator"),
     "gateway": ("gateway.streams", "events/s that a gateway streams, compared with hypercorn and starlette alone"),
     "clients": ("gateway.clients", "what idle, unread and refused clients cost others; memory of an idle stream"),
+    "soak": ("soak.soak", "random chats for an hour, of which a third hang up: errors, and memory that grows"),
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
     "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),

@@ -32,12 +32,14 @@ class ServerSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def our_server(model: str, dtype: str, num_workers: int) -> ServerSpec:
+def our_server(model: str, dtype: str, num_workers: int, config: Path | None = None) -> ServerSpec:
+    """``config``: a file with further settings."""
     return ServerSpec(
         f"actorserve {dtype}, {num_workers} worker{'s' if num_workers > 1 else ''}",
         (
             *(str(ROOT / "tools" / "serve"), "--model", model, "--dtype", dtype, "--device", "cpu"),
             *("--workers", str(num_workers), "--port", "{port}"),
+            *(() if config is None else ("--config", str(config))),
         ),
     )
 
@@ -81,6 +83,11 @@ class RunningServer:
             start_new_session=True,  # so that only the measurement sees a Ctrl-C, and ends its servers
         )
 
+    @property
+    def pid(self) -> int:
+        """The id of the command's process: for ours, the supervisor."""
+        return self._process.pid
+
     def __enter__(self) -> Self:
         return self
 
@@ -123,4 +130,4 @@ class RunningServer:
 def _gives_token(client: httpx.Client, body: dict[str, Any]) -> bool:
     with client.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
-        return any(line.startswith("data:") and "[DONE]" not in line for line in answer.iter_lines())
+        return any('"choices"' in line for line in answer.iter_lines())  # an error comes as an event, too

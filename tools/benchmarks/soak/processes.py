@@ -1,0 +1,71 @@
+"""The processes of a running server by name, and their memory and CPU time over time."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from tools.benchmarks.common.errors import BenchError
+from tools.benchmarks.common.processes import cpu_s, memory_of
+
+SUPERVISOR: Final = "supervisor"
+_EVERY_S: Final = 10.0
+_SMOOTHED: Final = 6  # samples in a figure, because memory goes up and down with the requests of the moment
+
+
+def process_ids(supervisor: int, names: tuple[str, ...]) -> dict[str, int]:
+    """The supervisor and its children of these names. Raises: BenchError if one is missing."""
+    found = {SUPERVISOR: supervisor}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+            arguments = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has ended
+        if parent == supervisor:
+            found |= {name: int(folder.name) for name in names if name in arguments}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise BenchError(f"not running: {', '.join(missing)}")
+    return found
+
+
+@dataclass(slots=True)
+class Watch:
+    """Samples of the memory of processes, at times in seconds since the beginning."""
+
+    ids: dict[str, int]
+    times_s: list[float] = field(default_factory=list)
+    rss_bytes: dict[str, list[int]] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+    began_cpu_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rss_bytes = {name: [] for name in self.ids}
+        self.began_cpu_s = sum(cpu_s(number) for number in self.ids.values())
+
+    async def keep_sampling(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self.sample()
+            await asyncio.sleep(_EVERY_S)
+
+    def sample(self) -> None:
+        self.times_s.append(time.monotonic() - self.began_s)
+        for name, number in self.ids.items():
+            self.rss_bytes[name].append(memory_of([number]).rss_bytes)
+
+    def rss_at(self, name: str, time_s: float) -> float:
+        """The median of the last samples before ``time_s``, in bytes."""
+        until = max(1, sum(at_s <= time_s for at_s in self.times_s))
+        return median(self.rss_bytes[name][max(0, until - _SMOOTHED) : until])
+
+    def cpu_share(self) -> float:
+        """The share of one core that all processes took together. Raises: BenchError if one has ended."""
+        try:
+            used_s = sum(cpu_s(number) for number in self.ids.values()) - self.began_cpu_s
+        except OSError:
+            raise BenchError("a process of the server has ended; its log says why") from None
+        return used_s / (time.monotonic() - self.began_s)
