@@ -34,6 +34,7 @@ COMMANDS = {
     "simulate": TEST,
     "compile": TEST,
     "clients": TEST,
+    "fuzz": TEST,
     "profile": RUNTIME,
 }
 
@@ -277,6 +278,8 @@ def main(arguments: Sequence[str]) -> int:
         if name == "simulate":
             os.environ.setdefault(COMPILED, "1")
             os.execv(python, [python, "-P", "-m", "tools.simulation", *rest])
+        if name == "fuzz":
+            os.execv(python, [python, "-P", "-m", "tools.fuzzing", *rest])
         if name == "clients":
             os.execv(python, [python, "-P", "-m", "tools.compatibility", *rest])
         if name == "check":

@@ -1,0 +1,1 @@
+"""The sockets of a server, and what is sent to them."""
