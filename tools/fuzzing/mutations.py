@@ -1,4 +1,4 @@
-"""BrokenServerError bytes: from nothing, or from a good frame. The same dice always give the same bytes."""
+"""Broken bytes: from nothing, or from a good frame. The same dice always give the same bytes."""
 
 import random
 import struct

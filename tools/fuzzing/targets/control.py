@@ -8,8 +8,8 @@ end the server anyhow.
 import random
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import zmq
 
@@ -34,6 +34,7 @@ _OURS: Final = tuple(sorted(MESSAGES_OF[Role.GATEWAY] - {m.Hello, m.Goodbye, m.F
 _HUGE: Final = b"\xdd\x00\x0f\xff\xff" + b"\x01" * 2**20
 _TOO_LARGE: Final = b"x" * (16 * 2**20 + 10)
 _REPLAYED: Final = 500
+_POOL: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,27 @@ class Insider:
         self._router.close(0)
 
 
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Messages that are made once for many frames, because making one takes longer than sending it."""
+
+    ours: tuple[bytes, ...]  # that a gateway may send
+    strangers: tuple[bytes, ...]  # of any kind, except Hello
+
+    @classmethod
+    def fresh(cls, dice: random.Random) -> Self:
+        ours = tuple(encode(_bounded(random_message(dice.choice(_OURS), dice), dice)) for _ in range(_POOL))
+        return cls(ours, tuple(random_frame(dice, _NO_HELLO) for _ in range(_POOL)))
+
+
+def _bounded(message: Message, dice: random.Random) -> Message:
+    """Few requests get very long answers, because a worker then computes until our gateway leaves."""
+    if not isinstance(message, m.Start) or dice.random() < 0.01:
+        return message
+    sampling = replace(message.request.sampling, max_tokens=dice.choice((1, 5, 50)))
+    return replace(message, request=replace(message.request, sampling=sampling))
+
+
 class ControlTarget:
     """All processes of a cluster."""
 
@@ -111,12 +133,12 @@ class ControlTarget:
         insider = Insider(self._context, self._cluster, self._life)
         try:
             self._connect(insider)
-            targets = sorted(self._links)
+            targets, pools = sorted(self._links), Pools.fresh(dice)
             for peer in targets:
                 self._put(peer, [make_head(insider.me, peer) + insider.hello], recent)
             for number in range(count):
                 peer = dice.choice(targets)
-                self._put(peer, self._frames(insider, peer, targets, dice), recent)
+                self._put(peer, self._frames(insider, peer, targets, pools, dice), recent)
                 if number % 100 == 0:
                     insider.forget_what_came()
             for peer in targets:
@@ -145,34 +167,42 @@ class ControlTarget:
         except zmq.Again:
             raise BrokenServerError(f"{peer.name} reads no frame for {_SEND_TIMEOUT_MS // 1000} s") from None
 
-    def _frames(self, insider: Insider, peer: Peer, targets: list[Peer], dice: random.Random) -> list[bytes]:
+    def _frames(
+        self, insider: Insider, peer: Peer, targets: list[Peer], pools: Pools, dice: random.Random
+    ) -> list[bytes]:
         stranger = Peer(dice.choice(_STRANGERS), dice.randint(1, 3))
         match dice.randrange(20):
             case 0:
                 return [random_bytes(dice)]
             case 1:  # the envelope is broken
-                return [mutated(make_head(stranger, peer), dice) + random_frame(dice)]
+                return [mutated(make_head(stranger, peer), dice) + dice.choice(pools.strangers)]
             case 2:
-                return [make_head(stranger, peer) + random_frame(dice, _NO_HELLO)]
+                return [make_head(stranger, peer) + dice.choice(pools.strangers)]
             case 3 | 4:  # in the name of a process of the cluster, but no message
                 return [
                     self._broken(
-                        make_head(dice.choice(targets), peer), mutated(random_frame(dice), dice), stranger, peer
+                        make_head(dice.choice(targets), peer),
+                        mutated(dice.choice(pools.strangers), dice),
+                        stranger,
+                        peer,
                     )
                 ]
             case 5:
                 return [
                     self._broken(
-                        make_head(dice.choice(targets), peer), twisted(random_frame(dice), dice), stranger, peer
+                        make_head(dice.choice(targets), peer),
+                        twisted(dice.choice(pools.strangers), dice),
+                        stranger,
+                        peer,
                     )
                 ]
             case 6:  # for another incarnation
                 wrong = peer._replace(incarnation=dice.choice((1, peer.incarnation + 1, 2**62)))
-                return [make_head(dice.choice(targets), wrong) + random_frame(dice)]
+                return [make_head(dice.choice(targets), wrong) + dice.choice(pools.strangers)]
             case 7:  # of an older incarnation
                 older = dice.choice(targets)
                 older = older._replace(incarnation=max(1, older.incarnation - dice.randint(1, 3)))
-                return [make_head(older, peer) + random_frame(dice, _NO_HELLO)] if older not in targets else [b""]
+                return [make_head(older, peer) + dice.choice(pools.strangers)] if older not in targets else [b""]
             case 8:
                 return [make_head(dice.choice((insider.me, stranger)), peer) + dice.choice(BOMBS)]
             case 9:
@@ -188,7 +218,7 @@ class ControlTarget:
             case 13 if dice.random() < 0.2:
                 return [make_head(stranger, peer._replace(incarnation=ANY_INCARNATION)) + _hello(dice)]
             case _:
-                frame = make_head(insider.me, peer) + encode(random_message(dice.choice(_OURS), dice))
+                frame = make_head(insider.me, peer) + dice.choice(pools.ours)
                 if len(self._sent) < _REPLAYED:
                     self._sent.append(frame)
                 else:

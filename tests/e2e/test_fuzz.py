@@ -1,0 +1,72 @@
+"""tools/fuzz for some seconds: every socket of real processes gets hostile input, and a broken server is told."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import ROOT
+from tools.figures.files import read_figures
+from tools.fuzzing.rounds import SHARES
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+DEADLINE_S = 300.0
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    failed = ("--failed", str(folder / "failed.txt"))
+    return [sys.executable, "-P", "-m", "tools.fuzzing", *failed, *arguments]
+
+
+def fuzz(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, *arguments), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+
+
+def children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def arguments_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+@pytest.mark.parametrize("over", ["ipc", "tcp"])
+def test_a_server_stands_hostile_input(over: str, tmp_path: Path, default_model_path: Path) -> None:
+    """No process ends or grows, and the requests beside it get their tokens, whatever every socket gets."""
+    figures = tmp_path / "figures.json"
+    model = ("--model", str(default_model_path))
+    done = fuzz(tmp_path, "--over", over, "--frames", "6000", "--json", str(figures), *model)
+    assert done.returncode == 0, done.stdout + done.stderr
+    frames = read_figures(figures).tables[0]
+    sent = {row.name: row.cells[0].median for row in frames.rows if row.cells[0] is not None}
+    assert set(SHARES) < set(sent)
+    assert min(sent[name] for name in SHARES) > 0
+    assert sent["all"] >= 6000
+
+
+def test_a_server_that_breaks_is_told(tmp_path: Path, default_model_path: Path) -> None:
+    """After kill -9 of a worker in the middle the exit status is 1, with the seed and the last frames."""
+    arguments = ("--over", "ipc", "--frames", "1000000", "--seed", "77", "--model", str(default_model_path))
+    with subprocess.Popen(
+        command(tmp_path, *arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            while "round 1 of" not in (line := process.stdout.readline()):
+                assert line, "it ended before the first round did"
+            [supervisor] = children(process.pid)
+            [worker] = [pid for pid in children(supervisor) if "worker-0" in arguments_of(pid)]
+            os.kill(worker, signal.SIGKILL)
+            _, errors = process.communicate(timeout=DEADLINE_S)
+        finally:
+            process.terminate()
+    assert process.returncode == 1
+    assert "worker-0" in errors
+    assert "seed 77" in errors
+    assert "seed 77" in (tmp_path / "failed.txt").read_text()
