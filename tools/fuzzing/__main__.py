@@ -4,6 +4,7 @@ Exit status: 0 if the server stood it, 1 if not, 2 if nothing could be sent.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ FRAMES_TITLE: Final = "Hostile input"
 MEMORY_TITLE: Final = "Memory under hostile input"
 EXIT_BROKEN: Final = 1
 EXIT_UNUSABLE: Final = 2
+EXIT_INTERRUPTED: Final = 130
 _SHORT: Final = 8000
 _LONG: Final = 1_000_000
 _MIB: Final = 2**20
@@ -94,6 +96,8 @@ def tell_failure(failure: FailedRoundError, seed: str, file: Path) -> None:
 def main(given: Sequence[str] | None = None) -> int:
     texts = sys.argv[1:] if given is None else list(given)
     arguments = make_parser().parse_args(texts)
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that it ends its server; a shell ignores Ctrl-C in background
+        signal.signal(number, signal.default_int_handler)
     arguments.command_line = command_line("tools/fuzz", texts)
     console, machine = Console(), this_machine()
     overs = ("ipc", "tcp") if arguments.over is None else (arguments.over,)
@@ -111,6 +115,9 @@ def main(given: Sequence[str] | None = None) -> int:
     except ActorserveError as error:
         print(f"fuzz: {error}", file=sys.stderr)
         return EXIT_UNUSABLE
+    except KeyboardInterrupt:
+        print("fuzz: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     tables = tables_of(all_seen)
     for table in tables:
         print_figures(console, table)
