@@ -38,8 +38,8 @@ class AuditFile:
             os.close(self._descriptor)
             raise SettingsError(f"the audit file {self.path} belongs to another user")
         size = os.fstat(self._descriptor).st_size
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            os.write(self._descriptor, b"\n")  # a crash has cut off the last line
+        # a crash, or a full disk, has cut off the last line
+        self._is_line_open = bool(size) and os.pread(self._descriptor, 1, size - 1) != b"\n"
         self._lines: deque[dict[str, str]] = deque(_read(self.path), maxlen=_MAX_LINES)
 
     def write(self, act: Audit) -> None:
@@ -54,10 +54,15 @@ class AuditFile:
             "id": act.command.command_id,
         }
         self._lines.append(line)
+        data = (b"\n" if self._is_line_open else b"") + json.dumps(line).encode() + b"\n"
         try:
-            os.write(self._descriptor, json.dumps(line).encode() + b"\n")
+            num_written = os.write(self._descriptor, data)
         except OSError as error:
             _log.error("cannot write to %s (%s): %s", self.path, error.strerror, line)
+            return
+        self._is_line_open = num_written < len(data)
+        if self._is_line_open:
+            _log.error("could write only a part to %s (the disk is full): %s", self.path, line)
 
     def table(self, num_lines: int) -> tuple[Column, ...]:
         """The last acts, the oldest first."""
