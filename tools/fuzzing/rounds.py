@@ -17,8 +17,8 @@ from tools.fuzzing.targets.streams import KVTarget, ZmtpTarget
 from tools.fuzzing.targets.target import Place, Recent, Target
 from tools.fuzzing.witness import Witnesses
 
-ROUND_FRAMES: Final = 10_000
-SHARES: Final = {"control": 0.74, "ZMTP": 0.02, "KV": 0.1, "console": 0.12, "HTTP, bytes": 0.015, "HTTP, JSON": 0.005}
+ROUND_FRAMES: Final = 20_000
+SHARES: Final = {"control": 0.74, "ZMTP": 0.02, "KV": 0.1, "console": 0.12, "HTTP, bytes": 0.018, "HTTP, JSON": 0.002}
 _WARM_UP_SHARE: Final = 0.3
 MAX_GROWTH_BYTES: Final = 24 * 2**20
 """Of a process after the warm-up. Bounded caches that fill up late take some megabytes."""

@@ -13,7 +13,7 @@ from tools.fuzzing.targets.streams import StreamTarget
 from tools.fuzzing.targets.target import Place, Recent
 
 _TIMEOUT_S: Final = 60.0
-_MAX_READ: Final = 32 * 1024
+_MAX_READ: Final = 2048
 _MAX_BODY: Final = 200_000
 _EXPECTED_5XX: Final = (501, 503, 504)
 _SAMPLING: Final[dict[str, Any]] = {

@@ -37,7 +37,7 @@ class StreamTarget(ABC):
             except (ConnectionError, TimeoutError, FileNotFoundError) as error:
                 raise BrokenServerError(f"{place.name} accepts no connection: {error}") from None
             with suppress(OSError):  # it may hang up first
-                stream.settimeout(1.0)
+                stream.settimeout(0.2)
                 stream.sendall(data)
                 if dice.random() < 0.2:
                     stream.shutdown(socket.SHUT_WR)
