@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from actorserve.actors.cluster_actor import ClusterActor
 from actorserve.actors.node import Node
 from actorserve.core.effects import Available, Deliver, Effect, End
+from actorserve.core.gateway.shown import Shown
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.messages import Close, FinishReason, LoadReport, ModelInfo, Open, RefusalReason, RequestSpec
 
@@ -103,6 +104,9 @@ class GatewayActor(ClusterActor):
     def shown_loads(self) -> Mapping[str, LoadReport]:
         peers = self._core.peers
         return {peer.name: report for peer, report in peers.loads.items()} if peers.shown_on == self.me.host else {}
+
+    def shown(self, most_requests: int) -> Shown:
+        return self._core.shown(self._clock(), most_requests)
 
     def counters(self) -> Mapping[str, int]:
         counts = self._core.counts

@@ -1,7 +1,8 @@
 """The HTTP API as one ASGI app."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 from starlette.applications import Starlette
@@ -26,6 +27,9 @@ from actorserve.http.anthropic.endpoints import MESSAGES_PATH, AnthropicEndpoint
 from actorserve.http.anthropic.errors import error_form
 from actorserve.http.chat.dialect import Dialect, ReasoningParserName, ToolParserName
 from actorserve.http.chat.template import ChatTemplate
+from actorserve.http.dashboard.endpoints import FILE_PATHS, DashboardEndpoints
+from actorserve.http.dashboard.host_requests import HostRequests
+from actorserve.http.dashboard.watch import Watch
 from actorserve.http.generation_check import GenerationCheck
 from actorserve.http.host_counts import HostCounts
 from actorserve.http.metrics.answer_counts import AnswerCounts
@@ -62,6 +66,7 @@ def create_app(
     api_keys: ApiKeys | None = None,
     counts: HostCounts | None = None,
     open_requests: OpenRequests | None = None,
+    host_requests: HostRequests | None = None,
     clock: Callable[[], float] = time.monotonic,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
@@ -69,10 +74,11 @@ def create_app(
     ``/ready`` tells load balancers to send no more once ``is_stopping()``.
 
     Clients may also call the model by its ``aliases``. The parsers find tool calls and thoughts in its text.
-    ``counts`` and ``open_requests`` are shared with the other gateways of the host; by default there are none.
+    ``counts``, ``open_requests`` and ``host_requests`` are shared with the other gateways of the host; by default there
+    are none.
 
-    Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health``, ``/ready`` and ``/ping``
-    needs one of them.
+    Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health``, ``/ready``, ``/ping``
+    and the dashboard's files needs one of them.
     """
     models = ServedModels(service, aliases)
     dialect = Dialect(template.source if template else None, tokenizer, tool_parser, reasoning_parser)
@@ -88,14 +94,21 @@ def create_app(
     responses = ResponsesEndpoints(tokenizer, translator, answers, requests)
     anthropic = AnthropicEndpoints(prompts, translator, answers, requests)
     status = StatusEndpoints(service, metrics, is_stopping)
+    watch = Watch(service, counts, host_requests or HostRequests(), is_stopping)
     tokenizing = TokenizerEndpoints(tokenizer, models, prompts, requests)
     groups = (openai, responses, anthropic, ModelEndpoints(models), tokenizing, status, GenerationCheck(service))
     routes = [route for group in groups for route in group.routes()]
     allows_unknown = settings.unknown_fields == "ignore"
     openapi = OpenAPIEndpoints(routes, __version__, allows_unknown_fields=allows_unknown)
+
+    @asynccontextmanager
+    async def background(_: Starlette) -> AsyncIterator[None]:
+        async with metrics.sharing(), watch.running():
+            yield
+
     app = Starlette(
-        lifespan=metrics.sharing,
-        routes=[*routes, *openapi.routes()],
+        lifespan=background,
+        routes=[*routes, *openapi.routes(), *DashboardEndpoints(watch).routes()],
         exception_handlers={
             InvalidRequestError: errors.on_invalid_request,
             errors.RequestFailedError: errors.on_failed_request,
@@ -109,7 +122,9 @@ def create_app(
     guarded: ASGIApp = app
     if api_keys is not None:
         limits = KeyLimits(counts, clock)
-        guarded = Authentication(app, api_keys, open_requests or OpenRequests(HostCounts()), limits, metrics)
+        guarded = Authentication(
+            app, api_keys, open_requests or OpenRequests(HostCounts()), limits, metrics, FILE_PATHS
+        )
     from_here = AllowedHosts(
         with_cors(guarded, settings.cors_origins), (settings.host, *settings.allowed_hosts), settings.cors_origins
     )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
+from actorserve.core.gateway.shown import Shown
 from actorserve.core.messages import LoadReport, ModelInfo, RequestSpec
 from actorserve.http.stream import AnswerStream
 
@@ -50,6 +51,11 @@ class Service(Protocol):
         """The latest load report of each instance that is up, by the instance's name. Empty on all hosts but one, so
         that each instance is shown once.
         """
+        ...
+
+    def shown(self, most_requests: int) -> Shown:
+        """All instances that are up, and at most so many of the requests that were submitted here, for a page that
+        people watch."""
         ...
 
     def counters(self) -> Mapping[str, int]:

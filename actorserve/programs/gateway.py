@@ -20,6 +20,7 @@ from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.tls import read_tls
 from actorserve.http.app import create_app
 from actorserve.http.chat.template import ChatTemplate
+from actorserve.http.dashboard.host_requests import FOLDER as DASHBOARD, HostRequests
 from actorserve.http.host_counts import COUNTS, OPEN_COUNTS, HostCounts
 from actorserve.http.server import bind, serve
 from actorserve.model_files.chat_template import read_chat_template
@@ -90,6 +91,7 @@ async def _run(child: Child) -> None:
         api_keys=keys,
         counts=HostCounts(child.runtime_dir / COUNTS, child.file_name),
         open_requests=OpenRequests(HostCounts(child.runtime_dir / OPEN_COUNTS, child.file_name, keeps=False)),
+        host_requests=HostRequests(child.runtime_dir / DASHBOARD, child.file_name),
         is_stopping=ending.is_set,
     )
     if keys is not None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_tokenizers
 
 from actorserve.core.effects import Deliver, End
+from actorserve.core.gateway.shown import Shown
 from actorserve.core.messages import FinishReason, LoadReport, ModelInfo, RefusalReason, RequestSpec, TokenLogprobs
 from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.app import create_app
@@ -182,6 +183,7 @@ class ScriptedService:
         self.num_instances = 1
         self.num_unplaced = 0
         self.coordinator_term = 0
+        self.now_shown = Shown(0.0, (), 0.0, (), 0)
         self.requests: list[ScriptedRequest] = []
         self._submitted = asyncio.Event()
         self.script = script
@@ -201,6 +203,9 @@ class ScriptedService:
 
     def shown_loads(self) -> Mapping[str, LoadReport]:
         return {"worker-0": load()}
+
+    def shown(self, most_requests: int) -> Shown:
+        return self.now_shown
 
     def counters(self) -> Mapping[str, int]:
         return {"protocol_errors": 4}

@@ -31,6 +31,7 @@ from actorserve.core.gateway.owner_messages import OwnerMessages
 from actorserve.core.gateway.peers import KnownPeers
 from actorserve.core.gateway.placer import SessionPlacer
 from actorserve.core.gateway.session import Session, SessionStage
+from actorserve.core.gateway.shown import Shown, shown_instances, shown_requests
 from actorserve.core.messages import (
     LOCAL,
     Attained,
@@ -85,6 +86,16 @@ class GatewayState:
         """How many requests have no owner: they wait at the coordinator or here, or were just sent to a worker."""
         return sum([session.stage is not SessionStage.RUNNING for session in self.sessions.values()])
 
+    def shown(self, now: float, most_requests: int) -> Shown:
+        """What people may watch: the instances, and at most so many of the open requests."""
+        return Shown(
+            now,
+            shown_instances(self.peers),
+            self.peers.loads_at_s,
+            shown_requests(self.sessions.values(), now, most_requests),
+            len(self.sessions),
+        )
+
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         """Take one message (local ones have no sender), and return the effects, in order."""
         sender = sender or LOCAL
@@ -118,9 +129,10 @@ class GatewayState:
                 self._owners.on_checkpointed(message, sender, effects)
             case LoadReport():
                 self.peers.loads[sender] = message
+                self.peers.loads_at_s = now
                 self._placer.on_load_report(sender, message, now, effects)
             case LoadDigest() if sender == self.peers.coordinator:
-                self.peers.take(message)
+                self.peers.take(message, now)
             case PeerUp():
                 self._on_peer_up(message, now, effects)
             case PeerDown(peer=peer):

@@ -72,6 +72,7 @@ def make_report(
     is_draining: bool,
     cordon: Cordon,
     num_output_tokens: int,
+    num_by_level: Sequence[int],
     sequence: int,
     accepted: tuple[str, ...],
 ) -> LoadReport:
@@ -119,4 +120,5 @@ def make_report(
         num_in_batch=num_in_batch,
         cordon=cordon,
         num_output_tokens=num_output_tokens,
+        num_by_level=tuple(num_by_level),
     )

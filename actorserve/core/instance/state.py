@@ -320,6 +320,7 @@ class InstanceState:
             is_draining=self._life.is_draining,
             cordon=self.cordon,
             num_output_tokens=self.steps.num_output_tokens,
+            num_by_level=self.policy.num_by_level(),
             sequence=sequence,
             accepted=accepted,
         )

@@ -33,6 +33,8 @@ class LoadReport:
     - ``num_running`` requests hold KV and ``num_waiting`` do not; ``num_in_batch`` of them are in the newest iteration.
     - ``num_output_tokens`` were generated.
     - ``cordon`` is what an operator ordered of this worker last.
+    - ``num_by_level`` counts the requests in each level of its feedback queue, the most urgent level first; it is empty
+      if the scheduling policy has no levels.
     - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
 
@@ -70,6 +72,7 @@ class LoadReport:
     num_in_batch: int = 0
     cordon: Cordon = Cordon.OPEN
     num_output_tokens: int = 0
+    num_by_level: tuple[int, ...] = ()
 
 
 @value

@@ -87,6 +87,9 @@ class _ShortestFirst(ABC):
             ahead_s += self._times_s[request]
         return starts_s
 
+    def num_by_level(self) -> Sequence[int]:
+        return ()
+
 
 class FixedPriority(_ShortestFirst):
     """Orders by the profiled prefill time of the input, which stays fixed even if a short prompt decodes for long."""

@@ -177,6 +177,10 @@ class MultiLevelQueue(Generic[T]):
             starts_s.append(start_s)
         return starts_s
 
+    def num_by_level(self) -> list[int]:
+        """How many items are in each level."""
+        return [len(level) for level in self._levels]
+
     def next_change_s(self, now: float) -> float | None:
         """When the next item is promoted, unless it is served before; None for never."""
         entry = self._next_promoted()

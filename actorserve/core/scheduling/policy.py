@@ -62,6 +62,10 @@ class SchedulingPolicy(Protocol):
         """The estimated seconds until each request in ``order`` is scheduled next (FastServe, section 4.2: ENST)."""
         ...
 
+    def num_by_level(self) -> Sequence[int]:
+        """How many requests are in each level, the most urgent level first; empty without levels."""
+        ...
+
 
 class FirstComeFirstServed:
     """Arrival order, run to completion."""
@@ -98,3 +102,6 @@ class FirstComeFirstServed:
     def next_starts_s(self, order: Sequence[Request], now: float, max_batch_requests: int) -> list[float]:
         """The indices, because only the order of the times counts."""
         return [float(index) for index in range(len(order))]
+
+    def num_by_level(self) -> Sequence[int]:
+        return ()

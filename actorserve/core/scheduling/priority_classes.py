@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from itertools import groupby
+from itertools import groupby, zip_longest
 
 from actorserve.core.messages import Attained
 from actorserve.core.messages.values import NEWCOMER
@@ -140,6 +140,11 @@ class PriorityClasses:
             latest_s[priority] = max(latest_s[priority], *run_starts_s)
             starts_s += run_starts_s
         return starts_s
+
+    def num_by_level(self) -> Sequence[int]:
+        """The sums over the classes."""
+        counts = [class_.policy.num_by_level() for class_ in self._classes.values()]
+        return [sum(at_level) for at_level in zip_longest(*counts, fillvalue=0)]
 
     def validate(self) -> None:
         """Raises: AssertionError if a class is empty, or the classes are out of order."""

@@ -122,6 +122,9 @@ class ShortestExpected:
             ahead_s += entries[request].rest_s
         return starts_s
 
+    def num_by_level(self) -> Sequence[int]:
+        return ()
+
     def validate(self) -> None:
         """Raises: AssertionError if the order and the entries do not agree."""
         assert len(self._keys) == len(self._sorted) == len(self._entries), "each request has one place"

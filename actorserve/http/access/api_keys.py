@@ -10,6 +10,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -21,6 +22,14 @@ _HASH_OF_NOTHING = hashlib.sha256(b"").digest()
 
 Limit = Annotated[int, Field(ge=1, le=10**12, strict=True)]
 Priority = Annotated[int, Field(ge=-(2**31), le=2**31 - 1, strict=True)]
+
+
+class KeyRole(StrEnum):
+    """What a key is for: users' keys make requests, viewers' keys watch the server, and operators' keys do both."""
+
+    USER = "user"
+    VIEWER = "viewer"
+    OPERATOR = "operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,7 @@ class ApiKey:
     max_open_requests: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    role: KeyRole = KeyRole.USER
 
 
 class ApiKeys:
@@ -78,6 +88,7 @@ class _Entry(BaseModel):
     max_open_requests: Limit | None = None
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
+    role: KeyRole = KeyRole.USER
 
     @model_validator(mode="after")
     def _is_sensible(self) -> Self:
@@ -97,6 +108,7 @@ class _Entry(BaseModel):
             self.max_open_requests,
             self.requests_per_minute,
             self.tokens_per_minute,
+            self.role,
         )
 
 
@@ -119,7 +131,7 @@ class _File(BaseModel):
 def read_api_keys(file: Path) -> ApiKeys:
     """Read a file of ``[[key]]`` tables: ``name``, ``sha256`` (hexadecimal), ``priority`` (default 0),
     ``best_priority`` (default: ``priority``), ``max_open_requests``, ``requests_per_minute`` and ``tokens_per_minute``
-    (default: no limit).
+    (default: no limit), and ``role`` (default: ``user``).
 
     Raises: SettingsError, in one line that repeats nothing of the file except the names of wrong fields. Also raised if
     users other than the file's owner may read or write it, or if its owner is neither this user nor root.

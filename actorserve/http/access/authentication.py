@@ -1,18 +1,20 @@
 """Which requests are allowed, and with which priority.
 
-All routes except ``/health``, ``/ready`` and ``/ping`` need a key, as ``Authorization: Bearer KEY`` or, from
-Anthropic's clients, as ``x-api-key: KEY``.
+All routes except ``/health``, ``/ready``, ``/ping`` and the files of pages need a key, as ``Authorization: Bearer
+KEY`` or, from Anthropic's clients, as ``x-api-key: KEY``.
 
-Every wrong or missing key gets the same 401, before anything else of the request is read.
+Every wrong or missing key gets the same 401, before anything else of the request is read. A viewer's key makes no
+requests (POST), and a user's key may not watch: both get 403.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from http import HTTPStatus
 from typing import NamedTuple, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-from actorserve.http.access.api_keys import ApiKey, ApiKeys
+from actorserve.http.access.api_keys import ApiKey, ApiKeys, KeyRole
 from actorserve.http.access.key_limits import KeyLimits
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import work_name_of
@@ -43,20 +45,28 @@ class Authentication:
     """
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, open_requests: OpenRequests, limits: KeyLimits, counts: KeyCounts
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        open_requests: OpenRequests,
+        limits: KeyLimits,
+        counts: KeyCounts,
+        open_paths: Collection[str] = (),
     ) -> None:
+        """``open_paths`` need no key either."""
         self._app = app
         self._keys = keys
         self._open = open_requests
         self._limits = limits
         self._counts = counts
+        self._open_paths = frozenset((*OPEN_PATHS, *open_paths))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await WebSocketClose()(scope, receive, send)
             return
         # The router uses the same path, which does not depend on the client's Host header.
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             secret = _secret(scope["headers"])
             key = self._keys.find(secret) if secret is not None else None
             if key is None:
@@ -68,6 +78,11 @@ class Authentication:
             scope[_SCOPE_KEY] = key
             record_of(scope).key = key.name
             if scope["method"] == "POST":
+                if key.role is KeyRole.VIEWER:
+                    message = "this API key is a viewer's: it may only read"
+                    failure = RequestFailedError(HTTPStatus.FORBIDDEN, message, code="key_may_only_read")
+                    await error_response(failure, scope)(scope, receive, send)
+                    return
                 await self._limited(key, scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -114,6 +129,17 @@ def _secret(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
         return None
     scheme, _, secret = values[0].strip().partition(b" ")
     return secret.strip() if scheme.lower() == b"bearer" else None
+
+
+def check_may_watch(scope: Scope) -> None:
+    """Without API keys everyone may watch.
+
+    Raises: RequestFailedError, 403, if the request's key is neither a viewer's nor an operator's.
+    """
+    key = scope.get(_SCOPE_KEY)
+    if isinstance(key, ApiKey) and key.role is KeyRole.USER:
+        message = "this API key may not watch: its role must be viewer or operator"
+        raise RequestFailedError(HTTPStatus.FORBIDDEN, message, code="key_may_not_watch")
 
 
 class Grant(NamedTuple):

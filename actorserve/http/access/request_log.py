@@ -17,7 +17,7 @@ from actorserve.http.record import Measured, Record, record_of
 
 _log: Final = logging.getLogger("actorserve.requests")
 _MAX_PATH_CHARS: Final = 200
-_QUIET_ROUTES: Final = ("/health", "/ready", "/ping", "/metrics")
+_QUIET_ROUTES: Final = ("/health", "/ready", "/ping", "/metrics", "/dashboard", "/dashboard/{file}")
 """Programs read these every few seconds. Their lines are debug lines, unless something is wrong."""
 
 

@@ -7,7 +7,12 @@ from typing import Final
 from actorserve.core.effects import Deliver
 from actorserve.core.messages import FinishReason, RequestSpec
 from actorserve.http.metrics.host_metrics import Counter, Histogram, HostMetrics
-from actorserve.http.metrics.names import KEY_GENERATION_TOKENS, KEY_PROMPT_TOKENS
+from actorserve.http.metrics.names import (
+    INTER_TOKEN_LATENCY,
+    KEY_GENERATION_TOKENS,
+    KEY_PROMPT_TOKENS,
+    TIME_TO_FIRST_TOKEN,
+)
 
 _ENGINE: Final = "gateway"
 _LABELS: Final = ("model_name", "engine")
@@ -64,10 +69,10 @@ class RequestMetrics:
         self._generation_tokens = counter("vllm:generation_tokens", "Tokens made.", _LABELS)
         self._success = counter("vllm:request_success", "Requests that ended.", (*_LABELS, "finished_reason"))
         self._time_to_first_token = histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _LABELS, _TTFT_BUCKETS_S
+            TIME_TO_FIRST_TOKEN, "From arrival to the first token.", _LABELS, _TTFT_BUCKETS_S
         )
         self._inter_token_latency = histogram(
-            "vllm:inter_token_latency_seconds",
+            INTER_TOKEN_LATENCY,
             "Between one token and the next.",
             _LABELS,
             _ITL_BUCKETS_S,

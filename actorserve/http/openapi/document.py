@@ -35,7 +35,8 @@ def make_document(
 ) -> Json:
     """The document of these routes. With ``allows_unknown_fields`` requests may have fields that it does not show.
 
-    A route without an operation is listed, with what holds for every route.
+    A route without an operation is listed, with what holds for every route. Routes that are not
+    ``include_in_schema`` are pages for people, and are left out.
     """
     known = {(operation.method, operation.path): operation for operation in operations}
     requests = [model for each in operations for model in each.requests]
@@ -44,7 +45,7 @@ def make_document(
     names, schemas = _schemas(requests, [Error, *others], allows_unknown_fields=allows_unknown_fields)
     paths: dict[str, Json] = {}
     for route in routes:
-        if isinstance(route, Route):
+        if isinstance(route, Route) and route.include_in_schema:
             path = open_path(route)
             for method in methods_of(route):
                 operation = known.get((method, path), Operation(method, path, "", {200: None}))

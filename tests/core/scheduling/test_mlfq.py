@@ -222,6 +222,19 @@ def test_a_level_of_another_instance_becomes_the_first_with_such_a_quantum() -> 
     assert policy.attained(one, 7.0) == Attained(service_s=5.0, quantum_s=4.0, quantum_used_s=2.5, waited_s=0.125)
 
 
+def test_the_requests_of_each_level_are_counted() -> None:
+    """Prompts of 1, 1 and 3 s are in the levels of 1 and 4 s, none is in that of 2 s. Some policies have no levels."""
+    policy = SkipJoinMLFQ(TIMES)
+    assert policy.num_by_level() == [0]
+    made = [request(name, tokens) for name, tokens in zip("abc", (1, 1, 3), strict=True)]
+    for one in made:
+        policy.add(one, 0.0)
+    assert policy.num_by_level() == [2, 0, 1]
+    policy.remove(made[0])
+    assert policy.num_by_level() == [1, 0, 1]
+    assert ShortestRemainingTime(TIMES).num_by_level() == FirstComeFirstServed().num_by_level() == ()
+
+
 def test_the_queue_takes_items_of_any_kind() -> None:
     """Names join by what they need, wait, and leave, as in the coordinator."""
     queue: MultiLevelQueue[str] = MultiLevelQueue(0.01, promote_after_s=1.0)

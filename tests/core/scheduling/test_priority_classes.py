@@ -190,6 +190,15 @@ def test_estimated_starts_of_lower_classes_are_later() -> None:
     assert policy.next_starts_s(policy.order(0.0), 0.0, 1) == [0.0, 0.0, 3.0, 6.0]
 
 
+def test_the_levels_of_all_classes_are_counted_together() -> None:
+    """Two classes with requests in two levels and in one are summed level by level."""
+    policy = PriorityClasses(lambda _: SkipJoinMLFQ(TIMES), 0.0)
+    assert policy.num_by_level() == []
+    for name, tokens, priority in (("a", 1, 0), ("b", 2, 0), ("c", 1, 5)):
+        policy.add(request(name, tokens, priority=priority), 0.0)
+    assert policy.num_by_level() == [2, 1]
+
+
 def test_several_classes_preempt_even_if_a_single_class_does_not() -> None:
     """An urgent request goes before started requests of other classes."""
     policy = classes()

@@ -31,10 +31,10 @@ EXAMPLES = [
 
 
 def routes_of(app: ASGIApp) -> list[Route]:
-    """All routes of an app, inside its middlewares."""
+    """All routes of an app's API, inside its middlewares."""
     while not isinstance(app, Starlette):
         app = vars(app)["_app"]
-    return [route for route in app.routes if isinstance(route, Route)]
+    return [route for route in app.routes if isinstance(route, Route) and route.include_in_schema]
 
 
 def answering() -> ScriptedService:
