@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--migration-faults", type=int, default=15, help="number of faults during migrations between real processes"
     )
+    parser.addoption("--screenshots", default="", help="a folder for photographs of the dashboard under a real load")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

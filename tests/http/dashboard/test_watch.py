@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from actorserve.core.gateway.shown import Shown, ShownInstance, ShownRequest
-from actorserve.http.dashboard import watch as watch_module
 from actorserve.http.dashboard.host_requests import LEASE_S, HostRequests
+from actorserve.http.dashboard.snapshot import MAX_REQUESTS
 from actorserve.http.dashboard.watch import INTERVAL_S, Watch
 from actorserve.http.host_counts import HostCounts
 from tests.http.fakes import DEADLINE_S, ScriptedService, load
@@ -183,12 +183,11 @@ def test_what_a_dead_gateway_told_is_forgotten(tmp_path: Path) -> None:
 async def test_at_most_so_many_requests_are_marks(tmp_path: Path) -> None:
     """The number of all is told, whatever the number of marks."""
     service = ScriptedService()
-    most = watch_module.MAX_REQUESTS
-    listed = tuple(request(f"r{index}", "a/worker-0") for index in range(most))
-    service.now_shown = shown(*listed)._replace(num_requests=most + 1)
+    listed = tuple(request(f"r{index}", "a/worker-0") for index in range(MAX_REQUESTS))
+    service.now_shown = shown(*listed)._replace(num_requests=MAX_REQUESTS + 1)
     other = HostRequests(tmp_path, "gateway-1")
     other.tell(listed[:7], 7)
     watch = watch_of(service, HostRequests(tmp_path, "gateway-0"))
     async with watch.running(), aclosing(watch.events()) as events:
         seen = await next_of(events, "snapshot")
-    assert (len(seen["requests"]["id"]), seen["num_requests"]) == (most, most + 8)
+    assert (len(seen["requests"]["id"]), seen["num_requests"]) == (MAX_REQUESTS, MAX_REQUESTS + 8)

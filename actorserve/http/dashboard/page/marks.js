@@ -2,7 +2,7 @@
 
 import { NO_WORKER } from "./tiles.js";
 
-const CELLS_PX = [20, 16, 13, 10, 8, 6, 5, 4]; // the largest one that leaves room for all marks of a tile is used
+const CELLS_PX = [32, 26, 20, 16, 13, 10, 8, 6, 5, 4]; // the largest one that leaves room for all marks of a tile is used
 const MOVE_MS = 1100;
 const TRAIL_MS = 2600;
 const SHORT_TOKENS = 16;
@@ -37,7 +37,7 @@ export class Marks {
       open.add(request.id);
       const mark = this.#marks.get(request.id) ?? this.#make(request);
       if (mark.request.worker !== request.worker) {
-        mark.leaves = request.worker === NO_WORKER ? null : mark.request.worker;
+        mark.leaves = request.worker !== NO_WORKER && mark.request.worker !== NO_WORKER;
         this.#leave(mark.request);
         this.#enter(request);
       }
@@ -50,6 +50,8 @@ export class Marks {
       if (!open.has(id)) this.#end(id, mark);
     }
     this.#place(true);
+    this.#layer.getBoundingClientRect(); // new marks get their places now, so that they do not glide to them
+    for (const mark of this.#layer.querySelectorAll(".new")) mark.classList.remove("new");
     this.#tell();
   }
 
@@ -58,10 +60,9 @@ export class Marks {
     made.className = "mark new";
     made.dataset.request = request.id;
     this.#layer.append(made);
-    const mark = { element: made, request, x: null, y: null, leaves: null };
+    const mark = { element: made, request, x: null, y: null, leaves: false };
     this.#marks.set(request.id, mark);
     this.#enter(request);
-    requestAnimationFrame(() => made.classList.remove("new"));
     return mark;
   }
 
@@ -117,17 +118,18 @@ export class Marks {
     const { element, request } = mark;
     const diameter = cell * sizeOf(request.prompt_tokens + request.output_tokens);
     element.style.setProperty("--size", `${diameter.toFixed(1)}px`);
+    element.style.setProperty("--done", `${Math.round((100 * request.output_tokens) / Math.max(1, request.max_tokens))}%`);
     if (mark.x === x && mark.y === y) return;
     const from = { x: mark.x, y: mark.y };
     mark.x = x;
     mark.y = y;
     element.style.transform = `translate(${x.toFixed(1)}px, ${y.toFixed(1)}px)`;
-    if (mark.leaves !== null && canMove && from.x !== null) {
+    if (mark.leaves && canMove && from.x !== null) {
       element.classList.add("moving");
       setTimeout(() => element.classList.remove("moving"), MOVE_MS);
-      if (mark.leaves !== NO_WORKER) this.#trail(from, mark);
+      this.#trail(from, mark);
     }
-    mark.leaves = null;
+    mark.leaves = false;
   }
 
   /** A thin arc from the old place to the new one, which fades. */

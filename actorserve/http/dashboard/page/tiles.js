@@ -1,7 +1,8 @@
 // Instances as tiles, grouped by host, and one more tile for the requests that have no worker.
 
 export const NO_WORKER = "";
-const MANY_TILES = 24; // from here on tiles are small
+const MANY_TILES = 24; // more tiles are small
+const FEW_TILES = 4; // so many, or fewer, are large
 const NEARLY_FULL = 0.85;
 
 export class Tiles {
@@ -22,6 +23,7 @@ export class Tiles {
     const numMarks = new Map();
     for (const request of requests) numMarks.set(request.worker, (numMarks.get(request.worker) ?? 0) + 1);
     this.#root.classList.toggle("dense", instances.length > MANY_TILES);
+    this.#root.classList.toggle("few", instances.length <= FEW_TILES);
     this.#root.classList.toggle("one-host", new Set(instances.map((instance) => instance.host)).size <= 1);
     const gone = new Set(this.#tiles.keys());
     this.#queue().show(numMarks.get(NO_WORKER) ?? 0);
@@ -99,6 +101,7 @@ class Tile {
   #full = element("div", "full");
   #share = element("span", "share");
   #levels = element("div", "levels");
+  #queue = element("div", "queue-levels");
   #facts = element("p", "facts");
   #elsewhere = element("span", "elsewhere");
   #extra = []; // how many requests of other hosts' gateways there were lately
@@ -121,7 +124,8 @@ class Tile {
     memory.append(element("span", "label", "KV"), this.#bar, this.#share);
     const foot = element("div", "foot");
     this.#levels.setAttribute("role", "img");
-    foot.append(this.#facts, this.#levels);
+    this.#queue.append(element("span", "label", "levels"), this.#levels);
+    foot.append(this.#facts, this.#queue);
     this.element.append(head, this.field, memory, foot);
   }
 
@@ -158,7 +162,7 @@ class Tile {
       column.style.height = `${Math.round((100 * levels[level]) / most)}%`;
       column.title = `level ${level + 1}: ${levels[level]}`;
     }
-    this.#levels.hidden = shown === 0;
+    this.#queue.hidden = shown === 0;
     this.#levels.setAttribute("aria-label", `Requests by queue level: ${levels.slice(0, shown).join(", ")}`);
   }
 
