@@ -29,6 +29,7 @@ pytestmark = [
 
 NUM_WORKERS = 3
 NUM_CLIENTS = 24
+SMALL_KV_BYTES = 320 * 2**20  # so that photographs show memory in use
 VIEWER, USER = "a-key-to-look", "a-key-to-ask"
 CONFIG = """
 [http]
@@ -41,6 +42,7 @@ count = 3
 engine = "{engine}"
 max_context_tokens = 2048
 max_batch_requests = 16
+{more}
 """
 HAS_MARKS = f"document.querySelectorAll('#marks .mark').length >= {NUM_CLIENTS // 2}"
 MOVES = """
@@ -118,7 +120,8 @@ def serving(folder: Path, model: Path, engine: str, gateways: int) -> Iterator[t
     )
     keys.chmod(0o600)
     runtime_dir = make_runtime_folder()
-    config = CONFIG.format(gateways=gateways, keys=keys, runtime_dir=runtime_dir, engine=engine)
+    more = f"kv_cache_bytes = {SMALL_KV_BYTES}" if engine == "torch" else ""
+    config = CONFIG.format(gateways=gateways, keys=keys, runtime_dir=runtime_dir, engine=engine, more=more)
     with running(folder / "server", config, "--model", str(model)) as server:
         yield server, runtime_dir
 

@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
     "top": ("cluster.top", "what the console's live view of a thousand workers costs the coordinator"),
     "gateway": ("gateway.streams", "events/s that a gateway streams, compared with hypercorn and starlette alone"),
+    "dashboard": ("gateway.dashboard", "what open pages of the dashboard cost the gateway"),
     "clients": ("gateway.clients", "what idle, unread and refused clients cost others; memory of an idle stream"),
     "soak": ("soak.soak", "random chats for an hour, of which a third hang up: errors, and memory that grows"),
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),

@@ -16,8 +16,8 @@ from actorserve.http.metrics.names import INTER_TOKEN_LATENCY, TIME_TO_FIRST_TOK
 
 POINT_S: Final = 2.0
 NUM_POINTS: Final = 450
-_LATENCY_POINTS: Final = 5
-"""Percentiles are those of the last 10 s."""
+_LATENCY_POINTS: Final = 15
+"""Percentiles are those of the last 30 s."""
 _RATE_POINTS: Final = 2
 """Rates are those of the last 4 s, because reports come once a second."""
 

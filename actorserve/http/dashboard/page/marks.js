@@ -4,7 +4,7 @@ import { NO_WORKER } from "./tiles.js";
 
 const CELLS_PX = [32, 26, 20, 16, 13, 10, 8, 6, 5, 4]; // the largest one that leaves room for all marks of a tile is used
 const MOVE_MS = 1100;
-const TRAIL_MS = 2600;
+const TRAIL_MS = 4000;
 const SHORT_TOKENS = 16;
 const LONG_TOKENS = 16384;
 const SVG = "http://www.w3.org/2000/svg";

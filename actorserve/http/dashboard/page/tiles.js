@@ -143,6 +143,7 @@ class Tile {
     const tokens = silent ? 0 : Math.round(instance.kv_total_bytes * instance.tokens_per_byte);
     this.#bar.title = silent ? "no report yet" : `KV of ${tokens.toLocaleString("en")} tokens`;
     put(this.#facts, silent ? "no report yet" : factsOf(instance));
+    this.#facts.title = this.#facts.textContent;
     this.#showLevels(instance.levels ?? []);
     this.#showElsewhere(silent ? 0 : instance.running + instance.waiting - numMarks);
     const words = silent ? "no report yet" : `KV ${percent} %, ${factsOf(instance)}`;
