@@ -50,7 +50,7 @@ def _serve_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         choices=("auto", "int8", "int4", "float32", "bfloat16"),
         help="number format that workers compute with (auto: int8 on CPUs, bfloat16 on GPUs)",
     )
-    _add_prepare(parser)
+    _add_folders(parser)
     parser.add_argument("--engine", choices=("torch", "fake"), help=argparse.SUPPRESS)
     parser.set_defaults(run=_serve)
 
@@ -75,7 +75,7 @@ def _host_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--key", type=Path, metavar="FILE", help=f"the host's secret key ({host_key_file('NAME')}), if there are keys"
     )
-    _add_prepare(parser)
+    _add_folders(parser)
     parser.set_defaults(run=_host)
 
 
@@ -94,7 +94,10 @@ def _keys_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.set_defaults(run=_keys)
 
 
-def _add_prepare(parser: argparse.ArgumentParser) -> None:
+def _add_folders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runtime-dir", type=Path, metavar="DIR", help="runtime folder, by which the console finds the server"
+    )
     parser.add_argument(
         "--prepare",
         type=Path,
@@ -158,7 +161,7 @@ def _settings(arguments: argparse.Namespace) -> Settings:
                 "load_format": arguments.load_format,
                 "dtype": arguments.dtype,
             },
-            "cluster": {"runtime_dir": arguments.prepare},
+            "cluster": {"runtime_dir": arguments.prepare or arguments.runtime_dir},
             "workers": {"count": arguments.workers, "device": arguments.device, "engine": arguments.engine},
         },
     )
@@ -172,7 +175,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _host(arguments: argparse.Namespace) -> int:
     prepares = arguments.prepare is not None
-    settings = load_settings(arguments.config, {"cluster": {"runtime_dir": arguments.prepare}})
+    runtime_dir = arguments.prepare or arguments.runtime_dir
+    settings = load_settings(arguments.config, {"cluster": {"runtime_dir": runtime_dir}})
+    logs.configure("serve", settings.log.level, settings.log.format)
     key_file = arguments.key or host_key_file(arguments.name)
     is_done = serve_host(settings, arguments.cluster, arguments.name, key_file, prepares=prepares)
     return 0 if is_done else EXIT_INTERRUPTED

@@ -3,9 +3,13 @@
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from actorserve.errors import ActorserveError
 from actorserve.wire.console import CONSOLE_SOCKET, console_address
+
+UNITS_FOLDER: Final = Path("/run/actorserve")
+"""The runtime folder of a server that systemd runs (``config/systemd``). Root may enter it, and the server's user."""
 
 
 class NoServerError(ActorserveError):
@@ -13,21 +17,29 @@ class NoServerError(ActorserveError):
 
 
 def find_address(runtime_dir: Path | None) -> str:
-    """The address of the server in ``runtime_dir``; without one, of the only server of this user on this host.
+    """The address of the server in ``runtime_dir``; without one, of the only server on this host whose runtime folder
+    this user may enter.
 
     Raises: NoServerError if there is no such server, or if there are several.
     """
     if runtime_dir is not None:
-        if not (runtime_dir / CONSOLE_SOCKET).is_socket():
+        if not _has_server(runtime_dir):
             raise NoServerError(f"no server has its sockets in {runtime_dir}")
         return console_address(runtime_dir.absolute())
-    found = [folder for folder in _own_folders() if (folder / CONSOLE_SOCKET).is_socket()]
+    found = [folder for folder in (UNITS_FOLDER, *_own_folders()) if _has_server(folder)]
     if not found:
         raise NoServerError("no server of yours runs on this host; --runtime-dir or --connect names one")
     if len(found) > 1:
         folders = ", ".join(map(str, found))
         raise NoServerError(f"several servers run on this host; choose one with --runtime-dir: {folders}")
     return console_address(found[0])
+
+
+def _has_server(folder: Path) -> bool:
+    try:
+        return (folder / CONSOLE_SOCKET).is_socket()
+    except OSError:  # such as a folder of another user
+        return False
 
 
 def _own_folders() -> list[Path]:

@@ -30,6 +30,21 @@ def test_the_only_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             find_address(None)
 
 
+def test_the_server_that_systemd_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who may enter the units' folder needs no option; for another user it does not count."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("actorserve.console.find.UNITS_FOLDER", tmp_path / "run")
+    with serve_in(tmp_path / "run"):
+        assert find_address(None) == f"ipc://{tmp_path}/run/console.sock"
+    monkeypatch.setattr(Path, "is_socket", denied)
+    with pytest.raises(NoServerError, match="no server of yours"):
+        find_address(None)
+
+
+def denied(folder: Path) -> bool:
+    raise PermissionError(folder)
+
+
 def test_a_folder_without_a_server_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command ends with 3, as it does when nobody answers."""
     assert cli.main(["console", "--runtime-dir", str(tmp_path), "status"]) == 3

@@ -1,5 +1,6 @@
 """Servers as systemd runs them: as one unit, and each process as a unit, with a real socket in systemd's place."""
 
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.hosts import free_ports
 from tests.e2e.server import ROOT, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -162,6 +164,68 @@ def test_each_process_is_a_unit(tmp_path: Path, default_model_path: Path) -> Non
         assert time.monotonic() - stopping >= 0.5
         for name in ("worker-0", "coordinator"):
             assert running[name].stop() == 0
+
+
+CLUSTER = """
+id = "test"
+coordinators = ["alpha"]
+coordinator_port = {first}
+kv_port = {second}
+[[host]]
+name = "alpha"
+address = "127.0.0.1"
+gateways = 1
+workers = 1
+[[host]]
+name = "beta"
+address = "127.0.0.2"
+workers = 2
+"""
+
+
+def test_each_process_of_two_hosts_is_a_unit(tmp_path: Path, default_model_path: Path) -> None:
+    """`host NAME --prepare` keeps the processes of its host alone; as units they form a cluster and reload; a host
+    whose workers are told to stop loses no stream, because its requests move to the other host.
+    """
+    first = free_ports(4, ["127.0.0.1", "127.0.0.2"])
+    cluster, settings = tmp_path / "cluster.toml", tmp_path / "actorserve.toml"
+    cluster.write_text(CLUSTER.format(first=first, second=first + 1))
+    http = f"[http]\nport = {first + 3}"
+    settings.write_text(CONFIG.replace("[http]", http) + f'[model]\npath = "{default_model_path}"\n')
+    url = f"http://127.0.0.1:{first + 3}"
+    processes = {"alpha": ("coordinator", "gateway-0", "worker-0"), "beta": ("worker-0", "worker-1")}
+    with units(tmp_path) as start:
+        running = {}
+        for host, names in processes.items():
+            folder = str(tmp_path / host)
+            arguments = ("host", host, "--cluster", str(cluster), "--config", str(settings), "--prepare", folder)
+            assert start(f"{host}-prepare", *arguments).process.wait(START_S) == 0
+            assert set(json.loads((tmp_path / host / "processes.json").read_text())) == set(names)
+            for name in names:
+                running[host, name] = start(f"{host}-{name}", "process", name, "--runtime-dir", folder)
+        for unit in running.values():
+            unit.wait_for("READY")
+        wait_until(lambda: httpx.get(f"{url}/ready").json()["instances"] == 3, "all workers")
+        for unit in running.values():
+            unit.process.send_signal(signal.SIGHUP)
+
+        body: dict[str, object] = {"prompt": "x", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        body["model"] = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        with ExitStack() as stack:
+            streams = [
+                stack.enter_context(httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60))
+                for _ in range(6)
+            ]
+            lines = [stream.iter_lines() for stream in streams]
+            for each in lines:
+                next(each)
+            stopping = [running["beta", name] for name in processes["beta"]]
+            for unit in stopping:
+                unit.process.send_signal(signal.SIGTERM)
+            assert [unit.process.wait(60) for unit in stopping] == [0, 0]
+            assert all("data: [DONE]" in list(each) for each in lines)
+        for name in reversed(processes["alpha"]):
+            assert running["alpha", name].stop() == 0
 
 
 def test_mistakes_are_one_line(tmp_path: Path, default_model_path: Path) -> None:

@@ -15,6 +15,19 @@ from actorserve.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = "usr/local/lib/systemd/system"
+CLUSTER = """
+id = "lab"
+coordinators = ["alpha"]
+[[host]]
+name = "alpha"
+address = "10.0.0.1"
+gateways = 1
+workers = 3
+[[host]]
+name = "beta"
+address = "10.0.0.2"
+workers = 1
+"""
 SERVICES = ("actorserve.service", "actorserve-prepare.service", "actorserve-worker@0.service")
 SERVICES_WITHOUT_GPU = ("actorserve-coordinator.service", "actorserve-gateway@0.service")
 MAX_EXPOSURE = 2.2  # of 10; a service without any protection has 9.6
@@ -142,6 +155,87 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], line: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert line in done.stderr
+
+
+# --- a host's share of a cluster ------------------------------------------------------------------------------------
+
+
+def run_host(folder: Path, name: str, *arguments: object, cluster: str = CLUSTER) -> subprocess.CompletedProcess[str]:
+    file = folder / "cluster.toml"
+    file.write_text(cluster)
+    return run("--host", name, "--cluster", file, "--root", folder / "root", "--venv", sys.prefix, *arguments)
+
+
+def starts(root: Path, unit: str) -> str:
+    """What a unit starts, by its drop-ins: the last word counts, after an empty one that takes back those before."""
+    name = re.sub(r"@\d", "@", unit)
+    files = [root / UNITS / name, *sorted((root / UNITS / f"{name}.d").glob("*.conf"))]
+    lines = [line for file in files for line in file.read_text().splitlines() if line.startswith("ExecStart=")]
+    return lines[-1].removeprefix("ExecStart=") if len(lines) == 1 or lines[-2] == "ExecStart=" else "several"
+
+
+def test_a_hosts_share_is_laid_out(tmp_path: Path) -> None:
+    """The units of a host start its share, the file of the cluster is kept, and the next steps name its processes."""
+    dry = run_host(tmp_path, "alpha", "--dry-run")
+    assert dry.returncode == 0
+    assert not (tmp_path / "root").exists()
+    done = run_host(tmp_path, "alpha")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(dry.stdout.splitlines()) == len(done.stdout.splitlines()[:-3])
+    root = tmp_path / "root"
+    program = "/usr/local/bin/actorserve host alpha --config /etc/actorserve/actorserve.toml"
+    assert starts(root, "actorserve.service") == f"{program} --runtime-dir /run/actorserve"
+    assert starts(root, "actorserve-prepare.service") == f"{program} --prepare /run/actorserve"
+    assert (root / "etc/actorserve/cluster.toml").read_text() == CLUSTER
+    words = "actorserve.target actorserve-coordinator actorserve-gateway@0 actorserve-worker@{0..2}"
+    assert done.stdout.splitlines()[-1] == f"  systemctl enable --now {words}"
+    assert run_host(tmp_path, "alpha").stdout == "nothing to do\n"
+    moved = run_host(tmp_path, "beta")
+    assert moved.stdout.splitlines()[-1] == "  systemctl enable --now actorserve.target actorserve-worker@0"
+    assert " host beta " in starts(root, "actorserve.service")
+
+
+def test_a_host_can_be_one_server_again(tmp_path: Path) -> None:
+    """An installation without --host has the units start a whole server, and keeps the cluster's file."""
+    assert run_host(tmp_path, "alpha").returncode == 0
+    root = tmp_path / "root"
+    assert run("--root", root, "--venv", sys.prefix).returncode == 0
+    assert " serve " in starts(root, "actorserve.service")
+    assert " serve " in starts(root, "actorserve-prepare.service")
+    assert (root / "etc/actorserve/cluster.toml").exists()
+    assert run("uninstall", "--root", root).returncode == 0
+    assert not list((root / UNITS).iterdir())
+
+
+def test_mistakes_in_the_clusters_file_change_no_unit(tmp_path: Path) -> None:
+    """A host that is not in the file, a file that is none, and a file with two hosts of one name are one line."""
+    for cluster, name, line in (
+        (CLUSTER, "gamma", "cluster.toml has no host gamma: its hosts are alpha, beta"),
+        ("id = ", "alpha", "cannot read the cluster's file"),
+        (CLUSTER.replace("beta", "alpha"), "alpha", "the cluster's file: two hosts are called alpha"),
+        (CLUSTER.replace("kv_port", "kv_prot") + "kv_prot = 1\n", "alpha", "kv_prot"),
+    ):
+        done = run_host(tmp_path, name, cluster=cluster)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert line in done.stderr
+        assert not (tmp_path / "root" / UNITS).exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--host", "alpha"), ("--cluster", "x"), ("uninstall", "--host", "a", "--cluster", "x")]
+)
+def test_a_share_needs_a_name_and_a_file(arguments: tuple[str, ...]) -> None:
+    """One without the other is a wrong command line."""
+    assert run(*arguments).returncode == 2
+
+
+@needs_analyze
+@pytest.mark.parametrize("name", ["actorserve.service", "actorserve-prepare.service"])
+def test_the_units_of_a_share_are_as_good(tmp_path: Path, name: str) -> None:
+    """systemd-analyze has nothing to say about what a share's units start, and their exposure is as small."""
+    assert run_host(tmp_path, "alpha").returncode == 0
+    test_systemd_understands_the_units(tmp_path / "root", name)
+    test_the_services_are_hardened(tmp_path / "root", name)
 
 
 # --- the units -------------------------------------------------------------------------------------------------------

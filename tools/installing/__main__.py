@@ -4,12 +4,14 @@ import argparse
 import errno
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tools.installing.share import ONE_HOST, Share, read_share
 from tools.installing.steps import InstallError, Owner, Step, command, file, folder, gone
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -23,10 +25,19 @@ SETTINGS = """\
 lame_duck_s = 5.0
 """
 PROGRAM_PARTS = ("pyproject.toml", "README.md", "LICENSE", "actorserve", "workers")
+HOST_UNITS = {"actorserve.service": "--runtime-dir", "actorserve-prepare.service": "--prepare"}
+"""The units that are not a single process, and what they do with the runtime folder on a host of a cluster."""
+HOST_UNIT = """\
+# Written by tools/install, for the host {name} of the cluster in /etc/actorserve/cluster.toml.
+
+[Service]
+ExecStart=
+ExecStart=/usr/local/bin/actorserve host {name} --config /etc/actorserve/actorserve.toml {option} /run/actorserve
+"""
 ENABLE = """\
 next:
-  systemctl enable --now actorserve.service      # a whole server on this host; or each process as a unit:
-  systemctl enable --now actorserve.target actorserve-coordinator actorserve-gateway@0 actorserve-worker@{0,1}
+  systemctl enable --now actorserve.service      # {what}; or each process as a unit:
+  systemctl enable --now {units}
 """
 
 
@@ -35,12 +46,14 @@ class Layout:
     one is made in ``prefix``.
     """
 
-    def __init__(self, root: Path, prefix: Path, environment: Path | None) -> None:
+    def __init__(self, root: Path, prefix: Path, environment: Path | None, share: Share = ONE_HOST) -> None:
         self.root = root
+        self.share = share
         self.prefix = self.at(prefix)
         self._environment = environment
         self._python = (environment or prefix / "venv") / "bin" / "python"
         self.config = self.at("/etc/actorserve")
+        self.cluster = self.config / "cluster.toml"
         self.program = self.at("/usr/local/bin/actorserve")
         self.units = self.at("/usr/local/lib/systemd/system")
         self.users = self.at("/usr/local/lib/sysusers.d/actorserve.conf")
@@ -69,10 +82,17 @@ class Layout:
         yield file(self.config / "actorserve.toml", SETTINGS, 0o640, readable, keeps=True)
         yield file(self.config / "all-settings.toml", _text("config/actorserve.toml"), 0o640, readable)
         yield from self._program()
+        if self.share.name:
+            write = file(self.cluster, self.share.text, 0o640, readable)
+            # Nothing is written if it has mistakes.
+            yield Step(f"check the cluster's file for host {self.share.name}", self._check_cluster, write.is_done)
+            yield write
         wrapper = f'#!/bin/sh\nexec {self._python} -P -m actorserve "$@"\n'
         yield file(self.program, wrapper, 0o755, self._root_owned)
         for path, text in self._unit_files().items():
             yield file(path, text, 0o644, self._root_owned)
+        for path, text in self._host_units().items():
+            yield file(path, text, 0o644, self._root_owned) if self.share.name else gone(path)
         yield file(self.polkit, _text("config/systemd/actorserve.rules"), 0o644, self._root_owned)
         if self.is_live:
             yield command("have systemd read the units", ("systemctl", "daemon-reload"))
@@ -83,8 +103,9 @@ class Layout:
             names = [path.name for path in self._unit_files() if "@" not in path.name and path.suffix != ".conf"]
             yield command("stop and disable the units", ("systemctl", "disable", "--now", *names), self._no_units)
         enabled = self.at("/etc/systemd/system/actorserve.target.wants")
+        folders = {*self._drop_ins(), *(path.parent for path in self._host_units())}
         others = (enabled, self.polkit, self.users, self.program, self.prefix)
-        for path in (*self._unit_files(), *self._drop_ins(), *others):
+        for path in (*self._unit_files(), *sorted(folders), *others):
             yield gone(path)
         if purge:
             yield gone(self.config)
@@ -115,6 +136,25 @@ class Layout:
                 command("", (*pip, "--constraint", pins, "--upgrade", copy)).act()
 
         yield Step(f"install actorserve and its packages into {venv} (this takes minutes)", install, lambda: False)
+
+    def _check_cluster(self) -> None:
+        """Raises: InstallError."""
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "cluster.toml"
+            copy.write_text(self.share.text, encoding="utf-8")
+            python = (self._environment or self.prefix / "venv") / "bin" / "python"
+            settings = self.config / "actorserve.toml"  # because some settings do not fit to some clusters
+            words = [python, "-P", "-m", "actorserve", "config", "check", settings, copy]
+            done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            lines = [line for line in done.stdout.splitlines() if not line.endswith(": ok")] or done.stderr.splitlines()
+            raise InstallError("; ".join(line.replace(str(copy), "the cluster's file") for line in lines))
+
+    def _host_units(self) -> dict[Path, str]:
+        return {
+            self.units / f"{unit}.d" / "host.conf": HOST_UNIT.format(name=self.share.name, option=option)
+            for unit, option in HOST_UNITS.items()
+        }
 
     def _unit_files(self) -> dict[Path, str]:
         source = SOURCE / "config/systemd"
@@ -171,6 +211,10 @@ def _one_line_errors() -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tools/install", description=__doc__)
     parser.add_argument("verb", nargs="?", choices=("install", "uninstall"), default="install")
+    parser.add_argument("--host", metavar="NAME", help="install this host's share of a cluster")
+    parser.add_argument(
+        "--cluster", type=Path, metavar="FILE", help="the cluster's file, which is kept as /etc/actorserve/cluster.toml"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print each step, and do none")
     parser.add_argument("--root", type=Path, default=Path("/"), metavar="DIR", help="folder that stands for / (/)")
     parser.add_argument(
@@ -189,6 +233,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.purge and given.verb != "uninstall":
         parser.error("--purge goes with uninstall")
+    if (given.host is None) != (given.cluster is None):
+        parser.error("--host and --cluster go together")
+    if given.host is not None and given.verb != "install":
+        parser.error("--host goes with install")
     if not given.prefix.is_absolute():
         parser.error(f"--prefix is {given.prefix}: expected an absolute path")
     try:
@@ -199,13 +247,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             environment = None if given.venv is None else given.venv.absolute()
             if environment is not None and not (environment / "bin/python").exists():
                 raise InstallError(f"{environment} is not a virtual environment")
-            layout = Layout(root, given.prefix, environment)
+            share = ONE_HOST if given.host is None else read_share(given.cluster, given.host)
+            layout = Layout(root, given.prefix, environment, share)
             is_install = given.verb == "install"
             steps = layout.install() if is_install else layout.uninstall(purge=given.purge)
             if perform(steps, is_dry=given.dry_run) == 0:
                 print("nothing to do")
             elif is_install and not given.dry_run:
-                print(ENABLE, end="")
+                what = f"{share.name}'s share as one unit" if share.name else "a whole server on this host"
+                print(ENABLE.format(what=what, units=share.units), end="")
     except InstallError as error:
         print(f"tools/install: {error}", file=sys.stderr)
         return 1
