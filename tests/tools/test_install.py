@@ -271,6 +271,19 @@ def test_systemd_understands_the_units(root: Path, name: str) -> None:
 
 
 @needs_analyze
+def test_the_target_starts_what_is_enabled_in_an_order(root: Path) -> None:
+    """The order of the processes, each of which is enabled, has no circle."""
+    stub(root)
+    wants = root / UNITS / "actorserve.target.wants"
+    wants.mkdir()
+    for name in (*SERVICES[2:], *SERVICES_WITHOUT_GPU):
+        (wants / name).symlink_to(f"../{re.sub(r'@.', '@', name)}")
+    command = ["systemd-analyze", "verify", "--man=no", f"--root={root}", "actorserve.target"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout + done.stderr, done.returncode) == ("", 0)
+
+
+@needs_analyze
 @pytest.mark.parametrize("name", [*SERVICES, *SERVICES_WITHOUT_GPU])
 def test_the_services_are_hardened(root: Path, name: str) -> None:
     """systemd-analyze security rates each service's exposure below the bound."""
