@@ -2,10 +2,11 @@
 
 import json
 import os
+import random
 import signal
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -13,34 +14,43 @@ import httpx
 from actorserve.wire.curve.key_files import make_key_pair, write_key_file
 from actorserve.wire.trust import Holder, HolderKind
 from tests.e2e.server import Server, wait_until
+from tests.folders import make_runtime_folder
 
 NUM_KV_PORTS = 2  # of each host
 
 
 def free_ports(count: int, addresses: list[str]) -> int:
-    """The first of ``count`` ports in a row that are free on all addresses."""
+    """The first of ``count`` ports in a row that are free on all addresses. The kernel gives them to nobody else, because
+    they lie below those that it chooses itself (``ip_local_port_range``).
+    """
     while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.create_server((addresses[0], 0))).getsockname()[1]
-            try:
-                for address in addresses:
-                    for port in range(first, first + count):
-                        if (address, port) != (addresses[0], first):
-                            stack.enter_context(socket.create_server((address, port)))
-            except (OSError, OverflowError):
-                continue
-            return int(first)
+        first = random.randrange(10_000, 32_000)
+        with ExitStack() as stack, suppress(OSError):
+            for address in addresses:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.create_server((address, port)))
+            return first
 
 
 class Hosts:
-    """The hosts by name. ``shares``: host -> what runs there, as lines of the cluster's file; the first
-    ``num_coordinators`` have coordinators. ``pairs``: their key pairs; empty without keys.
+    """The hosts by name, with the runtime folders by which consoles find them. ``shares``: host -> what runs there, as
+    lines of the cluster's file; the first ``num_coordinators`` have coordinators. ``pairs``: the hosts' key pairs;
+    empty without keys.
     """
 
     def __init__(
-        self, folder: Path, config: str, shares: Mapping[str, str], num_coordinators: int = 1, *, keys: bool = False
+        self,
+        folder: Path,
+        config: str,
+        shares: Mapping[str, str],
+        num_coordinators: int = 1,
+        *,
+        keys: bool = False,
+        program: tuple[str, ...] | None = None,
     ) -> None:
-        """Write the cluster's file and the hosts' key files; ``start`` starts hosts."""
+        """Write the cluster's file and the hosts' key files; ``start`` starts hosts, with faults unless another
+        ``program`` is given.
+        """
         self.pairs = {name: make_key_pair() for name in shares if keys}
         for name, pair in self.pairs.items():
             write_key_file(self._key_file(folder, name), pair, Holder(HolderKind.HOST, name))
@@ -56,10 +66,12 @@ class Hosts:
             f"coordinator_port = {first}\nkv_port = {first + 1}\n"
             + "".join(f'[[host]]\nname = "{n}"\naddress = "{addresses[n]}"\n{share}\n' for n, share in shares.items())
         )
+        self.runtime_dirs = {name: make_runtime_folder() for name in shares}
         self.hosts: dict[str, Server] = {}
         rules = folder / "faults.json"
         rules.write_text("{}")
         self._rules = rules
+        self._program = program or ("tests.e2e.faults", str(rules), "actorserve")
 
     @staticmethod
     def _key_file(folder: Path, name: str) -> Path:
@@ -77,16 +89,17 @@ class Hosts:
         config: str | None = None,
         program: tuple[str, ...] | None = None,
     ) -> Server:
-        """Start a host's share. The files are those of the cluster, and the program has faults, unless given."""
+        """Start a host's share. The files and the program are those of the cluster, unless given."""
         folder = self._folder / f"{name}-{len(list(self._folder.iterdir()))}"
         folder.mkdir()
         self.hosts[name] = Server(
             folder,
             self._config if config is None else config,
-            program=program or ("tests.e2e.faults", str(self._rules), "actorserve"),
+            program=program or self._program,
             verb=(
                 *("host", name, "--cluster", str(cluster_file or self.cluster_file)),
                 *("--key", str(self._key_file(self._folder, name))),
+                *("--runtime-dir", str(self.runtime_dirs[name])),
             ),
         )
         return self.hosts[name]
@@ -115,10 +128,16 @@ class Hosts:
 
 @contextmanager
 def hosts_running(
-    folder: Path, config: str, shares: Mapping[str, str], num_coordinators: int = 1, *, keys: bool = False
+    folder: Path,
+    config: str,
+    shares: Mapping[str, str],
+    num_coordinators: int = 1,
+    *,
+    keys: bool = False,
+    program: tuple[str, ...] | None = None,
 ) -> Iterator[Hosts]:
     """Hosts that are ready. They are stopped at the end."""
-    hosts = Hosts(folder, config, shares, num_coordinators, keys=keys)
+    hosts = Hosts(folder, config, shares, num_coordinators, keys=keys, program=program)
     try:
         for name in shares:
             hosts.start(name)

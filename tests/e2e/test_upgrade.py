@@ -1,0 +1,157 @@
+"""A rolling upgrade of three hosts to the next protocol, by the console, under streams and with deaths in between."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.hosts import Hosts, hosts_running
+from tests.e2e.operator import DEADLINE_S, Console
+from tests.e2e.server import Server, wait_until
+from tests.e2e.streams import Streams
+
+pytestmark = [pytest.mark.e2e, pytest.mark.model]
+
+NEXT = ("tests.e2e.next_version", "actorserve")
+NUM_STREAMS = 6
+MAX_TOKENS = 200
+CONFIG = """
+[http]
+port = 0
+[cluster]
+heartbeat_s = 0.2
+death_after_s = 1.5
+load_report_s = 0.1
+retry_s = 0.3
+[model]
+path = "{model}"
+[workers]
+engine = "fake"
+kv_cache_bytes = 65536
+max_batch_requests = 16
+[supervision]
+max_restarts = 1000
+backoff_s = 0.1
+max_backoff_s = 0.1
+"""
+SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "gateways = 1\nworkers = 1", "gamma": "workers = 2"}
+NUM_WORKERS = 4
+STOP_S = 60.0
+DRAINED = ("emptying", "empty")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, default_model_path: Path) -> Iterator[Hosts]:
+    with hosts_running(tmp_path, CONFIG.format(model=default_model_path), SHARES, ("actorserve",)) as hosts:
+        for name in ("alpha", "beta"):
+            wait_until(lambda url=hosts.hosts[name].url: num_instances(url) == NUM_WORKERS, "all workers", DEADLINE_S)
+        yield hosts
+
+
+async def _begin(server: Server, stack: AsyncExitStack) -> AsyncIterator[str]:
+    """The lines of a long stream that has begun."""
+    client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
+    body = {"model": server.model, "prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    request = client.stream("POST", f"{server.url}/v1/completions", json=body)
+    lines = (await stack.enter_async_context(request)).aiter_lines()
+    await anext(lines)
+    return lines
+
+
+def num_instances(url: str) -> int:
+    """How many workers a gateway knows."""
+    return int(httpx.get(f"{url}/ready").json().get("instances", 0))
+
+
+class Upgrade:
+    """The documented way to upgrade a host: drain, end, start the new program, uncordon."""
+
+    def __init__(self, hosts: Hosts, console: Console) -> None:
+        self._hosts = hosts
+        self._console = console
+
+    async def drain(self, host: str) -> None:
+        await self._console.ask("drain", host, "--wait", "--wait-s", str(DEADLINE_S))
+        assert await asyncio.to_thread(self.num_requests, host) == 0
+
+    async def replace(self, host: str) -> None:
+        """End the host in order, if it runs, and start the next version, which takes no requests yet."""
+        server = self._hosts.hosts.pop(host, None)
+        if server is not None:
+            assert await asyncio.to_thread(server.stop, STOP_S) == 0
+        await asyncio.to_thread(self._hosts.start(host, program=NEXT).wait_ready)
+        await asyncio.to_thread(wait_until, self.all_are_up, "all workers", DEADLINE_S)
+
+    async def uncordon(self, host: str) -> None:
+        await self._console.ask("uncordon", host)
+        await asyncio.to_thread(wait_until, lambda: set(self.states().values()) == {"open"}, "open workers")
+
+    def states(self) -> dict[str, str]:
+        """The states of the workers; none while no coordinator answers."""
+        try:
+            return self._console.states()
+        except AssertionError:
+            return {}
+
+    def all_are_up(self) -> bool:
+        states = self.states()
+        return len(states) == NUM_WORKERS and "starting" not in states.values()
+
+    def are_drained(self, host: str) -> bool:
+        """Whether all workers are up, those of ``host`` are drained or about to be, and the others are open."""
+        states = self.states()
+        expected = {name: name.startswith(f"{host}/") for name in states}
+        return self.all_are_up() and expected == {name: state in DRAINED for name, state in states.items()}
+
+    def num_requests(self, host: str) -> int:
+        rows = self._console.rows("workers", host)
+        return sum(int(row["running"]) + int(row["waiting"]) for row in rows)
+
+
+def test_hosts_are_upgraded_one_after_the_other_under_streams(hosts: Hosts) -> None:
+    """Workers of the old and the new version serve together, through kill -9 of the coordinator and of a host; only the
+    streams of the killed host's gateway break.
+    """
+    asyncio.run(_upgrade(hosts))
+
+
+async def _upgrade(hosts: Hosts) -> None:
+    console = Console(hosts.runtime_dirs["alpha"])
+    upgrade = Upgrade(hosts, console)
+    alpha, beta = hosts.hosts["alpha"], hosts.hosts["beta"]
+    streams = Streams(alpha, NUM_STREAMS, MAX_TOKENS)
+    await streams.learn()
+    async with streams.running():
+        await upgrade.drain("gamma")
+        alpha.signal("coordinator", signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: upgrade.are_drained("gamma"), "gamma's cordon", DEADLINE_S)
+        await upgrade.replace("gamma")
+        assert await asyncio.to_thread(upgrade.are_drained, "gamma")
+        await upgrade.uncordon("gamma")
+
+        await console.ask("drain", "beta")
+        async with AsyncExitStack() as stack:
+            lost = [await _begin(beta, stack) for _ in range(3)]
+            hosts.kill("beta")
+            for lines in lost:
+                with pytest.raises(httpx.HTTPError):
+                    async for _ in lines:
+                        pass
+        await upgrade.replace("beta")
+        assert await asyncio.to_thread(upgrade.are_drained, "beta")
+        await upgrade.uncordon("beta")
+
+    # A load balancer sends new requests to the other gateways meanwhile.
+    streams = Streams(hosts.hosts["beta"], NUM_STREAMS, MAX_TOKENS)
+    await streams.learn()
+    async with streams.running():
+        await upgrade.drain("alpha")
+        await upgrade.replace("alpha")
+        await upgrade.uncordon("alpha")
+        done = streams.num_answers
+        await asyncio.to_thread(wait_until, lambda: streams.num_answers >= done + NUM_STREAMS, "answers")
+    assert all("malformed" not in host.log.read_text() for host in hosts.hosts.values())
