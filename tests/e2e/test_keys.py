@@ -122,7 +122,7 @@ def test_a_removed_host_is_out_while_streams_go_on(hosts: Hosts, alpha: Server) 
 def test_strangers_and_false_names_get_nothing_through(hosts: Hosts, alpha: Server) -> None:
     """Who connects to the coordinator without a key, or as another host, is refused with a line, and joins nothing."""
     cluster = read_cluster_file(hosts.cluster_file)
-    address = f"tcp://{cluster.coordinator_host.address}:{cluster.coordinator_port}"
+    address = f"tcp://{cluster.coordinator_hosts[0].address}:{cluster.coordinator_port}"
     hello = encode(Hello(PROTOCOL_VERSION, Role.WORKER, "tcp://127.0.0.1:9", cluster_id="test"))
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger, context.socket(zmq.DEALER) as beta:
         connect_with_curve(beta, hosts.pairs["beta"], hosts.pairs["alpha"].public_key)

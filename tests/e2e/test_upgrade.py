@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -46,10 +47,15 @@ DRAINED = ("emptying", "empty")
 
 @pytest.fixture
 def hosts(tmp_path: Path, default_model_path: Path) -> Iterator[Hosts]:
-    with hosts_running(tmp_path, CONFIG.format(model=default_model_path), SHARES, ("actorserve",)) as hosts:
+    with hosts_running(tmp_path, CONFIG.format(model=default_model_path), SHARES, program=("actorserve",)) as hosts:
         for name in ("alpha", "beta"):
-            wait_until(lambda url=hosts.hosts[name].url: num_instances(url) == NUM_WORKERS, "all workers", DEADLINE_S)
+            url = hosts.hosts[name].url
+            wait_until(partial(_has_all_workers, url), "all workers", DEADLINE_S)
         yield hosts
+
+
+def _has_all_workers(url: str) -> bool:
+    return num_instances(url) == NUM_WORKERS
 
 
 async def _begin(server: Server, stack: AsyncExitStack) -> AsyncIterator[str]:

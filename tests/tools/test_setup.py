@@ -110,10 +110,8 @@ def test_the_callers_files_are_not_imported(installed: Repository) -> None:
 def test_the_program_is_in_the_environment(installed: Repository) -> None:
     """``.venv/bin/actorserve`` runs the program from any folder. Without it an installation is not complete."""
     program = installed.root / ".venv" / "bin" / "actorserve"
-    command = [program, "serve", "x y"]
-    assert (
-        subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip() == "1.0 serve x y"
-    )
+    done = subprocess.run([str(program), "serve", "x y"], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "1.0 serve x y"
     program.unlink()
     assert INSTALLING in installed.run("serve")[2]
     assert program.exists()
