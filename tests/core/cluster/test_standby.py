@@ -58,7 +58,7 @@ def test_status_tells_who_serves_and_its_term() -> None:
     """Operators see the coordinator's name and its term."""
     coordinator = Coordinator(A)
     coordinator.handle(Serve(20, NAME), 0.0)
-    shown = {name: value for name, value in rows(_ask(coordinator, "status").columns)}
+    shown = {row[0]: row[1] for row in rows(_ask(coordinator, "status").columns)}
     assert (shown["coordinator"], shown["term"]) == (NAME, "20")
     assert any({"serves", NAME} <= set(row) for row in rows(_ask(coordinator, "events", command_id="2").columns))
 
