@@ -53,6 +53,9 @@ def test_settings_are_checked_against_the_cluster(capsys: pytest.CaptureFixture[
     settings.write_text("[http]\nport = 7480\n", "utf-8")
     assert main(["config", "check", str(cluster), str(settings)]) == 1
     assert "http.port is 7480, which is the coordinator's port on host beta" in capsys.readouterr().out
+    settings.write_text("[http]\nport = 7481\n", "utf-8")
+    assert main(["config", "check", str(cluster), str(settings)]) == 1
+    assert "http.port is 7481, which is the port of consoles on host beta" in capsys.readouterr().out
 
 
 def test_a_name_that_cannot_be_looked_up_is_a_mistake(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The coordinator's desk for operators: it takes their commands, checks what they may do, and keeps the audit file."""
 
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,8 @@ from actorserve.core.operations.tables import key_values
 from actorserve.core.operations.verbs import CALLER_PREFIX, may, nearest, problem_of
 from actorserve.settings import Settings
 from actorserve.wire.console import ConsoleServer, console_address
+from actorserve.wire.curve.console_callers import KeyCallers
+from actorserve.wire.trust import Trust
 
 _AUDIT_LINES: Final = 50
 _log: Final = logging.getLogger("actorserve.console")
@@ -20,11 +23,11 @@ _log: Final = logging.getLogger("actorserve.console")
 class ConsoleDesk:
     """Answers at once what needs no core (``config``, ``audit``, what the caller may not do), and hands on the rest.
 
-    ``settings`` gives the settings that apply, by their dotted names.
+    ``settings`` gives the settings that apply, by their dotted names. ``server`` is for consoles on this host.
     """
 
     def __init__(self, server: ConsoleServer, audit: AuditFile, settings: Callable[[], Mapping[str, object]]) -> None:
-        self._server = server
+        self._servers = [server]
         self._audit = audit
         self._settings = settings
         self._changed: dict[str, object] = {}  # settings that operators have set since the start
@@ -34,25 +37,44 @@ class ConsoleDesk:
         return self._audit
 
     def on_arrival(self, wake: Callable[[], None]) -> None:
-        self._server.on_arrival(wake)
+        for server in self._servers:
+            server.on_arrival(wake)
+
+    def serve_elsewhere(self, address: str, trust: Trust) -> None:
+        """Serve the consoles of operators and viewers on other hosts, too. Call it on the running event loop.
+
+        Raises: ActorserveError when the socket cannot be bound.
+        """
+        self._servers.append(ConsoleServer(address, KeyCallers(trust, self.refused)))
+
+    def refused(self, text: str) -> None:
+        """Something was refused because of its key."""
+        self._audit.write(Audit("unknown", Command(secrets.token_hex(8), "connect"), Outcome.REFUSED, text))
 
     def take(self) -> list[tuple[Peer, Command]]:
         """The commands that the core has to answer."""
         commands: list[tuple[Peer, Command]] = []
-        for peer, caller, command in self._server.take():
-            if not may(caller.role, command.verb):
-                text = f"{caller.name} is a {caller.role.value}, and {command.verb} needs an operator"
-                self._server.send(peer, Answer(command.command_id, Outcome.REFUSED, text))
-                self._audit.write(Audit(caller.name, command, Outcome.REFUSED, text))
-                _log.warning("%s", text)
-            elif command.verb in ("config", "audit") and problem_of(command) is None:
-                self._server.send(peer, self._tell(command))
-            else:
-                commands.append((peer, command))
+        for server in self._servers:
+            commands += self._take(server)
         return commands
 
     def send(self, peer: Peer, answer: Answer) -> None:
-        self._server.send(peer, answer)
+        # A console is known to one server, because the callers of the two have different names.
+        any(server.send(peer, answer) for server in self._servers)
+
+    def _take(self, server: ConsoleServer) -> list[tuple[Peer, Command]]:
+        commands: list[tuple[Peer, Command]] = []
+        for peer, caller, command in server.take():
+            if not may(caller.role, command.verb):
+                text = f"{caller.name} is a {caller.role.value}, and {command.verb} needs an operator"
+                server.send(peer, Answer(command.command_id, Outcome.REFUSED, text))
+                self._audit.write(Audit(caller.name, command, Outcome.REFUSED, text))
+                _log.warning("%s", text)
+            elif command.verb in ("config", "audit") and problem_of(command) is None:
+                server.send(peer, self._tell(command))
+            else:
+                commands.append((peer, command))
+        return commands
 
     def write(self, act: Audit) -> None:
         """An act is done or was refused."""
@@ -63,7 +85,8 @@ class ConsoleDesk:
         _log.info("%s: %s %s: %s", act.caller, act.command.verb, " ".join(act.command.arguments), act.text)
 
     def close(self) -> None:
-        self._server.close()
+        for server in self._servers:
+            server.close()
         self._audit.close()
 
     def _tell(self, command: Command) -> Answer:

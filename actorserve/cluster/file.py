@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from actorserve.cluster.mistakes import COORDINATOR_PORT, KV_PORT, mistakes_among_hosts
+from actorserve.cluster.mistakes import CONSOLE_PORT, COORDINATOR_PORT, KV_PORT, mistakes_among_hosts
 from actorserve.cluster.words import check_address, check_id, check_key, check_name, check_reachable
 from actorserve.errors import SettingsError
 from actorserve.nearest import unknown
@@ -49,6 +49,7 @@ class ClusterFile(_Table):
     id: Annotated[str, AfterValidator(check_id)]
     coordinators: Annotated[tuple[Name, ...], Field(strict=False)]
     coordinator_port: Port = COORDINATOR_PORT
+    console_port: Port = CONSOLE_PORT
     kv_port: Port = KV_PORT
     hosts: Annotated[tuple[Host, ...], Field(alias="host", strict=False)]
     operators: dict[Name, PublicKey] = {}

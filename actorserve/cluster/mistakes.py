@@ -7,6 +7,7 @@ from actorserve.cluster.words import ip_address
 from actorserve.nearest import unknown
 
 COORDINATOR_PORT: Final = 7480
+CONSOLE_PORT: Final = 7481
 KV_PORT: Final = 7490
 """The defaults."""
 MAX_COORDINATORS: Final = 10  # terms end in a coordinator's place in the order (actors.membership.succession)
@@ -96,12 +97,20 @@ def _what_runs(coordinators: Any, hosts: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ports(values: Mapping[str, Any], hosts: list[dict[str, Any]]) -> Iterator[str]:
-    first, coordinator = values.get("kv_port", KV_PORT), values.get("coordinator_port", COORDINATOR_PORT)
+    first = values.get("kv_port", KV_PORT)
+    named = {
+        name: values.get(name, usual)
+        for name, usual in (("coordinator_port", COORDINATOR_PORT), ("console_port", CONSOLE_PORT))
+    }
+    if named["coordinator_port"] == named["console_port"]:
+        yield f"coordinator_port and console_port are both {named['console_port']}"
     if not isinstance(first, int):
         return
     for host in hosts:
         last = first + _count(host, "workers") - 1
         if last > _MAX_PORT:
             yield f"host {_name(host)} has {_count(host, 'workers')} workers: there is no port {last} for their KV"
-        elif isinstance(coordinator, int) and first <= coordinator <= last:
-            yield f"coordinator_port {coordinator} is among the ports of KV, {first} to {last}, of host {_name(host)}"
+            continue
+        for name, port in named.items():
+            if isinstance(port, int) and first <= port <= last:
+                yield f"{name} {port} is among the ports of KV, {first} to {last}, of host {_name(host)}"

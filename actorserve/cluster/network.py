@@ -42,6 +42,10 @@ class Network(Protocol):
         """Where this host's coordinator listens. Raises: SettingsError."""
         ...
 
+    def console(self) -> Place | None:
+        """Where the coordinator serves consoles on other hosts; None if it serves none. Raises: SettingsError."""
+        ...
+
     def process(self, name: str) -> Place:
         """Where the gateway or worker called ``name`` listens. Raises: SettingsError."""
         ...
@@ -65,6 +69,9 @@ class LocalNetwork:
 
     def coordinator(self) -> Place:
         return self.process(COORDINATOR)
+
+    def console(self) -> Place | None:
+        return None
 
     def process(self, name: str) -> Place:
         return Place(f"ipc://{self._runtime_dir}/{name}.sock")
@@ -95,6 +102,10 @@ class HostNetwork:
     def coordinator(self) -> Place:
         return self._place(str(self._cluster.coordinator_port))
 
+    def console(self) -> Place | None:
+        has_callers = self._cluster.operators or self._cluster.viewers
+        return self._place(str(self._cluster.console_port)) if has_callers else None
+
     def process(self, name: str) -> Place:
         return self._place("*")
 
@@ -103,6 +114,11 @@ class HostNetwork:
 
     def _place(self, port: str) -> Place:
         return Place(f"tcp://{_in_url(listening_address(self._host))}:{port}", self._host.address)
+
+
+def console_address(cluster: ClusterFile) -> str:
+    """Where an operator on another host reaches the coordinator."""
+    return f"tcp://{_in_url(cluster.coordinator_host.address)}:{cluster.console_port}"
 
 
 def _in_url(host: str) -> str:

@@ -35,7 +35,12 @@ def console_parser() -> argparse.ArgumentParser:
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--runtime-dir", type=Path, metavar="DIR", help="the folder of a server's sockets on this host")
-    where.add_argument("--connect", metavar="ADDRESS", help="the address of a server, such as tcp://alpha:7600")
+    where.add_argument("--connect", metavar="ADDRESS", help="the address of a server elsewhere: tcp://alpha:7481")
+    where.add_argument(
+        "--cluster", type=Path, metavar="FILE", help="the cluster's file, which has a server's address and its key"
+    )
+    parser.add_argument("--key", type=Path, metavar="FILE", help="your secret key, for a server elsewhere")
+    parser.add_argument("--server-key", metavar="KEY", help="the public key of the host in --connect")
     parser.add_argument(
         "--timeout", type=_seconds, default=DEFAULT_TIMEOUT_S, metavar="S", help="how long to wait for an answer (5)"
     )

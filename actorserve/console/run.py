@@ -74,7 +74,9 @@ class Runner:
     def _print(self, command: Command, answer: Answer | None, *, as_objects: bool) -> Exit:
         if answer is None:
             again = f"; repeat it with --id {command.command_id}" if VERBS[command.verb].acts else ""
-            self.say(f"no answer from {self.session.asker.address} in {self.session.timeout_s:g} s{again}")
+            address = self.session.asker.address
+            maybe = "; it may not accept your key" if address.startswith("tcp://") else ""
+            self.say(f"no answer from {address} in {self.session.timeout_s:g} s{maybe}{again}")
             return Exit.TIMEOUT
         if as_objects:
             print(as_json(command, answer), file=self._out, flush=True)

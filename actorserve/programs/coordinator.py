@@ -26,8 +26,12 @@ async def _run(child: Child) -> None:
     settings = child.settings
     config = cluster_config(settings)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
-    node = open_node(child.name, hello, settings.cluster, child.network, config, open_trust(child))
+    network, trust = child.network, open_trust(child)
+    node = open_node(child.name, hello, settings.cluster, network, config, trust)
     desk = open_desk(child.runtime_dir, settings)
+    node.transport.on_refusal(desk.refused)
+    if trust is not None and (console := network.console()) is not None:
+        desk.serve_elsewhere(console.bind, trust)
     actor = CoordinatorActor(ClusterState(config), node, make_scaler(settings.scaling, child.status), desk)
     asyncio.get_running_loop().add_signal_handler(NO_WORKER, actor.tell, StartFailed())
     actor.on_reload_keys.append(child.reloads.run)

@@ -148,6 +148,8 @@ def _check_addresses(cluster: ClusterFile, host: Host) -> None:
         launch.free_port(listening, 0)
         if host in cluster.coordinator_hosts:
             launch.free_port(listening, cluster.coordinator_port, "coordinator_port")
+            if cluster.operators or cluster.viewers:
+                launch.free_port(listening, cluster.console_port, "console_port")
         for index in range(host.workers):
             launch.free_port(listening, cluster.kv_port + index, "kv_port")
     except (SettingsError, launch.LaunchError) as error:

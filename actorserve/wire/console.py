@@ -60,6 +60,10 @@ class Callers(Protocol):
         """The caller whom ZAP called ``user_id``; None for a caller that may do nothing (any more)."""
         ...
 
+    def close(self) -> None:
+        """Release what ``secure`` has made, before the socket is closed."""
+        ...
+
 
 class LocalCallers:
     """The callers of a socket in a folder that only the server's own user may enter: all are operators."""
@@ -69,6 +73,9 @@ class LocalCallers:
 
     def identify(self, user_id: str) -> Caller | None:
         return Caller("local", OperatorRole.OPERATOR)
+
+    def close(self) -> None:
+        """There is nothing to release."""
 
 
 @dataclass(slots=True)
@@ -104,10 +111,12 @@ class ConsoleServer:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_COMMAND_BYTES)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.IPV6, "[" in address)
         try:
             self._callers.secure(self._socket)
             self._socket.bind(address)
         except zmq.ZMQError as error:
+            self._callers.close()
             self._socket.close(0)
             self._context.term()
             raise ActorserveError(f"operators' consoles cannot connect at {address}: {error.strerror}") from None
@@ -163,6 +172,7 @@ class ConsoleServer:
         """Release the socket. Closing again does nothing."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
+            self._callers.close()
             self._socket.close(0)
             self._context.term()
 
@@ -252,6 +262,7 @@ class ConsoleClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        self._socket.setsockopt(zmq.IPV6, "[" in address)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
         try:
@@ -266,8 +277,11 @@ class ConsoleClient:
 
     def ask(self, command: Command, timeout_s: float) -> Answer | None:
         """The answer; None if none has come in time. The same command may be asked again: no act is done twice."""
-        self._socket.send(encode(command))
         until_s = time.monotonic() + timeout_s
+        # ZeroMQ gives a connection up for good that the server refused, and would then wait for another one.
+        if not self._socket.poll(1 + int(timeout_s * 1000.0), zmq.POLLOUT):
+            return None
+        self._socket.send(encode(command), zmq.NOBLOCK)
         while (left_s := until_s - time.monotonic()) > 0 and self._socket.poll(1 + int(left_s * 1000.0)):
             try:
                 message = decode(self._socket.recv())

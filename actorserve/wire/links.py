@@ -64,6 +64,10 @@ class LinkedTransport(ABC, Generic[L]):
     def me(self) -> Peer:
         return self._framing.me
 
+    def on_refusal(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` with a line for what is refused because of keys, as often as it is logged."""
+        self._framing.refusals.on_line(callback)
+
     @property
     def counts(self) -> Counter[str]:
         return self._framing.counter.counts

@@ -23,6 +23,11 @@ class Refusals:
         self._forget_at = float("-inf")
         self._lines_left = 0
         self._refill_at = float("-inf")
+        self._on_line: Callable[[str], None] | None = None
+
+    def on_line(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` with each line that is logged."""
+        self._on_line = callback
 
     def refuse(self, reason: str, key: str, what: str) -> None:
         """Refuse ``what``, which came with the public key ``key`` (empty: none is known). Reasons are few."""
@@ -38,4 +43,7 @@ class Refusals:
         if self._lines_left > 0:
             self._lines_left -= 1
             self._logged.add((reason, key))
-            _log.warning("%s: refused %s: %s%s", self._name, what, reason, key and f" ({key})")
+            text = f"refused {what}: {reason}{key and f' ({key})'}"
+            _log.warning("%s: %s", self._name, text)
+            if self._on_line is not None:
+                self._on_line(text)

@@ -51,6 +51,10 @@ class Transport(Protocol):
         """How many frames were ``sent``, ``received``, and dropped for each reason (``dropped: ...``)."""
         ...
 
+    def on_refusal(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback`` with a line for what is refused because of keys, as often as it is logged."""
+        ...
+
     def reincarnate(self, incarnation: int) -> None:
         """Become this incarnation. Frames in flight to the old incarnation are dropped."""
         ...

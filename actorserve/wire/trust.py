@@ -23,6 +23,7 @@ from actorserve.wire.senders import MESSAGES_OF, role_of
 MAX_NAME_CHARS: Final = 64
 UNKNOWN_KEY: Final = "unknown key"
 WRONG_KIND: Final = "not a host's key"
+WRONG_PERSON: Final = "not an operator's or viewer's key"
 WRONG_HOST: Final = "another host's name"
 WRONG_ROLE: Final = "role not allowed on the host"
 WRONG_MESSAGE: Final = "message not allowed for the role"

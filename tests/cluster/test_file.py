@@ -91,6 +91,8 @@ def test_the_example_shows_every_setting() -> None:
         ('name = "beta"', "", "host 2: name: missing"),
         ('id = "lab"', 'id = "lab"\nkv_port = 65535', "host beta has 2 workers: there is no port 65536 for their KV"),
         ('id = "lab"', 'id = "lab"\nkv_port = 7479', "coordinator_port 7480 is among the ports of KV, 7479 to 7480"),
+        ('id = "lab"', 'id = "lab"\nconsole_port = 7491', "console_port 7491 is among the ports of KV, 7490 to 7491"),
+        ('id = "lab"', 'id = "lab"\nconsole_port = 7480', "coordinator_port and console_port are both 7480"),
         ('id = "lab"', "", "id: missing"),
         ("workers = 2", 'workers = 2\npublic_key = "short"', "host beta: public_key: expected the 40 characters"),
         ('name = "beta"', f'public_key = "{KEY}"\nname = "beta"', ""),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from actorserve.cluster.file import parse_cluster
-from actorserve.cluster.network import HostNetwork, LocalNetwork, Place
+from actorserve.cluster.network import HostNetwork, LocalNetwork, Place, console_address
 from actorserve.errors import SettingsError
 from actorserve.processes.child import Child
 from actorserve.processes.status import Reporter
@@ -41,6 +41,16 @@ def test_coordinator_and_kv_have_fixed_ports(tmp_path: Path) -> None:
     assert HostNetwork(cluster, "alpha").coordinator() == Place("tcp://127.0.0.1:7000", "127.0.0.1")
     kv = [HostNetwork(cluster, "beta").kv(f"beta/worker-{index}", index).bind for index in range(2)]
     assert kv == ["tcp://127.0.0.2:7100", "tcp://127.0.0.2:7101"]
+
+
+def test_consoles_have_a_port_if_there_are_operators_or_viewers(tmp_path: Path) -> None:
+    """Without them the port is not opened."""
+    assert HostNetwork(three_hosts(tmp_path), "alpha").console() is None
+    assert LocalNetwork(tmp_path).console() is None
+    text = f'{THREE_HOSTS}[viewers]\neve = "rq:rM>}}U?@Lns47E1%kR.o@n%FcmmsL/@{{H8]yf7"\n'
+    cluster = parse_cluster(text.replace('id = "lab"', 'id = "lab"\nconsole_port = 7200'), tmp_path)
+    assert HostNetwork(cluster, "alpha").console() == Place("tcp://127.0.0.1:7200", "127.0.0.1")
+    assert console_address(cluster) == "tcp://127.0.0.1:7200"
 
 
 def test_ipv6_addresses_stand_in_brackets(tmp_path: Path) -> None:

@@ -59,11 +59,11 @@ class Hosts:
         self._folder = folder
         self._config = config
         addresses = {name: f"127.0.0.{number}" for number, name in enumerate(shares, 1)}
-        first = free_ports(1 + NUM_KV_PORTS, list(addresses.values()))
+        first = free_ports(2 + NUM_KV_PORTS, list(addresses.values()))
         self.cluster_file = folder / "cluster.toml"
         self.cluster_file.write_text(
             f'id = "test"\ncoordinators = {json.dumps(list(shares)[:num_coordinators])}\n'
-            f"coordinator_port = {first}\nkv_port = {first + 1}\n"
+            f"coordinator_port = {first}\nconsole_port = {first + 1}\nkv_port = {first + 2}\n"
             + "".join(f'[[host]]\nname = "{n}"\naddress = "{addresses[n]}"\n{share}\n' for n, share in shares.items())
         )
         self.runtime_dirs = {name: make_runtime_folder() for name in shares}

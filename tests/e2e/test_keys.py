@@ -1,6 +1,7 @@
 """Two hosts with keys: their processes talk over CURVE, and a host without its key is out while streams go on."""
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,10 +10,14 @@ import pytest
 import zmq
 
 from actorserve.cluster.file import read_cluster_file
+from actorserve.console.outcome import Exit
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Peer, Role
+from actorserve.programs.console import main as console_main
 from actorserve.wire.codec import encode
+from actorserve.wire.curve.key_files import make_key_pair, write_key_file
 from actorserve.wire.curve.sockets import connect_with_curve
 from actorserve.wire.envelope import ANY_INCARNATION, make_head
+from actorserve.wire.trust import Holder, HolderKind
 from tests.e2e.clients import Clients
 from tests.e2e.hosts import Hosts, hosts_running, metric_of_host, wait_busy, wait_log
 from tests.e2e.kv_starts import kv_starts
@@ -40,13 +45,16 @@ max_restarts = 1000
 backoff_s = 0.1
 max_backoff_s = 0.1
 """
+PEOPLE = {HolderKind.OPERATOR: ("ann", make_key_pair()), HolderKind.VIEWER: ("eve", make_key_pair())}
 SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "workers = 1"}
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
-    with hosts_running(folder, CONFIG.format(model=default_model_path), SHARES, keys=True) as hosts:
+    people = "".join(f'[{kind}s]\n{name} = "{pair.public_key}"\n' for kind, (name, pair) in PEOPLE.items())
+    shares = {**SHARES, "beta": f"{SHARES['beta']}\n{people}"}
+    with hosts_running(folder, CONFIG.format(model=default_model_path), shares, keys=True) as hosts:
         yield hosts
 
 
@@ -96,7 +104,7 @@ def test_a_removed_host_is_out_while_streams_go_on(hosts: Hosts, alpha: Server) 
     changes nothing.
     """
     text = hosts.cluster_file.read_text()
-    without_beta = text[: text.index('[[host]]\nname = "beta"')]
+    without_beta = text[: text.index('[[host]]\nname = "beta"')] + text[text.index("[operators]") :]
 
     def reload(content: str) -> None:
         hosts.cluster_file.write_text(content)
@@ -117,6 +125,38 @@ def test_a_removed_host_is_out_while_streams_go_on(hosts: Hosts, alpha: Server) 
 
     assert asyncio.run(_under_load(alpha, disturb)) > 0
     wait_until(lambda: alpha.metric("vllm:kv_cache_usage_perc") == 0.0, "all blocks free")
+
+
+def test_a_console_from_afar(hosts: Hosts, alpha: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the cluster's file an operator acts, a viewer only reads, and a host's key does neither."""
+
+    def console(key: Path, *verb: str) -> int:
+        return console_main(["--cluster", str(hosts.cluster_file), "--key", str(key), "--timeout", "10", *verb])
+
+    files = {}
+    for kind, (name, pair) in PEOPLE.items():
+        files[kind] = tmp_path / name
+        write_key_file(files[kind], pair, Holder(kind, name))
+    assert console(files[HolderKind.VIEWER], "workers") == Exit.DONE
+    assert "beta/worker-0" in capsys.readouterr().out
+    assert console(files[HolderKind.VIEWER], "cordon", "beta/worker-0") == Exit.REFUSED
+    assert "viewer eve is a viewer, and cordon needs an operator" in capsys.readouterr().err
+    assert console(files[HolderKind.OPERATOR], "reload-keys") == Exit.DONE
+    wait_log(hosts.hosts["beta"], "read again: keys of the cluster")
+    host_key = hosts.cluster_file.parent / "keys" / "beta.key"
+    assert (
+        console_main(["--cluster", str(hosts.cluster_file), "--key", str(host_key), "--timeout", "1", "status"])
+        == Exit.TIMEOUT
+    )
+    wait_log(alpha, "not an operator's or viewer's key")
+    assert console(files[HolderKind.OPERATOR], "audit", "--json") == Exit.DONE
+    rows = [
+        (row["caller"], row["verb"], row["outcome"])
+        for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    ]
+    assert ("viewer eve", "cordon", "refused") in rows
+    assert ("operator ann", "reload-keys", "done") in rows
+    assert ("unknown", "connect", "refused") in rows
 
 
 def test_strangers_and_false_names_get_nothing_through(hosts: Hosts, alpha: Server) -> None:

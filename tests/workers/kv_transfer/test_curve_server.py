@@ -144,6 +144,23 @@ def test_a_source_whose_key_was_removed_is_not_read() -> None:
             destination.fetch(fetch_of(source))
 
 
+def test_a_source_with_another_key_is_given_up() -> None:
+    """A source that has started again with another key, at the same address, ends the read in time, and no thread waits
+    for ever.
+    """
+    with reading(patience_s=0.5) as destination:
+        with serving() as (source, _):
+            destination.fetch(fetch_of(source))
+            fetch = fetch_of(source)
+        port = fetch.access.address.rpartition(":")[2]
+        other = Trust(STRANGER, replace(KEYS, hosts={**KEYS.hosts, "there": HostKey(STRANGER.public_key)}))
+        again = KVTransfer(make_pools(), f"tcp://127.0.0.1:{port}", KEY, trust=other)
+        for _ in range(3):
+            with pytest.raises(TransferError, match="sent nothing for"):
+                destination.fetch(replace(fetch, ticket=ticket_for((0,))))
+        again.close()
+
+
 def test_a_ticket_counts_once_and_must_be_genuine() -> None:
     """A ticket that was used before, or made by another process, is refused with a reason."""
     with serving() as (source, _), reading() as destination:

@@ -71,6 +71,9 @@ class _Transport:
     def on_arrival(self, callback: Callable[[], None]) -> None:
         """Nothing waits, because the node takes frames at the steps of a virtual clock."""
 
+    def on_refusal(self, callback: Callable[[str], None]) -> None:
+        """Nothing is refused, because there are no keys."""
+
     def close(self) -> None:
         self._frames.clear()
 

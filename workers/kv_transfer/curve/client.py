@@ -75,7 +75,7 @@ class CurveClient:
     ) -> None:
         if self._trust.key_of_process(self._source) != self._server_key:
             raise TransferError(f"the key of the host of {self._source} is not accepted any more")
-        self._socket.send(encode_read(Read(ticket, num_skipped, self._per_chunk, with_checksum=False)))
+        self._send(encode_read(Read(ticket, num_skipped, self._per_chunk, with_checksum=False)), cancellation)
         chunks = [blocks[first : first + self._per_chunk] for first in range(0, len(blocks), self._per_chunk)]
         num_asked = 0
         self._check_granted(self._receive(0, cancellation))
@@ -83,7 +83,7 @@ class CurveClient:
         for number, chunk in enumerate(chunks):
             while num_asked < min(len(chunks), number + MAX_AHEAD):
                 pace(len(chunks[num_asked]) * self._pools.block_bytes)
-                self._socket.send(NEXT)
+                self._send(NEXT, cancellation)
                 num_asked += 1
             num_bytes = len(chunk) * self._pools.block_bytes
             body = np.frombuffer(self._receive(num_bytes, cancellation).buffer, dtype=np.uint8)
@@ -91,18 +91,26 @@ class CurveClient:
                 raise TransferError(f"the source of the KV sent {len(body)} bytes in place of {num_bytes}")
             pool.write(chunk, body.reshape((len(chunk), *self._pools.shape)), range(len(chunk)))
 
+    def _send(self, body: bytes, cancellation: Cancellation) -> None:
+        """Raises: TransferError, also if ZeroMQ has given the connection up for good, because the source refused it."""
+        self._wait(zmq.POLLOUT, self._patience_s, cancellation)
+        self._socket.send(body, zmq.NOBLOCK)
+
     def _receive(self, num_bytes: int, cancellation: Cancellation) -> zmq.Frame:
         """The next frame, of about ``num_bytes``. Raises: TransferError."""
-        until_s = time.monotonic() + self._patience_s + num_bytes / LEAST_BYTES_PER_S
-        while True:
+        self._wait(zmq.POLLIN, self._patience_s + num_bytes / LEAST_BYTES_PER_S, cancellation)
+        frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        if len(frames) != 1:
+            raise TransferError("the source of the KV sent a message of several frames")
+        return frames[0]
+
+    def _wait(self, event: int, within_s: float, cancellation: Cancellation) -> None:
+        until_s = time.monotonic() + within_s
+        while not self._socket.poll(_LOOK_MS, event):
             cancellation.check()
-            if self._socket.poll(_LOOK_MS):
-                frames = self._socket.recv_multipart(copy=False)
-                if len(frames) != 1:
-                    raise TransferError("the source of the KV sent a message of several frames")
-                return frames[0]
             if time.monotonic() > until_s:
                 raise TransferError(f"the source of the KV sent nothing for {self._patience_s:g} s")
+        cancellation.check()
 
     @staticmethod
     def _check_granted(frame: zmq.Frame) -> None:
