@@ -45,6 +45,7 @@ _NUM_WORKERS: Final = 2
 _READY_S: Final = 300.0
 _TAKEOVER_S: Final = 30.0
 _POLL_S: Final = 0.02
+_SETTLE_S: Final = 1.0  # after a takeover, for the first placement
 _FOLLOWS: Final = re.compile(r"gateway-0 follows (\S+) in term (\d+)")
 _CONFIG: Final = """
 [http]
@@ -277,13 +278,14 @@ async def _measure(cluster: _Cluster, arguments: argparse.Namespace) -> tuple[_S
             group.create_task(_probe(client, _body(model, 0, 1), ended))
             try:
                 for _ in range(arguments.kills):
-                    await asyncio.sleep(arguments.seconds + 0.5)
+                    await asyncio.sleep(arguments.seconds)
                     before = cluster.following()
                     killed.append(cluster.kill_coordinator())
                     async with asyncio.timeout(_TAKEOVER_S):
                         while cluster.following() == before:  # noqa: ASYNC110 - it waits for a line of a file
                             await asyncio.sleep(_POLL_S)
-                    await asyncio.sleep(max(0.0, killed[-1] + arguments.seconds - time.monotonic()))
+                    rest_s = killed[-1] + arguments.seconds - time.monotonic()
+                    await asyncio.sleep(max(_SETTLE_S, rest_s))
             except TimeoutError:
                 raise BenchError(f"no coordinator serves {_TAKEOVER_S:g} s after a death") from None
             finally:
