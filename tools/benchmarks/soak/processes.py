@@ -1,6 +1,11 @@
-"""The processes of a running server by name, and their memory and CPU time over time."""
+"""The processes of a running server by name, and their memory and CPU time over time.
+
+Memory is what the kernel counts for a process (RSS) without memory that processes share: the KV pools. Their size is
+set, and a worker maps another one's pool when the first request moves between them.
+"""
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,11 +13,23 @@ from statistics import median
 from typing import Final
 
 from tools.benchmarks.common.errors import BenchError
-from tools.benchmarks.common.processes import cpu_s, memory_of
+from tools.benchmarks.common.processes import cpu_s
 
 SUPERVISOR: Final = "supervisor"
 _EVERY_S: Final = 10.0
 _SMOOTHED: Final = 6  # samples in a figure, because memory goes up and down with the requests of the moment
+
+
+_UNSHARED: Final = re.compile(r"^Rss(?:Anon|File):\s+(\d+) kB", re.MULTILINE)
+
+
+def unshared_bytes(process_id: int) -> int:
+    """The memory of a process without what it shares with others; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    return 1024 * sum(int(kilobytes) for kilobytes in _UNSHARED.findall(status))
 
 
 def process_ids(supervisor: int, names: tuple[str, ...]) -> dict[str, int]:
@@ -38,12 +55,12 @@ class Watch:
 
     ids: dict[str, int]
     times_s: list[float] = field(default_factory=list)
-    rss_bytes: dict[str, list[int]] = field(default_factory=dict)
+    used_bytes: dict[str, list[int]] = field(default_factory=dict)
     began_s: float = field(default_factory=time.monotonic)
     began_cpu_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.rss_bytes = {name: [] for name in self.ids}
+        self.used_bytes = {name: [] for name in self.ids}
         self.began_cpu_s = sum(cpu_s(number) for number in self.ids.values())
 
     async def keep_sampling(self) -> None:
@@ -55,12 +72,12 @@ class Watch:
     def sample(self) -> None:
         self.times_s.append(time.monotonic() - self.began_s)
         for name, number in self.ids.items():
-            self.rss_bytes[name].append(memory_of([number]).rss_bytes)
+            self.used_bytes[name].append(unshared_bytes(number))
 
-    def rss_at(self, name: str, time_s: float) -> float:
+    def used_at(self, name: str, time_s: float) -> float:
         """The median of the last samples before ``time_s``, in bytes."""
         until = max(1, sum(at_s <= time_s for at_s in self.times_s))
-        return median(self.rss_bytes[name][max(0, until - _SMOOTHED) : until])
+        return median(self.used_bytes[name][max(0, until - _SMOOTHED) : until])
 
     def cpu_share(self) -> float:
         """The share of one core that all processes took together. Raises: BenchError if one has ended."""

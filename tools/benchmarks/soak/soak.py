@@ -26,7 +26,7 @@ from tools.benchmarks.soak.processes import Watch, process_ids
 from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.machine import machine_line, this_machine
 
-TITLE = "Memory under random chats"
+TITLE = "Memory under random chats, without the KV pools"
 COUNTS_TITLE = "Random chats"
 _MIB: Final = 2**20
 _IDLE_TIMEOUT_S: Final = 30.0
@@ -90,7 +90,7 @@ def tables_of(chats: Chats, watch: Watch, warm_up_s: float, left_over: str) -> l
     end_s = watch.times_s[-1]
     rows = []
     for name in watch.ids:
-        warm, last = watch.rss_at(name, warm_up_s), watch.rss_at(name, end_s)
+        warm, last = watch.used_at(name, warm_up_s), watch.used_at(name, end_s)
         growth = 100 * (last / warm - 1)
         rows.append(Row(name, (Figure(warm / _MIB), Figure(last / _MIB), Figure(growth))))
     columns = (
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
         "examples": chats.outcomes.examples,
         "left_over": left_over,
         "times_s": [round(at_s) for at_s in watch.times_s[::6]],
-        "rss_mib": {name: [round(each / _MIB, 1) for each in taken[::6]] for name, taken in watch.rss_bytes.items()},
+        "used_mib": {name: [round(each / _MIB, 1) for each in taken[::6]] for name, taken in watch.used_bytes.items()},
     }
     save_figures(arguments, tables, details, machine)
     return 1 if chats.outcomes.errors or chats.outcomes.differing or left_over else 0
