@@ -208,7 +208,7 @@ def _console_main(arguments: Sequence[str]) -> int:
     try:
         return console_main(arguments)
     except ActorserveError as error:
-        print(f"actorserve: {error}", file=sys.stderr)
+        print(f"actorserve: {logs.one_line(str(error))}", file=sys.stderr)
         return EXIT_FAILED
 
 
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(parsed.run(parsed))
     except ActorserveError as error:
-        print(f"actorserve: {error}", file=sys.stderr)
+        print(f"actorserve: {logs.one_line(str(error))}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("actorserve: interrupted", file=sys.stderr)

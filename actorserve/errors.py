@@ -1,6 +1,12 @@
 """The exceptions that pass between modules. Expected outcomes are values, not exceptions (``core.messages``)."""
 
 from collections.abc import Sequence
+from typing import Final
+
+NOT_TOML: Final = (ValueError, RecursionError)
+"""What ``tomllib`` raises for text that is not TOML: it is malformed or no UTF-8, a number has thousands of digits, or
+brackets are nested thousands of times.
+"""
 
 
 class ActorserveError(Exception):

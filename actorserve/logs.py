@@ -20,6 +20,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 _FIELDS: Final = "actorserve_fields"
 _SYSLOG_PRIORITIES: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}
 _CRITICAL_PRIORITY: Final = 2
+_MAX_LINE: Final = 4000
 _NOISY: Final = ("asyncio", "httpcore", "httpx", "httpx2", "huggingface_hub", "filelock", "urllib3")
 """Libraries whose lines below a warning would drown ours."""
 
@@ -95,6 +96,12 @@ class JsonLines(logging.Formatter):
         if self._is_journal:
             return f"<{_SYSLOG_PRIORITIES.get(record.levelno, _CRITICAL_PRIORITY)}>{line}"
         return line
+
+
+def one_line(text: str) -> str:
+    """``text`` as one printable line of at most ``_MAX_LINE`` characters, for a message to a person."""
+    line = escaped(" ".join(text.split()))
+    return line if len(line) <= _MAX_LINE else f"{line[:_MAX_LINE]}..."
 
 
 def escaped(text: str) -> str:

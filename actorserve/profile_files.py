@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorserve.core.timing.profile import Curve, Link, Profile
-from actorserve.errors import ProfileError
+from actorserve.errors import NOT_TOML, ProfileError
 
 _MAX_SECONDS = 3600.0  # a longer iteration is surely a wrong unit
 _MAX_COUNT = 1e9  # of tokens or requests
@@ -56,7 +56,7 @@ def parse_profile(text: str, place: str) -> Profile:
     """``place`` names the text in errors. Raises: ProfileError, in one line."""
     try:
         values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # not TOML, a number of thousands of digits, or thousands of brackets
+    except NOT_TOML as error:
         raise ProfileError(f"{place}: not TOML: {error}") from None
     top = _Table(values, place, "")
     prefill, decode = top.table("prefill"), top.table("decode")

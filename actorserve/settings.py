@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from actorserve.errors import SettingsError
+from actorserve.errors import NOT_TOML, SettingsError
 from actorserve.nearest import unknown
 from actorserve.options import (
     MAX_S,
@@ -282,7 +282,7 @@ def load_settings(file: Path | None, overrides: dict[str, dict[str, Any]] | None
     if file is not None:
         try:
             values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, *NOT_TOML) as error:
             raise SettingsError(f"cannot read settings from {file}: {error}") from None
     for section, names in (overrides or {}).items():
         given = {name: value for name, value in names.items() if value is not None}

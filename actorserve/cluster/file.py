@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from actorserve.cluster.mistakes import CONSOLE_PORT, COORDINATOR_PORT, KV_PORT, mistakes_among_hosts
 from actorserve.cluster.words import check_address, check_id, check_key, check_name, check_reachable
-from actorserve.errors import SettingsError
+from actorserve.errors import NOT_TOML, SettingsError
 from actorserve.nearest import unknown
 from actorserve.options import MAX_WORKERS
 from actorserve.settings import MAX_GATEWAYS
@@ -85,7 +85,7 @@ def parse_cluster(text: str, file: Path) -> ClusterFile:
     """What ``text``, which was read from ``file``, says. Raises: SettingsError, as ``read_cluster_file``."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except NOT_TOML as error:
         raise SettingsError(f"cannot read the cluster's file {file}: {error}") from None
     found, problems = None, []
     try:

@@ -10,7 +10,8 @@ from actorserve.cluster.conflicts import conflicts
 from actorserve.cluster.file import DEFAULT_CLUSTER_FILE, ClusterFile, read_cluster_file
 from actorserve.cluster.keys import public_keys
 from actorserve.cluster.resolving import unresolvable
-from actorserve.errors import SettingsError
+from actorserve.errors import NOT_TOML, SettingsError
+from actorserve.logs import one_line
 from actorserve.programs.keys import host_key_file
 from actorserve.settings import Settings, load_settings
 from actorserve.wire.curve.key_files import read_key_file
@@ -43,7 +44,7 @@ def check_files(files: Sequence[Path], out: TextIO, key_file: Path | None = None
     for file, found in settings.items():
         problems[file] += [problem for cluster in clusters for problem in conflicts(found, cluster)]
     for file, lines in problems.items():
-        out.writelines(f"{file}: {' '.join(line.split())}\n" for line in lines or ["ok"])
+        out.writelines(f"{file}: {one_line(line)}\n" for line in lines or ["ok"])
     return not any(problems.values())
 
 
@@ -76,5 +77,5 @@ def _is_cluster_file(file: Path) -> bool:
     """Whether a file has names at the top that only a cluster's file has. A file that is no TOML has none."""
     try:
         return bool(_CLUSTER_WORDS & tomllib.loads(file.read_text(encoding="utf-8")).keys())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, *NOT_TOML):
         return False

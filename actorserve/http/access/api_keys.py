@@ -16,7 +16,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from actorserve.errors import SettingsError
+from actorserve.errors import NOT_TOML, SettingsError
 
 _HASH_OF_NOTHING = hashlib.sha256(b"").digest()
 
@@ -146,7 +146,7 @@ def read_api_keys(file: Path) -> ApiKeys:
             values = tomllib.load(opened)
     except OSError as error:
         raise SettingsError(f"cannot read API keys from {file}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except NOT_TOML as error:
         line = f": {error}" if isinstance(error, tomllib.TOMLDecodeError) else ""
         raise SettingsError(f"the API keys in {file} are not valid TOML{line}") from None
     try:
