@@ -253,6 +253,9 @@ class LogSettings(_Section):
         description="least level of the events that are logged; info: a line for every request; debug: also one for "
         "each message between processes about a request",
     )
+    trace_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = Field(
+        None, description="URL of an OpenTelemetry collector (OTLP over HTTP) for spans of requests; default: no spans"
+    )
 
 
 class Settings(_Section):

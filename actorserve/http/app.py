@@ -22,6 +22,7 @@ from actorserve.http.access.key_limits import KeyLimits
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.request_id import RequestId
 from actorserve.http.access.request_log import RequestLog
+from actorserve.http.access.tracing import Tracing
 from actorserve.http.answers.answers import Answers
 from actorserve.http.anthropic.endpoints import MESSAGES_PATH, AnthropicEndpoints
 from actorserve.http.anthropic.errors import error_form
@@ -67,6 +68,7 @@ def create_app(
     counts: HostCounts | None = None,
     open_requests: OpenRequests | None = None,
     host_requests: HostRequests | None = None,
+    tracing: Tracing | None = None,
     clock: Callable[[], float] = time.monotonic,
     is_stopping: Callable[[], bool] = lambda: False,
 ) -> ASGIApp:
@@ -75,7 +77,7 @@ def create_app(
 
     Clients may also call the model by its ``aliases``. The parsers find tool calls and thoughts in its text.
     ``counts``, ``open_requests`` and ``host_requests`` are shared with the other gateways of the host; by default there
-    are none.
+    are none. ``tracing`` makes spans of the requests.
 
     Without a ``template`` chats are refused. With ``api_keys`` every route except ``/health``, ``/ready``, ``/ping``
     and the dashboard's files needs one of them.
@@ -130,7 +132,7 @@ def create_app(
     )
     with_forms = errors.ErrorForms(from_here, {MESSAGES_PATH: error_form})
     counted = AnswerCounts(with_forms, metrics.count_answer)
-    return DiscardUnreadBody(RequestId(RequestLog(counted, clock)))
+    return DiscardUnreadBody(RequestId(RequestLog(counted, clock, tracing)))
 
 
 class _NoResponse(Response):

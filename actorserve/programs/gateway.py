@@ -18,6 +18,7 @@ from actorserve.errors import ActorserveError
 from actorserve.http.access.api_keys import read_api_keys
 from actorserve.http.access.open_requests import OpenRequests
 from actorserve.http.access.tls import read_tls
+from actorserve.http.access.tracing import open_tracing
 from actorserve.http.app import create_app
 from actorserve.http.chat.template import ChatTemplate
 from actorserve.http.dashboard.host_requests import FOLDER as DASHBOARD, HostRequests
@@ -68,6 +69,7 @@ async def _run(child: Child) -> None:
     http = settings.http
     keys = None if http.api_keys_file is None else read_api_keys(http.api_keys_file)
     tls = read_tls(http.tls_cert_file, http.tls_key_file)
+    tracing = open_tracing(settings.log.trace_endpoint, child.name)
     child.status.loading("reading the tokenizer")
     description = describe(Path(settings.model.path), settings.model.load_format)
     tokenizer = load_tokenizer(description)
@@ -92,6 +94,7 @@ async def _run(child: Child) -> None:
         counts=HostCounts(child.runtime_dir / COUNTS, child.file_name),
         open_requests=OpenRequests(HostCounts(child.runtime_dir / OPEN_COUNTS, child.file_name, keeps=False)),
         host_requests=HostRequests(child.runtime_dir / DASHBOARD, child.file_name),
+        tracing=tracing,
         is_stopping=ending.is_set,
     )
     if keys is not None:
@@ -127,6 +130,8 @@ async def _run(child: Child) -> None:
         )
         reporting.cancel()
         actor.stop()
+    if tracing is not None:
+        tracing.close()
     if actor.num_given_up:
         raise DrainError(f"{actor.num_given_up} request(s) could not be finished in {drain_timeout_s:g} s")
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actorserve import logs
 from actorserve.http.access.request_id import request_id_of
+from actorserve.http.access.tracing import Tracing
 from actorserve.http.record import Measured, Record, record_of
 
 _log: Final = logging.getLogger("actorserve.requests")
@@ -22,11 +23,14 @@ _QUIET_ROUTES: Final = ("/health", "/ready", "/ping", "/metrics", "/dashboard", 
 
 
 class RequestLog:
-    """ASGI middleware: logs a line when a request has ended. ``clock`` gives seconds that never decrease."""
+    """ASGI middleware: logs a line when a request has ended, and has ``tracing`` make its spans. ``clock`` gives
+    seconds that never decrease.
+    """
 
-    def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
+    def __init__(self, app: ASGIApp, clock: Callable[[], float], tracing: Tracing | None = None) -> None:
         self._app = app
         self._clock = clock
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,7 +50,10 @@ class RequestLog:
         try:
             await self._app(scope, receive, noting_send)
         finally:
-            self._log(scope, record, self._clock() - began_s)
+            ended_s = self._clock()
+            self._log(scope, record, ended_s - began_s)
+            if self._tracing is not None and (route := _route_of(scope)) not in _QUIET_ROUTES:
+                self._tracing.ended(scope, route, record, began_s, ended_s)
 
     def _log(self, scope: Scope, record: Record, e2e_s: float) -> None:
         route = _route_of(scope)

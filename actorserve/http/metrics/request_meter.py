@@ -164,8 +164,9 @@ class RequestMetrics:
 class RequestMeter:
     """One request's times and counts. The first call of ``ended`` or ``released`` ends the request.
 
-    ``queued_s`` passed before its first iteration, ``prefill_s`` from there to its first token, and ``decode_s`` from
-    there to its last one; all are 0 without a token. ``ttft_s`` is None without a token. ``workers`` made its tokens.
+    It began at ``begun_s`` on the clock. ``queued_s`` passed before its first iteration, ``prefill_s`` from there to its
+    first token, and ``decode_s`` from there to its last one; all are 0 without a token. ``ttft_s`` is None without a
+    token. ``workers`` made its tokens.
     """
 
     def __init__(
@@ -190,8 +191,8 @@ class RequestMeter:
         self._metrics = metrics
         self._key = key
         self._clock = clock
-        self._begun_s = clock()
-        self._previous_s = self._begun_s
+        self.begun_s: Final = clock()
+        self._previous_s = self.begun_s
         if key is not None:
             key.prompt_tokens.inc(num_prompt_tokens)
 
@@ -201,13 +202,13 @@ class RequestMeter:
 
     @property
     def decode_s(self) -> float:
-        return 0.0 if self.ttft_s is None else self._previous_s - self._begun_s - self.ttft_s
+        return 0.0 if self.ttft_s is None else self._previous_s - self.begun_s - self.ttft_s
 
     def delivered(self, effect: Deliver) -> None:
         """Tokens have just come."""
         now, metrics, num_tokens = self._clock(), self._metrics, len(effect.token_ids)
         if self.ttft_s is None:
-            self.ttft_s = now - self._begun_s
+            self.ttft_s = now - self.begun_s
             self.queued_s = min(effect.queued_s, self.ttft_s)
             self.num_cached_tokens = effect.num_cached_tokens
             metrics.time_to_first_token.observe(self.ttft_s)
@@ -228,7 +229,7 @@ class RequestMeter:
         if self.reason is not None:
             return
         self.reason = reason
-        self.e2e_s = self._clock() - self._begun_s
+        self.e2e_s = self._clock() - self.begun_s
         metrics = self._metrics
         metrics.e2e_latency.observe(self.e2e_s)
         self._families.count_end(self.model, reason)

@@ -48,8 +48,8 @@ class Point:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=counts, default=(8, 100), metavar="N,N", help="numbers of workers (8,100)")
-    parser.add_argument("--per-worker", type=count, default=8, help="open requests of each worker (%(default)s)")
+    parser.add_argument("--workers", type=counts, default=(8, 64), metavar="N,N", help="numbers of workers (8,64)")
+    parser.add_argument("--per-worker", type=count, default=4, help="open requests of each worker (%(default)s)")
     parser.add_argument("--pages", type=counts, default=(1, 10), metavar="N,N", help="numbers of open pages (1,10)")
     parser.add_argument("--rounds", type=count, default=5, help="rounds, each without and with pages (%(default)s)")
     parser.add_argument("--seconds", type=positive, default=5.0, help="length of a window (%(default)s)")
