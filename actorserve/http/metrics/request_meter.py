@@ -164,9 +164,9 @@ class RequestMetrics:
 class RequestMeter:
     """One request's times and counts. The first call of ``ended`` or ``released`` ends the request.
 
-    It began at ``begun_s`` on the clock. ``queued_s`` passed before its first iteration, ``prefill_s`` from there to its
-    first token, and ``decode_s`` from there to its last one; all are 0 without a token. ``ttft_s`` is None without a
-    token. ``workers`` made its tokens.
+    It began at ``begun_s`` on the clock. ``queued_s`` passed before its first iteration, ``prefill_s`` from there to
+    its first token, and ``decode_s`` from there to its last one; all are 0 without a token. ``ttft_s`` is None without
+    a token. ``workers`` made its tokens.
     """
 
     def __init__(
