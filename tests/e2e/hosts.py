@@ -20,8 +20,9 @@ NUM_KV_PORTS = 2  # of each host
 
 
 def free_ports(count: int, addresses: list[str]) -> int:
-    """The first of ``count`` ports in a row that are free on all addresses. The kernel gives them to no other socket,
-    because they lie below those that it chooses itself (``ip_local_port_range``).
+    """The first of ``count`` ports in a row that are free on all addresses.
+
+    They lie below the ports that the kernel chooses itself (``ip_local_port_range``), so that it gives them to nobody.
     """
     while True:
         first = random.randrange(10_000, 32_000)

@@ -49,13 +49,8 @@ DRAINED = ("emptying", "empty")
 def hosts(tmp_path: Path, default_model_path: Path) -> Iterator[Hosts]:
     with hosts_running(tmp_path, CONFIG.format(model=default_model_path), SHARES, program=("actorserve",)) as hosts:
         for name in ("alpha", "beta"):
-            url = hosts.hosts[name].url
-            wait_until(partial(_has_all_workers, url), "all workers", DEADLINE_S)
+            wait_until(partial(has_all_workers, hosts.hosts[name].url), "all workers", DEADLINE_S)
         yield hosts
-
-
-def _has_all_workers(url: str) -> bool:
-    return num_instances(url) == NUM_WORKERS
 
 
 async def _begin(server: Server, stack: AsyncExitStack) -> AsyncIterator[str]:
@@ -68,9 +63,9 @@ async def _begin(server: Server, stack: AsyncExitStack) -> AsyncIterator[str]:
     return lines
 
 
-def num_instances(url: str) -> int:
-    """How many workers a gateway knows."""
-    return int(httpx.get(f"{url}/ready").json().get("instances", 0))
+def has_all_workers(url: str) -> bool:
+    """Whether a gateway knows all workers."""
+    return bool(httpx.get(f"{url}/ready").json().get("instances") == NUM_WORKERS)
 
 
 class Upgrade:

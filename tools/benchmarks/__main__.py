@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "coordinator": ("cluster.coordinator", "requests per second that the coordinator places, with many workers"),
     "top": ("cluster.top", "what the console's live view of a thousand workers costs the coordinator"),
     "failover": ("cluster.failover", "how soon another coordinator places requests when one is killed under streams"),
+    "rolling": ("rolling.rolling", "what clients see while each process of a server is restarted in turn"),
     "gateway": ("gateway.streams", "events/s that a gateway streams, compared with hypercorn and starlette alone"),
     "dashboard": ("gateway.dashboard", "what open pages of the dashboard cost the gateway"),
     "clients": ("gateway.clients", "what idle, unread and refused clients cost others; memory of an idle stream"),

@@ -1,0 +1,1 @@
+"""Servers that serve while their processes are restarted."""
