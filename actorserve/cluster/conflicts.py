@@ -25,7 +25,7 @@ def _port(port: int, cluster: ClusterFile) -> Iterator[str]:
             continue
         if port == cluster.coordinator_port and host in cluster.coordinator_hosts:
             yield f"http.port is {port}, which is the coordinator's port on host {host.name}"
-        if port == cluster.console_port and host is cluster.coordinator_host:
+        if port == cluster.console_port and host in cluster.coordinator_hosts:
             yield f"http.port is {port}, which is the port of consoles on host {host.name}"
         if cluster.kv_port <= port < cluster.kv_port + host.workers:
             yield f"http.port is {port}, which is a port of KV on host {host.name}"

@@ -116,9 +116,9 @@ class HostNetwork:
         return Place(f"tcp://{_in_url(listening_address(self._host))}:{port}", self._host.address)
 
 
-def console_address(cluster: ClusterFile) -> str:
-    """Where an operator on another host reaches the coordinator."""
-    return f"tcp://{_in_url(cluster.coordinator_host.address)}:{cluster.console_port}"
+def console_addresses(cluster: ClusterFile) -> dict[str, str]:
+    """Host -> where an operator on another host reaches its coordinator, in the coordinators' order."""
+    return {host.name: f"tcp://{_in_url(host.address)}:{cluster.console_port}" for host in cluster.coordinator_hosts}
 
 
 def _in_url(host: str) -> str:

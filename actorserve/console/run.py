@@ -85,7 +85,7 @@ class Runner:
         return Exit.DONE if answer.outcome is Outcome.DONE else Exit.REFUSED
 
     def _print_table(self, command: Command, answer: Answer) -> None:
-        if answer.outcome is Outcome.REFUSED:
+        if answer.outcome is not Outcome.DONE:
             self.say(f"refused: {answer.text}")
         elif answer.text:
             self._console.print(plain(answer.text), markup=False)

@@ -46,7 +46,7 @@ class Session:
         answer = self.read("workers", target)
         if answer is None:
             return None
-        if answer.outcome is Outcome.REFUSED:
+        if answer.outcome is not Outcome.DONE:
             return {}
         return {row["worker"]: (row["state"], row["incarnation"]) for row in as_objects(answer)}
 

@@ -3,10 +3,12 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
 
 from actorserve.cluster.file import read_cluster_file
-from actorserve.cluster.network import console_address
+from actorserve.cluster.network import console_addresses
 from actorserve.console.arguments import console_parser
+from actorserve.console.coordinators import Coordinators
 from actorserve.console.find import NoServerError, find_address
 from actorserve.console.outcome import Exit
 from actorserve.console.run import Runner
@@ -24,46 +26,48 @@ def main(arguments: Sequence[str]) -> int:
     """
     parsed = console_parser().parse_args(arguments)
     try:
-        address, keys = _server(parsed)
+        servers = _servers(parsed)
     except NoServerError as error:
         print(f"actorserve console: {error}", file=sys.stderr)
         return Exit.TIMEOUT
-    client = ConsoleClient(address, keys)
-    try:
-        runner = Runner(Session(client, parsed.timeout), _confirm if sys.stdin.isatty() else None)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(closing(ConsoleClient(address, keys))) for address, keys in servers]
+        stack.enter_context(suppress(KeyboardInterrupt))
+        asker = clients[0] if len(clients) == 1 else Coordinators(clients)
+        runner = Runner(Session(asker, parsed.timeout), _confirm if sys.stdin.isatty() else None)
         if parsed.verb is not None:
             return runner.run(parsed)
         from actorserve.console.prompt import read_lines  # prompt_toolkit takes long to load
 
         return read_lines(runner)
-    except KeyboardInterrupt:
-        return Exit.DONE
-    finally:
-        client.close()
+    return Exit.DONE
 
 
-def _server(parsed: argparse.Namespace) -> tuple[str, ConsoleKeys | None]:
-    """The server's address, and the keys for a server elsewhere.
+def _servers(parsed: argparse.Namespace) -> list[tuple[str, ConsoleKeys | None]]:
+    """The coordinators' addresses, and the keys for those elsewhere.
 
     Raises: NoServerError if no server is found on this host; SettingsError if a key is missing, or the cluster's file
     is wrong; TrustError if a key cannot be used.
     """
     if parsed.cluster is not None:
         cluster = read_cluster_file(parsed.cluster)
-        address, server_key = console_address(cluster), cluster.coordinator_host.public_key
-        if server_key is None:
-            raise SettingsError(f"{parsed.cluster}: host {cluster.coordinator_host.name} has no public_key")
-    elif parsed.connect is not None:
-        address, server_key = parsed.connect, parsed.server_key
-    else:
-        return find_address(parsed.runtime_dir), None
-    if not address.startswith("tcp://"):
-        return address, None
+        addresses = console_addresses(cluster)
+        keyless = [name for name in addresses if cluster.host(name).public_key is None]
+        if keyless:
+            raise SettingsError(f"{parsed.cluster}: host {keyless[0]} has no public_key")
+        return [(address, _keys(parsed, address, cluster.host(name).public_key)) for name, address in addresses.items()]
+    if parsed.connect is None:
+        return [(find_address(parsed.runtime_dir), None)]
+    is_elsewhere = parsed.connect.startswith("tcp://")
+    return [(parsed.connect, _keys(parsed, parsed.connect, parsed.server_key) if is_elsewhere else None)]
+
+
+def _keys(parsed: argparse.Namespace, address: str, server_key: str | None) -> ConsoleKeys:
     if parsed.key is None or server_key is None:
         raise SettingsError(f"{address} needs keys: --key and --server-key, or --key and --cluster")
     check_key(server_key, "the key of the server")
     own = read_key_file(parsed.key)
-    return address, ConsoleKeys(own.public_key, own.secret_key, server_key)
+    return ConsoleKeys(own.public_key, own.secret_key, server_key)
 
 
 def _confirm(question: str) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from actorserve.cluster.file import parse_cluster
-from actorserve.cluster.network import HostNetwork, LocalNetwork, Place, console_address
+from actorserve.cluster.network import HostNetwork, LocalNetwork, Place, console_addresses
 from actorserve.errors import SettingsError
 from actorserve.processes.child import Child
 from actorserve.processes.status import Reporter
@@ -50,7 +50,7 @@ def test_consoles_have_a_port_if_there_are_operators_or_viewers(tmp_path: Path) 
     text = f'{THREE_HOSTS}[viewers]\neve = "rq:rM>}}U?@Lns47E1%kR.o@n%FcmmsL/@{{H8]yf7"\n'
     cluster = parse_cluster(text.replace('id = "lab"', 'id = "lab"\nconsole_port = 7200'), tmp_path)
     assert HostNetwork(cluster, "alpha").console() == Place("tcp://127.0.0.1:7200", "127.0.0.1")
-    assert console_address(cluster) == "tcp://127.0.0.1:7200"
+    assert console_addresses(cluster)["alpha"] == "tcp://127.0.0.1:7200"
 
 
 def test_ipv6_addresses_stand_in_brackets(tmp_path: Path) -> None:

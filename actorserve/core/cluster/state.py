@@ -24,7 +24,7 @@ from actorserve.core.checkpoints.ring import CheckpointRing
 from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.digests import LoadDigests
 from actorserve.core.cluster.live_settings import LiveSettings
-from actorserve.core.cluster.operators import Operators, refused
+from actorserve.core.cluster.operators import Operators
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
 from actorserve.core.cluster.speeds import InstanceSpeeds
@@ -37,6 +37,7 @@ from actorserve.core.messages import (
     Command,
     LoadReport,
     Message,
+    Outcome,
     Peer,
     PeerDown,
     PeerUp,
@@ -192,7 +193,7 @@ class ClusterState:
         why = "no coordinator serves now"
         if standing_by.serving:
             why = f"this is a standby: {standing_by.serving} serves, in term {standing_by.term}"
-        return [Send(sender, refused(message, why))]
+        return [Send(sender, Answer(message.command_id, Outcome.STANDBY, why))]
 
     # --- instances come and report, and rounds -----------------------------------------------------------------------
 

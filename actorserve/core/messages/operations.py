@@ -14,6 +14,7 @@ class Outcome(StrEnum):
 
     DONE = "done"
     REFUSED = "refused"
+    STANDBY = "standby"  # the coordinator that was asked does not serve now
 
 
 @value
