@@ -160,7 +160,7 @@ def test_a_console_from_afar(hosts: Hosts, alpha: Server, tmp_path: Path, capsys
 
 
 def test_strangers_and_false_names_get_nothing_through(hosts: Hosts, alpha: Server) -> None:
-    """Who connects to the coordinator without a key, or as another host, is refused with a line, and joins nothing."""
+    """A process without a key, and one with another host's name, are refused with a line, and join nothing."""
     cluster = read_cluster_file(hosts.cluster_file)
     address = f"tcp://{cluster.coordinator_hosts[0].address}:{cluster.coordinator_port}"
     hello = encode(Hello(PROTOCOL_VERSION, Role.WORKER, "tcp://127.0.0.1:9", cluster_id="test"))

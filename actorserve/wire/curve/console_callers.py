@@ -19,7 +19,7 @@ _ROLES: Final = {HolderKind.OPERATOR: OperatorRole.OPERATOR, HolderKind.VIEWER: 
 
 
 class KeyCallers:
-    """Lets operators and viewers in whom ``trust`` knows, and judges each command by its key (``console.Callers``).
+    """Lets in the operators and viewers that ``trust`` knows, and judges each command by its key (``console.Callers``).
 
     ``counts`` has the refusals by reason. ``on_refusal`` gets a line for those that are logged.
     """
@@ -40,7 +40,7 @@ class KeyCallers:
         holder = self._trust.holder_of(user_id)
         role = None if holder is None else _ROLES.get(holder.kind)
         if role is None:
-            self._refusals.refuse(WRONG_PERSON, user_id, f"a command of {holder or 'nobody known'}")
+            self._refusals.refuse(WRONG_PERSON, user_id, f"a command of {holder or 'an unknown holder'}")
             return None
         return Caller(str(holder), role)
 

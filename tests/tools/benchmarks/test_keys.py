@@ -5,15 +5,18 @@ from pathlib import Path
 import pytest
 
 from tools.benchmarks.__main__ import main
-from tools.benchmarks.cluster.keys import table_of
+from tools.benchmarks.cluster.keys import Rate, table_of
 from tools.figures.figure import Figure
 from tools.figures.files import read_figures
 
 
 def test_a_ratio_is_one_of_the_same_round() -> None:
     """A machine that slows down between rounds changes the rates, and not the ratios."""
-    (row,) = table_of({"KV": {"without": [4.0, 2.0, 1.0], "with": [2.0, 1.0, 0.5]}}).rows
+    without = [Rate(4.0, 9.0), Rate(2.0, 9.0), Rate(1.0, 9.0)]
+    with_keys = [Rate(2.0, 3.0), Rate(1.0, 3.0), Rate(0.5, 3.0)]
+    (row,) = table_of({"KV": {"without": without, "with": with_keys}}).rows
     assert row.cells[2] == Figure(0.5, 0.5, 0.5, 3)
+    assert row.cells[3] == Figure(3.0 / 9.0, 3.0 / 9.0, 3.0 / 9.0, 3)
 
 
 @pytest.mark.e2e

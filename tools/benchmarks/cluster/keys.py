@@ -1,14 +1,16 @@
 """``tools/bench keys``: what encryption between hosts costs, on loopback.
 
 Each round measures everything without keys and with them, in turns that alternate, so that other load on the machine
-slows both alike. Ratios are those of the same round. Placements and tokens are messages between two processes that do
-nothing else, so a cluster, which also decides and computes, loses less.
+slows both alike. Ratios are those of the same round. The rates for a second of CPU time, of both processes together,
+depend less on other load. Placements and tokens are messages between two processes that do nothing else, so a cluster,
+which also decides and computes, loses less.
 """
 
 import argparse
 import asyncio
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import uvloop
 from rich.console import Console
@@ -46,8 +49,37 @@ _WINDOW = 64  # requests at once that wait for a placement
 _MESSAGES = 200  # of tokens, for each time that the gateway asks
 _TIMEOUT_S = 30.0
 
-Way = Callable[[], float]
-"""Measures once, and returns a rate: placements/s, tokens/s or GB/s."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Rate(NamedTuple):
+    """Placements, tokens or GB: in a second, and in a second of the CPU time of both processes."""
+
+    per_s: float
+    per_cpu_s: float
+
+
+Way = Callable[[], Rate]
+"""Measures once."""
+
+
+class _Clocks:
+    """Time and CPU time, of this process and another one, from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._began_s, self._began_cpu_s = time.perf_counter(), self._cpu_s()
+
+    @property
+    def passed_s(self) -> float:
+        return time.perf_counter() - self._began_s
+
+    def rate(self, num: float) -> Rate:
+        return Rate(num / self.passed_s, num / max(1 / _TICKS_PER_S, self._cpu_s() - self._began_cpu_s))
+
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return time.process_time() + (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,23 +116,23 @@ class _Messages:
         self._peer: Peer = COORDINATOR if role == "coordinator" else WORKER
         self._numbers = itertools.count()
 
-    def __call__(self) -> float:
+    def __call__(self) -> Rate:
         return uvloop.run(self._run())
 
-    async def _run(self) -> float:
+    async def _run(self) -> Rate:
         transport = ZmqTransport(GATEWAY, ANYWHERE, trust=Trust(HERE, KEYS) if self._keys == "with" else None)
         with _peer(self._role, self._keys, transport.address) as process:
             transport.connect(self._peer, await asyncio.to_thread(_line, process))
             try:
-                await self._measure(transport, 0.2)  # the connection's handshake, and caches
-                return await self._measure(transport, self._seconds)
+                await self._measure(transport, process.pid, 0.2)  # the connection's handshake, and caches
+                return await self._measure(transport, process.pid, self._seconds)
             finally:
                 transport.close()
 
-    async def _measure(self, transport: ZmqTransport, seconds: float) -> float:
+    async def _measure(self, transport: ZmqTransport, pid: int, seconds: float) -> Rate:
         """The rate until ``seconds`` are over. What is on its way then arrives before the end."""
-        done = asyncio.get_running_loop().create_future()
-        began_s = time.perf_counter()
+        done: asyncio.Future[Rate] = asyncio.get_running_loop().create_future()
+        clocks = _Clocks(pid)
         counted, missing = 0, 0
 
         def ask(message: Message, num_answers: int) -> None:
@@ -109,9 +141,9 @@ class _Messages:
             transport.send(self._peer, message)
 
         def ask_again() -> None:
-            if time.perf_counter() - began_s >= seconds:
+            if clocks.passed_s >= seconds:
                 if missing == 0 and not done.done():
-                    done.set_result(counted / (time.perf_counter() - began_s))
+                    done.set_result(clocks.rate(counted))
             elif self._role == "coordinator":
                 while missing < _WINDOW:
                     ask(Place(f"gateway-0-{next(self._numbers)}", 1, 500), 1)
@@ -128,7 +160,7 @@ class _Messages:
         transport.on_arrival(arrived)
         ask_again()
         try:
-            return float(await asyncio.wait_for(done, seconds + _TIMEOUT_S))
+            return await asyncio.wait_for(done, seconds + _TIMEOUT_S)
         except TimeoutError:
             raise BenchError("messages between the two processes got lost") from None
 
@@ -136,19 +168,21 @@ class _Messages:
 class _Reads:
     """Reads ``num_blocks`` blocks of KV from another process, as from another host."""
 
-    def __init__(self, transfer: KVTransfer, access: KVAccess, num_blocks: int, numbers: Iterator[int]) -> None:
-        self._transfer, self._access, self._numbers = transfer, access, numbers
+    def __init__(
+        self, transfer: KVTransfer, access: KVAccess, pid: int, num_blocks: int, numbers: Iterator[int]
+    ) -> None:
+        self._transfer, self._access, self._pid, self._numbers = transfer, access, pid, numbers
         self._blocks = tuple(range(num_blocks))
 
-    def __call__(self) -> float:
+    def __call__(self) -> Rate:
         transfer_id = TransferId(TransferKind.MIGRATION, next(self._numbers))
         ticket = make_ticket(KEY, transfer_id, 0, self._blocks, on_host=False)
-        began_s = time.perf_counter()
+        clocks = _Clocks(self._pid)
         self._transfer.fetch(Fetch(1, WORKER, self._access, ticket, 0, self._blocks, is_urgent=False))
-        return len(self._blocks) * _PIECES * _PIECE_BYTES / (time.perf_counter() - began_s) / 1e9
+        return clocks.rate(len(self._blocks) * _PIECES * _PIECE_BYTES / 1e9)
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[Rate]]]:
     """The rates of each round, by what was measured, ``without`` and ``with`` keys. Raises: BenchError."""
     num_blocks = max(1, arguments.mib * 2**20 // (_PIECES * _PIECE_BYTES))
     numbers = itertools.count(1)
@@ -164,8 +198,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             trust = Trust(HERE, KEYS) if keys == "with" else None
             transfer = KVTransfer(pools, f"ipc://{folder}/{keys}", b"not used", trust=trust)
             stack.callback(transfer.close)
-            ways[KV][keys] = _Reads(transfer, access, num_blocks, numbers)
-        rates: dict[str, dict[str, list[float]]] = {what: {keys: [] for keys in ways[what]} for what in ways}
+            ways[KV][keys] = _Reads(transfer, access, source.pid, num_blocks, numbers)
+        rates: dict[str, dict[str, list[Rate]]] = {what: {keys: [] for keys in ways[what]} for what in ways}
         for number in range(arguments.rounds + 1):
             for what, both in ways.items():
                 for keys in sorted(both, reverse=bool(number % 2)):
@@ -175,23 +209,27 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
         return rates
 
 
-def table_of(rates: dict[str, dict[str, list[float]]]) -> FigureTable:
+def table_of(rates: dict[str, dict[str, list[Rate]]]) -> FigureTable:
     units = {PLACEMENTS: "/s", TOKENS: "/s", KV: " GB/s"}
     rows = []
     for what, both in rates.items():
-        ratios = [with_keys / without for without, with_keys in zip(both["without"], both["with"], strict=True)]
-        cells = (Figure.of(both["without"]), Figure.of(both["with"]))
-        rows.append(Row(f"{what}{units[what]}", (*cells, Figure.of(ratios))))
-    return FigureTable(
-        TITLE, "what", (Column("without keys"), Column("with keys"), Column("ratio", "x", 2)), tuple(rows)
-    )
+        rounds = list(zip(both["without"], both["with"], strict=True))
+        cells = (
+            Figure.of([without.per_s for without, _ in rounds]),
+            Figure.of([with_keys.per_s for _, with_keys in rounds]),
+            Figure.of([with_keys.per_s / without.per_s for without, with_keys in rounds]),
+            Figure.of([with_keys.per_cpu_s / without.per_cpu_s for without, with_keys in rounds]),
+        )
+        rows.append(Row(f"{what}{units[what]}", cells))
+    ratios = Column("ratio", "x", 2), Column("ratio for the same CPU time", "x", 2)
+    return FigureTable(TITLE, "what", (Column("without keys"), Column("with keys"), *ratios), tuple(rows))
 
 
 def show(table: FigureTable, console: Console) -> None:
-    shown = Table("what", "without keys", "with keys", "ratio")
+    shown = Table("what", "without keys", "with keys", "ratio", "for the same CPU time")
     for row in table.rows:
-        without, with_keys, ratio = (cell.median for cell in row.cells if cell is not None)
-        shown.add_row(row.name, f"{without:,.3g}", f"{with_keys:,.3g}", f"{ratio:.2f}x")
+        without, with_keys, ratio, cpu_ratio = (cell.median for cell in row.cells if cell is not None)
+        shown.add_row(row.name, f"{without:,.3g}", f"{with_keys:,.3g}", f"{ratio:.2f}x", f"{cpu_ratio:.2f}x")
     print_table(console, shown)
     say(console, f"goal for placements and tokens: {GOAL}x")
 

@@ -1,6 +1,6 @@
 """The source's side of KV between hosts with keys: encrypted ZeroMQ sockets in place of ``data_server``'s streams.
 
-A connection serves one read after another. Each message is one frame, and CURVE guards each against changes:
+A connection serves one read after another. A message is one frame, which CURVE guards against changes:
 
     reader -> source   a request, as in ``frames``, or b"N" for the next chunk
     source -> reader   an answer, as in ``frames``; then a chunk for each b"N", block by block
