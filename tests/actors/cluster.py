@@ -40,7 +40,7 @@ def info_of(worker: str) -> WorkerInfo:
 
 
 def role_of(name: str) -> Role:
-    return Role.COORDINATOR if name == COORDINATOR_NAME else Role(name.split("-")[0])
+    return Role(name.rpartition("/")[2].split("-")[0])
 
 
 def address_of(name: str) -> str:
@@ -143,9 +143,10 @@ class Process:
 
 
 class Cluster:
-    """Processes by name; ``advance`` lets virtual time pass."""
+    """Processes by name; ``advance`` lets virtual time pass. ``coordinators``: their names, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, coordinators: Sequence[str] = (COORDINATOR_NAME,)) -> None:
+        self._coordinators = {name: address_of(name) for name in coordinators}
         self.now = 0.0
         self.hub = Hub()
         self.processes: dict[str, Process] = {}
@@ -157,7 +158,7 @@ class Cluster:
         hello = replace(Hello(PROTOCOL_VERSION, role, address_of(name)), **values)
         if role is Role.WORKER:
             hello = replace(hello, worker=info_of(name))
-        membership = Membership(transport, hello, COORDINATORS, TIMES)
+        membership = Membership(transport, hello, self._coordinators, TIMES)
         core = GreetingCore()
         recorder = EntryList()
         actor = ClusterActor(core, Node(transport, membership, lambda: self.now, recorder))

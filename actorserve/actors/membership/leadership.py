@@ -114,7 +114,9 @@ class FollowerSide:
         return changes
 
     def heartbeat(self, peer: Peer) -> Message:
-        return self._follower.testimony() if peer in self._coordinators else _HEARTBEAT
+        # Only a new Serving is news of a coordinator that is heard.
+        is_bereft = peer in self._coordinators and not self._follower.hears
+        return self._follower.testimony() if is_bereft else _HEARTBEAT
 
     def next_deadline(self) -> float:
         return self._follower.next_deadline()
@@ -252,6 +254,8 @@ class CoordinatorSide:
         if shown == self._shown:
             return []
         self._shown = shown
+        if other is not None:
+            _log.info("%s stands by: %s serves in term %d", self._links.me.name, other.name, shown.term)
         return [shown]
 
     def _say(self, peers: Iterable[Peer], now: float) -> None:

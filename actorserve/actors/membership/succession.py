@@ -94,11 +94,12 @@ class Follower:
     def tick(self, now: float, *, is_behind: bool) -> bool:
         """Whether to tell the coordinators that we are bereft. ``is_behind``: messages may be unread.
 
-        An interval counts once however late this is called, so that our own pauses count for nothing.
+        A pause of ours counts as one interval at most, but small delays do not add up.
         """
         if now < self._look_at:
             return False
-        self._look_at = now + self._within_s
+        late_s = now - self._look_at
+        self._look_at = now + self._within_s - (late_s if late_s < self._within_s else 0.0)
         if not is_behind:
             self._num_missed += 1
         if self._num_missed >= LIMIT:

@@ -47,6 +47,7 @@ _TAKEOVER_S: Final = 30.0
 _POLL_S: Final = 0.02
 _SETTLE_S: Final = 1.0  # after a takeover, for the first placement
 _FOLLOWS: Final = re.compile(r"gateway-0 follows (\S+) in term (\d+)")
+_STANDS_BY: Final = re.compile(r"coordinator stands by: (\S+) serves")
 _CONFIG: Final = """
 [http]
 port = {port}
@@ -107,6 +108,12 @@ class _Cluster:
         """The coordinator that the gateway follows, and its term; empty and 0 for none yet."""
         found = _FOLLOWS.findall(self.log.read_text(encoding="utf-8", errors="replace"))
         return (found[-1][0], int(found[-1][1])) if found else ("", 0)
+
+    def num_standbys(self, host: str) -> int:
+        """How often a coordinator on ``host`` has stood by; with one host, how often it began to serve."""
+        if not host:
+            return self.following()[1]
+        return len(_STANDS_BY.findall(self.log.with_name(f"{host}.log").read_text(encoding="utf-8", errors="replace")))
 
     def kill_coordinator(self) -> float:
         """kill -9 of the one that serves. Returns when. Raises: BenchError if it does not run."""
@@ -280,9 +287,12 @@ async def _measure(cluster: _Cluster, arguments: argparse.Namespace) -> tuple[_S
                 for _ in range(arguments.kills):
                     await asyncio.sleep(arguments.seconds)
                     before = cluster.following()
+                    host = before[0].rpartition("/")[0]
+                    num_standbys = cluster.num_standbys(host)
                     killed.append(cluster.kill_coordinator())
                     async with asyncio.timeout(_TAKEOVER_S):
-                        while cluster.following() == before:  # noqa: ASYNC110 - it waits for a line of a file
+                        # The next death comes when the killed coordinator could take over again.
+                        while cluster.following() == before or cluster.num_standbys(host) == num_standbys:  # noqa: ASYNC110
                             await asyncio.sleep(_POLL_S)
                     rest_s = killed[-1] + arguments.seconds - time.monotonic()
                     await asyncio.sleep(max(_SETTLE_S, rest_s))
