@@ -19,6 +19,7 @@ _FOLDER_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _MAX_LINKS: Final = 40
+_MAX_PLAIN_BYTES: Final = 16 * 2**20
 _ADVICE: Final = "set ACTORSERVE_CACHE to a folder of your own"
 
 
@@ -54,6 +55,21 @@ def check_file(file: Path) -> None:
     Its folder must be trusted.
     """
     _check_facts(file, file.lstat())
+
+
+def open_plain(file: Path) -> IO[bytes]:
+    """The file, to be read. Opening it never waits, because a running server that reads its keys again would stop.
+
+    Raises: OSError, also if it is a pipe or a device, or too large to be written by a person.
+    """
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    facts = os.fstat(descriptor)
+    if stat.S_ISREG(facts.st_mode) and facts.st_size <= _MAX_PLAIN_BYTES:
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EFBIG, f"it has more than {_MAX_PLAIN_BYTES >> 20} MiB", str(file))
+    raise OSError(errno.EINVAL, "it is not a plain file", str(file))
 
 
 def open_lock(file: Path) -> IO[bytes]:

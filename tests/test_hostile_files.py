@@ -1,5 +1,6 @@
 """Files of an operator that no editor wrote: whatever they hold, a command ends with one short printable line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from actorserve import logs
 from actorserve.cli import main
 from actorserve.errors import ActorserveError
 from actorserve.http.access.api_keys import read_api_keys
+from actorserve.http.access.tls import Tls
 
 CLUSTER = """
 id = "x"
@@ -76,6 +78,29 @@ def test_keys_that_are_no_toml_are_refused(name: str, tmp_path: Path) -> None:
     file.chmod(0o600)
     with pytest.raises(ActorserveError, match="not valid TOML"):
         read_api_keys(file)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge"])
+def test_keys_that_are_no_plain_file_are_refused_at_once(kind: str, tmp_path: Path) -> None:
+    """A gateway that reads its keys or its certificate again does not wait for a pipe, or read without an end."""
+    file = tmp_path / "keys.toml"
+    match kind:
+        case "pipe":
+            os.mkfifo(file, 0o600)
+        case "folder":
+            file.mkdir(mode=0o700)
+        case "device":
+            file.symlink_to("/dev/zero")
+        case _:
+            file.touch(mode=0o600)
+            os.truncate(file, 2**40)
+    with pytest.raises(ActorserveError, match=r"cannot read API keys from .*(plain file|MiB|directory)"):
+        read_api_keys(file)
+    plain = tmp_path / "plain.pem"
+    plain.touch(mode=0o600)
+    for certificate, key in ((file, plain), (plain, file)):
+        with pytest.raises(ActorserveError, match=r"cannot read .*(plain file|MiB|directory)"):
+            Tls(certificate, key)
 
 
 def test_a_line_is_printable_and_short() -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from actorserve.errors import NOT_TOML, SettingsError
+from actorserve.local_trust import open_plain
 
 _HASH_OF_NOTHING = hashlib.sha256(b"").digest()
 
@@ -137,7 +138,7 @@ def read_api_keys(file: Path) -> ApiKeys:
     users other than the file's owner may read or write it, or if its owner is neither this user nor root.
     """
     try:
-        with file.open("rb") as opened:
+        with open_plain(file) as opened:
             status = os.fstat(opened.fileno())
             if status.st_uid not in (0, os.geteuid()):
                 raise SettingsError(f"the file of API keys {file} must belong to this user or to root")

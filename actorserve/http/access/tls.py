@@ -5,6 +5,7 @@ import ssl
 from pathlib import Path
 
 from actorserve.errors import SettingsError
+from actorserve.local_trust import open_plain
 
 
 class Tls:
@@ -35,7 +36,7 @@ def _context(certificate_file: Path, key_file: Path) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        with key_file.open("rb") as opened:
+        with open_plain(certificate_file), open_plain(key_file) as opened:
             facts = os.fstat(opened.fileno())
             if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o037:
                 raise SettingsError(f"others may read or write the private key in {key_file}; chmod 600 it")
