@@ -48,10 +48,14 @@ class Hosts:
         *,
         keys: bool = False,
         program: tuple[str, ...] | None = None,
+        prefixes: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """Write the cluster's file and the hosts' key files; ``start`` starts hosts, with faults unless another
         ``program`` is given.
+
+        ``prefixes``: host -> the command that runs its program, such as one that enters a namespace.
         """
+        self._prefixes = prefixes or {}
         self.pairs = {name: make_key_pair() for name in shares if keys}
         for name, pair in self.pairs.items():
             write_key_file(self._key_file(folder, name), pair, Holder(HolderKind.HOST, name))
@@ -60,7 +64,7 @@ class Hosts:
         self._folder = folder
         self._config = config
         addresses = {name: f"127.0.0.{number}" for number, name in enumerate(shares, 1)}
-        first = free_ports(2 + NUM_KV_PORTS, list(addresses.values()))
+        first = free_ports(2 + NUM_KV_PORTS, [addresses[name] for name in shares if name not in self._prefixes])
         self.cluster_file = folder / "cluster.toml"
         self.cluster_file.write_text(
             f'id = "test"\ncoordinators = {json.dumps(list(shares)[:num_coordinators])}\n'
@@ -97,6 +101,7 @@ class Hosts:
             folder,
             self._config if config is None else config,
             program=program or self._program,
+            prefix=self._prefixes.get(name, ()),
             verb=(
                 *("host", name, "--cluster", str(cluster_file or self.cluster_file)),
                 *("--key", str(self._key_file(self._folder, name))),
@@ -136,9 +141,10 @@ def hosts_running(
     *,
     keys: bool = False,
     program: tuple[str, ...] | None = None,
+    prefixes: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Iterator[Hosts]:
     """Hosts that are ready. They are stopped at the end."""
-    hosts = Hosts(folder, config, shares, num_coordinators, keys=keys, program=program)
+    hosts = Hosts(folder, config, shares, num_coordinators, keys=keys, program=program, prefixes=prefixes)
     try:
         for name in shares:
             hosts.start(name)

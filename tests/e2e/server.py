@@ -39,13 +39,14 @@ class Server:
         *arguments: str,
         program: tuple[str, ...] = ("actorserve",),
         verb: tuple[str, ...] = ("serve", "--port", "0"),
+        prefix: tuple[str, ...] = (),
     ) -> None:
-        """``program``: the module to run, and its arguments before the verb."""
+        """``program``: the module to run, and its arguments before the verb. ``prefix``: a command that runs it."""
         self.journals = folder / "journals"
         config_file = folder / "actorserve.toml"
         config_file.write_text(config.replace("[cluster]", f'[cluster]\njournal_dir = "{self.journals}"'))
         self.log = folder / "stderr.log"
-        command = [sys.executable, "-P", "-m", *program, *verb, "--config", str(config_file)]
+        command = [*prefix, sys.executable, "-P", "-m", *program, *verb, "--config", str(config_file)]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self.stdout = folder / "stdout.log"
         with self.log.open("wb") as stderr, self.stdout.open("wb") as stdout:

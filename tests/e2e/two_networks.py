@@ -1,0 +1,92 @@
+"""Two hosts in two network namespaces: ``unshare --net python -m tests.e2e.two_networks FOLDER MODEL``."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.e2e.hosts import Hosts, hosts_running, metric_of_host, wait_busy
+from tests.e2e.link import Link
+from tests.e2e.operator import Console
+from tests.e2e.server import wait_until
+from tests.e2e.streams import Streams
+
+NUM_STREAMS = 6
+MAX_TOKENS = 150
+DELAY_S, LOSS = 0.005, 0.01
+SLOW_BYTES_PER_S = 250_000.0
+CUT_S = 4.0  # longer than death_after_s, so that both sides count the other as dead
+NUM_MOVES = 5
+DEADLINE_S = 120.0
+CONFIG = """
+[http]
+port = 0
+[cluster]
+heartbeat_s = 0.2
+death_after_s = 2.0
+load_report_s = 0.1
+retry_s = 0.3
+[model]
+path = "{model}"
+[workers]
+engine = "fake"
+kv_cache_bytes = 65536
+max_batch_requests = 16
+[migration]
+enabled = false  # tests.e2e.faults orders the migrations
+[supervision]
+max_restarts = 1000
+backoff_s = 0.1
+max_backoff_s = 0.1
+"""
+SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "workers = 2"}
+
+
+async def scenario(hosts: Hosts, link: Link) -> None:
+    """Streams over the link, while requests move, a host is drained, and the link is slow, cut and healed."""
+    alpha, console = hosts.hosts["alpha"], Console(hosts.runtime_dirs["alpha"])
+    await asyncio.to_thread(alpha.wait_workers, 3)
+    streams = Streams(alpha, NUM_STREAMS, MAX_TOKENS)
+    await streams.learn()
+    link.delay_s, link.loss = DELAY_S, LOSS
+    async with streams.running():
+        await asyncio.to_thread(wait_busy, alpha, "beta")
+
+        def num_moved() -> float:
+            return metric_of_host(alpha, "actorserve_migrations_total", "alpha")
+
+        least = num_moved() + NUM_MOVES
+        hosts.restless(True)
+        await asyncio.to_thread(wait_until, lambda: num_moved() >= least, "moves over the link", DEADLINE_S)
+        hosts.restless(False)
+
+        await console.ask("drain", "beta", "--wait", "--wait-s", str(DEADLINE_S / 3))
+        await console.ask("uncordon", "beta")
+        await asyncio.to_thread(wait_busy, alpha, "beta")
+
+        link.bytes_per_s = SLOW_BYTES_PER_S
+        done = streams.num_answers
+        await asyncio.to_thread(
+            wait_until, lambda: streams.num_answers >= done + NUM_STREAMS, "answers over a slow link", DEADLINE_S
+        )
+        link.bytes_per_s = None
+
+        link.is_cut = True
+        await asyncio.sleep(CUT_S)
+        link.is_cut = False
+        await asyncio.to_thread(alpha.wait_workers, 3)
+        await asyncio.to_thread(wait_busy, alpha, "beta")
+    assert link.num_lost > 0.002 * link.num_carried > 0.0
+
+
+def main() -> None:
+    folder, model = map(Path, sys.argv[1:])
+    link = Link()
+    try:
+        with hosts_running(folder, CONFIG.format(model=model), SHARES, prefixes={"beta": link.prefix}) as hosts:
+            asyncio.run(scenario(hosts, link))
+    finally:
+        link.close()
+
+
+if __name__ == "__main__":
+    main()
