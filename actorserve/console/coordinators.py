@@ -7,7 +7,6 @@ from typing import Final
 
 from actorserve.console.session import Asker
 from actorserve.core.messages import Answer, Command, Outcome
-from actorserve.core.operations.verbs import VERBS
 
 _ASK_AGAIN_S: Final = 0.1
 
@@ -15,8 +14,8 @@ _ASK_AGAIN_S: Final = 0.1
 class Coordinators:
     """Asks the coordinator that serves, and looks for it among ``askers``, first those that come first.
 
-    An act is sent only to a coordinator that has just answered a question, because one that was sent and not answered
-    may be done, and another coordinator would do it again.
+    A command is sent only to a coordinator that has just said that it serves, because an act that was sent and not
+    answered may be done, and another coordinator would do it again.
     """
 
     def __init__(self, askers: Iterable[Asker]) -> None:
@@ -29,8 +28,6 @@ class Coordinators:
     def ask(self, command: Command, timeout_s: float) -> Answer | None:
         """The answer of the coordinator that serves. Otherwise a standby's, which names it; None if none answers."""
         until_s = time.monotonic() + timeout_s
-        if not VERBS[command.verb].acts:
-            return self._find(command, until_s)
         found = self._find(Command(f"{command.command_id}?", "status"), until_s)
         if found is None or found.outcome is Outcome.STANDBY:
             return found

@@ -18,9 +18,11 @@ def standing_by() -> FakeServer:
     return FakeServer(status=standby, workers=standby, drain=standby)
 
 
-@pytest.mark.parametrize("verb", ["workers", "drain"])
+@pytest.mark.parametrize("verb", ["workers", "audit", "drain"])
 def test_the_coordinator_that_serves_answers(verb: str) -> None:
-    """A standby, and one that is gone, are passed over; the next command goes straight to the one that serves."""
+    """A standby, and one that is gone, are passed over; the next command goes straight to the one that serves. A
+    standby would answer some questions, such as about its own audit file, but is not asked.
+    """
     gone, other, serving = FakeServer(status=silent, workers=silent, drain=silent), standing_by(), FakeServer()
     coordinators = Coordinators([gone, other, serving])
     answer = coordinators.ask(Command("1", verb, ("alpha",)), LONG_S)
@@ -51,7 +53,7 @@ def test_standbys_alone_say_so() -> None:
 def test_a_takeover_is_waited_for() -> None:
     """A coordinator that begins to serve within the time is found."""
     waits = FakeServer()
-    waits.answers["workers"] = lambda command: (
+    waits.answers["status"] = lambda command: (
         standby(command) if len(waits.asked) < 3 else Answer(command.command_id, Outcome.DONE)
     )
     answer = Coordinators([waits, standing_by()]).ask(Command("1", "workers"), LONG_S)
