@@ -79,7 +79,7 @@ def test_a_standby_names_the_one_that_serves() -> None:
     """An operator's command is refused in one line, which names the coordinator to ask."""
     coordinator = _stood_by()
     answer = _ask(coordinator, "status", now=2.0)
-    assert (answer.outcome, answer.text) == (Outcome.REFUSED, f"this is a standby: {OTHER} serves, in term 11")
+    assert (answer.outcome, answer.text) == (Outcome.STANDBY, f"this is a standby: {OTHER} serves, in term 11")
     coordinator.handle(StandBy(0, ""), 0.0)
     assert _ask(coordinator, "drain", "x", command_id="2").text == "no coordinator serves now"
 
