@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from actorserve.http.access.api_keys import ApiKeys, read_api_keys
 from actorserve.http.dashboard import endpoints
 from actorserve.http.dashboard.endpoints import FILE_PATHS
 from tests.http.fakes import DEADLINE_S, app_for, client_for, says, serving
+from tests.sources import ROOT
 
 EVENTS = "/dashboard/events"
 
@@ -112,3 +114,15 @@ async def test_so_many_pages_and_no_more(monkeypatch: pytest.MonkeyPatch) -> Non
         async with asyncio.timeout(DEADLINE_S):
             while (await first_event(url, {}))[0] != 200:
                 pass
+
+
+def test_an_installed_package_has_the_files() -> None:
+    """The project's package data covers every file of the page."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folder = Path(endpoints.__file__).parent
+    covered = {
+        file
+        for pattern in project["tool"]["setuptools"]["package-data"]["actorserve.http.dashboard"]
+        for file in folder.glob(pattern)
+    }
+    assert covered == set((folder / "page").iterdir())

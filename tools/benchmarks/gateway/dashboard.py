@@ -1,7 +1,7 @@
 """``tools/bench dashboard``: what open pages of ``/dashboard`` cost the gateway that serves them.
 
 The gateway is the real process, and another process stands for its workers, whose requests get a token a second. The
-cost is the CPU time that the gateway takes more than in the windows without pages.
+gateway's CPU time is taken in turn without and with pages.
 """
 
 import argparse
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from selectors import EVENT_READ, DefaultSelector
-from statistics import median
 from typing import Final
 
 from rich.console import Console
@@ -141,7 +140,7 @@ def _share(process_id: int, seconds: float) -> float:
 
 def table_of(points: Sequence[Point]) -> FigureTable:
     columns = (
-        Column("the gateway's core that the pages take", "%", 2),
+        Column("the gateway's core with pages", "%", 2),
         Column("the gateway's core without pages", "%", 2),
         Column("a page gets", "KiB/s", 1),
     )
@@ -149,7 +148,7 @@ def table_of(points: Sequence[Point]) -> FigureTable:
         Row(
             f"{point.num_workers:,} workers, {point.num_requests:,} requests, {_pages_text(point.num_pages)}",
             (
-                Figure.of([100 * (share - median(point.idle_cpu)) for share in point.cpu]),
+                Figure.of([100 * share for share in point.cpu]),
                 Figure.of([100 * share for share in point.idle_cpu]),
                 Figure.of([num_bytes / 1024 for num_bytes in point.bytes_per_page_s]),
             ),
