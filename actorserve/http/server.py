@@ -45,6 +45,9 @@ _QUICK_BYTES = 16 * 1024
 """A connection with so little in its buffer does not wait: asyncio's limit is higher."""
 _ARRIVING_S = 0.1
 """How long connections that clients have begun may take to arrive, before the listener is closed."""
+_LAST_REQUEST_S = 0.5
+"""How long an open connection may take to bring another request when the server ends. The answer before it may have
+begun before the stop, and so did not ask the client to close the connection."""
 _CLOSE_TIMEOUT_S = 10.0
 """How long a client may take to read the rest of its last answer, before the connection is aborted."""
 _CONNECTION_TASKS = ("worker_serve.<locals>._server_callback", "_handle")  # hypercorn's names
@@ -99,9 +102,9 @@ async def serve(
     """Serve ``app`` on ``listener`` (from ``bind``; closed at the end) until ``shutdown()`` returns.
 
     Then it serves as before for ``lame_duck_s``, except that each answer asks its client to close the connection. Then
-    no new connection is accepted, idle ones are closed, and open answers may go on for ``drain_timeout_s``. After that
-    ``give_up()`` must end all answers, and connections that are still open a moment later are cancelled. If this call
-    is cancelled, all connections are cancelled.
+    no new connection is accepted, idle ones are closed after a moment, and open answers may go on for
+    ``drain_timeout_s``. After that ``give_up()`` must end all answers, and connections that are still open a moment
+    later are cancelled. If this call is cancelled, all connections are cancelled.
 
     With ``tls`` all connections are encrypted. A client that reads nothing of its answer for ``write_timeout_s`` loses
     its connection.
@@ -231,6 +234,12 @@ class _Connection(TCPServer):
         elif not (self._client_is_gone and isinstance(event, Updated)):
             await super().protocol_send(event)
 
+    async def _idle_timeout(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.context.terminated.wait(), self.config.keep_alive_timeout)
+            await asyncio.sleep(_LAST_REQUEST_S)
+        await asyncio.shield(self._initiate_server_close())
+
     async def _close(self) -> None:
         aborting = self.loop.call_later(_CLOSE_TIMEOUT_S, self.writer.transport.abort)
         try:
@@ -245,6 +254,21 @@ async def _stay_with_http1(_: hypercorn.protocol.h11.H11Protocol, __: object) ->
     Clients of this API do not need HTTP/2. Hypercorn's HTTP/2 connections are never idle, and it mishandles streams
     that are reset quickly.
     """
+
+
+async def _recycle(protocol: hypercorn.protocol.h11.H11Protocol) -> None:
+    """Keep the connection for another request, unless the answer said that it closes; also when the server ends.
+
+    Hypercorn closes it then at once, and so loses a request that its client is just sending.
+    """
+    await protocol._close_stream()
+    is_kept = protocol.connection.our_state is protocol.connection.their_state is h11.DONE
+    if is_kept:
+        protocol.connection.start_next_cycle()
+        protocol.response = None
+        protocol.scope = None
+    await protocol.can_read.set()
+    await protocol.send(Updated(idle=True) if is_kept else Closed())
 
 
 _create_stream = hypercorn.protocol.h11.H11Protocol._create_stream
@@ -269,6 +293,7 @@ def _adjust_hypercorn() -> None:
         (hypercorn.asyncio.run, "TCPServer", _Connection),
         (hypercorn.protocol.h11.H11Protocol, "_check_protocol", _stay_with_http1),
         (hypercorn.protocol.h11.H11Protocol, "_create_stream", _stay_with_requests),
+        (hypercorn.protocol.h11.H11Protocol, "_maybe_recycle", _recycle),
         (hypercorn.protocol.h11, "HTTPStream", DirectStream),
         (hypercorn.asyncio.tcp_server, "MAX_RECV", _READ_BYTES),
     ):

@@ -1,7 +1,9 @@
 """A server that was told to stop: what load balancers, open connections and new clients see, over real sockets."""
 
 import asyncio
+import json
 import socket
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -59,6 +61,38 @@ async def test_a_lame_duck_serves_and_says_that_it_stops() -> None:
         assert (await asking).text.endswith("data: [DONE]\n\n")
         for _, writer in (kept, idle):
             writer.close()
+
+
+async def until_refused(host: str, port: int) -> None:
+    """Wait until the server accepts no more connections."""
+    with suppress(ConnectionError):
+        while True:
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_client_may_ask_again_on_the_connection_of_a_stream_that_began_before_the_stop() -> None:
+    """Such a stream could not ask its client to close the connection, so the next request on it is answered."""
+    service, stop = ScriptedService(), asyncio.Event()
+    async with serving(app_for(service), DEADLINE_S, stop=stop) as (url, _):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        body = json.dumps(STREAM).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        request = await service.request()
+        request.feed([delivered("a")])
+        async with asyncio.timeout(DEADLINE_S):
+            assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
+            stop.set()
+            await until_refused(host, int(port))
+            request.feed(one_by_one("bc"))
+            await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        await asyncio.sleep(0.1)  # for a server that closes at once
+        assert b"connection: close\r\n" in await version(reader, writer)
+        assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+        writer.close()
 
 
 async def test_connections_that_have_arrived_are_answered() -> None:
