@@ -1,5 +1,6 @@
 """The server that gets the input: real processes with a fake engine, over ipc as ``serve`` or over tcp as ``host``."""
 
+import json
 import os
 import re
 import signal
@@ -177,13 +178,14 @@ class Server:
             raise BrokenServerError(f"died and was restarted: {', '.join(changed)}")
 
     def check_log(self) -> None:
-        """Raises: BrokenServerError for a traceback or an error among the lines since the last check."""
+        """Raises: BrokenServerError for a traceback, an error or a line that is cut or forged, since the last check."""
         with self.log.open("rb") as log:
             log.seek(self._log_read)
             text = log.read()
+        text = text[: text.rfind(b"\n") + 1]
         self._log_read += len(text)
         for line in text.decode(errors="replace").splitlines():
-            if _TROUBLE.search(line):
+            if _TROUBLE.search(line) or (line.startswith("{") and not _is_json(line)):
                 raise BrokenServerError(f"logged: {line[-1500:]}")
 
     def rss_bytes(self) -> dict[str, int]:
@@ -191,3 +193,11 @@ class Server:
 
     def log_bytes(self) -> int:
         return self.log.stat().st_size
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return line.isprintable()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.tools.benchmarks.run_bench import run_bench
 from tools.benchmarks.soak.chats import Chats, Outcomes
-from tools.benchmarks.soak.processes import Watch, unshared_bytes
+from tools.benchmarks.soak.processes import Watch, own_bytes
 from tools.figures.files import read_figures
 
 pytestmark = pytest.mark.serial
@@ -71,16 +71,16 @@ def test_memory_is_that_of_the_last_minute() -> None:
     assert watch.used_at("me", 95.0) == watch.used_at("me", 190.0) == 100
 
 
-def test_shared_memory_is_not_counted() -> None:
+def test_only_own_memory_is_counted() -> None:
     """Memory of the process's own counts, and memory that it may share with others does not."""
     size = 64 * 2**20
     grown = {}
     for flags in (mmap.MAP_SHARED, mmap.MAP_PRIVATE):
         with mmap.mmap(-1, size, flags=flags) as memory:
-            before = unshared_bytes(os.getpid())
+            before = own_bytes(os.getpid())
             for at in range(0, size, 4096):
                 memory[at] = 1
-            grown[flags] = unshared_bytes(os.getpid()) - before
+            grown[flags] = own_bytes(os.getpid()) - before
     assert grown[mmap.MAP_SHARED] < size // 10
     assert grown[mmap.MAP_PRIVATE] > size - size // 10
 

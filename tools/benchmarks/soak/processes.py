@@ -1,7 +1,7 @@
 """The processes of a running server by name, and their memory and CPU time over time.
 
-Memory is what the kernel counts for a process (RSS) without memory that processes share: the KV pools. Their size is
-set, and a worker maps another one's pool when the first request moves between them.
+Memory is a process's own (RssAnon): neither the KV pools, whose size is set and which a worker also maps of another
+worker once a request moves between them, nor the file of the weights, of which more pages are in memory over time.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ _EVERY_S: Final = 10.0
 _SMOOTHED: Final = 6  # samples in a figure, because memory goes up and down with the requests of the moment
 
 
-_UNSHARED: Final = re.compile(r"^Rss(?:Anon|File):\s+(\d+) kB", re.MULTILINE)
+_OWN: Final = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
-def unshared_bytes(process_id: int) -> int:
-    """The memory of a process without what it shares with others; 0 if it has ended."""
+def own_bytes(process_id: int) -> int:
+    """The memory of a process that neither a file nor another process has; 0 if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text(encoding="utf-8")
     except OSError:
         return 0
-    return 1024 * sum(int(kilobytes) for kilobytes in _UNSHARED.findall(status))
+    return 1024 * sum(int(kilobytes) for kilobytes in _OWN.findall(status))
 
 
 def process_ids(supervisor: int, names: tuple[str, ...]) -> dict[str, int]:
@@ -72,7 +72,7 @@ class Watch:
     def sample(self) -> None:
         self.times_s.append(time.monotonic() - self.began_s)
         for name, number in self.ids.items():
-            self.used_bytes[name].append(unshared_bytes(number))
+            self.used_bytes[name].append(own_bytes(number))
 
     def used_at(self, name: str, time_s: float) -> float:
         """The median of the last samples before ``time_s``, in bytes."""

@@ -26,7 +26,7 @@ from tools.benchmarks.soak.processes import Watch, process_ids
 from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.machine import machine_line, this_machine
 
-TITLE = "Memory under random chats, without the KV pools"
+TITLE = "Own memory under random chats"
 COUNTS_TITLE = "Random chats"
 _MIB: Final = 2**20
 _IDLE_TIMEOUT_S: Final = 30.0
