@@ -7,9 +7,11 @@ import pytest
 
 from actorserve import logs
 from actorserve.cli import main
+from actorserve.cluster.file import read_cluster_text
 from actorserve.errors import ActorserveError
 from actorserve.http.access.api_keys import read_api_keys
 from actorserve.http.access.tls import Tls
+from actorserve.wire.curve.key_files import read_key_file
 
 CLUSTER = """
 id = "x"
@@ -80,6 +82,16 @@ def test_keys_that_are_no_toml_are_refused(name: str, tmp_path: Path) -> None:
         read_api_keys(file)
 
 
+@pytest.mark.parametrize("name", NO_TOML)
+def test_secret_keys_that_are_no_toml_are_refused(name: str, tmp_path: Path) -> None:
+    """A file of a secret key, of which only the first bytes are read."""
+    file = tmp_path / "alpha.key"
+    file.write_bytes(NO_TOML[name])
+    file.chmod(0o600)
+    with pytest.raises(ActorserveError, match="is not a key file"):
+        read_key_file(file)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device", "huge"])
 def test_keys_that_are_no_plain_file_are_refused_at_once(kind: str, tmp_path: Path) -> None:
     """A gateway that reads its keys or its certificate again does not wait for a pipe, or read without an end."""
@@ -96,6 +108,8 @@ def test_keys_that_are_no_plain_file_are_refused_at_once(kind: str, tmp_path: Pa
             os.truncate(file, 2**40)
     with pytest.raises(ActorserveError, match=r"cannot read API keys from .*(plain file|MiB|directory)"):
         read_api_keys(file)
+    with pytest.raises(ActorserveError, match=r"cannot read the cluster's file .*(plain file|MiB|directory)"):
+        read_cluster_text(file)
     plain = tmp_path / "plain.pem"
     plain.touch(mode=0o600)
     for certificate, key in ((file, plain), (plain, file)):

@@ -71,7 +71,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.settings": ("actorserve.errors", "actorserve.options", "actorserve.nearest"),
     "actorserve.cluster": (
         *("actorserve.errors", "actorserve.options", "actorserve.nearest", "actorserve.settings"),
-        *("actorserve.core.messages", "actorserve.wire.trust"),
+        *("actorserve.core.messages", "actorserve.wire.trust", "actorserve.local_trust"),
     ),
     "actorserve.profile_files": ("actorserve.errors", "actorserve.core"),
     "actorserve.processes.child": BASE,

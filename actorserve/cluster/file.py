@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 from actorserve.cluster.mistakes import CONSOLE_PORT, COORDINATOR_PORT, KV_PORT, mistakes_among_hosts
 from actorserve.cluster.words import check_address, check_id, check_key, check_name, check_reachable
 from actorserve.errors import NOT_TOML, SettingsError
+from actorserve.local_trust import open_plain
 from actorserve.nearest import unknown
 from actorserve.options import MAX_WORKERS
 from actorserve.settings import MAX_GATEWAYS
@@ -76,7 +77,8 @@ def read_cluster_file(file: Path) -> ClusterFile:
 def read_cluster_text(file: Path) -> str:
     """The file's text. Raises: SettingsError."""
     try:
-        return file.read_text(encoding="utf-8")
+        with open_plain(file) as opened:
+            return opened.read().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"cannot read the cluster's file {file}: {error}") from None
 

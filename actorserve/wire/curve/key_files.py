@@ -8,6 +8,7 @@ from typing import Final
 
 import zmq
 
+from actorserve.errors import NOT_TOML
 from actorserve.wire.trust import Holder, KeyPair, TrustError, check_key
 
 _MODE: Final = 0o600
@@ -67,6 +68,6 @@ def read_key_file(file: Path) -> KeyPair:
     try:
         secret_key = tomllib.loads(content.decode("ascii"))["secret_key"]
         check_key(secret_key, "secret_key")
-    except (ValueError, KeyError, TypeError, TrustError):
+    except (*NOT_TOML, KeyError, TypeError, TrustError):
         raise TrustError(f"{file} is not a key file: `actorserve keys` makes one") from None
     return KeyPair(zmq.curve_public(secret_key.encode()).decode(), secret_key)
