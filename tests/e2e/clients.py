@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from collections.abc import Callable
 
 import httpx
 
@@ -77,3 +78,16 @@ class Clients:
                 if self.leaving and random.random() < 0.01:
                     return tokens, "left"
         raise AssertionError(f"stream {number}: it ended without a reason after {len(tokens)} tokens")
+
+
+async def under_load(server: Server, disturb: Callable[[], None]) -> int:
+    """Disturb the cluster while clients stream, and wait for their answers. Returns the number of answers."""
+    clients = Clients(server)
+    await clients.learn()
+    streaming = asyncio.create_task(clients.run())
+    try:
+        await asyncio.to_thread(disturb)
+    finally:
+        clients.stop()
+        await streaming
+    return clients.num_answers

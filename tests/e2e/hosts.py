@@ -17,6 +17,31 @@ from tests.e2e.server import Server, wait_until
 from tests.folders import make_runtime_folder
 
 NUM_KV_PORTS = 2  # of each host
+CONFIG = """
+[http]
+port = 0
+[cluster]
+heartbeat_s = 0.2
+death_after_s = 1.5
+load_report_s = 0.1
+retry_s = 0.3
+[model]
+path = "{model}"
+[workers]
+engine = "fake"
+kv_cache_bytes = 65536
+max_batch_requests = 16
+[supervision]
+max_restarts = 1000
+backoff_s = 0.1
+max_backoff_s = 0.1
+"""
+"""Settings of the hosts, but for the model's path."""
+
+NO_OWN_MOVES = """
+[migration]
+enabled = false  # tests.e2e.faults orders the migrations
+"""
 
 
 def free_ports(count: int, addresses: list[str]) -> int:

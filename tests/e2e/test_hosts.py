@@ -8,40 +8,20 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.clients import Clients
-from tests.e2e.hosts import Hosts, hosts_running, metric_of_host, wait_busy, wait_log
+from tests.e2e.clients import under_load
+from tests.e2e.hosts import CONFIG, NO_OWN_MOVES, Hosts, hosts_running, metric_of_host, wait_busy, wait_log
 from tests.e2e.kv_starts import kv_starts
 from tests.e2e.server import Server, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-CONFIG = """
-[http]
-port = 0
-[cluster]
-heartbeat_s = 0.2
-death_after_s = 1.5
-load_report_s = 0.1
-retry_s = 0.3
-[model]
-path = "{model}"
-[workers]
-engine = "fake"
-kv_cache_bytes = 65536
-[migration]
-enabled = false  # tests.e2e.faults orders the migrations
-[supervision]
-max_restarts = 1000
-backoff_s = 0.1
-max_backoff_s = 0.1
-"""
 SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "workers = 2"}
 
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -> Iterator[Hosts]:
     folder = tmp_path_factory.mktemp("hosts")
-    with hosts_running(folder, CONFIG.format(model=default_model_path), SHARES) as hosts:
+    with hosts_running(folder, (CONFIG + NO_OWN_MOVES).format(model=default_model_path), SHARES) as hosts:
         hosts.hosts["alpha"].wait_workers(3)
         yield hosts
 
@@ -52,19 +32,6 @@ def alpha(hosts: Hosts) -> Server:
     server = hosts.hosts["alpha"]
     server.wait_workers(3)
     return server
-
-
-async def _under_load(server: Server, disturb: Callable[[], None]) -> int:
-    """Disturb the cluster while clients stream, and wait for their answers. Returns the number of answers."""
-    clients = Clients(server)
-    await clients.learn()
-    streaming = asyncio.create_task(clients.run())
-    try:
-        await asyncio.to_thread(disturb)
-    finally:
-        clients.stop()
-        await streaming
-    return clients.num_answers
 
 
 def test_a_killed_host_costs_no_token(hosts: Hosts, alpha: Server) -> None:
@@ -85,7 +52,7 @@ def test_a_killed_host_costs_no_token(hosts: Hosts, alpha: Server) -> None:
         hosts.start("beta").wait_ready()
         alpha.wait_workers(3)
 
-    assert asyncio.run(_under_load(alpha, disturb)) > 0
+    assert asyncio.run(under_load(alpha, disturb)) > 0
     wait_until(lambda: alpha.metric("vllm:kv_cache_usage_perc") == 0.0, "all blocks free")
 
 
@@ -101,7 +68,7 @@ def test_requests_move_between_hosts_with_their_kv(hosts: Hosts, alpha: Server) 
         wait_until(lambda: num_moved() >= least, "moves to the other host", 60.0)
         hosts.restless(False)
 
-    asyncio.run(_under_load(alpha, disturb))
+    asyncio.run(under_load(alpha, disturb))
     beta = hosts.hosts["beta"]
     starts = [start for index in range(2) for start in kv_starts(beta.journal(f"beta/worker-{index}"))]
     assert sum(start.num_computed > 0 for start in starts) > 0.8 * len(starts) > 3
@@ -117,7 +84,7 @@ def test_a_host_that_ends_in_order_fails_no_request(hosts: Hosts, alpha: Server)
         hosts.start("beta").wait_ready()
         alpha.wait_workers(3)
 
-    assert asyncio.run(_under_load(alpha, disturb)) > 0
+    assert asyncio.run(under_load(alpha, disturb)) > 0
 
 
 def test_a_host_of_the_next_version_works_with_this_one(hosts: Hosts, alpha: Server) -> None:
@@ -135,7 +102,7 @@ def test_a_host_of_the_next_version_works_with_this_one(hosts: Hosts, alpha: Ser
         alpha.wait_workers(3)
         wait_busy(alpha, "beta")
 
-    assert asyncio.run(_under_load(alpha, disturb)) > 0
+    assert asyncio.run(under_load(alpha, disturb)) > 0
     assert "malformed" not in alpha.log.read_text() + hosts.hosts["beta"].log.read_text()
 
 
@@ -159,7 +126,7 @@ def test_a_host_with_another_model_is_refused(hosts: Hosts, alpha: Server, defau
     data = bytearray(default_model_path.read_bytes())
     data[-1] ^= 1
     other.write_bytes(data)
-    beta = hosts.start("beta", config=CONFIG.format(model=other))
+    beta = hosts.start("beta", config=(CONFIG + NO_OWN_MOVES).format(model=other))
     wait_log(alpha, "alpha/coordinator refuses beta/worker-0: its model has the digest")
     wait_log(beta, "beta/worker-0 refuses alpha/coordinator: its model has the digest")
     body = {"model": alpha.model, "prompt": "x", "max_tokens": 3}

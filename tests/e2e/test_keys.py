@@ -3,7 +3,7 @@
 import asyncio
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,33 +18,13 @@ from actorserve.wire.curve.key_files import make_key_pair, write_key_file
 from actorserve.wire.curve.sockets import connect_with_curve
 from actorserve.wire.envelope import ANY_INCARNATION, make_head
 from actorserve.wire.trust import Holder, HolderKind
-from tests.e2e.clients import Clients
-from tests.e2e.hosts import Hosts, hosts_running, metric_of_host, wait_busy, wait_log
+from tests.e2e.clients import under_load
+from tests.e2e.hosts import CONFIG, NO_OWN_MOVES, Hosts, hosts_running, metric_of_host, wait_busy, wait_log
 from tests.e2e.kv_starts import kv_starts
 from tests.e2e.server import Server, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-CONFIG = """
-[http]
-port = 0
-[cluster]
-heartbeat_s = 0.2
-death_after_s = 1.5
-load_report_s = 0.1
-retry_s = 0.3
-[model]
-path = "{model}"
-[workers]
-engine = "fake"
-kv_cache_bytes = 65536
-[migration]
-enabled = false  # tests.e2e.faults orders the migrations
-[supervision]
-max_restarts = 1000
-backoff_s = 0.1
-max_backoff_s = 0.1
-"""
 PEOPLE = {HolderKind.OPERATOR: ("ann", make_key_pair()), HolderKind.VIEWER: ("eve", make_key_pair())}
 SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "workers = 1"}
 
@@ -54,7 +34,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) ->
     folder = tmp_path_factory.mktemp("hosts")
     people = "".join(f'[{kind}s]\n{name} = "{pair.public_key}"\n' for kind, (name, pair) in PEOPLE.items())
     shares = {**SHARES, "beta": f"{SHARES['beta']}\n{people}"}
-    with hosts_running(folder, CONFIG.format(model=default_model_path), shares, keys=True) as hosts:
+    with hosts_running(folder, (CONFIG + NO_OWN_MOVES).format(model=default_model_path), shares, keys=True) as hosts:
         yield hosts
 
 
@@ -64,19 +44,6 @@ def alpha(hosts: Hosts) -> Server:
     server = hosts.hosts["alpha"]
     server.wait_workers(2)
     return server
-
-
-async def _under_load(server: Server, disturb: Callable[[], None]) -> int:
-    """Disturb the cluster while clients stream, and wait for their answers. Returns the number of answers."""
-    clients = Clients(server)
-    await clients.learn()
-    streaming = asyncio.create_task(clients.run())
-    try:
-        await asyncio.to_thread(disturb)
-    finally:
-        clients.stop()
-        await streaming
-    return clients.num_answers
 
 
 def test_requests_move_between_hosts_with_keys(hosts: Hosts, alpha: Server) -> None:
@@ -93,7 +60,7 @@ def test_requests_move_between_hosts_with_keys(hosts: Hosts, alpha: Server) -> N
         wait_until(lambda: num_moved() >= least, "moves to the other host", 60.0)
         hosts.restless(False)
 
-    asyncio.run(_under_load(alpha, disturb))
+    asyncio.run(under_load(alpha, disturb))
     starts = kv_starts(hosts.hosts["beta"].journal("beta/worker-0"))
     assert sum(start.num_computed > 0 for start in starts) > 0.8 * len(starts) > 3
 
@@ -123,7 +90,7 @@ def test_a_removed_host_is_out_while_streams_go_on(hosts: Hosts, alpha: Server) 
         alpha.wait_workers(2)
         wait_busy(alpha, "beta")
 
-    assert asyncio.run(_under_load(alpha, disturb)) > 0
+    assert asyncio.run(under_load(alpha, disturb)) > 0
     wait_until(lambda: alpha.metric("vllm:kv_cache_usage_perc") == 0.0, "all blocks free")
 
 

@@ -12,29 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.clients import Clients
-from tests.e2e.hosts import Hosts, hosts_running
+from tests.e2e.hosts import CONFIG, Hosts, hosts_running
 from tests.e2e.server import ROOT, Server, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-CONFIG = """
-[http]
-port = 0
-[cluster]
-heartbeat_s = 0.2
-death_after_s = 1.5
-load_report_s = 0.1
-retry_s = 0.3
-[model]
-path = "{model}"
-[workers]
-engine = "fake"
-kv_cache_bytes = 65536
-[supervision]
-max_restarts = 1000
-backoff_s = 0.1
-max_backoff_s = 0.1
-"""
 SHARES = {"alpha": "workers = 1", "beta": "workers = 1", "gamma": "gateways = 1\nworkers = 1"}
 COORDINATORS = ("alpha", "beta")
 

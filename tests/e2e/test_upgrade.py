@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.hosts import Hosts, hosts_running
+from tests.e2e.hosts import CONFIG, Hosts, hosts_running
 from tests.e2e.operator import DEADLINE_S, Console
 from tests.e2e.server import Server, wait_until
 from tests.e2e.streams import Streams
@@ -20,25 +20,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.model]
 NEXT = ("tests.e2e.next_version", "actorserve")
 NUM_STREAMS = 6
 MAX_TOKENS = 200
-CONFIG = """
-[http]
-port = 0
-[cluster]
-heartbeat_s = 0.2
-death_after_s = 1.5
-load_report_s = 0.1
-retry_s = 0.3
-[model]
-path = "{model}"
-[workers]
-engine = "fake"
-kv_cache_bytes = 65536
-max_batch_requests = 16
-[supervision]
-max_restarts = 1000
-backoff_s = 0.1
-max_backoff_s = 0.1
-"""
 SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "gateways = 1\nworkers = 1", "gamma": "workers = 2"}
 NUM_WORKERS = 4
 STOP_S = 60.0

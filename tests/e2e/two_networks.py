@@ -4,7 +4,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.e2e.hosts import Hosts, hosts_running, metric_of_host, wait_busy
+from tests.e2e.hosts import CONFIG, NO_OWN_MOVES, Hosts, hosts_running, metric_of_host, wait_busy
 from tests.e2e.link import Link
 from tests.e2e.operator import Console
 from tests.e2e.server import wait_until
@@ -17,27 +17,6 @@ SLOW_BYTES_PER_S = 250_000.0
 CUT_S = 4.0  # longer than death_after_s, so that both sides count the other as dead
 NUM_MOVES = 5
 DEADLINE_S = 120.0
-CONFIG = """
-[http]
-port = 0
-[cluster]
-heartbeat_s = 0.2
-death_after_s = 2.0
-load_report_s = 0.1
-retry_s = 0.3
-[model]
-path = "{model}"
-[workers]
-engine = "fake"
-kv_cache_bytes = 65536
-max_batch_requests = 16
-[migration]
-enabled = false  # tests.e2e.faults orders the migrations
-[supervision]
-max_restarts = 1000
-backoff_s = 0.1
-max_backoff_s = 0.1
-"""
 SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "workers = 2"}
 
 
@@ -82,7 +61,8 @@ def main() -> None:
     folder, model = map(Path, sys.argv[1:])
     link = Link()
     try:
-        with hosts_running(folder, CONFIG.format(model=model), SHARES, prefixes={"beta": link.prefix}) as hosts:
+        config = (CONFIG + NO_OWN_MOVES).replace("death_after_s = 1.5", "death_after_s = 2.0").format(model=model)
+        with hosts_running(folder, config, SHARES, prefixes={"beta": link.prefix}) as hosts:
             asyncio.run(scenario(hosts, link))
     finally:
         link.close()
