@@ -14,7 +14,7 @@ from tools.fuzzing.rounds import SHARES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-DEADLINE_S = 300.0
+DEADLINE_S = 600.0
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
@@ -41,13 +41,13 @@ def test_a_server_stands_hostile_input(over: str, tmp_path: Path, default_model_
     """No process ends or grows, and the requests beside it get their tokens, whatever every socket gets."""
     figures = tmp_path / "figures.json"
     model = ("--model", str(default_model_path))
-    done = fuzz(tmp_path, "--over", over, "--frames", "6000", "--json", str(figures), *model)
+    done = fuzz(tmp_path, "--over", over, "--frames", "2000", "--json", str(figures), *model)
     assert done.returncode == 0, done.stdout + done.stderr
     frames = read_figures(figures).tables[0]
     sent = {row.name: row.cells[0].median for row in frames.rows if row.cells[0] is not None}
     assert set(SHARES) < set(sent)
     assert min(sent[name] for name in SHARES) > 0
-    assert sent["all"] >= 6000
+    assert sent["all"] >= 2000
 
 
 def test_a_server_that_breaks_is_told(tmp_path: Path, default_model_path: Path) -> None:
