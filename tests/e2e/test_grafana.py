@@ -67,10 +67,11 @@ def shown(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) ->
             assert statuses == [*[200] * NUM_REQUESTS, 429]
             server.signal("worker-1", signal.SIGKILL)
 
-            def has_restarted() -> bool:
-                return "actorserve_restarts_total{" in client.get("/metrics").text
+            def is_complete() -> bool:
+                page = client.get("/metrics").text
+                return "actorserve_restarts_total{" in page and "vllm:kv_cache_usage_perc{" in page
 
-            wait_until(has_restarted, "a restart", 60.0)
+            wait_until(is_complete, "a restart, and loads of workers", 60.0)
             page = client.get("/metrics").text
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page):
