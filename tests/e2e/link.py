@@ -51,12 +51,13 @@ class Link:
         self.is_cut = False
         self.num_lost = 0
         self.num_carried = 0
-        here, there = socket.socketpair()
+        self._alive, there = socket.socketpair()  # the child ends when this end is closed
         self._child = subprocess.Popen(
             ["unshare", "--net", sys.executable, "-P", "-m", "tests.e2e.link", str(there.fileno())],
             pass_fds=[there.fileno()],
         )
-        _, (far,), _, _ = socket.recv_fds(here, 1, 1)
+        there.close()
+        _, (far,), _, _ = socket.recv_fds(self._alive, 1, 1)
         self._ends = (open_end("127.0.0.1", "127.0.0.2"), far)
         self._is_open = True
         self._thread = threading.Thread(target=self._carry, daemon=True)
@@ -70,7 +71,7 @@ class Link:
     def close(self) -> None:
         self._is_open = False
         self._thread.join()
-        self._child.kill()
+        self._alive.close()
         self._child.wait()
 
     def _carry(self) -> None:

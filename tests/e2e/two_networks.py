@@ -1,4 +1,4 @@
-"""Two hosts in two network namespaces: ``unshare --net python -m tests.e2e.two_networks FOLDER MODEL``."""
+"""Two hosts with keys in two network namespaces: ``unshare --net python -m tests.e2e.two_networks FOLDER MODEL``."""
 
 import asyncio
 import sys
@@ -62,7 +62,7 @@ def main() -> None:
     link = Link()
     try:
         config = (CONFIG + NO_OWN_MOVES).replace("death_after_s = 1.5", "death_after_s = 2.0").format(model=model)
-        with hosts_running(folder, config, SHARES, prefixes={"beta": link.prefix}) as hosts:
+        with hosts_running(folder, config, SHARES, keys=True, prefixes={"beta": link.prefix}) as hosts:
             asyncio.run(scenario(hosts, link))
     finally:
         link.close()
