@@ -21,11 +21,13 @@ coordinators = ["alpha"]
 [[host]]
 name = "alpha"
 address = "10.0.0.1"
+public_key = "@Fn=zZH?(x<EjT>:@$wOd%RDbNg@Z<!??M[(SH!h"
 gateways = 1
 workers = 3
 [[host]]
 name = "beta"
 address = "10.0.0.2"
+public_key = "bEHPp&zx7*Ap{Bfy=k7%NEtOnOMQ{V11QC<N&fdW"
 workers = 1
 """
 SERVICES = ("actorserve.service", "actorserve-prepare.service", "actorserve-worker@0.service")

@@ -252,9 +252,9 @@ def test_everything_that_is_needed_is_pinned() -> None:
 
 
 def test_the_torch_for_older_drivers_is_the_pinned_one() -> None:
-    """README names the build for CUDA 12 of the version of torch that is pinned."""
+    """The operations page names the build for CUDA 12 of the version of torch that is pinned."""
     (pinned,) = re.findall(r"^torch==(\S+)$", (ROOT / "config" / "constraints.txt").read_text("utf-8"), re.MULTILINE)
-    assert f"'torch=={pinned}+cu126'" in (ROOT / "README.md").read_text("utf-8")
+    assert f"'torch=={pinned}+cu126'" in (ROOT / "config" / "README.md").read_text("utf-8")
 
 
 def test_no_registry_is_named() -> None:

@@ -90,8 +90,11 @@ class LiveSettings:
 def _number_like(old: float, text: str) -> float | None:
     """The number that a person wrote; None if it is none, or not of the kind of the old one."""
     try:
-        value: float = int(text) if isinstance(old, int) else float(text)
+        # Two branches, because the compiled core makes one type of the two values of a conditional expression.
+        if isinstance(old, int):
+            whole = int(text)
+            return whole if 1 <= whole <= _MAX else None
+        value = float(text)
     except ValueError:
         return None
-    is_right = math.isfinite(value) and abs(value) <= _MAX and (value >= 1 or not isinstance(old, int))
-    return value if is_right else None
+    return value if math.isfinite(value) and abs(value) <= _MAX else None

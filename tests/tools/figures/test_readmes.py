@@ -13,6 +13,7 @@ from tools.figures.figure import FigureFile
 from tools.figures.files import FOLDERS, ROOT, figure_file, read_figures
 from tools.figures.headline import may_be_shown, read_headlines, shown_figure
 from tools.figures.readme import HEADLINE, READMES, filled, names_in, read_readme
+from tools.fuzzing.__main__ import make_parser as make_fuzz_parser
 from tools.simulation.__main__ import make_compare_parser, make_parser as make_simulation_parser
 from tools.simulation.experiment import read_experiment
 
@@ -27,6 +28,8 @@ def check_command(command: str) -> None:
     match program:
         case "tools/bench":
             make_parser(arguments[0]).parse_args(arguments)
+        case "tools/fuzz":
+            make_fuzz_parser().parse_args(arguments)
         case "tools/simulate" if arguments[0] == "compare":
             make_compare_parser().parse_args(arguments[1:])
         case "tools/simulate":
