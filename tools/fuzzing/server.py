@@ -161,7 +161,7 @@ class Server:
 
     def _current_ids(self) -> dict[str, int]:
         prefix = "alpha/" if self._is_tcp else ""
-        names = ["coordinator", *(f"{prefix}gateway-{n}" for n in range(NUM_GATEWAYS))]
+        names = [f"{prefix}coordinator", *(f"{prefix}gateway-{n}" for n in range(NUM_GATEWAYS))]
         return process_ids(self._process.pid, (*names, *(f"{prefix}worker-{n}" for n in range(NUM_WORKERS))))
 
     def check_processes(self) -> None:

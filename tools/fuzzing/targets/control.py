@@ -62,11 +62,17 @@ class Insider:
         address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.hello = encode(m.Hello(m.PROTOCOL_VERSION, Role.GATEWAY, address, cluster_id=cluster.cluster_id))
         self.members: dict[Peer, str] = {}
+        self.following = b""  # what makes the coordinator take us
         with context.socket(zmq.DEALER) as asking:
             asking.setsockopt(zmq.LINGER, 0)
             asking.connect(cluster.coordinator)
-            asking.send(make_head(self.me, Peer("coordinator", ANY_INCARNATION)) + self.hello)
-            self._wait_for_members(cluster.coordinator)
+            coordinator = Peer(f"{cluster.prefix}coordinator", ANY_INCARNATION)
+            asking.send(make_head(self.me, coordinator) + self.hello)
+            try:
+                self._wait_for_members(cluster.coordinator)
+            except FuzzError:
+                self.close()
+                raise
 
     def _wait_for_members(self, coordinator_address: str) -> None:
         reader, coordinator = HeadReader(), Peer("", 0)
@@ -83,6 +89,9 @@ class Insider:
                 rows = zip(message.names, message.incarnations, message.addresses, strict=True)
                 self.members = {Peer(name, life): address for name, life, address in rows if name != self.me.name}
                 self.members[coordinator] = coordinator_address
+            if isinstance(message, m.Serving):
+                self.following = encode(m.Following(message.term, sender, True))
+            if self.members and self.following:
                 return
         raise FuzzError("the coordinator lets no gateway join")
 
@@ -135,7 +144,9 @@ class ControlTarget:
             self._connect(insider)
             targets, pools = sorted(self._links), Pools.fresh(dice)
             for peer in targets:
-                self._put(peer, [make_head(insider.me, peer) + insider.hello], recent)
+                head = make_head(insider.me, peer)
+                self._put(peer, [head + insider.hello], recent)
+                self._put(peer, [head + insider.following], recent)
             for number in range(count):
                 peer = dice.choice(targets)
                 self._put(peer, self._frames(insider, peer, targets, pools, dice), recent)
