@@ -236,7 +236,10 @@ class _Connection(TCPServer):
 
     async def _idle_timeout(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.context.terminated.wait(), self.config.keep_alive_timeout)
+            # Python 3.11's wait_for loses a cancel that comes with the result. A request cancels this, and would then
+            # wait for the end of its own connection.
+            async with asyncio.timeout(self.config.keep_alive_timeout):
+                await self.context.terminated.wait()
             await asyncio.sleep(_LAST_REQUEST_S)
         await asyncio.shield(self._initiate_server_close())
 

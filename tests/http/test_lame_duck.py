@@ -4,10 +4,13 @@ import asyncio
 import json
 import socket
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
 
+from actorserve.http.server import _Connection
 from tests.http.fakes import DEADLINE_S, ScriptedService, app_for, delivered, one_by_one, serving
 
 STREAM = {"prompt": "x", "stream": True, "max_tokens": 100}
@@ -72,8 +75,11 @@ async def until_refused(host: str, port: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_client_may_ask_again_on_the_connection_of_a_stream_that_began_before_the_stop() -> None:
-    """Such a stream could not ask its client to close the connection, so the next request on it is answered."""
+@pytest.mark.parametrize("is_early", [False, True])
+async def test_a_client_may_ask_again_on_the_connection_of_a_stream_that_began_before_the_stop(is_early: bool) -> None:
+    """Such a stream could not ask its client to close the connection, so the next request on it is answered, also one
+    that comes with the stream's end.
+    """
     service, stop = ScriptedService(), asyncio.Event()
     async with serving(app_for(service), DEADLINE_S, stop=stop) as (url, _):
         host, port = url.removeprefix("http://").split(":")
@@ -87,12 +93,40 @@ async def test_a_client_may_ask_again_on_the_connection_of_a_stream_that_began_b
             assert b"connection: close" not in await reader.readuntil(b"\r\n\r\n")
             stop.set()
             await until_refused(host, int(port))
+            if is_early:
+                writer.write(ASK)
             request.feed(one_by_one("bc"))
             await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
-        await asyncio.sleep(0.1)  # for a server that closes at once
-        assert b"connection: close\r\n" in await version(reader, writer)
+            if not is_early:
+                await asyncio.sleep(0.1)  # for a server that closes at once
+                writer.write(ASK)
+            assert b"connection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readuntil(b"}")
         assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
         writer.close()
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+async def test_a_request_keeps_its_connection_at_any_moment_of_the_end(num_turns: int) -> None:
+    """When a request cancels the wait that closes an idle connection, this wait ends at once, and closes nothing."""
+    terminated, closed = asyncio.Event(), []
+    terminated.set()
+
+    async def close() -> None:
+        closed.append(True)
+
+    connection = SimpleNamespace(
+        context=SimpleNamespace(terminated=terminated),
+        config=SimpleNamespace(keep_alive_timeout=DEADLINE_S),
+        _initiate_server_close=close,
+    )
+    waiting = asyncio.create_task(_Connection._idle_timeout(cast(_Connection, connection)))
+    for _ in range(num_turns):
+        await asyncio.sleep(0.0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert not closed
 
 
 async def test_connections_that_have_arrived_are_answered() -> None:
