@@ -1,4 +1,4 @@
-"""Which local files this server trusts: those that nobody but its own user, or root, could have put there.
+"""Which local files this server trusts: those that only its own user, or root, could have put there.
 
 Caches hold libraries that are loaded, and weights that are mapped. So a cache lies in a folder that belongs to this
 user or to root, and that others cannot write to. The same holds for all folders above it, or others could rename it

@@ -2,8 +2,8 @@
 
 A process reads the keys from the cluster's file itself, and reads them again when it reloads (``processes.reload``).
 All else it has from the copy in the runtime folder, which stays as it was when the host was started. The last file
-whose keys were good is kept in the runtime folder as well. A process that starts again while somebody edits the
-cluster's file takes the keys from there, so that no key comes back that was removed.
+whose keys were good is kept in the runtime folder as well. A process that starts again while the cluster's file is half
+written takes the keys from there, so that no key comes back that was removed.
 """
 
 import logging

@@ -21,7 +21,7 @@ _FILE_WIDTH = 500  # so that no line of a file or a pipe is folded
 
 
 class Runner:
-    """Runs verbs in a session, and prints to ``out``. ``confirm`` asks a person; None if nobody can be asked."""
+    """Runs verbs in a session, and prints to ``out``. ``confirm`` asks the operator; None without a terminal."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Runner:
 
     def _is_confirmed(self, command: Command) -> bool:
         if self._confirm is None:
-            self.say(f"{command.verb} asks before it acts, and nobody can be asked here: use --yes")
+            self.say(f"{command.verb} asks before it acts, and there is no terminal here: use --yes")
             return False
         return self._confirm(f"{' '.join((command.verb, *command.arguments))}: are you sure? [y/N] ")
 

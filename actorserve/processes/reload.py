@@ -57,7 +57,7 @@ class Reloads:
 
 
 class Hangup:
-    """Tells the two meanings of SIGHUP apart: the terminal has gone, or somebody asks for a reload.
+    """Tells the two meanings of SIGHUP apart: the terminal has gone, or an operator asks for a reload.
 
     Make it at the start. A process that was started by nohup, or without a terminal, is never ended by a hangup.
     """

@@ -111,7 +111,7 @@ async def _move_and_cancel(server: Server, console: Console) -> None:
     assert await way(name) == ["came", "placed", "first token", "migrated", "ended"]
     reading, found = await begun()  # another one, because the first may end before so many commands do
     name = found["request"]
-    await console.ask("cancel", name, code=1)  # it asks first, and nobody can be asked
+    await console.ask("cancel", name, code=1)  # it asks first, and there is no terminal
     await console.ask("cancel", name, "--yes", "--id", "once")
     assert any('"cancelled"' in line for line in await reading)
     await console.ask("cancel", name, "--yes", "--id", "once")  # the same answer again

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.clients import Clients
+from tests.e2e.clients import under_load
 from tests.e2e.hosts import CONFIG, Hosts, hosts_running
 from tests.e2e.server import ROOT, Server, wait_until
 
@@ -50,19 +50,6 @@ def _wait_takeover(gateway: Server, before: tuple[str, int]) -> tuple[str, int]:
     return after
 
 
-async def _under_load(server: Server, disturb: Callable[[], None]) -> int:
-    """Disturb the cluster while clients stream, and wait for their answers. Returns the number of answers."""
-    clients = Clients(server)
-    await clients.learn()
-    streaming = asyncio.create_task(clients.run())
-    try:
-        await asyncio.to_thread(disturb)
-    finally:
-        clients.stop()
-        await streaming
-    return clients.num_answers
-
-
 def _console(hosts: Hosts, host: str, *command: str) -> tuple[int, str]:
     """The exit status and the answers, in JSON, of a console on ``host``."""
     pid = hosts.hosts[host].pid(f"{host}/coordinator")
@@ -93,7 +80,7 @@ def test_a_killed_coordinator_is_replaced(hosts: Hosts, gateway: Server) -> None
             assert serving[0] != host
             gateway.wait_workers(3)
 
-    assert asyncio.run(_under_load(gateway, disturb)) > 0
+    assert asyncio.run(under_load(gateway, disturb)) > 0
 
 
 def test_a_paused_coordinator_is_replaced_and_ignored(hosts: Hosts, gateway: Server) -> None:
@@ -116,7 +103,7 @@ def test_a_paused_coordinator_is_replaced_and_ignored(hosts: Hosts, gateway: Ser
             time.sleep(1.0)
             assert _serving(gateway) == after
 
-    assert asyncio.run(_under_load(gateway, disturb)) > 0
+    assert asyncio.run(under_load(gateway, disturb)) > 0
 
 
 def test_a_killed_host_of_the_coordinator_costs_no_token(hosts: Hosts, gateway: Server) -> None:
@@ -133,7 +120,7 @@ def test_a_killed_host_of_the_coordinator_costs_no_token(hosts: Hosts, gateway: 
         time.sleep(1.0)
         assert _serving(gateway) == after
 
-    assert asyncio.run(_under_load(gateway, disturb)) > 0
+    assert asyncio.run(under_load(gateway, disturb)) > 0
 
 
 def test_operators_are_told_which_coordinator_serves(hosts: Hosts, gateway: Server) -> None:

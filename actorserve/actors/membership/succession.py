@@ -168,7 +168,7 @@ class Candidate:
         self._bereft.clear()
 
     def reset(self, now: float) -> None:
-        """We are a new incarnation, and know nobody. The terms that we have heard of still count."""
+        """We are a new incarnation, and know no follower. The terms that we have heard of still count."""
         self.stand_by()
         self._heard_at = now
 

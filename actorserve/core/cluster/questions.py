@@ -72,7 +72,7 @@ class Questions:
         self._open[command_id].caller = caller
 
     def on_answer(self, answer: Answer, sender: Peer) -> bool:
-        """False if nobody waits for it."""
+        """False if no question waits for it."""
         question = self._open.get(answer.command_id)
         if question is None or sender not in question.waits_for:
             return False

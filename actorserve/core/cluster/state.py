@@ -70,7 +70,7 @@ class ClusterState:
         self.term: Serve | None = None  # since the first peer came up
         self.standing_by: StandBy | None = None  # while another coordinator serves
         self._first_config = config
-        self._results = Results()  # of operators' acts, which are done once whoever serves
+        self._results = Results()  # of operators' acts, which stay done when another coordinator serves
         self._begin(config)
 
     def _begin(self, config: ClusterConfig) -> None:

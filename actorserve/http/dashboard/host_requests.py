@@ -1,7 +1,7 @@
-"""The open requests of all gateways of a host, as each gateway tells the others in a file while somebody watches.
+"""The open requests of all gateways of a host, as each gateway tells the others in a file while a page is open.
 
 The gateway that has a page open touches the file ``watched``. As long as its time is young, the other gateways write
-their requests into files of their own, so nothing is written while nobody watches. A file that is not renewed, as that
+their requests into files of their own, so nothing is written without an open page. A file that is not renewed, as that
 of a gateway that died, is ignored after a while.
 """
 

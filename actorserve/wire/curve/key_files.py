@@ -61,7 +61,7 @@ def read_key_file(file: Path) -> KeyPair:
             raise TrustError(f"the key file {file} belongs to another user")
         if facts.st_mode & _OTHERS:
             raise TrustError(
-                f"others may read or write the key file {file}: make a new key, or chmod 600 it if nobody else has "
+                f"others may read or write the key file {file}: make a new key, or chmod 600 it if no other user has "
                 "read it"
             )
         content = opened.read(_MAX_BYTES)
