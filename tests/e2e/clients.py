@@ -3,7 +3,8 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import httpx
 
@@ -14,10 +15,12 @@ MAX_TOKENS = 300
 
 
 class Clients:
-    """``NUM_STREAMS`` streams at any time. A stream requests its own answer repeatedly."""
+    """``num_streams`` streams at any time. A stream requests its own answer of ``max_tokens`` repeatedly."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, num_streams: int = NUM_STREAMS, max_tokens: int = MAX_TOKENS) -> None:
         self._server = server
+        self._num_streams = num_streams
+        self._max_tokens = max_tokens
         self._expected: dict[int, list[str]] = {}
         self._is_over = False
         self.leaving = False  # whether some clients hang up in the middle of their answer
@@ -27,17 +30,28 @@ class Clients:
     async def learn(self) -> None:
         """Learn all answers while no request migrates and no fault happens."""
         async with httpx.AsyncClient(timeout=120) as client:
-            answers = await asyncio.gather(*(self._ask(client, number) for number in range(NUM_STREAMS)))
+            answers = await asyncio.gather(*(self._ask(client, number) for number in range(self._num_streams)))
             for number, (tokens, reason) in enumerate(answers):
-                assert (len(tokens), reason) == (MAX_TOKENS, "length")
+                assert (len(tokens), reason) == (self._max_tokens, "length")
                 self._expected[number] = tokens
-        assert len({tuple(tokens) for tokens in self._expected.values()}) == NUM_STREAMS
+        assert len({tuple(tokens) for tokens in self._expected.values()}) == self._num_streams
 
     async def run(self) -> None:
         """Send requests until ``stop``. Raises: AssertionError for an answer that differs from the undisturbed one."""
         async with httpx.AsyncClient(timeout=120) as client, asyncio.TaskGroup() as group:
-            for number in range(NUM_STREAMS):
+            for number in range(self._num_streams):
                 group.create_task(self._ask_again_and_again(client, number))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the streams running meanwhile, and end as ``stop`` does. Raises: AssertionError, as ``run``."""
+        self._is_over = False
+        running = asyncio.create_task(self.run())
+        try:
+            yield
+        finally:
+            self.stop()
+            await running
 
     def stop(self) -> None:
         """Send no new requests; the answers in flight still end."""
@@ -57,7 +71,7 @@ class Clients:
         body = {
             "model": self._server.model,
             "prompt": [number + 1, *range(100, 120 + 5 * number)],
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": self._max_tokens,
             "ignore_eos": True,
             "seed": number,
             "logprobs": 1,
@@ -84,10 +98,6 @@ async def under_load(server: Server, disturb: Callable[[], None]) -> int:
     """Disturb the cluster while clients stream, and wait for their answers. Returns the number of answers."""
     clients = Clients(server)
     await clients.learn()
-    streaming = asyncio.create_task(clients.run())
-    try:
+    async with clients.running():
         await asyncio.to_thread(disturb)
-    finally:
-        clients.stop()
-        await streaming
     return clients.num_answers

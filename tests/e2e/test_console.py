@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.clients import Clients
 from tests.e2e.operator import Console
 from tests.e2e.server import Server, running, wait_until
-from tests.e2e.streams import Streams
 from tests.folders import make_runtime_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
@@ -54,14 +54,14 @@ def test_workers_are_drained_restarted_and_cordoned_under_streams(tmp_path: Path
 
 async def _drain_and_restart(server: Server, console: Console) -> None:
     await asyncio.to_thread(server.wait_workers, 3)
-    streams = Streams(server, NUM_STREAMS, MAX_TOKENS)
-    await streams.learn()
-    async with streams.running():
+    clients = Clients(server, NUM_STREAMS, MAX_TOKENS)
+    await clients.learn()
+    async with clients.running():
         await all_workers_have_requests(console)
         await console.ask("drain", "worker-0", "--wait", "--wait-s", str(DEADLINE_S))
         assert (await asyncio.to_thread(console.states))["worker-0"] == "empty"
-        before = streams.num_answers
-        await asyncio.to_thread(wait_until, lambda: streams.num_answers > before + NUM_STREAMS, "answers", DEADLINE_S)
+        before = clients.num_answers
+        await asyncio.to_thread(wait_until, lambda: clients.num_answers > before + NUM_STREAMS, "answers", DEADLINE_S)
         assert await asyncio.to_thread(console.num_requests, "worker-0") == 0
         await console.ask("uncordon", "worker-0")
         await all_workers_have_requests(console)

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.e2e.clients import Clients
 from tests.e2e.hosts import CONFIG, Hosts, hosts_running
 from tests.e2e.operator import DEADLINE_S, Console
 from tests.e2e.server import Server, wait_until
-from tests.e2e.streams import Streams
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -105,9 +105,9 @@ async def _upgrade(hosts: Hosts) -> None:
     console = Console(hosts.runtime_dirs["alpha"])
     upgrade = Upgrade(hosts, console)
     alpha, beta = hosts.hosts["alpha"], hosts.hosts["beta"]
-    streams = Streams(alpha, NUM_STREAMS, MAX_TOKENS)
-    await streams.learn()
-    async with streams.running():
+    clients = Clients(alpha, NUM_STREAMS, MAX_TOKENS)
+    await clients.learn()
+    async with clients.running():
         await upgrade.drain("gamma")
         alpha.signal("coordinator", signal.SIGKILL)
         await asyncio.to_thread(wait_until, lambda: upgrade.are_drained("gamma"), "gamma's cordon", DEADLINE_S)
@@ -128,12 +128,12 @@ async def _upgrade(hosts: Hosts) -> None:
         await upgrade.uncordon("beta")
 
     # A load balancer sends new requests to the other gateways meanwhile.
-    streams = Streams(hosts.hosts["beta"], NUM_STREAMS, MAX_TOKENS)
-    await streams.learn()
-    async with streams.running():
+    clients = Clients(hosts.hosts["beta"], NUM_STREAMS, MAX_TOKENS)
+    await clients.learn()
+    async with clients.running():
         await upgrade.drain("alpha")
         await upgrade.replace("alpha")
         await upgrade.uncordon("alpha")
-        done = streams.num_answers
-        await asyncio.to_thread(wait_until, lambda: streams.num_answers >= done + NUM_STREAMS, "answers")
+        done = clients.num_answers
+        await asyncio.to_thread(wait_until, lambda: clients.num_answers >= done + NUM_STREAMS, "answers")
     assert all("malformed" not in host.log.read_text() for host in hosts.hosts.values())

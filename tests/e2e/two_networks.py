@@ -4,11 +4,11 @@ import asyncio
 import sys
 from pathlib import Path
 
+from tests.e2e.clients import Clients
 from tests.e2e.hosts import CONFIG, NO_OWN_MOVES, Hosts, hosts_running, metric_of_host, wait_busy
 from tests.e2e.link import Link
 from tests.e2e.operator import Console
 from tests.e2e.server import wait_until
-from tests.e2e.streams import Streams
 
 NUM_STREAMS = 6
 MAX_TOKENS = 150
@@ -24,10 +24,10 @@ async def scenario(hosts: Hosts, link: Link) -> None:
     """Streams over the link, while requests move, a host is drained, and the link is slow, cut and healed."""
     alpha, console = hosts.hosts["alpha"], Console(hosts.runtime_dirs["alpha"])
     await asyncio.to_thread(alpha.wait_workers, 3)
-    streams = Streams(alpha, NUM_STREAMS, MAX_TOKENS)
-    await streams.learn()
+    clients = Clients(alpha, NUM_STREAMS, MAX_TOKENS)
+    await clients.learn()
     link.delay_s, link.loss = DELAY_S, LOSS
-    async with streams.running():
+    async with clients.running():
         await asyncio.to_thread(wait_busy, alpha, "beta")
 
         def num_moved() -> float:
@@ -43,9 +43,9 @@ async def scenario(hosts: Hosts, link: Link) -> None:
         await asyncio.to_thread(wait_busy, alpha, "beta")
 
         link.bytes_per_s = SLOW_BYTES_PER_S
-        done = streams.num_answers
+        done = clients.num_answers
         await asyncio.to_thread(
-            wait_until, lambda: streams.num_answers >= done + NUM_STREAMS, "answers over a slow link", DEADLINE_S
+            wait_until, lambda: clients.num_answers >= done + NUM_STREAMS, "answers over a slow link", DEADLINE_S
         )
         link.bytes_per_s = None
 
