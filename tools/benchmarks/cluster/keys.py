@@ -11,12 +11,10 @@ import asyncio
 import itertools
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,12 +29,12 @@ from actorserve.core.messages import KVAccess, Message, Peer, Place, Placed, Res
 from actorserve.wire.trust import Trust
 from actorserve.wire.zmq_transport import ZmqTransport
 from tools.benchmarks.cluster.keys_peer import ANYWHERE, BATCH, COORDINATOR, GATEWAY, HERE, KEYS, WORKER
+from tools.benchmarks.cluster.peer_process import peer_process, read_line
 from tools.benchmarks.cluster.transport_peer import KEY, make_pools
 from tools.benchmarks.common.arguments import add_json, count, positive
 from tools.benchmarks.common.console import print_table, say
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.figures import save_figures
-from tools.benchmarks.common.paths import ROOT
 from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.machine import machine_line, this_machine
 from workers.kv_transfer.transfer import KVTransfer
@@ -89,25 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-@contextmanager
-def _peer(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "tools.benchmarks.cluster.keys_peer", *map(str, arguments)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        raise BenchError("a process of the measurement ended before it was ready")
-    return line
-
-
 class _Messages:
     """A gateway that counts what a coordinator or a worker sends it for ``seconds``."""
 
@@ -121,8 +100,8 @@ class _Messages:
 
     async def _run(self) -> Rate:
         transport = ZmqTransport(GATEWAY, ANYWHERE, trust=Trust(HERE, KEYS) if self._keys == "with" else None)
-        with _peer(self._role, self._keys, transport.address) as process:
-            transport.connect(self._peer, await asyncio.to_thread(_line, process))
+        with peer_process("keys_peer", self._role, self._keys, transport.address) as process:
+            transport.connect(self._peer, await asyncio.to_thread(read_line, process))
             try:
                 await self._measure(transport, process.pid, 0.2)  # the connection's handshake, and caches
                 return await self._measure(transport, process.pid, self._seconds)
@@ -192,8 +171,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, list[Rate]]]:
         for keys in ("without", "with"):
             ways[PLACEMENTS][keys] = _Messages("coordinator", keys, arguments.seconds)
             ways[TOKENS][keys] = _Messages("worker", keys, arguments.seconds)
-            source = stack.enter_context(_peer("kv", keys, num_blocks, _PIECES, _PIECE_BYTES))
-            access = replace(KVAccess(**json.loads(_line(source))), host="another", shared="")
+            source = stack.enter_context(peer_process("keys_peer", "kv", keys, num_blocks, _PIECES, _PIECE_BYTES))
+            access = replace(KVAccess(**json.loads(read_line(source))), host="another", shared="")
             pools = make_pools(num_blocks, _PIECES, _PIECE_BYTES)
             trust = Trust(HERE, KEYS) if keys == "with" else None
             transfer = KVTransfer(pools, f"ipc://{folder}/{keys}", b"not used", trust=trust)

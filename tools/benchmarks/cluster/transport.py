@@ -8,11 +8,10 @@ all of them alike. Medians over the rounds are shown.
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,12 +23,12 @@ from rich.table import Table
 from actorserve.core.effects import Fetch
 from actorserve.core.kv.tickets import make_ticket
 from actorserve.core.messages import KVAccess, Peer, TransferId, TransferKind
+from tools.benchmarks.cluster.peer_process import peer_process, read_line
 from tools.benchmarks.cluster.transport_peer import KEY, make_pools
 from tools.benchmarks.common.arguments import add_json
 from tools.benchmarks.common.console import print_table, say
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.figures import save_figures
-from tools.benchmarks.common.paths import ROOT
 from tools.figures.figure import Column, Figure, FigureTable, Row as FigureRow
 from tools.figures.machine import machine_line, this_machine
 from workers.kv_transfer.transfer import KVTransfer
@@ -114,25 +113,6 @@ def _bare(
     return read
 
 
-@contextmanager
-def _peer(*arguments: object) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "tools.benchmarks.cluster.transport_peer", *map(str, arguments)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        raise BenchError("a process of the measurement ended before it was ready")
-    return line
-
-
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """All ways, one after another in each round. Raises: BenchError."""
     pieces, piece_bytes = arguments.pieces, arguments.block_tokens * arguments.token_bytes
@@ -153,8 +133,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         ways: dict[str, Callable[[], None]] = {_PLAIN: _plain(num_bytes)}
         sources = {}
         for name, bind in (("tcp", "tcp://127.0.0.1:*"), ("ipc", f"ipc://{folder}/source")):
-            process = stack.enter_context(_peer("source", bind, num_blocks, pieces, piece_bytes))
-            sources[name] = KVAccess(**json.loads(_line(process)))
+            source = peer_process("transport_peer", "source", bind, num_blocks, pieces, piece_bytes)
+            sources[name] = KVAccess(**json.loads(read_line(stack.enter_context(source))))
         for name, access in (
             (_SHARED, sources["tcp"]),
             (_TCP, replace(sources["tcp"], shared="")),
@@ -166,14 +146,14 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
                 here = KVTransfer(pools, f"ipc://{folder}/{len(ways)}", b"not used")
                 stack.callback(here.close)
             ways[name] = _Ours(here, access, source_blocks, numbers)
-        sender = stack.enter_context(_peer("bare", per_message * block_bytes, num_messages))
+        sender = stack.enter_context(peer_process("transport_peer", "bare", per_message * block_bytes, num_messages))
         context = stack.enter_context(zmq.Context())
         socket = stack.enter_context(context.socket(zmq.DEALER))
         socket.setsockopt(zmq.LINGER, 0)
-        socket.connect(_line(sender))
+        socket.connect(read_line(sender))
         ways[_BARE] = _bare(socket, num_messages)
         ways[_PLACED] = _bare(socket, num_messages, np.ones((num_messages, per_message * block_bytes), dtype=np.uint8))
-        receiver = stack.enter_context(_peer("gloo", num_bytes, folder))
+        receiver = stack.enter_context(peer_process("transport_peer", "gloo", num_bytes, folder))
         ways[_GLOO] = lambda: _gloo(receiver)
         times: dict[str, list[float]] = {name: [] for name in ways}
         for number in range(arguments.rounds + 1):
@@ -198,7 +178,7 @@ def _gloo(receiver: "subprocess.Popen[str]") -> None:
     assert receiver.stdin is not None
     receiver.stdin.write("\n")
     receiver.stdin.flush()
-    _line(receiver)
+    read_line(receiver)
 
 
 def ratio(rows: list[Row], way: str, other: str) -> float:
