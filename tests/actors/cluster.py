@@ -1,6 +1,7 @@
 """A cluster of actors on the in-memory hub under a virtual clock, with cores that check their messages."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -182,6 +183,36 @@ class Cluster:
         actor = self.processes[one].actor
         actor.tell(MigrateTo(self.processes[other].actor.me, 0, 0.0))
         self.processes[one].mark()
+
+    def disturb(self, action: str, what: object) -> None:
+        """Do one of the actions of random tests, as far as its processes run. A start is not one, because tests choose
+        the incarnation.
+        """
+        match action, what:
+            case "kill", str(name) if name in self.processes:
+                self.kill(name)
+            case "leave", str(name) if name in self.processes:
+                self.leave(name)
+            case "pause" | "resume", str(name) if name in self.processes:
+                self.processes[name].is_paused = action == "pause"
+            case "meet", (str(one), str(other)) if {one, other} <= self.processes.keys():
+                self.meet(one, other)
+            case "cut", (str(one), str(other)):
+                self.hub.cut(address_of(one), address_of(other))
+            case "heal", (str(one), str(other)):
+                self.hub.heal(address_of(one), address_of(other))
+            case "wait", float(seconds):
+                self.advance(seconds)
+
+    def calm_down(self, names: Sequence[str], incarnations: Iterator[int]) -> None:
+        """Heal all links, have all of ``names`` run, and wait until nothing is new any more."""
+        for one, other in itertools.combinations(names, 2):
+            self.hub.heal(address_of(one), address_of(other))
+        for name in names:
+            if name not in self.processes:
+                self.start(name, next(incarnations))
+            self.processes[name].is_paused = False
+        self.advance(20.0)
 
     def are_up(self, one: str, other: str) -> bool:
         """Whether both are up at the other, and have got its messages. Raises: AssertionError if they disagree."""

@@ -87,10 +87,12 @@ class LiveSettings:
         return done(command, text)
 
 
-def _number_like(old: float, text: str) -> float | None:
-    """The number that a person wrote; None if it is none, or not of the kind of the old one."""
+def _number_like(old: Any, text: str) -> Any:
+    """The number that a person wrote; None if it is none, or not of the kind of the old one.
+
+    Both are ``Any``, because the compiled core turns a whole number that is declared ``float`` into a float.
+    """
     try:
-        # Two branches, because the compiled core makes one type of the two values of a conditional expression.
         if isinstance(old, int):
             whole = int(text)
             return whole if 1 <= whole <= _MAX else None

@@ -350,29 +350,9 @@ def test_whatever_happens_living_processes_find_each_other(actions: list[tuple[s
                 cluster.start(name, next(later))
             case "start with an older clock", str(name) if name not in cluster.processes:
                 cluster.start(name, next(earlier))
-            case "kill", str(name) if name in cluster.processes:
-                cluster.kill(name)
-            case "leave", str(name) if name in cluster.processes:
-                cluster.leave(name)
-            case "pause", str(name) if name in cluster.processes:
-                cluster.processes[name].is_paused = True
-            case "resume", str(name) if name in cluster.processes:
-                cluster.processes[name].is_paused = False
-            case "meet", (str(one), str(other)) if {one, other} <= cluster.processes.keys():
-                cluster.meet(one, other)
-            case "cut", (str(one), str(other)):
-                cluster.hub.cut(address_of(one), address_of(other))
-            case "heal", (str(one), str(other)):
-                cluster.hub.heal(address_of(one), address_of(other))
-            case "wait", float(seconds):
-                cluster.advance(seconds)
-    for one, other in itertools.combinations(NAMES, 2):
-        cluster.hub.heal(address_of(one), address_of(other))
-    for name in NAMES:
-        if name not in cluster.processes:
-            cluster.start(name, next(later))
-        cluster.processes[name].is_paused = False
-    cluster.advance(20.0)
+            case _:
+                cluster.disturb(action, what)
+    cluster.calm_down(NAMES, later)
     lossless = all(action != "cut" for action, _ in actions)
     assert cluster.problems(lossless=lossless) == []
     before = {name: process.core.downs for name, process in cluster.processes.items()}

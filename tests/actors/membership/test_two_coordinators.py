@@ -108,27 +108,9 @@ def test_whatever_happens_all_follow_one_coordinator_in_the_end(actions: list[tu
         match action, what:
             case "start", str(name) if name not in cluster.processes:
                 cluster.start(name, next(incarnations))
-            case "kill", str(name) if name in cluster.processes:
-                cluster.kill(name)
-            case "leave", str(name) if name in cluster.processes:
-                cluster.leave(name)
-            case "pause", str(name) if name in cluster.processes:
-                cluster.processes[name].is_paused = True
-            case "resume", str(name) if name in cluster.processes:
-                cluster.processes[name].is_paused = False
-            case "cut", (str(one), str(other)):
-                cluster.hub.cut(address_of(one), address_of(other))
-            case "heal", (str(one), str(other)):
-                cluster.hub.heal(address_of(one), address_of(other))
-            case "wait", float(seconds):
-                cluster.advance(seconds)
-    for one, other in itertools.combinations(NAMES, 2):
-        cluster.hub.heal(address_of(one), address_of(other))
-    for name in NAMES:
-        if name not in cluster.processes:
-            cluster.start(name, next(incarnations))
-        cluster.processes[name].is_paused = False
-    cluster.advance(20.0)
+            case _:
+                cluster.disturb(action, what)
+    cluster.calm_down(NAMES, incarnations)
     (serving,) = _serving(cluster)
     assert _problems(cluster, serving) == []
     cluster.advance(10.0)
