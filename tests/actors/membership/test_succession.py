@@ -24,6 +24,7 @@ from actorserve.core.messages import Following, Message, Peer, PeerDown, PeerUp,
 
 TAKEOVER_S = 0.5
 DEATH_S = 2.0
+HEARTBEAT_S = 0.5
 BOUND_S = 3.0  # enough for silence, for every place in the order, and for two coordinators that begin at once
 A, B, C = "a/coordinator", "b/coordinator", "c/coordinator"
 G, W, W1 = "a/gateway-0", "b/worker-0", "b/worker-1"
@@ -42,6 +43,7 @@ class _Process:
     term: int = 0
     newest: tuple[int, Peer | None] = (0, None)
     paused_until: float = 0.0
+    heartbeat_at: float = 0.0
     inbox: list[tuple[Peer, Message]] = field(default_factory=list)
 
     def apply(self, changes: list[Change]) -> None:
@@ -115,7 +117,7 @@ class _World:
             else:
                 side = FollowerSide(links, lambda peer, now: None, lambda peer: None)
             side.reset(self.now)
-            process = self.processes[name] = _Process(me, side)
+            process = self.processes[name] = _Process(me, side, heartbeat_at=self.now + HEARTBEAT_S)
             for other in self.processes.values():
                 if (other.me.name in COORDINATORS) != (name in COORDINATORS):
                     for lost in [peer for peer in other.links if peer.name == name]:
@@ -137,7 +139,9 @@ class _World:
     def run(self, seconds: float) -> None:
         end = self.now + seconds
         while True:
-            deadlines = [max(p.side.next_deadline(), p.paused_until) for p in self.processes.values()]
+            deadlines = [
+                max(min(p.side.next_deadline(), p.heartbeat_at), p.paused_until) for p in self.processes.values()
+            ]
             at = min([*deadlines, self._events[0][0] if self._events else inf])
             if at > end:
                 break
@@ -207,6 +211,10 @@ class _World:
                 self._apply(process, process.side.handle(message, sender, self.now))
         if self.now >= process.side.next_deadline():
             self._apply(process, process.side.tick(self.now, is_behind=False))
+        if self.now >= process.heartbeat_at:
+            process.heartbeat_at = self.now + HEARTBEAT_S
+            for peer in sorted(process.links):
+                self.post(process.me, peer, process.side.heartbeat(peer))
 
     def _apply(self, process: _Process, changes: list[Change]) -> None:
         process.apply(changes)
