@@ -42,6 +42,7 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
     "prediction": CORE_WORDS,
     "scheduling": (*CORE_WORDS, "timing", "kv", "prediction"),
     "placement": (*CORE_WORDS, "kv"),
+    "pools": (*CORE_WORDS, "placement"),
     "migration": (*CORE_WORDS, "participant", "timing", "kv", "scheduling", "placement"),
     "checkpoints": (*CORE_WORDS, "participant", "kv", "placement"),
     "operations": ("messages", "effects"),
@@ -49,8 +50,18 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
         *(*CORE_WORDS, "participant", "operations", "timing", "kv", "scheduling", "placement", "migration"),
         "checkpoints",
     ),
-    "cluster": (*CORE_WORDS, "operations", "timing", "kv", "scheduling", "placement", "migration", "checkpoints"),
-    "gateway": (*CORE_WORDS, "operations", "placement", "cluster"),
+    "cluster": (
+        *CORE_WORDS,
+        "operations",
+        "timing",
+        "kv",
+        "scheduling",
+        "placement",
+        "pools",
+        "migration",
+        "checkpoints",
+    ),
+    "gateway": (*CORE_WORDS, "operations", "placement", "pools", "cluster"),
     "replay": ("timing", "prediction", "scheduling", "instance", "cluster", "gateway"),
 }
 ALLOWED: dict[str, tuple[str, ...]] = {

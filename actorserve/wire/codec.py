@@ -58,6 +58,7 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     51: m.CheckpointConfirmed,
     52: m.Checkpointed,
     53: m.SetCordon,
+    54: m.SetRole,
     60: m.Command,
     61: m.Answer,
 }
@@ -103,7 +104,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
     m.LoadReport: Rules(
         bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE},
-        added=("num_in_batch", "cordon", "num_output_tokens", "num_by_level"),
+        added=("num_in_batch", "cordon", "num_output_tokens", "num_by_level", "role", "num_decoding"),
     ),
     m.LoadDigest: Rules(columns=("workers", "reports"), added=("shown_on",)),
     m.TokenLogprobs: Rules(
@@ -129,6 +130,9 @@ _RULES: Final[dict[type, Rules]] = {
     m.Checkpoint: Rules(bounds={"token_ids": _TOKEN_ID}),
     m.Column: Rules(bounds={"integers": _SIGNED}, non_finite=frozenset({"numbers"})),
     m.Drain: Rules(added=("comes_back",)),
+    m.Placed: Rules(added=("token_instance",)),
+    m.Start: Rules(added=("token_instance",)),
+    m.MigrateTo: Rules(added=("decoding_only",)),
     m.ActsDone: Rules(columns=("command_ids", "outcomes", "texts")),
 }
 

@@ -12,9 +12,10 @@ from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.kv.layer_groups import LayerGroups
-from actorserve.core.messages import PROTOCOL_VERSION
+from actorserve.core.messages import PROTOCOL_VERSION, InstanceRole
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.replay import InstanceRecipe, Recipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -42,6 +43,8 @@ def parse_recipe(text: str) -> Recipe:
         if version != PROTOCOL_VERSION:
             written = "an older version" if version is None else f"version {int(version)}"
             raise ProtocolError(f"log has messages of {written}, and this program reads version {PROTOCOL_VERSION}")
+        if kind in ("gateway", "coordinator"):
+            values["pools"] = _whole(PoolsConfig, values["pools"])
         if kind == "gateway":
             return _whole(GatewayConfig, values)
         values["promote_after_s_of"] = _by_priority(values["promote_after_s_of"])
@@ -86,6 +89,7 @@ def _instance_config(values: dict[str, Any]) -> InstanceConfig:
             "headroom_bytes": headroom_bytes,
             "layer_groups": _whole(LayerGroups, values["layer_groups"]),
             "swap_mode": SwapMode(values["swap_mode"]),
+            "role": InstanceRole(values["role"]),
             "migration": _whole(MigrationConfig, migration | {"mode": MigrationMode(migration["mode"])}),
         },
     )

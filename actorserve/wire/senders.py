@@ -44,6 +44,7 @@ SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     m.Keep: _GATEWAY,
     m.Drain: _COORDINATOR,
     m.SetCordon: _COORDINATOR,
+    m.SetRole: _COORDINATOR,
     m.Command: _COORDINATOR,
     m.Answer: _GATEWAY | _WORKER,
     m.CheckpointTo: _COORDINATOR,

@@ -7,6 +7,7 @@ from math import inf
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.defaults import MAX_QUEUE_PER_INSTANCE, RETRY_S, placement_ttl_s
 from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S
 from actorserve.core.scheduling.policies import MIN_SHARE
 
@@ -41,6 +42,7 @@ class ClusterConfig:
     migration: PairingConfig | None = None
     scaling: ScalingConfig | None = None
     checkpoints: bool = False
+    pools: PoolsConfig = field(default_factory=PoolsConfig)
 
     @property
     def placement_ttl_s(self) -> float:

@@ -12,7 +12,7 @@ from actorserve.core.cluster.questions import Questions
 from actorserve.core.cluster.standing_orders import StandingOrders
 from actorserve.core.cluster.tables import host_of, host_table, state_of, top_table, worker_table
 from actorserve.core.effects import Audit, Effect, Send
-from actorserve.core.messages import ActsDone, Answer, Column, Command, Cordon, MigrateTo, Outcome, Peer
+from actorserve.core.messages import ActsDone, Answer, Column, Command, Cordon, InstanceRole, MigrateTo, Outcome, Peer
 from actorserve.core.operations.event_log import EventLog
 from actorserve.core.operations.process_verbs import do_in_process
 from actorserve.core.operations.results import Results
@@ -40,6 +40,12 @@ _WORDS: Final = {
     Cordon.CORDONED: "gets no more requests",
     Cordon.OPEN: "gets requests again",
     Cordon.EMPTYING: "gets no more requests, and its requests move away",
+}
+
+_PHASES: Final = {
+    InstanceRole.MIXED: "prompts and the tokens after them",
+    InstanceRole.PROMPT: "prompts only",
+    InstanceRole.TOKEN: "the tokens after prompts only",
 }
 
 
@@ -74,6 +80,7 @@ class Operators:
             "top": self._on_top,
             "events": self._on_events,
             "restart": self._on_restart,
+            "role": self._on_role,
             "migrate": self._on_migrate,
             "requests": self._on_requests,
             "cancel": self._ask_gateways,
@@ -239,6 +246,15 @@ class Operators:
         if not command.dry_run:
             effects += self.orders.restart(view)
         return done(command, f"{name} restarts once its requests have moved away or ended")
+
+    def _on_role(self, command: Command, now: float, effects: list[Effect]) -> Answer:
+        name, role = command.arguments[0], InstanceRole(command.arguments[1])
+        view = next((view for view in self._workers(name) if isinstance(view, InstanceView)), None)
+        if view is None:
+            return refused(command, self._unknown(name))
+        if not command.dry_run:
+            effects += self.orders.role(view, role)
+        return done(command, f"{name} computes {_PHASES[role]} until it restarts")
 
     def _on_migrate(self, command: Command, now: float, effects: list[Effect]) -> Answer | Ask:
         """The worker that runs the request decides. Only workers of the destination's kind are asked, because a move

@@ -1,12 +1,13 @@
 """What operators ordered of workers by name, and that the workers do not report yet.
 
 A cordon belongs to a worker's name: its successor under that name is cordoned, too, until the operator takes it back.
-Workers report their cordons, so that a new coordinator learns them. Orders are told again with each report that does
+Workers report their cordons, so that a new coordinator learns them. A role belongs to the worker that is up, because
+its successor begins with the role that is configured. Orders are told again with each report that does
 not show them.
 """
 
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import Cordon, Drain, Peer, SetCordon
+from actorserve.core.messages import Cordon, Drain, InstanceRole, Peer, SetCordon, SetRole
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
@@ -37,6 +38,11 @@ class StandingOrders:
             for effect in self._order(view, cordon)
         ]
 
+    def role(self, view: InstanceView, role: InstanceRole) -> list[Effect]:
+        """Have the worker compute these phases from now on."""
+        self._fleet.set_role(view, role)
+        return [Send(view.peer, SetRole(role))] if view.role_ordered is not None else []
+
     def restart(self, view: InstanceView) -> list[Effect]:
         """Have the worker end once it is empty, and start again."""
         view.told_to_come_back = True
@@ -54,6 +60,8 @@ class StandingOrders:
                 self._cordons[view.peer.name] = view.cordon
         elif view.cordon_ordered is not None:
             effects.append(Send(view.peer, SetCordon(view.cordon_ordered)))
+        if view.role_ordered is not None:
+            effects.append(Send(view.peer, SetRole(view.role_ordered)))
         if view.told_to_come_back and not view.report.draining:
             effects.append(Send(view.peer, Drain(comes_back=True)))
         return effects

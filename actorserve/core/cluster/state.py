@@ -18,6 +18,7 @@ ends (``core.cluster.scaling``), and which instance holds the checkpoints of whi
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from actorserve.core.checkpoints.ring import CheckpointRing
@@ -59,6 +60,7 @@ from actorserve.core.placement.dispatch import Need
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 from actorserve.core.placement.rules import DISPATCH_RULES
+from actorserve.core.pools.cluster_scheduler import ClusterScheduler
 
 _SHOWN_DIGITS: Final = 12  # of a kind, which is a hash
 
@@ -83,7 +85,11 @@ class ClusterState:
             rule=DISPATCH_RULES[config.dispatch],
             prefix_aware=config.prefix_aware,
         )
-        self.pairing = None if config.migration is None else Pairing(config.migration, self.fleet)
+        self.scheduler = ClusterScheduler(config.pools, self.fleet)
+        across_kinds = config.pools.across_kinds
+        self.pairing = None
+        if config.migration is not None:
+            self.pairing = Pairing(config.migration, self.fleet, across_kinds=across_kinds)
         self.scaling = None if config.scaling is None else Scaling(config.scaling)
         self.checkpoint_ring = CheckpointRing() if config.checkpoints else None
         self.queue = ClusterQueue(
@@ -169,6 +175,7 @@ class ClusterState:
     def validate(self) -> None:
         """For tests, after each event. Raises: AssertionError with the invariant that does not hold."""
         self.fleet.validate()
+        self.scheduler.validate()
         self.queue.validate()
         if self.pairing is not None:
             self.pairing.validate()
@@ -201,6 +208,7 @@ class ClusterState:
         if instance.peer in self.fleet.instances and self.pairing is not None:
             self.pairing.on_down(instance.peer)
         self.operators.orders.on_down(instance.peer)  # it may have been known under the same incarnation
+        self.scheduler.on_down(instance.peer)
         self.fleet.add(instance)
         if self.scaling is not None:
             self.scaling.on_up(instance.peer)
@@ -213,6 +221,7 @@ class ClusterState:
     def _on_report(self, peer: Peer, report: LoadReport, now: float, effects: list[Effect]) -> None:
         view = self.fleet.on_report(peer, report, now)
         effects += self.operators.orders.on_report(view)
+        self.scheduler.on_report(view, now)
         if self.pairing is not None:
             self.pairing.on_report(view)
         if self.scaling is not None:
@@ -272,6 +281,8 @@ class ClusterState:
     # --- requests come and go ----------------------------------------------------------------------------------------
 
     def _on_place(self, place: Place, gateway: Peer, now: float, effects: list[Effect]) -> None:
+        if self.config.pools.across_kinds and place.kind:
+            place = replace(place, kind="")
         placement = self.fleet.placement(place.request_id)
         waiting = self.waiting.get(place.request_id)
         known_epoch = placement.placed.epoch if placement else waiting.place.epoch if waiting else 0
@@ -299,8 +310,8 @@ class ClusterState:
         place, gateway = waiting.place, waiting.gateway
         if self.fleet.largest_tokens is not None and place.num_tokens > self.fleet.largest_tokens:
             self._refuse(waiting, RefusalReason.TOO_LARGE, self.config.retry_s, effects)
-        elif (view := self.fleet.choose(place)) is not None:
-            effects.append(Send(gateway, self.fleet.place(view, gateway, place, now)))
+        elif (pair := self.scheduler.choose(place, now)) is not None:
+            effects.append(Send(gateway, self.fleet.place(pair.prompt, gateway, place, now, token_view=pair.token)))
         elif len(self.queue) >= self.config.max_waiting_requests:
             retry_after_s = min(max(self.config.retry_s, self.queue.drain_s(now)), MAX_RETRY_AFTER_S)
             self._refuse(waiting, RefusalReason.OVERLOADED, retry_after_s, effects)
@@ -335,6 +346,7 @@ class ClusterState:
         if self.scaling is not None:
             self.scaling.on_down(peer)
         self.fleet.remove(peer)
+        self.scheduler.on_down(peer)
         self._speeds.forget(peer)
         self._digests.on_down(peer)
         for request_id in [r for r, waiting in self.waiting.items() if waiting.gateway == peer]:
@@ -365,12 +377,13 @@ class ClusterState:
             waiting = self.waiting[request_id]
             need, num_tokens = waiting.need, waiting.place.num_tokens
             has_reservation = self.fleet.has_reservation(request_id)
-            view = None
+            pair = None
             if has_reservation or need not in unplaced or num_tokens < unplaced[need]:
-                view = self.fleet.choose(waiting.place)
-            if view is not None:
+                pair = self.scheduler.choose(waiting.place, now)
+            if pair is not None:
                 self.queue.dispatch(request_id, now)
-                placed = self.fleet.place(view, waiting.gateway, waiting.place, now, now - waiting.since_s)
+                waited_s = now - waiting.since_s
+                placed = self.fleet.place(pair.prompt, waiting.gateway, waiting.place, now, waited_s, pair.token)
                 effects.append(Send(waiting.gateway, placed))
                 if has_reservation or self.queue.num_classes > 1:
                     return True

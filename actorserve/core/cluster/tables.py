@@ -33,6 +33,11 @@ def state_of(instance: Instance) -> str:
     return "silent" if instance.is_stale else "open"
 
 
+def role_of(view: InstanceView) -> str:
+    """The instance's role, with a mark if it works in the mixed pool although that is not its role."""
+    return f"{view.role.value}, mixed now" if view.is_drafted else view.role.value
+
+
 def is_empty(view: InstanceView) -> bool:
     """Whether no request is there or on its way there, as far as the last report tells, which knows of the cordon."""
     report = view.report
@@ -54,6 +59,7 @@ def worker_table(instances: Iterable[Instance]) -> tuple[Column, ...]:
         text_column("worker", [instance.peer.name for instance in known]),
         text_column("host", [host_of(instance.peer.name) for instance in known]),
         text_column("state", [state_of(instance) for instance in known]),
+        text_column("role", [role_of(view) if view else "" for view in views]),
         integer_column("running", [view.report.num_running if view else 0 for view in views]),
         integer_column("waiting", [view.report.num_waiting if view else 0 for view in views]),
         integer_column("in_flight", [len(view.in_flight) if view else 0 for view in views]),
@@ -79,6 +85,7 @@ def top_table(instances: Iterable[Instance], reported_s: Mapping[Peer, float], n
     return (
         text_column("worker", [view.peer.name for view in views]),
         text_column("state", [state_of(view) for view in views]),
+        text_column("role", [role_of(view) for view in views]),
         number_column("freeness", [_freeness(view) for view in views]),
         integer_column("running", [report.num_running for report in reports]),
         integer_column("waiting", [report.num_waiting for report in reports]),

@@ -14,15 +14,17 @@ feedback queue nor instances reserved for long requests, so shorter requests may
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from math import inf
 from zlib import crc32
 
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.gateway.peers import KnownPeers
 from actorserve.core.gateway.session import Session, SessionStage
-from actorserve.core.messages import LOCAL, LoadReport, Peer, Place, WorkerInfo
+from actorserve.core.messages import LOCAL, LoadReport, Peer, Place, Placed, WorkerInfo
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
+from actorserve.core.pools.cluster_scheduler import ClusterScheduler
 from actorserve.core.rng import hash64
 
 
@@ -31,6 +33,8 @@ class FallbackPlacer:
 
     def __init__(self, config: GatewayConfig, peers: KnownPeers, now: float) -> None:
         self._fleet = Fleet(config.max_queue_per_instance, config.placement_ttl_s, report_ttl_s=config.report_ttl_s)
+        self._across_kinds = config.pools.across_kinds
+        self._scheduler = ClusterScheduler(config.pools, self._fleet)
         self._min_scan_interval_s = config.retry_slack_s
         self._next_scan_s = -inf
         self._shortest_waiting_tokens = -inf  # no waiting session is shorter
@@ -41,15 +45,17 @@ class FallbackPlacer:
 
     def add_worker(self, peer: Peer, worker: WorkerInfo) -> None:
         """The worker gets requests from its first report on."""
+        self._scheduler.on_down(peer)
         self._fleet.add(NewInstance(peer, worker.kind, worker.model))
 
     def remove_worker(self, peer: Peer) -> None:
         """The worker gets no more requests. An unknown peer is ignored."""
         self._fleet.remove(peer)
+        self._scheduler.on_down(peer)
 
     def on_report(self, peer: Peer, report: LoadReport, now: float) -> None:
         if peer in self._fleet.instances:
-            self._fleet.on_report(peer, report, now)
+            self._scheduler.on_report(self._fleet.on_report(peer, report, now), now)
 
     def unheard(self, now: float) -> list[Peer]:
         """The workers that have not reported, or not for too long."""
@@ -62,16 +68,20 @@ class FallbackPlacer:
         largest_tokens = self._fleet.largest_tokens
         return largest_tokens is not None and num_tokens > largest_tokens
 
-    def place(self, place: Place, now: float) -> Peer | None:
-        """The worker to start the request on, which then counts as sent there. None if no worker has room for it."""
+    def place(self, place: Place, now: float) -> Placed | None:
+        """The worker to start the request on, which then counts as sent there, and the one to decode it. None if no
+        worker has room for it.
+        """
         self._fleet.expire(now)
         self._fleet.expire_reports(now)
         self._fleet.forget(place.request_id, place.epoch)
-        view = self._fleet.choose(place, seed=hash64(crc32(place.request_id.encode()), place.epoch))
-        if view is None:
+        if self._across_kinds and place.kind:
+            place = replace(place, kind="")
+        pair = self._scheduler.choose(place, now, seed=hash64(crc32(place.request_id.encode()), place.epoch))
+        if pair is None:
             self._shortest_waiting_tokens = min(self._shortest_waiting_tokens, place.num_tokens)
             return None
-        return self._fleet.place(view, LOCAL, place, now).instance
+        return self._fleet.place(pair.prompt, LOCAL, place, now, token_view=pair.token)
 
     def sessions_that_may_fit(self, sessions: Iterable[Session], now: float) -> Iterator[Session]:
         """The waiting sessions to place now, the most urgent first and then the earliest. Place each before the next.

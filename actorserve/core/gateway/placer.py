@@ -146,9 +146,9 @@ class SessionPlacer:
                 # The request has another instance already. (The same instance means a repeated answer.)
                 effects.append(Send(sender, Unplace(message.request_id, message.epoch)))
             return
-        session.instance = message.instance
+        session.instance, session.token_instance = message.instance, message.token_instance
         session.queued_s = message.waited_s
-        waited = f"{message.instance.name}, after {message.waited_s:.3f} s in the cluster's queue"
+        waited = f"{_names(message)}, after {message.waited_s:.3f} s in the cluster's queue"
         self._log.note(message.request_id, now, "placed", waited)
         if message.instance in self._peers.workers:
             self.start(session, now, effects)
@@ -226,10 +226,16 @@ class SessionPlacer:
         if fallback.is_too_large(session.num_tokens) and not session.output:
             self.refuse(session, RefusalReason.TOO_LARGE, self._config.retry_s, now, effects)
             return
-        instance = fallback.place(session.place_message(avoid_once), now)
-        if instance is not None:
+        placed = fallback.place(session.place_message(avoid_once), now)
+        if placed is not None:
             self._counts.num_placed_by_fallback += 1
-            self._log.note(session.spec.request_id, now, "placed", f"{instance.name}, without a coordinator")
-            session.instance = instance
+            self._log.note(session.spec.request_id, now, "placed", f"{_names(placed)}, without a coordinator")
+            session.instance, session.token_instance = placed.instance, placed.token_instance
             session.queued_s = now - session.served_at_s - session.waited_s
             self.start(session, now, effects)
+
+
+def _names(placed: Placed) -> str:
+    """Where the request's phases are computed."""
+    token = placed.token_instance
+    return placed.instance.name if token is None else f"{placed.instance.name}, then {token.name}"

@@ -56,6 +56,7 @@ class Session:
     told_epoch: int = 0
     resend_requested_s: float | None = None
     transfer: Transfer | None = None  # the transfer that copied the KV to this epoch's owner
+    token_instance: Peer | None = None  # where this epoch's owner is to hand the request over to after the prompt
     hand_over: HandOver | None = None  # the owner asked for it, and some of its tokens have not arrived yet
     checkpointed: Checkpointed | None = None  # where checkpoints of this epoch's KV are
 
@@ -83,7 +84,7 @@ class Session:
         self.epoch += 1
         self.instance = None
         self.resend_requested_s = None
-        self.transfer = self.hand_over = self.checkpointed = None
+        self.transfer = self.hand_over = self.checkpointed = self.token_instance = None
         self.age_s = now - self.came_at_s
         self.waited_s = now - self.served_at_s
 
@@ -109,4 +110,4 @@ class Session:
         spec = replace(self.spec, output_token_ids=tuple(self.output))
         queued_s = self.queued_s
         attained = replace(self.attained, waited_s=self.waited_s + queued_s, age_s=self.age_s + queued_s)
-        return Start(self.epoch, spec, attained, self.transfer)
+        return Start(self.epoch, spec, attained, self.transfer, self.token_instance)

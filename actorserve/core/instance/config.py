@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from actorserve.core.defaults import RETRY_S
 from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
+from actorserve.core.messages import InstanceRole
 from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.scheduling.swapping import SwapMode
 
@@ -19,7 +20,8 @@ class InstanceConfig:
     ``headroom_bytes``, by priority, is KV memory that counts as used in addition to what running requests of that
     priority hold. After each ``checkpoint_tokens`` new tokens of a request another worker copies its KV; 0 switches
     checkpoints off. Loads are reported every ``load_report_s``, and with ``report_changes`` also when a prompt was
-    computed or a request has ended, for baselines whose dispatcher knows the queues as they are.
+    computed or a request has ended, for baselines whose dispatcher knows the queues as they are. ``role`` is the one
+    that it begins with.
     """
 
     num_blocks: int
@@ -41,6 +43,7 @@ class InstanceConfig:
     swap_mode: SwapMode = SwapMode.PROACTIVE
     migration: MigrationConfig = field(default_factory=MigrationConfig)
     checkpoint_tokens: int = 0
+    role: InstanceRole = InstanceRole.MIXED
 
     @property
     def max_chunk_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """How requests come to an instance, and how they leave it."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from actorserve.core.effects import AddToEngine, DropFromEngine
 from actorserve.core.instance.load_report import LoadReporter
@@ -35,7 +35,9 @@ class RequestLife:
         participants: Sequence[Participant],
         receivers: Mapping[TransferKind, Receiver],
         reporter: LoadReporter,
+        hand_off: Callable[[Request, Peer], None],
     ) -> None:
+        """``hand_off``: has this instance hand a request over after its prompt."""
         self.outbox = Outbox(parts.config.retry_s, parts.effects)
         self.compiling: set[Request] = set()
         """Requests that no iteration names yet, because their grammars are not compiled. Never iterated."""
@@ -47,6 +49,7 @@ class RequestLife:
         self._participants = participants
         self._receivers = receivers
         self._reporter = reporter
+        self._hand_off = hand_off
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
@@ -114,6 +117,8 @@ class RequestLife:
             parts.policy.add(request, now, parts.memory.prefixes.num_cached_tokens(request), start.attained)
         if request.sampling.grammar:
             self.compiling.add(request)
+        if start.token_instance is not None:
+            self._hand_off(request, start.token_instance)
         self._effects.append(AddToEngine(start.request))
 
     def _on_grammar_ready(self, message: GrammarReady, sender: Peer, now: float) -> bool:

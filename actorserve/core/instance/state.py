@@ -41,6 +41,7 @@ from actorserve.core.messages import (
     Release,
     Role,
     SetCordon,
+    SetRole,
     StepDone,
     Tick,
     TransferKind,
@@ -114,10 +115,13 @@ class InstanceState:
         receivers: tuple[Receiver, ...] = (self.migration_destination, self.checkpoint_store)
         self._receivers = {receiver.kind: receiver for receiver in receivers}
         self._reporter = LoadReporter(self.load_report, config.load_report_s, effects)
-        self._life = RequestLife(parts, self.steps, self._participants, self._receivers, self._reporter)
+        self._life = RequestLife(
+            parts, self.steps, self._participants, self._receivers, self._reporter, self.migration_source.hand_off
+        )
         self.quiet_steps = QuietSteps(parts, self.steps, self._participants, self._end_all)
         self.num_stale_messages = 0
         self.cordon = Cordon.OPEN  # what an operator ordered
+        self.role = config.role
         self._has_drained = False
         self._comes_back = False
         self.log = RequestLog()
@@ -137,6 +141,7 @@ class InstanceState:
             Tick: self._on_tick,
             Drain: self._on_drain,
             SetCordon: self._on_set_cordon,
+            SetRole: self._on_set_role,
             Command: self._operators.on_command,
             **self._life.handlers,
         }
@@ -170,6 +175,7 @@ class InstanceState:
         for participant in self._participants:
             participant.settle(now)
         self._run_next_step(now)
+        self.migration_source.begin_handoffs(now)
         for request_id, what in self.batcher.take_notes():
             self.log.note(request_id, now, what)
         if self._life.is_draining and not self._has_drained and not self.requests and not self.outbox:
@@ -303,6 +309,11 @@ class InstanceState:
         self.cordon = message.cordon
         self._reporter.send()
 
+    def _on_set_role(self, message: SetRole, sender: Peer, now: float) -> None:
+        """What the role means is the dispatcher's matter: it sends other requests from now on."""
+        self.role = message.role
+        self._reporter.send()
+
     def load_report(self, sequence: int = 0, accepted: tuple[str, ...] = ()) -> LoadReport:
         """The load now. ``accepted`` names the requests that arrived since the last report."""
         order = [request for request in self.batcher.order if self.requests.get(request.request_id) is request]
@@ -319,6 +330,7 @@ class InstanceState:
             num_in_batch=self.steps.num_in_batch,
             is_draining=self._life.is_draining,
             cordon=self.cordon,
+            role=self.role,
             num_output_tokens=self.steps.num_output_tokens,
             num_by_level=self.policy.num_by_level(),
             sequence=sequence,

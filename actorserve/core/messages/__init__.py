@@ -27,6 +27,7 @@ from actorserve.core.messages.engine import (
 from actorserve.core.messages.lifecycle import (
     Drain as Drain,
     SetCordon as SetCordon,
+    SetRole as SetRole,
     StartFailed as StartFailed,
     Tick as Tick,
 )
@@ -97,6 +98,7 @@ from actorserve.core.messages.values import (
     Attained as Attained,
     Cordon as Cordon,
     FinishReason as FinishReason,
+    InstanceRole as InstanceRole,
     KVAccess as KVAccess,
     ModelInfo as ModelInfo,
     Peer as Peer,
@@ -169,6 +171,7 @@ Message = (
     | Tick
     | Drain
     | SetCordon
+    | SetRole
     | Command
     | Answer
     | ActsDone

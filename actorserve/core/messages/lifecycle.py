@@ -1,7 +1,7 @@
 """Messages: time, and how processes start and end."""
 
 from actorserve.core.messages.value import value
-from actorserve.core.messages.values import Cordon
+from actorserve.core.messages.values import Cordon, InstanceRole
 
 
 @value
@@ -32,3 +32,13 @@ class SetCordon:
     """
 
     cordon: Cordon
+
+
+@value
+class SetRole:
+    """c -> w: an operator ordered this role. Requests that the worker has stay, until they end or move away.
+
+    Repeated until a load report shows it.
+    """
+
+    role: InstanceRole

@@ -2,7 +2,7 @@
 
 from actorserve.core.messages.rows import ONE_BLOCK_A_ROW, RowShape
 from actorserve.core.messages.value import value
-from actorserve.core.messages.values import Cordon, Peer
+from actorserve.core.messages.values import Cordon, InstanceRole, Peer
 
 
 @value
@@ -35,6 +35,8 @@ class LoadReport:
     - ``cordon`` is what an operator ordered of this worker last.
     - ``num_by_level`` counts the requests in each level of its feedback queue, the most urgent level first; it is empty
       if the scheduling policy has no levels.
+    - ``role`` is the instance's role. ``num_decoding`` requests decode here, and no token instance is
+      getting them.
     - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
 
@@ -73,6 +75,8 @@ class LoadReport:
     cordon: Cordon = Cordon.OPEN
     num_output_tokens: int = 0
     num_by_level: tuple[int, ...] = ()
+    role: InstanceRole = InstanceRole.MIXED
+    num_decoding: int = 0
 
 
 @value

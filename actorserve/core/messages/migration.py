@@ -13,12 +13,14 @@ from actorserve.core.messages.values import Attained, Peer, RequestSpec
 class MigrateTo:
     """c -> w: for the next ``ttl_s`` move requests to this worker, one after another, ``num_bytes`` of KV in all.
 
-    A later MigrateTo replaces this one, and one of 0 bytes cancels it. Migrations in flight go on.
+    A later MigrateTo replaces this one, and one of 0 bytes cancels it. Migrations in flight go on. ``decoding_only``:
+    only requests past their first token may move, because the destination computes no prompts.
     """
 
     destination: Peer
     num_bytes: int
     ttl_s: float
+    decoding_only: bool = False
 
 
 @value

@@ -27,12 +27,16 @@ class Place:
 
 @value
 class Placed:
-    """c -> g: start the request on ``instance``. It waited ``waited_s`` in the cluster's queue."""
+    """c -> g: start the request on ``instance``. It waited ``waited_s`` in the cluster's queue.
+
+    ``token_instance``, if there is one, decodes the request after ``instance`` has computed the prompt.
+    """
 
     request_id: str
     epoch: int
     instance: Peer
     waited_s: float = 0.0
+    token_instance: Peer | None = None
 
 
 @value

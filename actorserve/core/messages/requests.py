@@ -6,6 +6,7 @@ from actorserve.core.messages.values import (
     NEWCOMER,
     Attained,
     FinishReason,
+    Peer,
     PromptLogprobs,
     RequestSpec,
     TokenLogprobs,
@@ -17,12 +18,14 @@ class Start:
     """g -> w: own this request under ``epoch``. A repeat is answered again; an older epoch is dropped.
 
     ``transfer`` copied KV of the request to the receiver: the last owner handed it over, or died after a checkpoint.
+    The receiver hands the request over to ``token_instance``, if there is one, once the prompt is computed.
     """
 
     epoch: int
     request: RequestSpec
     attained: Attained = NEWCOMER
     transfer: Transfer | None = None
+    token_instance: Peer | None = None
 
 
 @value

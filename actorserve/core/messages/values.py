@@ -46,6 +46,14 @@ class Cordon(StrEnum):
     EMPTYING = "emptying"  # in addition its requests move to other workers, and it does not end once they have left
 
 
+class InstanceRole(StrEnum):
+    """Which phases of its requests an instance computes (Splitwise, section 4.1)."""
+
+    MIXED = "mixed"  # prompts, and the tokens after them
+    PROMPT = "prompt"  # prompts; it hands requests over to token instances after their first token
+    TOKEN = "token"  # the tokens after prompts that prompt instances computed
+
+
 class FinishReason(StrEnum):
     """Why a request ended. ``STOP`` and ``LENGTH`` are successes; each request ends exactly once."""
 

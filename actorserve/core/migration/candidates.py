@@ -28,8 +28,9 @@ class MigrationCandidates:
         mean, num_output = self._mean_output, request.num_output
         self._mean_output = num_output if mean == math.inf else mean + _GAIN * (num_output - mean)
 
-    def choose(self, max_bytes: int, moving: Container[str]) -> Request | None:
+    def choose(self, max_bytes: int, moving: Container[str], *, decoding_only: bool = False) -> Request | None:
         """The request to move, of at most ``max_bytes`` of KV, and none of those ``moving`` (request ids) already.
+        ``decoding_only``: it must be past its first token.
 
         Requests of low priority (a large number) go first, then those that need no copy, then short ones.
         """
@@ -37,6 +38,7 @@ class MigrationCandidates:
             request
             for request in self._requests.values()
             if request.request_id not in moving
+            and (request.num_output > 0 or not decoding_only)
             and self.can_move(request)
             and self._memory.bytes_of(request) <= max_bytes
             and self._pays(request)

@@ -32,7 +32,7 @@ from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.participant import Handler, Participant, Running
 from actorserve.core.request import Request
 
-_MAX_FROM_ONE = 16  # requests in flight from one source
+_MAX_FROM_ONE = 256  # requests in flight from one source, which may hand over all that an iteration prefills
 _MIN_BYTES_PER_S = 2**23  # a slower copy is given up if no configured rate bounds it
 
 
@@ -156,7 +156,8 @@ class MigrationDestination(Participant):
         num_tokens = len(kv.token_ids)
         reason = DeclineReason.NO_BLOCKS
         kv.num_computed, kv.first_row = offer.num_computed, self._memory.first_seen(offer.num_computed)
-        if not self._is_sound(0, offer.num_computed, num_tokens, len(offer.ticket.blocks)):
+        has_kv = offer.num_computed > 0 or not offer.is_last
+        if not has_kv or not self._is_sound(0, offer.num_computed, num_tokens, len(offer.ticket.blocks)):
             reason = DeclineReason.UNKNOWN
         elif source not in self._access:
             reason = DeclineReason.UNREACHABLE
@@ -230,7 +231,7 @@ class MigrationDestination(Participant):
         ``num_offered`` rows.
         """
         memory, num_rows = self._memory, self._memory.rows_for(num_computed)
-        if not 0 < num_computed < num_tokens or num_rows < num_offered:
+        if not 0 <= num_computed < num_tokens or num_rows < num_offered:
             return False
         return num_blocks == memory.rows.count(num_offered, num_rows, memory.first_seen(num_computed), num_rows)
 

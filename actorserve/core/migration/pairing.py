@@ -14,6 +14,11 @@ module decides only the pairs, and how much may move at most:
 The capacity of links does not count here. The source knows it best: it weighs a move's gain against its cost by the
 measured bandwidth. When a move's time is over, bytes that have not moved no longer count.
 
+Pools (``core.pools``). What decodes on a prompt instance found no room in time when its prompt was computed, or has
+stayed since the instance's role changed. So this instance is a source for these requests, whatever its load. Requests
+move to token and mixed instances only, and to token instances only after their first token. A prompt instance
+receives nothing, except prompts of one that is to empty.
+
 An instance that terminates, or that an operator empties, is a source whatever its load, for all its requests, and gets
 one destination after another. An instance that is closed for either reason, or is cordoned, is no destination. If
 an instance is reserved for a request that waits in the cluster, this request counts there as the head of the line. So
@@ -37,7 +42,7 @@ from typing import Final
 
 from actorserve.core.effects import Send
 from actorserve.core.kv.block_allocator import rows_for
-from actorserve.core.messages import MigrateTo, Peer
+from actorserve.core.messages import InstanceRole, MigrateTo, Peer
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import InstanceView
 
@@ -99,10 +104,12 @@ class _Backoff:
 class Pairing:
     """Decides the moves, and counts the bytes that are on their way in the destinations' views."""
 
-    def __init__(self, config: PairingConfig, fleet: Fleet) -> None:
+    def __init__(self, config: PairingConfig, fleet: Fleet, *, across_kinds: bool = False) -> None:
+        """``across_kinds``: whether requests may move to another kind of instance."""
         self.moves: dict[Peer, Move] = {}  # by source
         self.config = config
         self._fleet = fleet
+        self._across_kinds = across_kinds
         self._no_source_until_s: dict[Peer, float] = {}
         self._no_destination_until_s: dict[Peer, float] = {}
         self._backoffs: dict[tuple[Peer, Peer], _Backoff] = {}  # by source and destination
@@ -152,7 +159,8 @@ class Pairing:
         for source, move in self.moves.items():
             assert views.get(source) is move.source, f"the source {source.name} is known"
             assert views.get(move.destination.peer) is move.destination, "the destination is known"
-            assert move.source.kind == move.destination.kind, "a move stays within a kind"
+            is_allowed = self._across_kinds or move.source.kind == move.destination.kind
+            assert is_allowed, "a move stays within a kind"
             assert 0 <= move.left_bytes <= move.num_bytes, "left bytes are part of the move"
             promised_bytes[move.destination.peer] += move.left_bytes
         for peer, view in views.items():
@@ -233,10 +241,14 @@ class Pairing:
             is_free = not view.is_closed and view.reserved_for is None
             may_receive = is_free and view.peer not in self._no_destination_until_s
             if may_receive and iterations[view.peer] > self.config.destination_above:
-                found[view.kind].append(view)
+                found[self._kind_of(view)].append(view)
         for views in found.values():
             views.sort(key=lambda view: (iterations[view.peer], view.peer))
         return found
+
+    def _kind_of(self, view: InstanceView) -> str:
+        """Requests move between instances for which this is equal."""
+        return "" if self._across_kinds else view.kind
 
     def _pair(
         self,
@@ -249,8 +261,8 @@ class Pairing:
         for source in sources:
             if len(self.moves) >= self.config.max_moves:
                 return
-            left = destinations.get(source.kind, [])
-            destination = next((view for view in reversed(left) if self._may_pair(source.peer, view.peer, now)), None)
+            left = destinations.get(self._kind_of(source), [])
+            destination = next((view for view in reversed(left) if self._may_pair(source, view, now)), None)
             if destination is None:
                 continue
             num_bytes = self._bytes_to_move(source, destination)
@@ -258,8 +270,10 @@ class Pairing:
                 left.remove(destination)
                 self._begin(source, destination, num_bytes, now, sends)
 
-    def _may_pair(self, source: Peer, destination: Peer, now: float) -> bool:
-        backoff = self._backoffs.get((source, destination))
+    def _may_pair(self, source: InstanceView, destination: InstanceView, now: float) -> bool:
+        if not _fits_pools(source, destination):
+            return False
+        backoff = self._backoffs.get((source.peer, destination.peer))
         return backoff is None or backoff.until_s <= now
 
     def _begin(
@@ -278,7 +292,10 @@ class Pairing:
         )
         self._set_left(move, num_bytes)
         self._no_source_until_s[destination.peer] = now + ttl_s + self.config.rest_s
-        sends.append(Send(source.peer, MigrateTo(destination.peer, num_bytes, ttl_s)))
+        decoding_only = _sends_decodes(source) or (
+            destination.pool is InstanceRole.TOKEN and source.pool is not InstanceRole.TOKEN
+        )
+        sends.append(Send(source.peer, MigrateTo(destination.peer, num_bytes, ttl_s, decoding_only)))
 
     def _bytes_to_move(self, source: InstanceView, destination: InstanceView) -> int:
         """As much as the module's rules allow; 0 if that is less than a block."""
@@ -287,7 +304,7 @@ class Pairing:
         free_bytes = destination.free_bytes()
         mean_bytes = max(held_bytes / (report.num_running + report.num_waiting), report.bytes_per_block)
         wanted_bytes = held_bytes
-        if not source.must_empty:
+        if not source.must_empty and not _sends_decodes(source):
             gap_bytes = free_bytes - _free_bytes(source)
             wanted_bytes = min(wanted_bytes, max(gap_bytes // 2, min(ceil(mean_bytes), gap_bytes * 3 // 4)))
         # (free - x) / (B + x / mean) >= least, solved for x
@@ -305,9 +322,30 @@ def _free_bytes(view: InstanceView) -> int:
     return view.free_bytes() - num_wanted * report.bytes_per_block
 
 
+def _sends_decodes(view: InstanceView) -> bool:
+    """Whether the instance is to send away all requests that decode there."""
+    return view.pool is InstanceRole.PROMPT and view.report.num_decoding > 0
+
+
+def _fits_pools(source: InstanceView, destination: InstanceView) -> bool:
+    """Whether the destination computes the phase of the requests that the source is to send."""
+    only_prompts = source.pool is InstanceRole.PROMPT and not source.report.num_decoding
+    match destination.pool:
+        case InstanceRole.PROMPT:
+            return only_prompts
+        case InstanceRole.TOKEN:
+            return not only_prompts
+        case InstanceRole.MIXED:
+            return True
+
+
 def _iterations(view: InstanceView) -> float:
-    """F in iterations; minus infinity for an instance that is to empty."""
-    if view.must_empty:
+    """F in iterations; minus infinity for an instance that is to send all away, and infinity for a prompt instance
+    without such requests, because a long queue of prompts is no lack of memory for decodes.
+    """
+    if view.must_empty or _sends_decodes(view):
         return -inf
+    if view.pool is InstanceRole.PROMPT:
+        return inf
     report = view.report
     return _free_bytes(view) / max(1, view.num_running) / report.bytes_per_block * report.tokens_per_block

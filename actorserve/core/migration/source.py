@@ -20,6 +20,13 @@ Differences from the paper and from systems built on it:
 - A request without KV moves by the hand-over alone. A request that is swapped out moves in a single stage, out of the
   host's pool. A request in prefill stays.
 
+A handoff (Splitwise, section 4.3) is a migration whose first stages run while the prompt does. It begins with the
+prompt's first iteration, and the destination reserves blocks for the whole prompt. Each stage copies the chunks that
+ended since. The request is paused when its last chunk is planned, so that no decode runs between that and the last
+stage. Its first token leaves from here, and the second one comes from the destination. A prompt that is preempted is
+handed off again from its beginning. If the destination declines, the request decodes here until the coordinator moves
+it.
+
 Each stage has a deadline. Blocks are reserved stage by stage, and the destination may decline. The source gives up if
 the request finished, left, or was preempted. It sends Withdrawn; if that is lost, the destination's deadline passes.
 ``core.migration.destination`` is the destination's side.
@@ -27,8 +34,6 @@ the request finished, left, or was preempted. It sends Withdrawn; if that is los
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
 
 from actorserve.core.effects import Effects, Meet
 from actorserve.core.kv.kv_memory import KVMemory
@@ -50,6 +55,7 @@ from actorserve.core.messages import (
 )
 from actorserve.core.migration.candidates import MigrationCandidates
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
+from actorserve.core.migration.outgoing import Outgoing, Phase, Target
 from actorserve.core.participant import Handler, Participant, Running
 from actorserve.core.request import Request
 from actorserve.core.scheduling.policy import SchedulingPolicy
@@ -58,44 +64,6 @@ from actorserve.core.timing.step_times import StepTimes
 _MAX_STAGES = 8  # before the last one, because a link slower than decoding never catches up
 _ORDER_S = 10.0  # how long an operator's order to move a request waits until the request can move
 _PATIENCE = 4.0  # a stage may take this many times the expected time of its copy
-
-
-class _Phase(Enum):
-    COPYING = auto()  # a stage was offered, and is not copied yet
-    LAST_DUE = auto()  # the last stage begins once the steps in flight have ended
-    HANDING_OVER = auto()  # the gateway was asked
-
-
-@dataclass(slots=True, eq=False)
-class _Outgoing:
-    """A request that moves away.
-
-    ``blocks`` is the list object of its blocks when the move began: if the request has another list, it was preempted.
-    The first ``num_offered`` rows of it are copied or being copied. The destination knows ``num_told`` of its tokens.
-    """
-
-    id: TransferId
-    request: Request
-    to: Peer
-    phase: _Phase
-    blocks: list[int]
-    deadline_s: float
-    stage: int = 0
-    num_offered: int = 0
-    num_told: int = 0
-    is_last: bool = False
-    began_s: float = 0.0  # the current stage
-    stage_bytes: int = 0
-    kv_bytes: int = 0  # of all of its tokens, when the gateway was asked
-
-
-@dataclass(slots=True)
-class _Target:
-    """Where the coordinator wants requests to go, and how many bytes of KV it still wants moved."""
-
-    to: Peer
-    num_bytes: int
-    until_s: float
 
 
 class MigrationSource(Participant):
@@ -129,10 +97,11 @@ class MigrationSource(Participant):
         self._effects = effects
         self._candidates = MigrationCandidates(requests, memory, times, config.bytes_per_s)
         self._key = bytes.fromhex(config.ticket_key)
-        self._target: _Target | None = None
+        self._target: Target | None = None
         self._peers: set[Peer] = set()
-        self._outgoing: dict[str, _Outgoing] = {}  # by request id
+        self._outgoing: dict[str, Outgoing] = {}  # by request id
         self._ordered: dict[str, tuple[Peer, float]] = {}  # operators' orders: where to, and until when, by request id
+        self._to_hand_off: dict[str, Peer] = {}  # requests in prefill and their token instances, by request id
         self._num_transfers = 0
 
     def __len__(self) -> int:
@@ -142,11 +111,16 @@ class MigrationSource(Participant):
     def wants_step_end(self) -> bool:
         """Whether a last stage waits for a step's end, or a new move may begin then."""
         target = self._target
-        if target is not None and target.to in self._peers and len(self._outgoing) < self._config.max_outgoing:
+        if target is not None and target.to in self._peers and self._num_moves < self._config.max_outgoing:
             return True
-        if self._ordered:
+        if self._ordered or self._to_hand_off:
             return True
-        return any(outgoing.phase is _Phase.LAST_DUE for outgoing in self._outgoing.values())
+        return any(outgoing.phase is Phase.LAST_DUE for outgoing in self._outgoing.values())
+
+    @property
+    def _num_moves(self) -> int:
+        """The requests in flight, without handoffs, because these are bounded by the prompts in an iteration."""
+        return sum([not outgoing.is_handoff for outgoing in self._outgoing.values()])
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
@@ -163,22 +137,26 @@ class MigrationSource(Participant):
     def validate(self) -> None:
         for request_id, outgoing in self._outgoing.items():
             assert self._requests.get(request_id) is outgoing.request, f"{request_id} moves, but is not here"
-            is_paused = outgoing.is_last or outgoing.phase is not _Phase.COPYING
-            assert is_paused == (outgoing.request in self.paused), f"{request_id} is paused too early or too late"
-            waits_for_step = is_paused and self._steps.is_running(outgoing.request)
-            assert waits_for_step == (outgoing.phase is _Phase.LAST_DUE), (
-                f"the last stage of {request_id} began wrongly"
-            )
+            is_paused = outgoing.request in self.paused
+            must_pause = outgoing.is_last or outgoing.phase in (Phase.LAST_DUE, Phase.HANDING_OVER)
+            may_pause = must_pause or (outgoing.is_handoff and outgoing.phase is Phase.COPYING)
+            assert must_pause <= is_paused <= may_pause, f"{request_id} is paused too early or too late"
+            waits_for_step = outgoing.phase is Phase.LAST_DUE
+            has_ended = not self._steps.is_running(outgoing.request)
+            assert waits_for_step <= is_paused, f"{request_id} is paused until its last stage"
+            assert not (waits_for_step and has_ended), f"the last stage of {request_id} is overdue"
+            assert not must_pause or waits_for_step or has_ended, f"the last stage of {request_id} began too early"
         moving = {id(outgoing.request) for outgoing in self._outgoing.values()}
         assert all(id(request) in moving for request in self.paused), "a request is paused, but does not move"
-        assert len(self._outgoing) <= self._config.max_outgoing, "too many requests move at once"
+        assert self._num_moves <= self._config.max_outgoing, "too many requests move at once"
 
     # --- messages and events -----------------------------------------------------------------------------------------
 
     def _on_migrate_to(self, message: MigrateTo, sender: Peer, now: float) -> None:
         self._target = None
         if message.num_bytes:
-            self._target = _Target(message.destination, message.num_bytes, now + message.ttl_s)
+            until_s = now + message.ttl_s
+            self._target = Target(message.destination, message.num_bytes, until_s, message.decoding_only)
             if message.destination not in self._peers:
                 self._effects.append(Meet(message.destination))
 
@@ -195,6 +173,17 @@ class MigrationSource(Participant):
                 self._effects.append(Meet(to))
         return None
 
+    def hand_off(self, request: Request, to: Peer) -> None:
+        """Have ``to`` decode this request, which has just come, after its prompt."""
+        self._to_hand_off[request.request_id] = to
+        if to not in self._peers:
+            self._effects.append(Meet(to))
+
+    def hands_off(self, request: Request) -> bool:
+        """Whether the request, whose prompt is computed here, is on its way to a token instance."""
+        outgoing = self._outgoing.get(request.request_id)
+        return outgoing is not None and outgoing.is_handoff
+
     def on_peer_up(self, peer: Peer, access: KVAccess | None) -> None:
         self._peers.add(peer)
 
@@ -203,8 +192,9 @@ class MigrationSource(Participant):
         self._peers.discard(peer)
         self._drop_target(peer)
         self._ordered = {name: order for name, order in self._ordered.items() if order[0] != peer}
+        self._to_hand_off = {name: to for name, to in self._to_hand_off.items() if to != peer}
         for outgoing in list(self._outgoing.values()):
-            if outgoing.to == peer and outgoing.phase is not _Phase.HANDING_OVER:
+            if outgoing.to == peer and outgoing.phase is not Phase.HANDING_OVER:
                 self._cancel(outgoing)
 
     def _on_copied(self, message: Copied, sender: Peer, now: float) -> bool:
@@ -212,7 +202,7 @@ class MigrationSource(Participant):
         if outgoing is None:
             self._effects.send(sender, Withdrawn(message.transfer))  # an earlier Withdrawn may have been lost
             return False
-        if outgoing.phase is not _Phase.COPYING or message.stage != outgoing.stage:
+        if outgoing.phase is not Phase.COPYING or message.stage != outgoing.stage:
             return False
         if outgoing.stage_bytes:
             self._times.observe_transfer(outgoing.stage_bytes, now - outgoing.began_s)
@@ -223,20 +213,23 @@ class MigrationSource(Participant):
         if outgoing.is_last:
             self._ask_to_hand_over(outgoing, now)
             return True
+        if outgoing.is_handoff:
+            outgoing.phase, outgoing.deadline_s = Phase.AWAITING, math.inf
+            return True  # what follows is settled at once
         size = self._memory.tokens_per_block
         num_full = outgoing.request.num_computed // size
         if num_full > outgoing.num_offered and outgoing.stage + 1 < _MAX_STAGES:
             outgoing.stage += 1
             self._offer(outgoing, num_full * size, now)
         else:
-            outgoing.phase = _Phase.LAST_DUE
+            outgoing.phase = Phase.LAST_DUE
             outgoing.deadline_s = math.inf
             self.paused.add(outgoing.request)
         return True
 
     def _on_declined(self, message: Declined, sender: Peer, now: float) -> bool:
         outgoing = self._find(message.transfer, sender)
-        if outgoing is None or outgoing.phase is _Phase.HANDING_OVER:
+        if outgoing is None or outgoing.phase is Phase.HANDING_OVER:
             return False
         self._cancel(outgoing)
         self._drop_target(sender)
@@ -245,7 +238,7 @@ class MigrationSource(Participant):
     def _on_keep(self, message: Keep, sender: Peer, now: float) -> bool:
         """The gateway does not hand the request over."""
         outgoing = self._outgoing.get(message.request_id)
-        if outgoing is None or outgoing.phase is not _Phase.HANDING_OVER or outgoing.request.epoch != message.epoch:
+        if outgoing is None or outgoing.phase is not Phase.HANDING_OVER or outgoing.request.epoch != message.epoch:
             return False
         self._withdraw(outgoing)
         self._cancel(outgoing)
@@ -253,6 +246,7 @@ class MigrationSource(Participant):
         return True
 
     def on_gone(self, request: Request) -> None:
+        self._to_hand_off.pop(request.request_id, None)
         if request.finish_reason is not None:
             self._candidates.on_finished(request)
         outgoing = self._outgoing.get(request.request_id)
@@ -260,7 +254,7 @@ class MigrationSource(Participant):
             return
         del self._outgoing[request.request_id]
         self.paused.discard(request)
-        if outgoing.phase is _Phase.HANDING_OVER:
+        if outgoing.phase is Phase.HANDING_OVER:
             # No Withdrawn, because the destination is likely to need the copy right now.
             self.num_migrated += 1
             self.migrated_bytes += outgoing.kv_bytes
@@ -272,7 +266,7 @@ class MigrationSource(Participant):
         for outgoing in list(self._outgoing.values()):
             if now < outgoing.deadline_s:
                 continue
-            if outgoing.phase is _Phase.HANDING_OVER:
+            if outgoing.phase is Phase.HANDING_OVER:
                 self._ask_to_hand_over(outgoing, now)
             else:
                 self._withdraw(outgoing)
@@ -287,12 +281,16 @@ class MigrationSource(Participant):
             return
         for outgoing in list(self._outgoing.values()):
             request = outgoing.request
-            if outgoing.phase is _Phase.LAST_DUE:
+            if outgoing.is_handoff and not self._is_void(outgoing):
+                self._follow_prompt(outgoing, now)
+            if outgoing.phase is Phase.LAST_DUE:
                 if not self._steps.is_running(request):
                     self._begin_last_stage(outgoing, now)
             elif self._is_void(outgoing):
                 self._withdraw(outgoing)
                 self._cancel(outgoing)
+                if outgoing.is_handoff:
+                    self._to_hand_off[request.request_id] = outgoing.to
         if self._ordered:
             self._begin_ordered(now)
         if target is None:
@@ -302,14 +300,15 @@ class MigrationSource(Participant):
         elif target.to in self._peers:
             self._begin(target, now)
 
-    def _is_void(self, outgoing: _Outgoing) -> bool:
+    def _is_void(self, outgoing: Outgoing) -> bool:
         """Whether preemption took the blocks that a stage names. The destination may read other requests' KV there."""
         request = outgoing.request
         return request not in self.paused and (request.blocks is not outgoing.blocks or request.copy_id is not None)
 
-    def _begin(self, target: _Target, now: float) -> None:
-        while len(self._outgoing) < self._config.max_outgoing:
-            request = self._candidates.choose(target.num_bytes, self._outgoing)
+    def _begin(self, target: Target, now: float) -> None:
+        while self._num_moves < self._config.max_outgoing:
+            moving = self._outgoing.keys() | self._to_hand_off.keys()
+            request = self._candidates.choose(target.num_bytes, moving, decoding_only=target.decoding_only)
             if request is None:
                 return
             target.num_bytes -= self._memory.bytes_of(request)
@@ -323,17 +322,65 @@ class MigrationSource(Participant):
             elif (
                 to in self._peers
                 and request_id not in self._outgoing
-                and len(self._outgoing) < self._config.max_outgoing
+                and self._num_moves < self._config.max_outgoing
                 and self._candidates.can_move(request)
             ):
                 del self._ordered[request_id]
                 self._move(request, to, now)
 
-    def _move(self, request: Request, to: Peer, now: float) -> None:
+    def begin_handoffs(self, now: float) -> None:
+        """Begin the handoffs of the requests whose prompts are computed from now on. One that already decodes, because
+        its token instance was not known here before, moves as other requests do.
+        """
+        for request_id, to in list(self._to_hand_off.items()):
+            request = self._requests[request_id]
+            if to not in self._peers or request_id in self._outgoing or not request.is_resident:
+                continue
+            if request.num_output <= request.resumed_output + 1:
+                self._begin_handoff(request, to, now)
+            elif self._candidates.can_move(request) and self._num_moves < self._config.max_outgoing:
+                self._move(request, to, now)
+            else:
+                continue
+            del self._to_hand_off[request_id]
+
+    def _begin_handoff(self, request: Request, to: Peer, now: float) -> None:
+        outgoing = self._new_outgoing(request, to, Phase.AWAITING, is_handoff=True)
+        is_computing = request.num_without_kv > 1
+        # Which rows of windowed layers a prefix cache may fill is known only with the first computed row.
+        if self._config.mode is MigrationMode.LIVE and is_computing and not self._memory.rows.num_windowed:
+            size = self._memory.tokens_per_block
+            self._offer(outgoing, request.num_computed // size * size, now)
+        self._follow_prompt(outgoing, now)
+        if outgoing.phase is Phase.LAST_DUE and not self._steps.is_running(request):
+            self._begin_last_stage(outgoing, now)
+
+    def _follow_prompt(self, outgoing: Outgoing, now: float) -> None:
+        """Offer what has been computed of the prompt, and pause the request once its last chunk is planned."""
+        request, size = outgoing.request, self._memory.tokens_per_block
+        if outgoing.is_last or outgoing.phase is Phase.HANDING_OVER:
+            return
+        if request.num_uncomputed == 1:
+            self.paused.add(request)
+        if outgoing.phase is not Phase.AWAITING:
+            return
+        is_computing = request not in self.paused or self._steps.is_running(request)
+        has_more = self._config.mode is MigrationMode.LIVE and request.num_computed // size > outgoing.num_offered
+        if is_computing and has_more:
+            outgoing.stage += 1 if outgoing.num_told else 0
+            self._offer(outgoing, request.num_computed // size * size, now)
+        elif request in self.paused:
+            outgoing.phase = Phase.LAST_DUE
+
+    def _new_outgoing(self, request: Request, to: Peer, phase: Phase, *, is_handoff: bool = False) -> Outgoing:
         self._num_transfers += 1
         transfer = TransferId(self.kind, self._num_transfers)
-        outgoing = _Outgoing(transfer, request, to, _Phase.LAST_DUE, request.blocks, math.inf)
+        outgoing = Outgoing(transfer, request, to, phase, request.blocks, math.inf, is_handoff)
         self._outgoing[request.request_id] = outgoing
+        return outgoing
+
+    def _move(self, request: Request, to: Peer, now: float) -> None:
+        outgoing = self._new_outgoing(request, to, Phase.LAST_DUE)
         size = self._memory.tokens_per_block
         num_full = request.num_computed // size
         if self._config.mode is MigrationMode.LIVE and request.is_resident and num_full:
@@ -343,7 +390,7 @@ class MigrationSource(Participant):
         if not self._steps.is_running(request):
             self._begin_last_stage(outgoing, now)
 
-    def _begin_last_stage(self, outgoing: _Outgoing, now: float) -> None:
+    def _begin_last_stage(self, outgoing: Outgoing, now: float) -> None:
         request = outgoing.request
         if self._config.mode is MigrationMode.RECOMPUTE:
             self._memory.drop(request)
@@ -354,7 +401,7 @@ class MigrationSource(Participant):
         outgoing.stage += 1 if outgoing.num_told else 0
         self._offer(outgoing, request.num_computed, now)
 
-    def _offer(self, outgoing: _Outgoing, num_computed: int, now: float) -> None:
+    def _offer(self, outgoing: Outgoing, num_computed: int, now: float) -> None:
         """Offer a stage: the rows up to the one that ends with, or holds, token number ``num_computed``."""
         request, memory = outgoing.request, self._memory
         num_rows = memory.rows_for(num_computed)
@@ -371,15 +418,15 @@ class MigrationSource(Participant):
         self._effects.send(outgoing.to, message)
         outgoing.num_told = len(request.token_ids)
         outgoing.num_offered = num_rows
-        outgoing.phase = _Phase.COPYING
+        outgoing.phase = Phase.COPYING
         outgoing.began_s = now
         outgoing.stage_bytes = self._memory.bytes_of_blocks(len(blocks))
         copy_s = self._candidates.copy_s(outgoing.stage_bytes)
         outgoing.deadline_s = now + self._config.timeout_s + _PATIENCE * copy_s
 
-    def _ask_to_hand_over(self, outgoing: _Outgoing, now: float) -> None:
+    def _ask_to_hand_over(self, outgoing: Outgoing, now: float) -> None:
         request = outgoing.request
-        outgoing.phase = _Phase.HANDING_OVER
+        outgoing.phase = Phase.HANDING_OVER
         outgoing.kv_bytes = self._memory.bytes_of(request)
         outgoing.deadline_s = now + self._retry_s
         transfer = outgoing.id if outgoing.is_last else None
@@ -389,7 +436,7 @@ class MigrationSource(Participant):
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    def _cancel(self, outgoing: _Outgoing) -> None:
+    def _cancel(self, outgoing: Outgoing) -> None:
         """The request does not move, and goes on here."""
         self.num_failed += 1
         del self._outgoing[outgoing.request.request_id]
@@ -400,11 +447,11 @@ class MigrationSource(Participant):
         if self._target is not None and self._target.to == to:
             self._target = None
 
-    def _withdraw(self, outgoing: _Outgoing) -> None:
+    def _withdraw(self, outgoing: Outgoing) -> None:
         if outgoing.num_told:
             self._effects.send(outgoing.to, Withdrawn(outgoing.id))
 
-    def _find(self, transfer: TransferId, sender: Peer) -> _Outgoing | None:
+    def _find(self, transfer: TransferId, sender: Peer) -> Outgoing | None:
         return next(
             (outgoing for outgoing in self._outgoing.values() if outgoing.id == transfer and outgoing.to == sender),
             None,

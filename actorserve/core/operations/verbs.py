@@ -6,12 +6,13 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final
 
-from actorserve.core.messages import Command
+from actorserve.core.messages import Command, InstanceRole
 
 CALLER_PREFIX: Final = "console:"
 """The names of consoles, as the cores know them, begin with it. No process of the cluster has such a name."""
 MAX_ARGUMENT_CHARS: Final = 256
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+ROLES: Final = tuple([role.value for role in InstanceRole])
 
 
 class OperatorRole(StrEnum):
@@ -31,6 +32,7 @@ class Kind(StrEnum):
     COUNT = "number from 0"
     SIZE = "number or auto"
     LEVEL = "log level"
+    ROLE = "role: mixed, prompt or token"
     SETTING = "setting"
     VALUE = "value"
     PROCESS = "process"
@@ -71,6 +73,12 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("cordon", "send no more requests to a worker, or to a host's workers", (_TARGET,), acts=True),
         Verb("uncordon", "send requests there again", (_TARGET,), acts=True),
         Verb("drain", "cordon, and move all requests away", (_TARGET,), acts=True),
+        Verb(
+            "role",
+            "which phases a worker computes: mixed, prompt or token",
+            (_WORKER, Parameter("ROLE", Kind.ROLE)),
+            acts=True,
+        ),
         Verb("migrate", "move a running request to a worker", (_REQUEST, _WORKER), acts=True),
         Verb("cancel", "end a request with an error", (_REQUEST,), acts=True, destroys=True),
         Verb("restart", "empty a worker, end it and start it again", (_WORKER,), acts=True, destroys=True),
@@ -144,6 +152,8 @@ def _fits(kind: Kind, text: str) -> bool:
             return text == "auto" or _is_integer(text)
         case Kind.LEVEL:
             return text in LOG_LEVELS
+        case Kind.ROLE:
+            return text in ROLES
         case _:
             return True
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from actorserve.core.messages import Peer, Place
+from actorserve.core.messages import InstanceRole, Peer, Place
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import InstanceView
 from actorserve.core.placement.prefix_map import PrefixMap
@@ -60,9 +60,14 @@ class HighestFreeness:
 
 
 def dispatch(
-    place: Place, index: InstanceIndex, rule: DispatchRule, prefixes: PrefixMap | None, seed: int | None = None
+    place: Place,
+    index: InstanceIndex,
+    rule: DispatchRule,
+    prefixes: PrefixMap | None,
+    seed: int | None = None,
+    pool: InstanceRole = InstanceRole.MIXED,
 ) -> InstanceView | None:
-    """The instance with the highest score of those that admit the request now; None if no instance does.
+    """The instance of ``pool`` with the highest score of those that admit the request now; None if no instance does.
 
     Ties go to the greater name. ``prefixes`` is None if prompt prefixes do not count. Then the answer is the first
     instance in the index that admits the request. Otherwise that instance is compared with the few instances that hold
@@ -73,13 +78,13 @@ def dispatch(
     randomized load balancing", 2001).
     """
     kind = required_kind(place, index)
-    best = _best(place, kind, index) if seed is None else _best_of_two(place, kind, index, seed)
+    best = best_of_pool(place, kind, index, pool) if seed is None else _best_of_two(place, kind, index, seed, pool)
     if best is None or prefixes is None or not place.prefix_names:
         return best
     best_key = best.score, best.peer
     for peer, num_saved_tokens in prefixes.holders(place.prefix_names).items():
         view = index.views[peer]
-        if _admits(view, place, kind):
+        if view.pool is pool and _admits(view, place, kind):
             best_key = max(best_key, (rule.score(view, min(num_saved_tokens, place.num_tokens)), peer))
     return index.views[best_key[1]]
 
@@ -115,9 +120,10 @@ def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex) -> bool:
     return any(size <= index.max_admitted_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
 
 
-def _best(place: Place, kind: str | None, index: InstanceIndex) -> InstanceView | None:
+def best_of_pool(place: Place, kind: str | None, index: InstanceIndex, pool: InstanceRole) -> InstanceView | None:
+    """The instance of ``pool`` and ``kind`` (None: of any) with the highest score of those that admit the request."""
     best = None
-    for found in index.of_kind(kind):
+    for found in index.of_kind(kind, pool):
         if place.num_tokens <= found.max_admitted_tokens(place.avoid):
             views = found.best_first(place.num_tokens)
             view = next((view for view in views if _admits(view, place, kind)), None)
@@ -126,8 +132,10 @@ def _best(place: Place, kind: str | None, index: InstanceIndex) -> InstanceView 
     return best
 
 
-def _best_of_two(place: Place, kind: str | None, index: InstanceIndex, seed: int) -> InstanceView | None:
-    views = [view for view in index.views.values() if _admits(view, place, kind)]
+def _best_of_two(
+    place: Place, kind: str | None, index: InstanceIndex, seed: int, pool: InstanceRole
+) -> InstanceView | None:
+    views = [view for view in index.views.values() if view.pool is pool and _admits(view, place, kind)]
     drawn = [views.pop(hash64(seed, number) % len(views)) for number in range(min(2, len(views)))]
     return max(drawn, key=lambda view: view.score, default=None)  # the first that was drawn, if they are equal
 

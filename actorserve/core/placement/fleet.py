@@ -9,22 +9,26 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from actorserve.core.messages import Cordon, LoadReport, Peer, Place, Placed
+from actorserve.core.messages import Cordon, InstanceRole, LoadReport, Peer, Place, Placed
 from actorserve.core.placement.dispatch import (
     DispatchRule,
     HighestFreeness,
     Need,
     admits_any,
+    best_of_pool,
     dispatch,
     instance_to_wait_at,
 )
+from actorserve.core.placement.handoffs import HandoffsInFlight
 from actorserve.core.placement.index import InstanceIndex
 from actorserve.core.placement.instance_view import NO_ROOM, InstanceView, NewInstance, PlacementInFlight
 from actorserve.core.placement.placements import PlacementsInFlight
 from actorserve.core.placement.prefix_map import PrefixMap
 from actorserve.core.placement.reservations import Reservations
+from actorserve.core.placement.shortest_queue import ShortestQueue
 
 HIGHEST_FREENESS = HighestFreeness()
+_SHORTEST_QUEUE = ShortestQueue()
 
 
 class Fleet:
@@ -56,6 +60,7 @@ class Fleet:
         self._num_turns = 0
         self._reported_s: OrderedDict[Peer, float] = OrderedDict()  # of the instances not stale, the oldest first
         self._placements = PlacementsInFlight(placement_ttl_s)
+        self._handoffs = HandoffsInFlight()
         self._reservations = Reservations()
         self._index = InstanceIndex()
 
@@ -81,6 +86,7 @@ class Fleet:
             self.largest_tokens = max((known.model.max_tokens for known in self.instances.values()), default=None)
         if isinstance(instance, InstanceView):
             self._placements.drop_instance(instance)
+            self._handoffs.drop_instance(instance)
             self._reservations.release_instance(instance)
             self._reported_s.pop(peer, None)
             self.prefixes.forget(peer)
@@ -100,9 +106,12 @@ class Fleet:
         view.report, view.is_stale = report, False
         if report.cordon is view.cordon_ordered:
             view.cordon_ordered = None
+        if report.role is view.role_ordered:
+            view.role_ordered = None
         self._reported_s[peer] = now
         self._reported_s.move_to_end(peer)
         self._placements.confirm(view, report.accepted)
+        self._handoffs.confirm(view, report.accepted)
         if view.reserved_for is not None and not view.can_hold(view.reserved_for):
             self._reservations.release_instance(view)
         self._update(view)
@@ -133,6 +142,21 @@ class Fleet:
             self._reservations.release_instance(view)
         self._update(view)
 
+    def set_role(self, view: InstanceView, role: InstanceRole) -> None:
+        """An operator ordered this. It counts at once, before a report shows it."""
+        view.role_ordered = None if role is view.report.role else role
+        self._update(view)
+
+    def draft(self, view: InstanceView, *, is_drafted: bool) -> None:
+        """Have the instance work in the mixed pool from now on, or in its own pool again."""
+        view.is_drafted = is_drafted
+        self._update(view)
+
+    @property
+    def has_roles(self) -> bool:
+        """Whether any instance computes only one of the phases."""
+        return self._index.has_pool(InstanceRole.PROMPT) or self._index.has_pool(InstanceRole.TOKEN)
+
     def promise(self, view: InstanceView, num_bytes: int) -> None:
         """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
         view.promised_bytes += num_bytes
@@ -157,13 +181,21 @@ class Fleet:
             return sizes[0] <= self._index.max_capacity_tokens(None, need.avoid)
         return admits_any(need, sizes, self._index)
 
-    def choose(self, place: Place, seed: int | None = None) -> InstanceView | None:
-        """The best instance that admits the request now, or the better of two drawn ones if there is a ``seed``; None
-        if no instance does.
+    def choose(
+        self, place: Place, seed: int | None = None, pool: InstanceRole = InstanceRole.MIXED
+    ) -> InstanceView | None:
+        """The best instance of ``pool`` that admits the request now, or the better of two drawn ones if there is a
+        ``seed``; None if no instance does.
         """
         prefixes = self.prefixes if self._counts_prefixes else None
-        view = dispatch(place, self._index, self._rule, prefixes, seed)
+        view = dispatch(place, self._index, self._rule_of(pool), prefixes, seed, pool)
         return instance_to_wait_at(place, self._index) if view is None and self._may_wait_for_room else view
+
+    def choose_to_decode(self, place: Place, kind: str | None, pool: InstanceRole) -> InstanceView | None:
+        """The best instance of ``pool`` and ``kind`` (None: of any) with room for the KV of a request, which another
+        instance computes; None without any.
+        """
+        return best_of_pool(place, kind, self._index, pool)
 
     def reserve_for(self, place: Place, *, is_overdue: bool) -> bool:
         """Reserve the instance with the most room of those that could hold the request.
@@ -194,12 +226,26 @@ class Fleet:
 
     # --- placements in flight ----------------------------------------------------------------------------------------
 
-    def place(self, view: InstanceView, gateway: Peer, place: Place, now: float, waited_s: float = 0.0) -> Placed:
-        """Count the request as sent to this instance, and to no other."""
+    def place(
+        self,
+        view: InstanceView,
+        gateway: Peer,
+        place: Place,
+        now: float,
+        waited_s: float = 0.0,
+        token_view: InstanceView | None = None,
+    ) -> Placed:
+        """Count the request as sent to this instance, and to no other. If there is a ``token_view``, memory for the
+        request's KV counts as reserved there from now on.
+        """
         self._forget(place.request_id)
         self.release(place.request_id)
-        placed = Placed(place.request_id, place.epoch, view.peer, waited_s)
+        token_instance = None if token_view is None else token_view.peer
+        placed = Placed(place.request_id, place.epoch, view.peer, waited_s, token_instance)
         self._placements.add(view, gateway, placed, place.num_tokens, now)
+        if token_view is not None:
+            self._handoffs.add(token_view, place.request_id, place.epoch, gateway, place.num_tokens, now)
+            self._update(token_view)
         self._num_turns += 1
         view.last_turn = self._num_turns
         if place.prefix_names and self._counts_prefixes:
@@ -215,22 +261,35 @@ class Fleet:
         placement = self._placements.get(request_id)
         if placement is not None and placement.placed.epoch <= epoch:
             self._forget(request_id)
+        elif (handoff_epoch := self._handoffs.epoch_of(request_id)) is not None and handoff_epoch <= epoch:
+            self._forget_handoff(request_id)
 
     def forget_gateway(self, gateway: Peer) -> None:
         """Stop counting the requests of a gateway that is gone."""
-        for request_id in self._placements.of_gateway(gateway):
+        for request_id in (*self._placements.of_gateway(gateway), *self._handoffs.of_gateway(gateway)):
             self._forget(request_id)
 
     def expire(self, now: float) -> None:
-        """Stop counting placements that no report has confirmed in time."""
+        """Stop counting placements and handoffs that no report has confirmed in time."""
         while (request_id := self._placements.first_expired(now)) is not None:
-            self._forget(request_id)
+            view = self._placements.drop(request_id)
+            if view is not None:
+                self._update(view)
+        while (request_id := self._handoffs.first_expired(now)) is not None:
+            self._forget_handoff(request_id)
 
     def next_expiry_s(self) -> float | None:
-        return self._placements.next_expiry_s()
+        expiries_s = self._placements.next_expiry_s(), self._handoffs.next_expiry_s()
+        return min([expiry_s for expiry_s in expiries_s if expiry_s is not None], default=None)
 
     def _forget(self, request_id: str) -> None:
         view = self._placements.drop(request_id)
+        if view is not None:
+            self._update(view)
+        self._forget_handoff(request_id)
+
+    def _forget_handoff(self, request_id: str) -> None:
+        view = self._handoffs.drop(request_id)
         if view is not None:
             self._update(view)
 
@@ -238,7 +297,11 @@ class Fleet:
 
     def _update(self, view: InstanceView) -> None:
         """Update the instance's score and room in the index."""
-        self._index.update(view, self._rule.score(view), self._admitted_tokens(view))
+        self._index.update(view, self._rule_of(view.pool).score(view), self._admitted_tokens(view))
+
+    def _rule_of(self, pool: InstanceRole) -> DispatchRule:
+        """What instances of the pool are compared by: prompts join the shortest queue (Splitwise, section 4.2)."""
+        return _SHORTEST_QUEUE if pool is InstanceRole.PROMPT else self._rule
 
     def _admitted_tokens(self, view: InstanceView) -> int:
         """The longest request that may be placed there: none while the reserved room is not yet large enough."""
@@ -256,12 +319,14 @@ class Fleet:
         largest_tokens = max((instance.model.max_tokens for instance in self.instances.values()), default=None)
         assert self.largest_tokens == largest_tokens, "largest_tokens is that of the largest instance"
         self._placements.validate(views.values())
+        self._handoffs.validate(views.values())
         self._reservations.validate(views.values())
         self._index.validate()
         assert self._index.views == views, "the index holds the instances that have reported"
         for peer, view in views.items():
             assert self._index.views[peer] is view, f"the index holds the view of {peer.name}"
-            assert view.score == self._rule.score(view), f"the score of {peer.name} is up to date"
+            score = self._rule_of(view.pool).score(view)
+            assert view.score == score, f"the score of {peer.name} is up to date"
             assert view.admitted_tokens == self._admitted_tokens(view), f"the room of {peer.name} is up to date"
             assert (peer in self._reported_s) != view.is_stale, f"{peer.name} is stale once its report has expired"
             assert view.promised_bytes >= 0, f"no negative bytes are promised to {peer.name}"

@@ -1,18 +1,23 @@
-"""The instances of each kind sorted by score and by room, so that dispatch finds the best one without asking all."""
+"""The instances of each pool and kind sorted by score and by room, so that dispatch finds the best one without asking
+all.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import itemgetter
 
-from actorserve.core.messages import Peer
+from actorserve.core.messages import InstanceRole, Peer
 from actorserve.core.placement.instance_view import NO_ROOM, InstanceView
 
 
 class KindIndex:
-    """The views of one kind's instances that have reported, sorted by score, ``admitted_tokens`` and capacity."""
+    """The views of one kind's instances in one pool that have reported, sorted by score, ``admitted_tokens`` and
+    capacity.
+    """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, pool: InstanceRole) -> None:
         self.kind = kind
+        self.pool = pool
         self._views: dict[Peer, InstanceView] = {}
         self._by_score: list[tuple[float, Peer]] = []
         self._by_room: list[tuple[int, Peer]] = []
@@ -104,22 +109,30 @@ class KindIndex:
 
 
 class InstanceIndex:
-    """The views of all instances that have reported, indexed by kind."""
+    """The views of all instances that have reported, indexed by pool and kind."""
 
     def __init__(self) -> None:
         self._views: dict[Peer, InstanceView] = {}
-        self._kinds: dict[str, KindIndex] = {}  # the kinds that have instances
+        self._groups: dict[tuple[InstanceRole, str], KindIndex] = {}  # those that have instances
+        self._group_of: dict[Peer, KindIndex] = {}
 
     @property
     def views(self) -> Mapping[Peer, InstanceView]:
         return self._views
 
-    def of_kind(self, kind: str | None) -> Collection[KindIndex]:
-        """The index of ``kind``, if it has instances; those of all kinds for None."""
-        if kind is None:
-            return self._kinds.values()
-        found = self._kinds.get(kind)
-        return () if found is None else (found,)
+    def of_kind(self, kind: str | None, pool: InstanceRole | None = None) -> Collection[KindIndex]:
+        """The indexes of ``kind`` (None: of all kinds) and ``pool`` (None: of all pools) that have instances."""
+        if kind is None and pool is None:
+            return self._groups.values()
+        return [
+            found
+            for found in self._groups.values()
+            if (kind is None or found.kind == kind) and (pool is None or found.pool is pool)
+        ]
+
+    def has_pool(self, pool: InstanceRole) -> bool:
+        """Whether any instance that has reported is in the pool."""
+        return any(found.pool is pool for found in self._groups.values())
 
     def max_admitted_tokens(self, kind: str | None = None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` admits now."""
@@ -131,28 +144,34 @@ class InstanceIndex:
 
     def add(self, view: InstanceView) -> None:
         self._views[view.peer] = view
-        if view.kind not in self._kinds:
-            self._kinds[view.kind] = KindIndex(view.kind)
-        self._kinds[view.kind].add(view)
+        key = view.pool, view.kind
+        if key not in self._groups:
+            self._groups[key] = KindIndex(view.kind, view.pool)
+        self._group_of[view.peer] = group = self._groups[key]
+        group.add(view)
 
     def update(self, view: InstanceView, score: float, admitted_tokens: int) -> None:
-        """Set these values of an instance in the index, and re-sort it if they or its capacity have changed."""
-        self._kinds[view.kind].update(view, score, admitted_tokens)
+        """Set these values of an instance in the index, and re-sort it if they, its capacity or its pool changed."""
+        if self._group_of[view.peer].pool is not view.pool:
+            self.remove(view)
+            self.add(view)
+        self._group_of[view.peer].update(view, score, admitted_tokens)
 
     def remove(self, view: InstanceView) -> None:
         del self._views[view.peer]
-        found = self._kinds[view.kind]
-        found.remove(view)
-        if not len(found):
-            del self._kinds[view.kind]
+        group = self._group_of.pop(view.peer)
+        group.remove(view)
+        if not len(group):
+            del self._groups[group.pool, group.kind]
 
     def validate(self) -> None:
-        """Raises: AssertionError if a view is not in exactly the index of its kind, or an index does not agree."""
-        for kind, found in self._kinds.items():
-            num_views = sum(view.kind == kind for view in self._views.values())
-            assert len(found) == num_views > 0, f"the index of kind {kind} holds the instances of that kind"
+        """Raises: AssertionError if a view is not in exactly the index of its pool and kind, or an index is wrong."""
+        for (pool, kind), found in self._groups.items():
+            num_views = sum(view.kind == kind and view.pool is pool for view in self._views.values())
+            assert len(found) == num_views > 0, f"the index of {pool} instances of kind {kind} holds these"
             found.validate()
-        assert sum(map(len, self._kinds.values())) == len(self._views), "each instance is in the index of its kind"
+        assert sum(map(len, self._groups.values())) == len(self._views), "each instance is in the index of its kind"
+        assert self._group_of.keys() == self._views.keys(), "each instance has an index"
 
 
 def _greatest(by_value: list[tuple[int, Peer]], avoid: Peer | None) -> int:

@@ -15,7 +15,7 @@ have left, because a source with few requests would otherwise look like the free
 from dataclasses import dataclass, field
 from math import inf
 
-from actorserve.core.messages import Cordon, LoadReport, ModelInfo, Peer, Place, Placed
+from actorserve.core.messages import Cordon, InstanceRole, LoadReport, ModelInfo, Peer, Place, Placed
 from actorserve.core.placement.freeness import freeness
 
 NO_ROOM = -1
@@ -45,7 +45,10 @@ class NewInstance:
 class InstanceView:
     """An instance that has reported its load at least once.
 
-    ``cordon_ordered`` is what an operator ordered, until a report shows it. An instance that is
+    ``cordon_ordered`` and ``role_ordered`` are what an operator ordered, until a report shows it. An instance that
+    ``is_drafted`` works in the mixed pool, whatever its role (``core.pools.cluster_scheduler``). ``num_handoff_blocks``
+    are reserved for the ``num_handoffs`` requests that prompt instances are to hand over to it.
+     An instance that is
     ``told_to_come_back`` terminates, too, and is then started again.
 
     While it is ``reserved_for`` a waiting request, no other request is placed there. ``promised_bytes`` of KV are on
@@ -65,6 +68,10 @@ class InstanceView:
     told_to_drain: bool = False
     told_to_come_back: bool = False
     cordon_ordered: Cordon | None = None
+    role_ordered: InstanceRole | None = None
+    is_drafted: bool = False
+    num_handoffs: int = 0
+    num_handoff_blocks: int = 0
     is_stale: bool = False  # no report has come for too long
     last_turn: int = 0  # the number of the last placement that went there, counted over the fleet
     score: float = -inf
@@ -78,6 +85,21 @@ class InstanceView:
     def cordon(self) -> Cordon:
         """What an operator ordered of it last."""
         return self.report.cordon if self.cordon_ordered is None else self.cordon_ordered
+
+    @property
+    def role(self) -> InstanceRole:
+        """What it is configured as, or an operator ordered it to be."""
+        return self.report.role if self.role_ordered is None else self.role_ordered
+
+    @property
+    def pool(self) -> InstanceRole:
+        """The pool that it works in."""
+        return InstanceRole.MIXED if self.is_drafted else self.role
+
+    @property
+    def pending_tokens(self) -> int:
+        """What is left of the prompts here, including placements in flight."""
+        return self.report.pending_prompt_tokens + self.num_tokens_in_flight
 
     @property
     def is_closed(self) -> bool:
@@ -101,8 +123,8 @@ class InstanceView:
 
     @property
     def num_running(self) -> int:
-        """B: the running requests and the placements in flight."""
-        return len(self.in_flight) + self.report.num_running
+        """B: the running requests, and the placements and handoffs in flight."""
+        return len(self.in_flight) + self.num_handoffs + self.report.num_running
 
     @property
     def pool_tokens(self) -> int:
@@ -132,14 +154,14 @@ class InstanceView:
             return NO_ROOM
         demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes - report.kv_yielding_bytes + self.incoming_bytes
         free_bytes = report.kv_total_bytes + report.host_total_bytes - demand_bytes
-        num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight
+        num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight - self.num_handoff_blocks
         max_tokens = report.row_shape.max_rows(max(0, num_free_blocks)) * report.tokens_per_block
         return min(self.capacity_tokens, max_tokens)
 
     def free_bytes(self) -> int:
-        """M less the sum of V, where V includes placements in flight and incoming migrations."""
+        """M less the sum of V, where V includes placements and handoffs in flight, and incoming migrations."""
         report = self.report
-        in_flight_bytes = self.num_blocks_in_flight * report.bytes_per_block
+        in_flight_bytes = (self.num_blocks_in_flight + self.num_handoff_blocks) * report.bytes_per_block
         return report.kv_total_bytes - report.virtual_usage_bytes - self.incoming_bytes - in_flight_bytes
 
     def dispatch_freeness(self, num_saved_tokens: int = 0) -> float:

@@ -22,5 +22,4 @@ class ShortestQueue:
     def score(self, view: InstanceView, num_saved_tokens: int = 0) -> float:
         report = view.report
         num_requests = view.num_running + report.num_waiting
-        pending_tokens = report.pending_prompt_tokens + view.num_tokens_in_flight + num_requests
-        return float(num_saved_tokens - pending_tokens)
+        return float(num_saved_tokens - view.pending_tokens - num_requests)

@@ -8,7 +8,7 @@ from actorserve.core.gateway.session import Session
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
 from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
-from actorserve.core.messages import Message
+from actorserve.core.messages import InstanceRole, Message
 from actorserve.core.migration.config import MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.scheduling.policies import make_policy
@@ -87,6 +87,10 @@ class ClusterMachine:
         )
         # Each history has its own mixture of rules, because some events follow only if others do not interfere.
         self._weights = [weight * chance.choice((0, 1, 2, 4)) for weight in self._rules.values()]
+        if chance.random() < 0.5:
+            for worker, role in zip(WORKERS, InstanceRole, strict=True):
+                self.world.set_role(worker, role)
+            self.progress(1)
         for number, worker in enumerate(WORKERS):
             self.world.checkpoint(worker, WORKERS[number - 1])
         self.open(chance, self.world.num_blocks + 12, 8)

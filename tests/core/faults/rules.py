@@ -2,6 +2,7 @@
 
 from random import Random
 
+from actorserve.core.messages import InstanceRole
 from tests.core.faults.machine import GATEWAYS, NAMES, ClusterMachine, Rules
 from tests.core.world.world import COORDINATOR
 
@@ -113,6 +114,16 @@ def requests_move(machine: ClusterMachine, chance: Random) -> str | None:
     return f"{num_bytes} bytes from {source} to {destination}, {rounds} rounds, fetches {fetches}"
 
 
+def roles_change(machine: ClusterMachine, chance: Random) -> str | None:
+    """A worker computes other phases from now on."""
+    if not machine.workers:
+        return None
+    name, role = chance.choice(machine.workers), chance.choice(tuple(InstanceRole))
+    machine.world.set_role(name, role)
+    machine.progress(chance.randint(0, 3), fetches=chance.random() < 0.7)
+    return f"{name} is {role.value}"
+
+
 def workers_part(machine: ClusterMachine, chance: Random) -> str | None:
     """Two workers lose each other, or one of them the other; an order to move requests ends; or one worker becomes the
     holder of the other's checkpoints.
@@ -189,6 +200,7 @@ RULES: Rules = {
     repeats_arrive: 2,
     one_engine_works: 4,
     requests_move: 4,
+    roles_change: 1,
     workers_part: 1,
     processes_die_and_start: 1,
     death_is_noticed: 2,

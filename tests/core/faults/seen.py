@@ -15,6 +15,7 @@ from actorserve.core.messages import (
     MigrateTo,
     Peer,
     Placed,
+    Release,
     Start,
     TransferKind,
     Withdrawn,
@@ -59,9 +60,18 @@ class Seen:
             case Copied(transfer=transfer_id) if transfer_id.kind is TransferKind.CHECKPOINT:
                 return self._watch_checkpoint(worker, message)
         moving = {outgoing.id for outgoing in worker.migration_source._outgoing.values()}
+        handoffs = {
+            outgoing.id: outgoing.stage
+            for outgoing in worker.migration_source._outgoing.values()
+            if outgoing.is_handoff
+        }
 
         def react(effects: Sequence[Effect]) -> None:
             still = {outgoing.id for outgoing in worker.migration_source._outgoing.values()}
+            for transfer_id in handoffs.keys() - still:
+                how = "handed off" if isinstance(message, Release) else "handoff ended early"
+                self.counts[how] += 1
+                self.counts["handed off while the prompt ran"] += how == "handed off" and handoffs[transfer_id] > 1
             for effect in effects:
                 match effect:
                     case Send(message=Withdrawn(transfer=transfer_id)) if transfer_id in moving - still:
@@ -109,6 +119,7 @@ class Seen:
                     self.counts["ended"] += 1
 
     def _watch_coordinator(self, cluster: ClusterState, effects: Sequence[Effect]) -> None:
+        self.counts["instance drafted"] += any(view.is_drafted for view in cluster.fleet.views.values())
         self.counts["instance reserved"] += len(cluster.fleet.reserving_ids)
         for effect in effects:
             match effect:

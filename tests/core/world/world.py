@@ -33,6 +33,7 @@ from actorserve.core.messages import (
     Close,
     Drain,
     HandOver,
+    InstanceRole,
     KVAccess,
     MemoryLimit,
     Message,
@@ -44,6 +45,7 @@ from actorserve.core.messages import (
     RequestSpec,
     Role,
     SamplingParams,
+    SetRole,
     Start,
     Tick,
     Transfer,
@@ -217,6 +219,12 @@ class World(Engines):
         if coordinator is not None:
             self._handle(self.processes[source], order, coordinator.peer)
 
+    def set_role(self, worker: str, role: InstanceRole) -> None:
+        """The coordinator tells a worker its role."""
+        coordinator = self.processes.get(COORDINATOR)
+        if coordinator is not None:
+            self._handle(self.processes[worker], SetRole(role), coordinator.peer)
+
     def _lose(self, process: Process, peer: Peer) -> None:
         """The process gets no messages from that incarnation any more."""
         self.links.pop((peer, process.peer), None)
@@ -385,7 +393,8 @@ class World(Engines):
             if react is not None:
                 react(effects)
         check_stored_kv(process, message, sender, self.clients)
-        for effect in effects:
+        # Two workers meet by events of their own, which come after all effects of this one.
+        for effect in sorted(effects, key=lambda effect: isinstance(effect, Meet)):
             self._perform(process, effect)
         self.check()
 

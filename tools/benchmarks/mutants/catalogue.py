@@ -63,14 +63,14 @@ GATEWAYS: Final = (
     Mutant(
         "a new epoch keeps the old one's hand-over",
         "gateway/session.py",
-        "self.transfer = self.hand_over = self.checkpointed = None",
-        "self.transfer = self.checkpointed = None",
+        "self.transfer = self.hand_over = self.checkpointed = self.token_instance = None",
+        "self.transfer = self.checkpointed = self.token_instance = None",
     ),
     Mutant(
         "a new epoch keeps the old one's checkpoints",
         "gateway/session.py",
-        "self.transfer = self.hand_over = self.checkpointed = None",
-        "self.transfer = self.hand_over = None",
+        "self.transfer = self.hand_over = self.checkpointed = self.token_instance = None",
+        "self.transfer = self.hand_over = self.token_instance = None",
     ),
     Mutant(
         "a request is handed over to a worker that is down",
@@ -120,27 +120,27 @@ MIGRATIONS: Final = (
     Mutant(
         "the timeout of a hand-over is a failure",
         _SOURCE,
-        "            if outgoing.phase is _Phase.HANDING_OVER:\n                self._ask_to_hand_over(outgoing, now)\n"
+        "            if outgoing.phase is Phase.HANDING_OVER:\n                self._ask_to_hand_over(outgoing, now)\n"
         "            else:\n                self._withdraw(outgoing)\n                self._cancel(outgoing)",
         "            self._withdraw(outgoing)\n            self._cancel(outgoing)",
     ),
     Mutant(
         "the death of the destination ends a hand-over",
         _SOURCE,
-        "if outgoing.to == peer and outgoing.phase is not _Phase.HANDING_OVER:",
+        "if outgoing.to == peer and outgoing.phase is not Phase.HANDING_OVER:",
         "if outgoing.to == peer:",
     ),
     Mutant(
         "the destination can decline a hand-over",
         _SOURCE,
-        "if outgoing is None or outgoing.phase is _Phase.HANDING_OVER:\n            return False\n        self._cancel",
+        "if outgoing is None or outgoing.phase is Phase.HANDING_OVER:\n            return False\n        self._cancel",
         "if outgoing is None:\n            return False\n        self._cancel",
     ),
     Mutant(
         "a late Keep of another epoch counts",
         _SOURCE,
-        "or outgoing.phase is not _Phase.HANDING_OVER or outgoing.request.epoch != message.epoch:",
-        "or outgoing.phase is not _Phase.HANDING_OVER:",
+        "or outgoing.phase is not Phase.HANDING_OVER or outgoing.request.epoch != message.epoch:",
+        "or outgoing.phase is not Phase.HANDING_OVER:",
     ),
     Mutant(
         "a request that was kept stands still for ever",
@@ -151,8 +151,8 @@ MIGRATIONS: Final = (
     Mutant(
         "any stage's copy counts as this stage's",
         _SOURCE,
-        "if outgoing.phase is not _Phase.COPYING or message.stage != outgoing.stage:",
-        "if outgoing.phase is not _Phase.COPYING:",
+        "if outgoing.phase is not Phase.COPYING or message.stage != outgoing.stage:",
+        "if outgoing.phase is not Phase.COPYING:",
     ),
     Mutant(
         "requests move in the middle of a swap",

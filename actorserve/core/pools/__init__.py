@@ -1,0 +1,1 @@
+"""Splitwise's pools: which instances compute a request's prompt and its tokens."""
