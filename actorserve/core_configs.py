@@ -8,12 +8,21 @@ from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.kv.layer_groups import ONE_GROUP, LayerGroups
+from actorserve.core.messages import InstanceRole
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.replay import InstanceRecipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile
-from actorserve.options import ClusterOptions, MigrationOptions, ScalingOptions, SchedulingOptions, default_of
+from actorserve.options import (
+    ClusterOptions,
+    MigrationOptions,
+    PoolsOptions,
+    ScalingOptions,
+    SchedulingOptions,
+    default_of,
+)
 
 _REPORTS_A_DIGEST: Final = 5  # a worker sends the coordinator this many reports for each that a gateway gets
 _REPORTS_MISSED: Final = 5  # without this many load reports in a row, a worker counts as unwell
@@ -35,6 +44,9 @@ class Chosen(Protocol):
 
     @property
     def migration(self) -> MigrationOptions: ...
+
+    @property
+    def pools(self) -> PoolsOptions: ...
 
     @property
     def scaling(self) -> ScalingOptions: ...
@@ -101,6 +113,7 @@ def cluster_config(chosen: Chosen) -> ClusterConfig:
         if scaling.max_workers is not None
         else None,
         checkpoints=migration.checkpoint_tokens > 0,
+        pools=_pools_config(chosen.pools),
     )
 
 
@@ -114,7 +127,12 @@ def gateway_config(chosen: Chosen) -> GatewayConfig:
         max_queue_per_instance=chosen.workers.max_queue_per_instance,
         prefix_aware=chosen.workers.prefix_cache,
         report_ttl_s=_report_ttl_s(cluster),
+        pools=_pools_config(chosen.pools),
     )
+
+
+def _pools_config(pools: PoolsOptions) -> PoolsConfig:
+    return PoolsConfig(pools.max_pending_tokens, pools.hold_s, pools.across_kinds)
 
 
 def _report_ttl_s(cluster: ClusterOptions) -> float:
@@ -122,7 +140,9 @@ def _report_ttl_s(cluster: ClusterOptions) -> float:
     return max(_REPORTS_MISSED * cluster.load_report_s, cluster.death_after_s / 2)
 
 
-def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"") -> InstanceConfig:
+def instance_config(
+    chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"", role: InstanceRole = InstanceRole.MIXED
+) -> InstanceConfig:
     """The config of an instance's core. A worker with a ticket signed by ``ticket_key`` may read the engine's KV."""
     workers, cluster, migration = chosen.workers, chosen.cluster, chosen.migration
     bytes_per_s = migration.bytes_per_s
@@ -154,14 +174,21 @@ def instance_config(chosen: Chosen, sizes: EngineSizes, ticket_key: bytes = b"")
             bytes_per_s=_CPU_BYTES_PER_S if bytes_per_s is None and sizes.is_cpu else bytes_per_s,
         ),
         checkpoint_tokens=migration.checkpoint_tokens,
+        role=role,
     )
 
 
-def instance_recipe(chosen: Chosen, sizes: EngineSizes, profile: Profile, ticket_key: bytes = b"") -> InstanceRecipe:
+def instance_recipe(
+    chosen: Chosen,
+    sizes: EngineSizes,
+    profile: Profile,
+    ticket_key: bytes = b"",
+    role: InstanceRole = InstanceRole.MIXED,
+) -> InstanceRecipe:
     """The recipe of an instance's core: its config, its policy, and the profile of its engine's times."""
     workers = chosen.workers
     return InstanceRecipe(
-        instance_config(chosen, sizes, ticket_key),
+        instance_config(chosen, sizes, ticket_key, role),
         profile,
         workers.policy,
         promote_after_s=workers.promote_after_s,

@@ -18,6 +18,7 @@ from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
 from actorserve.core.migration.config import MigrationConfig
 from actorserve.core.migration.pairing import PairingConfig
+from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.scheduling.token_budget import MIN_PREFILL_TOKENS
 
 MIN_PERIOD_S: Final = 1e-3  # with a shorter period, a process would have no time for other work
@@ -31,6 +32,7 @@ Period = Annotated[float, Field(ge=MIN_PERIOD_S, le=MAX_S, allow_inf_nan=False)]
 PeriodOrInf = Annotated[float, Field(ge=MIN_PERIOD_S, allow_inf_nan=True)]
 Freeness = Annotated[float, Field(ge=-MAX_COUNT, le=MAX_COUNT, allow_inf_nan=False)]
 
+RoleName = Literal["mixed", "prompt", "token"]
 Policy = Literal[
     "skip_join_mlfq",
     "shortest_expected",
@@ -277,6 +279,23 @@ class MigrationOptions(Options):
                 f"to {self.destination_above:g} (destination_above), or requests would move back and forth"
             )
         return self
+
+
+class PoolsOptions(Options):
+    """How prompts and their answers are divided between workers that compute only one of them."""
+
+    max_pending_tokens: Count = Field(
+        default_of(PoolsConfig, "max_pending_tokens"),
+        description="prompt tokens in the shortest queue above which a worker outside the prompt pool may help",
+    )
+    hold_s: Period = Field(
+        default_of(PoolsConfig, "hold_s"),
+        description="how long a worker that helps another pool does so at least",
+    )
+    across_kinds: bool = Field(
+        default_of(PoolsConfig, "across_kinds"),
+        description="whether an answer may be computed by another kind of worker than its prompt",
+    )
 
 
 class ScalingOptions(Options):

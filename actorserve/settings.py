@@ -21,6 +21,8 @@ from actorserve.options import (
     ClusterOptions,
     MigrationOptions,
     Period,
+    PoolsOptions,
+    RoleName,
     ScalingOptions,
     SchedulingOptions,
 )
@@ -135,6 +137,13 @@ class WorkerSettings(SchedulingOptions, _Section):
     count: int | None = Field(
         None, ge=1, le=MAX_WORKERS, description="number of workers; default: one per GPU, or two without a GPU"
     )
+    roles: tuple[RoleName, ...] = Field(
+        (),
+        strict=False,
+        max_length=MAX_WORKERS,
+        description="what worker 0, worker 1, ... compute: prompts, the tokens after them, or both (mixed); further "
+        "workers are mixed",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device of the workers; auto: GPUs if there are any, otherwise the CPU"
     )
@@ -202,6 +211,10 @@ class MigrationSettings(MigrationOptions, _Section):
         return self
 
 
+class PoolsSettings(PoolsOptions, _Section):
+    """The pools of prompt, token and mixed workers (``workers.roles``)."""
+
+
 class ScalingSettings(ScalingOptions, _Section):
     """How further workers are started."""
 
@@ -266,6 +279,7 @@ class Settings(_Section):
     workers: WorkerSettings = WorkerSettings()
     cluster: ClusterSettings = ClusterSettings()
     migration: MigrationSettings = MigrationSettings()
+    pools: PoolsSettings = PoolsSettings()
     scaling: ScalingSettings = ScalingSettings()
     supervision: SupervisionSettings = SupervisionSettings()
     log: LogSettings = LogSettings()

@@ -13,16 +13,26 @@ from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.gateway.config import GatewayConfig
 from actorserve.core.instance.config import InstanceConfig
+from actorserve.core.messages import InstanceRole
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.rules import DISPATCH_RULES
+from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.replay import InstanceRecipe
 from actorserve.core.scheduling.policies import POLICIES
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core_configs import Chosen, EngineSizes, cluster_config, gateway_config, instance_recipe
-from actorserve.options import ClusterOptions, MigrationOptions, ScalingOptions, SchedulingOptions, default_of
+from actorserve.options import (
+    ClusterOptions,
+    MigrationOptions,
+    PoolsOptions,
+    RoleName,
+    ScalingOptions,
+    SchedulingOptions,
+    default_of,
+)
 from actorserve.settings import Settings, load_settings
-from actorserve.sim.cluster_table import ClusterTable, MigrationTable, ScalingTable
+from actorserve.sim.cluster_table import ClusterTable, MigrationTable, PoolsTable, ScalingTable
 from tests.sim.profiles import PROFILE
 from workers.engine_options import EngineOptions
 
@@ -32,6 +42,7 @@ SCALED = {"max_workers": 9}
 CORES: tuple[type[Any], ...] = (
     ClusterConfig,
     PairingConfig,
+    PoolsConfig,
     ScalingConfig,
     GatewayConfig,
     InstanceConfig,
@@ -80,6 +91,9 @@ TOLD = [
     told(PairingConfig, "cluster", "ttl_s", 0.75, 3.0, "round_s"),
     told(PairingConfig, "migration", "rest_s", 3.5),
     told(PairingConfig, "migration", "max_moves", 3),
+    told(PoolsConfig, "pools", "max_pending_tokens", 77),
+    told(PoolsConfig, "pools", "hold_s", 9.0),
+    told(PoolsConfig, "pools", "across_kinds", True),
     told(ScalingConfig, "scaling", "max_workers", 11),
     told(ScalingConfig, "scaling", "min_workers", 2),
     told(ScalingConfig, "scaling", "scale_out_below", 3.0),
@@ -126,7 +140,10 @@ OTHERWISE = {
         "whole_prompts": "an option of simulated clusters alone, for baselines",
         "report_changes": "an option of simulated clusters alone, for baselines",
         "migration": "MigrationConfig, which is walked itself",
+        "role": "the worker's place in the settings' list of roles",
     },
+    ClusterConfig: {"pools": "PoolsConfig, which is walked itself"},
+    GatewayConfig: {"pools": "PoolsConfig, which is walked itself"},
     MigrationConfig: {"ticket_key": "a secret of the process"},
     InstanceRecipe: {"config": "InstanceConfig, which is walked itself", "profile": "measured, or read from a file"},
 }
@@ -153,7 +170,7 @@ def from_simulation(changes: dict[str, dict[str, Any]]) -> ClusterTable:
     flat = changes.get("workers", {}) | changes.get("cluster", {})
     if "count" in flat:
         flat["instances"] = flat.pop("count")
-    nested = {name: changes[name] for name in ("migration", "scaling") if name in changes}
+    nested = {name: changes[name] for name in ("migration", "pools", "scaling") if name in changes}
     return ClusterTable.model_validate(REQUIRED | flat | nested)
 
 
@@ -171,6 +188,7 @@ def configs(chosen: Chosen) -> dict[type[Any], Any]:
         ClusterConfig: cluster,
         PairingConfig: cluster.migration,
         ScalingConfig: cluster.scaling,
+        PoolsConfig: cluster.pools,
         GatewayConfig: gateway_config(chosen),
         InstanceConfig: recipe.config,
         MigrationConfig: recipe.config.migration,
@@ -227,6 +245,7 @@ def test_both_shells_have_the_same_defaults() -> None:
         SchedulingOptions: (settings.workers, table),
         ClusterOptions: (settings.cluster, table),
         MigrationOptions: (settings.migration, table.migration),
+        PoolsOptions: (settings.pools, table.pools),
         ScalingOptions: (settings.scaling, table.scaling),
     }
     different = {
@@ -261,15 +280,16 @@ def test_names_of_choices_are_those_of_the_core() -> None:
     assert offered(SchedulingOptions, "swap") == set(SwapMode)
     assert offered(ClusterOptions, "dispatch") == set(DISPATCH_RULES)
     assert offered(MigrationOptions, "mode") == set(MigrationMode)
+    assert set(get_args(RoleName)) == set(InstanceRole)
 
 
 def test_every_option_has_a_description() -> None:
     """Every option of a server's settings and of a simulated cluster has a description."""
     sections: list[type[BaseModel]] = [type(each) for _, each in Settings()]
-    sections += [ClusterTable, MigrationTable, ScalingTable]
+    sections += [ClusterTable, MigrationTable, PoolsTable, ScalingTable]
     for section in sections:
         for name, field in section.model_fields.items():
-            if name not in ("migration", "scaling", "costs"):
+            if name not in ("migration", "pools", "scaling", "costs"):
                 assert field.description, f"{section.__name__}.{name}"
 
 

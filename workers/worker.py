@@ -13,7 +13,7 @@ from actorserve.actors.cluster_trust import open_trust
 from actorserve.actors.node import open_node
 from actorserve.actors.worker import WorkerActor
 from actorserve.core.kv.tickets import KEY_BYTES
-from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role, WorkerInfo
+from actorserve.core.messages import PROTOCOL_VERSION, Hello, InstanceRole, Role, WorkerInfo
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, instance_recipe
 from actorserve.model_files.describe import describe
@@ -60,7 +60,9 @@ def sizes_of(engine: Engine, settings: Settings) -> EngineSizes:
 async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch | None) -> None:
     settings = child.settings
     ticket_key = secrets.token_bytes(KEY_BYTES)
-    recipe = instance_recipe(settings, sizes_of(engine, settings), profile, ticket_key)
+    roles = settings.workers.roles
+    role = InstanceRole(roles[child.index]) if child.index < len(roles) else InstanceRole.MIXED
+    recipe = instance_recipe(settings, sizes_of(engine, settings), profile, ticket_key, role)
     core = recipe.make()
     network = child.network
     trust = open_trust(child)

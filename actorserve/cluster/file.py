@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from actorserve.cluster.mistakes import CONSOLE_PORT, COORDINATOR_PORT, KV_PORT, mistakes_among_hosts
@@ -16,7 +16,7 @@ from actorserve.cluster.words import check_address, check_id, check_key, check_n
 from actorserve.errors import NOT_TOML, SettingsError
 from actorserve.local_trust import open_plain
 from actorserve.nearest import unknown
-from actorserve.options import MAX_WORKERS
+from actorserve.options import MAX_WORKERS, RoleName
 from actorserve.settings import MAX_GATEWAYS
 
 DEFAULT_CLUSTER_FILE: Final = Path("/etc/actorserve/cluster.toml")
@@ -33,7 +33,9 @@ class _Table(BaseModel):
 
 
 class Host(_Table):
-    """One host, and how many gateways and workers run there."""
+    """One host, and how many gateways and workers run there. ``roles`` are those of its first workers, while the others
+    are mixed.
+    """
 
     name: Name
     address: Reachable
@@ -42,6 +44,15 @@ class Host(_Table):
     actuator_key: PublicKey | None = None
     gateways: int = Field(0, ge=0, le=MAX_GATEWAYS)
     workers: int = Field(0, ge=0, le=MAX_WORKERS)
+    roles: Annotated[tuple[RoleName, ...], Field(strict=False)] = ()
+
+    @field_validator("roles")
+    @classmethod
+    def _check_roles(cls, roles: tuple[RoleName, ...], info: ValidationInfo) -> tuple[RoleName, ...]:
+        num_workers = info.data.get("workers", 0)
+        if len(roles) > num_workers:
+            raise ValueError(f"{len(roles)} roles for {num_workers} workers")
+        return roles
 
 
 class ClusterFile(_Table):

@@ -167,7 +167,9 @@ def _place_share(
     if host.workers == 0:
         placement = launch.Placement(0, (), 1)
     else:
-        alone = launch.replace(launch.replace(settings, "scaling", max_workers=None), "workers", count=host.workers)
+        fixed = launch.replace(settings, "scaling", max_workers=None)
+        roles = host.roles or settings.workers.roles
+        alone = launch.replace(fixed, "workers", count=host.workers, roles=roles)
         resolved, placement = launch.resolve_workers(alone, as_units=as_units)
         settings = launch.replace(resolved, "scaling", max_workers=most)
     # The coordinator scales the whole cluster.

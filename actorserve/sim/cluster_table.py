@@ -1,6 +1,6 @@
 """The simulated cluster as a run's configuration describes it, checked."""
 
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -10,6 +10,8 @@ from actorserve.options import (
     MAX_S,
     ClusterOptions,
     MigrationOptions,
+    PoolsOptions,
+    RoleName,
     ScalingOptions,
     SchedulingOptions,
 )
@@ -51,13 +53,17 @@ class ScalingTable(Table, ScalingOptions):
     )
 
 
+class PoolsTable(Table, PoolsOptions):
+    """How prompts and their answers are divided between groups."""
+
+
 class GroupTable(Table):
     """Instances that are alike. ``cost_per_hour`` and ``watts``, if known, are those of one instance's machine."""
 
     name: str = Field(pattern=r"^[a-z0-9-]{1,40}$", description="a name, of small letters, digits and -")
     count: int = Field(ge=1, le=_MAX_INSTANCES, description="number of instances at the start")
     profile: str = Field(min_length=1, description=_PROFILE)
-    role: Literal["mixed"] = Field("mixed", description="what its instances compute: prompts and their answers")
+    role: RoleName = Field("mixed", description="what its instances compute: prompts, the tokens after them, or both")
     kv_tokens: int = Field(ge=1, le=MAX_COUNT, description=_KV_TOKENS)
     host_kv_tokens: int = Field(0, ge=0, le=MAX_COUNT, description=_HOST_KV_TOKENS)
     cost_per_hour: float | None = Field(None, ge=0, le=1e9, description="cost of a machine per hour, in any currency")
@@ -80,6 +86,7 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
         (), strict=False, max_length=_MAX_GROUPS, description="groups of instances that are alike, in place of profile"
     )
     migration: MigrationTable = MigrationTable()
+    pools: PoolsTable = PoolsTable()
     scaling: ScalingTable = ScalingTable()
     costs: CostsTable = CostsTable()
     max_context_tokens: int = Field(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.gateway.state import GatewayState
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import StepPlan
+from actorserve.core.messages import InstanceRole, StepPlan
 from actorserve.core.prediction.learned import LearnedLengths
 from actorserve.core.prediction.predictor import LengthPredictor
 from actorserve.core.scheduling.batch import Batch
@@ -34,7 +34,7 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
         cluster.max_context_tokens,
         cluster.num_host_blocks(group),
     )
-    recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY)
+    recipe = instance_recipe(cluster, sizes, profile, _TICKET_KEY, InstanceRole(group.role))
     for_baselines = replace(recipe.config, whole_prompts=cluster.whole_prompts, report_changes=cluster.report_changes)
     # A simulated request's max_tokens is its output's length, so no predictor here may be limited by it.
     error = cluster.length_error

@@ -106,7 +106,7 @@ def test_machines_cost_their_lifetimes() -> None:
     [
         ([], {}, "cluster.groups is empty: expected at least one"),
         ([{**SMALL, "count": 0}], {}, "cluster.groups.0.count is 0: expected at least 1"),
-        ([{**SMALL, "role": "prompt"}], {}, "cluster.groups.0.role is 'prompt': expected 'mixed'"),
+        ([{**SMALL, "role": "p"}], {}, "cluster.groups.0.role is 'p': expected 'mixed', 'prompt' or 'token'"),
         ([{**SMALL, "kv_tokens": 3}], {}, "cluster.groups.0.kv_tokens is 3: expected at least a block of 4"),
         ([SMALL, SMALL], {}, "cluster.groups.1.name is 'small': expected another name than those before it"),
         ([SMALL], {"profile": "sums"}, "cluster.profile is not expected together with groups"),
