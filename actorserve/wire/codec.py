@@ -61,6 +61,8 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     54: m.SetRole,
     60: m.Command,
     61: m.Answer,
+    70: m.SetPowerCaps,
+    71: m.PowerReport,
 }
 
 # Local messages, from a process to its own core. A journal may hold them; a frame from a peer may not.
@@ -134,6 +136,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.Start: Rules(added=("token_instance",)),
     m.MigrateTo: Rules(added=("decoding_only",)),
     m.ActsDone: Rules(columns=("command_ids", "outcomes", "texts")),
+    m.SetPowerCaps: Rules(columns=("devices", "caps_watts")),
 }
 
 # What messages are made of.
@@ -151,6 +154,7 @@ NESTED: Final = (
     m.RowShape,
     m.LoadReport,  # in a LoadDigest
     m.Column,
+    m.DevicePower,
 )
 
 

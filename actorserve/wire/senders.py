@@ -12,6 +12,7 @@ _ANY: Final = frozenset(Role)
 _COORDINATOR: Final = frozenset({Role.COORDINATOR})
 _GATEWAY: Final = frozenset({Role.GATEWAY})
 _WORKER: Final = frozenset({Role.WORKER})
+_POWER: Final = frozenset({Role.POWER})
 
 SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     m.Hello: _ANY,
@@ -20,7 +21,7 @@ SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     m.Goodbye: _ANY,
     m.Fenced: _ANY,
     m.Serving: _COORDINATOR,
-    m.Following: _GATEWAY | _WORKER,
+    m.Following: _GATEWAY | _WORKER | _POWER,
     m.Place: _GATEWAY,
     m.Placed: _COORDINATOR,
     m.Refused: _COORDINATOR | _WORKER,
@@ -51,6 +52,8 @@ SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     m.Checkpoint: _WORKER,
     m.CheckpointConfirmed: _WORKER,
     m.Checkpointed: _WORKER,
+    m.SetPowerCaps: _COORDINATOR,
+    m.PowerReport: _POWER,
 }
 
 

@@ -4,9 +4,9 @@ The wire encodes these as ``[tag, *fields]`` (``actorserve.wire.codec``), the co
 recorded log replay them. Hot messages are columnar: one object for a whole batch, a column per field. Durations may
 cross hosts, timestamps never do.
 
-Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker, ``o`` an operator's console; in a migration ``s`` is the source
-and ``d`` the destination, two workers. ``g -> w`` in a docstring means from a gateway to a worker; *local* messages
-never leave the process that made them.
+Roles: ``g`` gateway, ``c`` coordinator, ``w`` worker, ``p`` a host's actuator of power caps, ``o`` an operator's
+console; in a migration ``s`` is the source and ``d`` the destination, two workers. ``g -> w`` in a docstring means from
+a gateway to a worker; *local* messages never leave the process that made them.
 """
 
 from actorserve.core.messages.checkpoints import (
@@ -71,6 +71,11 @@ from actorserve.core.messages.placement import (
     Placed as Placed,
     Refused as Refused,
     Unplace as Unplace,
+)
+from actorserve.core.messages.power import (
+    DevicePower as DevicePower,
+    PowerReport as PowerReport,
+    SetPowerCaps as SetPowerCaps,
 )
 from actorserve.core.messages.requests import (
     Close as Close,
@@ -175,6 +180,8 @@ Message = (
     | Command
     | Answer
     | ActsDone
+    | SetPowerCaps
+    | PowerReport
     | Open
     | Close
 )

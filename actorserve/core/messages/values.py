@@ -36,6 +36,7 @@ class Role(StrEnum):
     GATEWAY = "gateway"
     COORDINATOR = "coordinator"
     WORKER = "worker"
+    POWER = "power"
 
 
 class Cordon(StrEnum):

@@ -1,0 +1,51 @@
+"""Messages: power caps, and what a host's actuator reads back. Watts of a device are its power limit's."""
+
+from actorserve.core.messages.value import value
+
+
+@value
+class DevicePower:
+    """One device, as its driver tells. None: the driver does not tell; a number is never made up.
+
+    - ``device`` is the driver's name of it, a GPU's UUID.
+    - Its power limit may be from ``least_watts`` to ``most_watts``, and is ``usual_watts`` if nothing else sets it.
+    - ``cap_watts`` is the power limit that was set last, read back, and ``enforced_watts`` the one that the device
+      keeps to, which may be lower.
+    - ``draw_watts`` is its power now.
+    - ``is_throttled``: heat slows it down. ``can_set``: its power limit can be changed.
+    """
+
+    device: str
+    least_watts: float
+    most_watts: float
+    usual_watts: float
+    cap_watts: float | None
+    enforced_watts: float | None
+    draw_watts: float | None
+    is_throttled: bool
+    can_set: bool
+
+
+@value
+class PowerReport:
+    """p -> c: the host's devices, read after the SetPowerCaps of this number was carried out (0: none was yet).
+
+    ``feed_watts`` is the measured power of everything on the host's feed; None if nothing measures it.
+    """
+
+    sequence: int
+    devices: tuple[DevicePower, ...]
+    feed_watts: float | None = None
+
+
+@value
+class SetPowerCaps:
+    """c -> p: set these power limits, as parallel columns; other devices keep theirs. A later number replaces this one.
+
+    ``budget_watts`` is the host's budget, for the time without a coordinator; None: there is none.
+    """
+
+    sequence: int
+    devices: tuple[str, ...]
+    caps_watts: tuple[float, ...]
+    budget_watts: float | None = None

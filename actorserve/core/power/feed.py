@@ -1,0 +1,38 @@
+"""A feed that carries more than its budget although the caps are in force: how far the caps must go below the budget.
+
+Devices may pass their caps for a moment or by a constant error, and a feed may carry more than the devices. Readings
+follow the caps late, so the caps must have been in force for a while before a reading counts against them.
+"""
+
+from typing import Final
+
+_SETTLE_S: Final = 0.5  # from caps in force to readings that show it
+_RELEASE_S: Final = 10.0  # without excess, before caps rise again
+_ROOM: Final = 0.02  # of the budget, that must be free before caps rise, so that noise does not move them
+
+
+class FeedWatch:
+    """``taken_watts`` is how far the caps are below the budget."""
+
+    def __init__(self) -> None:
+        self.taken_watts = 0.0
+        self._within_since_s: float | None = None  # since when the caps have been in force
+        self._changed_s = 0.0
+
+    def excess_watts(self, budget: float, draw: float | None, caps: float, now: float) -> float:
+        """How far to be below ``budget`` from now on. ``draw`` is read now, and ``caps`` may be in force, in watts."""
+        if draw is None:
+            return self.taken_watts
+        if caps > budget - self.taken_watts:
+            self._within_since_s = None
+        elif self._within_since_s is None:
+            self._within_since_s = now
+        if self._within_since_s is not None and now >= self._within_since_s + _SETTLE_S:
+            if draw > budget:
+                self.taken_watts += draw - budget
+                self._within_since_s = None
+                self._changed_s = now
+            elif self.taken_watts and now >= self._changed_s + _RELEASE_S and draw < budget * (1.0 - _ROOM):
+                self.taken_watts = max(0.0, self.taken_watts - (budget - draw) / 2.0)
+                self._changed_s = now
+        return self.taken_watts

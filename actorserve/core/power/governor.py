@@ -1,0 +1,411 @@
+"""The governor: it keeps hosts and the cluster within budgets in watts, by the power caps of their devices.
+
+``core.power.caps`` says which caps meet the budgets. The governor takes the devices there, once per ``period_s``:
+
+- **A cap is in force only when it was read back.** Until then the device counts at the higher one of the cap that was
+  read last and the cap that was ordered.
+- **It lowers before it raises.** A cap is raised only by watts that are free by that count, so the sum of the caps
+  never passes a budget on the way, once it is below it.
+- **Constraints hold.** A cap is within what the device's driver allows. A device that cannot be set, or does not do
+  what it is told, counts at the cap that it has, and the others make up for it. A device that nothing reports any more,
+  while its host has workers, keeps counting at its last cap.
+- **The feed decides.** If a host draws more than its budget although its caps are in force, the caps are taken so much
+  lower. They come back slowly.
+- **Heat frees watts.** What a device cannot use, because heat slows it down or because it keeps to a lower limit than
+  it was set to, goes to others.
+- **No cap flaps.** Small changes wait until they matter, and a cap that was lowered is not raised for ``hold_s``,
+  except after a change of a budget.
+- **Infeasible budgets are said**, once, with the least watts that are feasible. All devices then have least power.
+
+From a reading over the budget to caps read back passes one control period: a report of the actuator, a round here, and
+the next report (``CONTROL_PERIOD_S``).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from math import ceil, floor, inf
+from typing import Final, NamedTuple
+
+from actorserve.core.effects import Effect, Send
+from actorserve.core.messages import DevicePower, InstanceRole, Peer, PowerReport, SetPowerCaps
+from actorserve.core.power.caps import Staircase, meet_budgets
+from actorserve.core.power.curves import CURVES, PhaseCurves
+from actorserve.core.power.feed import FeedWatch
+
+PERIOD_S: Final = 0.25
+CONTROL_PERIOD_S: Final = 1.0
+"""The longest time in which a host that can meet its budget draws more than that, unless messages are lost."""
+_RESEND_S: Final = 0.5
+_DISOBEYED_S: Final = 30.0  # a device that does not do what it is told is tried again after this time
+_LIMITED_S: Final = 300.0  # how long a limit that a device keeps to by itself counts as one that it cannot pass
+_THROTTLED_S: Final = 10.0  # how long a device counts as too hot after it last said so
+_ROUNDING_WATTS: Final = 1e-6
+_DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
+_SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
+_MUCH_WATTS: Final = 1e9
+_ORDER: Final = (InstanceRole.PROMPT, InstanceRole.MIXED, InstanceRole.TOKEN, None)  # in which caps are raised
+
+
+@dataclass(frozen=True, slots=True)
+class PowerConfig:
+    """``budget_watts`` is the cluster's and ``budget_watts_of`` that of hosts by name; without any, nothing is capped.
+
+    A cap of a token instance may make its tokens take up to ``tpot_target_s``. Where the time of its tokens at full
+    power is not known, the cap may not slow them at all. A reading over the budget lowers caps; ``hold_s`` is the time
+    before a cap that was lowered is raised.
+    """
+
+    budget_watts: float | None = None
+    budget_watts_of: Mapping[str, float] = field(default_factory=dict)
+    curves: str = "h100"
+    tpot_target_s: float = 0.1
+    hold_s: float = 5.0
+
+
+class Use(NamedTuple):
+    """What an instance does on a device: its role, and the time of a token at full power (None: not known)."""
+
+    role: InstanceRole
+    tpot_s: float | None = None
+
+
+class DeviceId(NamedTuple):
+    """A device, by its host and its driver's name for it."""
+
+    host: str
+    device: str
+
+
+@dataclass(slots=True)
+class _Device:
+    """A device's last reading, and what was ordered since: ``ordered_watts`` is the last order that is not answered,
+    and ``highest_watts`` the highest one. ``ceiling_watts`` is what it can use, until a time.
+    """
+
+    power: DevicePower
+    ordered_watts: float | None = None
+    highest_watts: float = 0.0
+    order_number: int = 0
+    ordered_s: float = 0.0
+    lowered_s: float | None = None
+    ceiling_watts: float | None = None
+    ceiling_until_s: float = 0.0
+    disobeyed_until_s: float = 0.0
+    is_gone: bool = False
+
+    def cap_watts(self) -> float:
+        """The cap that was read back. A device that does not tell its cap may take its usual power."""
+        cap = self.power.cap_watts
+        return self.power.usual_watts if cap is None else cap
+
+    def bound_watts(self) -> float:
+        """What the device may have, with the orders that may be on their way."""
+        return max(self.cap_watts(), self.highest_watts)
+
+    def aim_watts(self) -> float:
+        """The cap that it has or will soon have."""
+        return self.cap_watts() if self.ordered_watts is None else self.ordered_watts
+
+    def is_free(self, now: float) -> bool:
+        """Whether its cap can be chosen."""
+        power = self.power
+        if not power.can_set or power.cap_watts is None or self.is_gone or now < self.disobeyed_until_s:
+            return False
+        return 0.0 < power.least_watts <= power.most_watts
+
+    def order(self, watts: float, now: float) -> None:
+        """Order a cap within its constraints."""
+        self.ordered_watts = min(self.power.most_watts, max(self.power.least_watts, watts))
+        self.highest_watts = max(self.highest_watts, self.ordered_watts)
+        self.ordered_s = now
+
+    def forget_order(self) -> None:
+        """The order was answered, or the actuator that got it is gone."""
+        self.ordered_watts, self.highest_watts = None, 0.0
+
+    def full_watts(self) -> float:
+        return min(self.power.most_watts, max(self.power.least_watts, self.power.usual_watts))
+
+
+@dataclass(slots=True)
+class _Host:
+    """The host's actuator (None: it is gone), the number of the last order, and the budget that it was told."""
+
+    actuator: Peer | None = None
+    number: int = 0
+    told_budget: float | None = None
+    feed_watts: float | None = None
+    devices: dict[str, _Device] = field(default_factory=dict)
+
+
+class PowerGovernor:
+    """Decides the power caps of all devices whose hosts have an actuator."""
+
+    def __init__(self, config: PowerConfig) -> None:
+        self.notices: list[tuple[str, str]] = []
+        """What operators should read, as pairs of a host (or ``cluster``) and a text. The owner takes them out."""
+        self.budget_watts = config.budget_watts
+        self.budget_watts_of: dict[str, float] = dict(config.budget_watts_of)
+        self._config = config
+        self._curves: PhaseCurves = CURVES[config.curves]
+        self._hosts: dict[str, _Host] = {}
+        self._feeds: dict[str, FeedWatch] = {}  # by host; the cluster's has an empty name
+        self._said: set[tuple[str, float, int]] = set()  # infeasible budgets: the host, the budget, the least watts
+        self._has_capped = False  # whether caps may have to be taken back
+        self.next_s: float | None = None
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def set_budget(self, host: str | None, watts: float | None) -> None:
+        """The budget of a host, or of the cluster (None); no ``watts`` takes it away."""
+        if host is None:
+            self.budget_watts = watts
+        elif watts is None:
+            self.budget_watts_of.pop(host, None)
+        else:
+            self.budget_watts_of[host] = watts
+        self._feeds.clear()
+        self._said.clear()
+        for known in self._hosts.values():
+            for device in known.devices.values():
+                device.lowered_s = None
+
+    def on_report(self, host: str, actuator: Peer, report: PowerReport, now: float) -> None:
+        """An actuator has read its host's devices."""
+        known = self._hosts.setdefault(host, _Host())
+        if known.actuator != actuator:
+            known.actuator, known.number, known.told_budget = actuator, 0, None
+            for device in known.devices.values():
+                device.forget_order()
+        known.feed_watts = report.feed_watts
+        devices: dict[str, _Device] = {}
+        for power in report.devices:
+            device = known.devices.get(power.device) or _Device(power)
+            device.power, device.is_gone = power, False
+            self._read_back(device, report.sequence, now)
+            devices[power.device] = device
+        known.devices = devices  # a device that fell off the bus draws nothing any more
+        if self.next_s is None:
+            self.next_s = now
+
+    def on_down(self, host: str, actuator: Peer) -> None:
+        """The actuator is gone. Its caps stay in force."""
+        known = self._hosts.get(host)
+        if known is not None and known.actuator == actuator:
+            known.actuator = None
+            for device in known.devices.values():
+                device.is_gone = True
+
+    def round(self, uses: Mapping[DeviceId, Use], hosts: Collection[str], now: float) -> list[Effect]:
+        """The orders of this round, by what each device is used for. ``hosts`` have workers. Call it at ``next_s``."""
+        for name in [name for name, known in self._hosts.items() if known.actuator is None and name not in hosts]:
+            del self._hosts[name]
+        self.next_s = now + PERIOD_S if self._hosts else None
+        if not self._has_budgets() and not self._has_capped:
+            return []
+        targets = self._targets(uses, now)
+        free = self._free_watts()
+        ordered = self._lower(targets, free, now) | self._raise(targets, uses, free, now)
+        effects = self._orders(ordered, now)
+        self._has_capped = self._has_budgets() or any(
+            device.ordered_watts is not None for known in self._hosts.values() for device in known.devices.values()
+        )
+        return effects
+
+    def caps(self) -> dict[DeviceId, DevicePower]:
+        """The last readings of all devices."""
+        return {
+            DeviceId(host, name): device.power
+            for host, known in sorted(self._hosts.items())
+            for name, device in known.devices.items()
+        }
+
+    def validate(self) -> None:
+        """Raises: AssertionError if an order is outside a device's constraints."""
+        for host in self._hosts.values():
+            for device in host.devices.values():
+                watts = device.ordered_watts
+                assert watts is None or device.power.least_watts <= watts <= device.power.most_watts, (
+                    f"{device.power.device} was ordered {watts} W, outside of its constraints"
+                )
+
+    # --- what is known of a device -----------------------------------------------------------------------------------
+
+    def _read_back(self, device: _Device, number: int, now: float) -> None:
+        """Compare the order with what was read after it, and see what the device cannot use."""
+        power, ordered = device.power, device.ordered_watts
+        if ordered is not None and number >= device.order_number:
+            device.forget_order()
+            if device.cap_watts() > ordered + _SAME_WATTS:
+                device.disobeyed_until_s = now + _DISOBEYED_S
+            elif device.cap_watts() < ordered - _SAME_WATTS:
+                self._set_ceiling(device, device.cap_watts(), now + _LIMITED_S)
+        if power.enforced_watts is not None and power.enforced_watts < device.cap_watts() - _SAME_WATTS:
+            self._set_ceiling(device, power.enforced_watts, now + _LIMITED_S)
+        if power.is_throttled and power.draw_watts is not None:
+            self._set_ceiling(device, power.draw_watts, now + _THROTTLED_S)
+        if device.ceiling_watts is not None and now >= device.ceiling_until_s:
+            device.ceiling_watts = None
+
+    def _set_ceiling(self, device: _Device, watts: float, until_s: float) -> None:
+        """A ceiling does not rise while it lasts, nor does it fall by little."""
+        old = device.ceiling_watts
+        if old is None or watts < old - _DEADBAND_WATTS:
+            device.ceiling_watts = ceil(watts)
+        device.ceiling_until_s = max(until_s, device.ceiling_until_s)
+
+    # --- where the caps should be ------------------------------------------------------------------------------------
+
+    def _targets(self, uses: Mapping[DeviceId, Use], now: float) -> dict[DeviceId, float]:
+        """The caps that meet the budgets, of the devices whose caps can be chosen."""
+        ids = [DeviceId(host, name) for host, known in sorted(self._hosts.items()) for name in sorted(known.devices)]
+        full = [self._staircase(key, uses.get(key), False, now) for key in ids]
+        of_host = {
+            host: self._trimmed(host, budget, [key for key in ids if key.host == host], now)
+            for host, budget in sorted(self.budget_watts_of.items())
+            if host in self._hosts
+        }
+        of_all = None if self.budget_watts is None else self._trimmed("", self.budget_watts, ids, now)
+        for host in of_host:
+            self._say_infeasible(host, self.budget_watts_of[host], [device for device in full if device.host == host])
+        if self.budget_watts is not None:
+            self._say_infeasible("", self.budget_watts, full)
+        caps = meet_budgets(full, of_host, of_all)
+        if any(cap < device.top_watts for cap, device in zip(caps, full, strict=True)):
+            # Watts are short, so nothing keeps what it cannot use.
+            useful = [self._staircase(key, uses.get(key), True, now) for key in ids]
+            caps = meet_budgets(useful, of_host, of_all)
+        return {
+            key: max(self._device(key).power.least_watts, float(floor(cap + _ROUNDING_WATTS)))  # caps are whole watts
+            for key, cap in zip(ids, caps, strict=True)
+            if self._device(key).is_free(now)
+        }
+
+    def _staircase(self, key: DeviceId, use: Use | None, is_limited: bool, now: float) -> Staircase:
+        """``is_limited``: it goes no higher than what the device can use."""
+        device = self._device(key)
+        if not device.is_free(now):
+            fixed = device.bound_watts()
+            return Staircase(key.host, None, fixed, fixed, fixed)
+        least, full, ceiling = device.power.least_watts, device.full_watts(), device.ceiling_watts
+        top = full if ceiling is None or not is_limited else min(full, max(least, ceiling))
+        if use is None:
+            return Staircase(key.host, None, top, least, least)
+        slowdown = 1.0 if not use.tpot_s else max(1.0, self._config.tpot_target_s / use.tpot_s)
+        knee = max(least, full * self._curves.token.least_fraction(slowdown))
+        return Staircase(key.host, use.role, top, knee, least)
+
+    def _trimmed(self, host: str, budget: float, ids: list[DeviceId], now: float) -> float:
+        """The budget for caps, less what was drawn beyond it although the caps were in force."""
+        feed = self._feeds.setdefault(host, FeedWatch())
+        bound = sum([self._device(key).bound_watts() for key in ids])
+        return budget - feed.excess_watts(budget, self._draw(host, ids), bound, now)
+
+    def _draw(self, host: str, ids: list[DeviceId]) -> float | None:
+        """What the host, or the cluster, draws: as the feed tells, or else as all devices tell together."""
+        if host and self._hosts[host].feed_watts is not None:
+            return self._hosts[host].feed_watts
+        total = 0.0
+        for key in ids:
+            draw = self._device(key).power.draw_watts
+            if draw is None:
+                return None
+            total += draw
+        return total
+
+    def _say_infeasible(self, host: str, budget: float, devices: list[Staircase]) -> None:
+        least = ceil(sum([device.least_watts for device in devices]))
+        if least > budget and (host, budget, least) not in self._said:
+            self._said.add((host, budget, least))
+            text = f"the budget of {budget:.0f} W cannot be met: its devices take at least {least} W"
+            self.notices.append((host or "cluster", text))
+
+    # --- how they get there ------------------------------------------------------------------------------------------
+
+    def _lower(self, targets: Mapping[DeviceId, float], free: Mapping[str, float], now: float) -> set[str]:
+        """Lower what is too high: at once where a budget is passed, else where it is worth it. Returns the hosts."""
+        lowered: set[str] = set()
+        for key, target in targets.items():
+            device = self._device(key)
+            aim = device.aim_watts()
+            by = _SAME_WATTS if _free_at(free, key.host) < 0.0 else _DEADBAND_WATTS
+            if target <= aim - by:
+                device.order(target, now)
+                device.lowered_s = now
+                lowered.add(key.host)
+        return lowered
+
+    def _raise(
+        self, targets: Mapping[DeviceId, float], uses: Mapping[DeviceId, Use], free: dict[str, float], now: float
+    ) -> set[str]:
+        """Raise by free watts, prompt instances first. Returns the hosts. It takes the watts from ``free``."""
+        raised: set[str] = set()
+        for role in _ORDER:
+            for key, target in targets.items():
+                use = uses.get(key)
+                device = self._device(key)
+                if (None if use is None else use.role) is not role or device.ordered_watts is not None:
+                    continue
+                if device.lowered_s is not None and now < device.lowered_s + self._config.hold_s:
+                    continue
+                cap = device.cap_watts()
+                wanted = min(target, cap + floor(max(0.0, _free_at(free, key.host))))
+                if wanted < device.power.least_watts:
+                    continue  # a driver may tell a cap below its own constraints
+                if wanted >= cap + _DEADBAND_WATTS or wanted == device.full_watts() > cap:
+                    device.order(wanted, now)
+                    for scope in ("", key.host):
+                        free[scope] = free.get(scope, inf) - (wanted - cap)
+                    raised.add(key.host)
+        return raised
+
+    def _free_watts(self) -> dict[str, float]:
+        """How many watts of each host's budget, and of the cluster's (an empty name), no cap takes; less than 0 if the
+        caps pass it. Hosts without a budget are left out.
+        """
+        bounds = {
+            host: sum([device.bound_watts() for device in known.devices.values()])
+            for host, known in self._hosts.items()
+        }
+        free = {
+            host: self.budget_watts_of[host] - self._excess(host) - bound
+            for host, bound in bounds.items()
+            if host in self.budget_watts_of
+        }
+        if self.budget_watts is not None:
+            free[""] = self.budget_watts - self._excess("") - sum(bounds.values())
+        return free
+
+    def _has_budgets(self) -> bool:
+        return self.budget_watts is not None or bool(self.budget_watts_of)
+
+    def _excess(self, host: str) -> float:
+        feed = self._feeds.get(host)
+        return 0.0 if feed is None else feed.taken_watts
+
+    def _orders(self, ordered: set[str], now: float) -> list[Effect]:
+        """A message for each host with new orders, with old ones that are not answered, or with another budget."""
+        effects: list[Effect] = []
+        for name, host in sorted(self._hosts.items()):
+            waiting = {key: device for key, device in host.devices.items() if device.ordered_watts is not None}
+            is_late = any(now >= device.ordered_s + _RESEND_S for device in waiting.values())
+            has_new = name in ordered
+            budget = self.budget_watts_of.get(name)
+            if host.actuator is None or not (is_late or has_new or budget != host.told_budget):
+                continue
+            host.number += 1
+            host.told_budget = budget
+            caps = []
+            for device in waiting.values():
+                device.order_number, device.ordered_s = host.number, now
+                caps.append(device.aim_watts())
+            effects.append(Send(host.actuator, SetPowerCaps(host.number, tuple(waiting), tuple(caps), budget)))
+        return effects
+
+    def _device(self, key: DeviceId) -> _Device:
+        return self._hosts[key.host].devices[key.device]
+
+
+def _free_at(free: Mapping[str, float], host: str) -> float:
+    """How far a cap of this host may rise."""
+    return min(free.get("", inf), free.get(host, inf), _MUCH_WATTS)

@@ -1,0 +1,357 @@
+"""The governor keeps budgets by caps, lowers before it raises, and believes only what was read back."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from actorserve.core.messages import Peer, PowerReport
+from actorserve.core.power.governor import CONTROL_PERIOD_S, DeviceId, PowerConfig, PowerGovernor, Use
+from tests.core.power.plant import MIXED, PROMPT, TOKEN, Plant, equal_pools, h100
+
+
+def test_nothing_is_capped_without_a_budget() -> None:
+    """Without a budget no order is sent, whatever the caps are."""
+    plant = equal_pools()
+    plant.run(5.0)
+    assert plant.orders == []
+
+
+def test_token_instances_pay_first() -> None:
+    """At three quarters of the power, token instances have half of theirs and prompt instances all of it."""
+    plant = equal_pools(budget=0.75 * 8 * 700)
+    plant.run(5.0)
+    assert [plant.cap(f"t{index}") for index in range(4)] == [350.0] * 4
+    assert [plant.cap(f"p{index}") for index in range(4)] == [700.0] * 4
+
+
+@pytest.mark.parametrize(("share", "prompt", "token"), [(0.9, 700, 560), (0.6, 490, 350), (0.4, 280, 280)])
+def test_prompt_instances_pay_last_and_then_all_alike(share: float, prompt: int, token: int) -> None:
+    """Prompt instances are lowered once token instances are at the knee, and below it all are lowered evenly."""
+    plant = equal_pools(budget=share * 8 * 700)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == pytest.approx((prompt, token), abs=1.0)
+
+
+def test_mixed_instances_pay_between() -> None:
+    """A mixed instance keeps its power until token instances are at the knee, and prompt instances theirs longer."""
+    plant = equal_pools(1)
+    plant.devices[DeviceId("a", "m")] = h100("m")
+    plant.uses[DeviceId("a", "m")] = Use(MIXED)
+    for budget, expected in ((1750.0, (700, 700, 350)), (1500.0, (700, 450, 350)), (1200.0, (500, 350, 350))):
+        plant.governor.set_budget("a", budget)
+        plant.run(12.0)
+        assert (plant.cap("p0"), plant.cap("m"), plant.cap("t0")) == expected
+
+
+def test_an_unused_device_pays_before_all() -> None:
+    """A device without an instance gives up its watts first."""
+    plant = equal_pools(1, budget=1700.0)
+    plant.devices[DeviceId("a", "idle")] = h100("idle")
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0"), plant.cap("idle")) == (700.0, 700.0, 300.0)
+
+
+def test_tokens_that_come_fast_enough_may_be_slowed() -> None:
+    """With room to the target time of a token, the cap goes below the flat part of the curve."""
+    plant = equal_pools(1, budget=1000.0)
+    plant.uses[DeviceId("a", "t0")] = Use(TOKEN, tpot_s=0.1 / 1.25)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (720.0 - 20.0, 300.0)
+    plant.uses[DeviceId("a", "t0")] = Use(TOKEN, tpot_s=0.2)
+    plant.run(12.0)
+    assert plant.cap("t0") == 350.0, "it misses its target already"
+
+
+def test_watts_that_token_instances_free_raise_prompt_instances() -> None:
+    """A prompt instance below its full power is raised when another instance becomes a token instance."""
+    plant = equal_pools(1, budget=1050.0)
+    plant.uses = dict.fromkeys(plant.devices, Use(PROMPT))
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (525.0, 525.0)
+    plant.uses[DeviceId("a", "t0")] = Use(TOKEN)
+    plant.run(8.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (700.0, 350.0)
+
+
+def test_a_raise_waits_until_the_lower_cap_was_read_back() -> None:
+    """While a device has not lowered its cap, no other one is raised, so the sum never passes the budget."""
+    plant = equal_pools(1, budget=1050.0)
+    plant.uses = dict.fromkeys(plant.devices, Use(PROMPT))
+    plant.run(8.0)
+    plant.obeys = lambda key, watts: 525.0 if key.device == "t0" else watts
+    plant.uses[DeviceId("a", "t0")] = Use(TOKEN)
+    plant.run(8.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (525.0, 525.0)
+
+
+def test_a_device_that_cannot_be_set_is_made_up_for() -> None:
+    """A device whose driver refuses counts at the cap that it has, and the others keep the budget."""
+    plant = equal_pools(1, budget=1000.0)
+    plant.devices[DeviceId("a", "t0")] = replace(h100("t0"), can_set=False)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (300.0, 700.0)
+    assert {key.device for _, key, _ in plant.orders} == {"p0"}
+
+
+def test_a_device_that_disobeys_is_made_up_for() -> None:
+    """A device that takes orders and keeps its cap is found out by reading it back."""
+    plant = equal_pools(1, budget=1000.0)
+    plant.obeys = lambda key, watts: 700.0 if key.device == "t0" else watts
+    plant.run(5.0)
+    assert plant.cap("p0") == 300.0
+
+
+def test_an_order_that_was_lost_is_sent_again() -> None:
+    """The governor repeats what was not answered."""
+    plant = equal_pools(1, budget=1050.0)
+    plant.run(0.25)
+    lost = iter([True] * 3)
+    plant.delay_s = lambda: None if next(lost, False) else 0.0
+    plant.run(3.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (700.0, 350.0)
+
+
+def test_an_infeasible_budget_is_said_once_with_the_least() -> None:
+    """Below the sum of the least limits all devices get those, and operators read it once."""
+    plant = equal_pools(2, budget=500.0)
+    plant.run(5.0)
+    assert plant.caps() == 800.0
+    assert plant.governor.notices == [("a", "the budget of 500 W cannot be met: its devices take at least 800 W")]
+    plant.run(60.0)
+    assert len(plant.governor.notices) == 1
+
+
+def test_a_changed_budget_is_in_force_within_a_control_period() -> None:
+    """From a new budget to caps read back passes at most one control period, downwards and upwards."""
+    plant = equal_pools(budget=5600.0)
+    plant.run(5.0)
+    for budget in (4200.0, 3000.0, 5000.0):
+        plant.governor.set_budget("a", budget)
+        plant.run(CONTROL_PERIOD_S)
+        assert budget - 8 <= plant.caps() <= budget
+
+
+def test_full_power_comes_back_with_the_last_budget() -> None:
+    """When the budget is taken away, all devices get their full power again, even if an order is lost."""
+    plant = equal_pools(1, budget=1050.0)
+    plant.run(5.0)
+    plant.governor.set_budget("a", None)
+    lost = iter([True] * 4)
+    plant.delay_s = lambda: None if next(lost, False) else 0.0
+    plant.run(5.0)
+    assert plant.caps() == 1400.0
+    plant.orders.clear()
+    plant.run(5.0)
+    assert plant.orders == []
+
+
+def test_the_cluster_has_a_budget_over_all_hosts() -> None:
+    """The cluster's budget lowers token instances on all hosts before it lowers prompt instances on any."""
+    plant = equal_pools(1)
+    for name, role in (("q", PROMPT), ("u", TOKEN)):
+        plant.devices[DeviceId("b", name)] = h100(name)
+        plant.uses[DeviceId("b", name)] = Use(role)
+    plant.governor.set_budget(None, 2400.0)
+    plant.governor.set_budget("b", 1000.0)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0"), plant.cap("q"), plant.cap("u")) == (700.0, 700.0, 650.0, 350.0)
+    plant.governor.set_budget(None, 2000.0)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0"), plant.cap("q"), plant.cap("u")) == (650.0, 350.0, 650.0, 350.0)
+
+
+def test_heat_gives_watts_to_others() -> None:
+    """A device that heat slows down is capped at what it draws, and the watts raise others, until it has cooled."""
+    plant = equal_pools(2, budget=2000.0)
+    plant.run(6.0)
+    assert plant.cap("p1") == 650.0
+    hot = DeviceId("a", "p0")
+    plant.devices[hot] = replace(plant.devices[hot], is_throttled=True, draw_watts=500.0)
+    plant.run(2.0)
+    assert (plant.cap("p0"), plant.cap("p1")) == (500.0, 700.0)
+    plant.devices[hot] = replace(plant.devices[hot], is_throttled=False)
+    plant.run(30.0)
+    assert (plant.cap("p0"), plant.cap("p1")) == (650.0, 650.0)
+
+
+def test_a_limit_of_the_device_itself_gives_watts_to_others() -> None:
+    """A device that keeps to a lower limit than the one that was set does not hold watts that it cannot use."""
+    plant = equal_pools(2, budget=2000.0)
+    key = DeviceId("a", "p0")
+    plant.run(1.0)
+    plant.devices[key] = replace(plant.devices[key], enforced_watts=450.0)
+    plant.run(10.0)
+    assert (plant.cap("p0"), plant.cap("p1")) == (450.0, 700.0)
+
+
+def test_a_feed_over_its_budget_lowers_caps() -> None:
+    """If the host draws more than its budget although its caps are in force, they go lower by the excess, once, and
+    come back when the excess is gone.
+    """
+    plant = equal_pools(budget=4200.0)
+    plant.run(3.0)
+    for _ in range(20):
+        plant.feed_watts["a"] = plant.caps() + 100.0
+        plant.run(0.25)
+        if plant.now == 3.0 + CONTROL_PERIOD_S:
+            assert plant.caps() == pytest.approx(4100.0, abs=4.0)
+    assert plant.caps() == pytest.approx(4100.0, abs=4.0)
+    plant.feed_watts["a"] = 4195.0
+    plant.run(30.0)
+    assert plant.caps() == pytest.approx(4100.0, abs=4.0), "there is no room to speak of"
+    plant.feed_watts["a"] = 3000.0
+    plant.run(30.0)
+    assert plant.caps() == pytest.approx(4200.0, abs=4.0)
+
+
+def test_a_device_that_fell_off_frees_its_watts() -> None:
+    """A device that its host does not list any more counts no longer."""
+    plant = equal_pools(2, budget=2000.0)
+    plant.run(6.0)
+    del plant.devices[DeviceId("a", "p0")]
+    plant.run(6.0)
+    assert (plant.cap("p1"), plant.cap("t0"), plant.cap("t1")) == (700.0, 650.0, 650.0)
+
+
+def test_caps_of_a_host_without_its_actuator_still_count() -> None:
+    """While a host has workers its caps count towards the cluster's budget, even if its actuator is gone."""
+    plant = equal_pools(1)
+    plant.devices[DeviceId("b", "q")] = h100("q")
+    plant.uses[DeviceId("b", "q")] = Use(PROMPT)
+    plant.governor.set_budget(None, 1500.0)
+    plant.run(6.0)
+    assert plant.cap("q") == 575.0
+    plant.down.add("b")
+    plant.governor.on_down("b", Peer("b", 1))
+    plant.governor.set_budget(None, 1400.0)
+    plant.run(6.0)
+    assert (plant.cap("q"), plant.cap("p0"), plant.cap("t0")) == (575.0, 475.0, 350.0)
+    del plant.devices[DeviceId("b", "q")], plant.uses[DeviceId("b", "q")]
+    plant.run(6.0)
+    assert plant.caps() == 1400.0
+
+
+def test_what_the_driver_does_not_tell_is_not_made_up() -> None:
+    """Devices without readings of their draw leave the feed unjudged, and one without a cap is not ordered about."""
+    governor = PowerGovernor(PowerConfig(budget_watts=1000.0))
+    blind = replace(h100("x"), cap_watts=None, enforced_watts=None, draw_watts=None)
+    governor.on_report("a", Peer("a", 1), PowerReport(0, (blind, replace(h100("y"), draw_watts=None))), 0.0)
+    [order] = governor.round({}, ["a"], 0.0)
+    assert "('y',), caps_watts=(300.0,)" in str(order)
+
+
+# --- whatever happens ------------------------------------------------------------------------------------------------
+
+ROLES = (None, PROMPT, MIXED, TOKEN)
+
+
+class Checked:
+    """A plant with random happenings, checked at every change of a cap."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._draw = data.draw
+        devices = {}
+        for host in ("a", "b"):
+            for index in range(self._draw(st.integers(1, 4))):
+                least = self._draw(st.integers(50, 300))
+                most = self._draw(st.integers(least, 800))
+                name = f"{host}{index}"
+                devices[DeviceId(host, name)] = h100(name, self._draw(st.integers(least, most)), least, most)
+        delays = st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.3, None])
+        self.plant = Plant(PowerConfig(hold_s=3.0), devices, delay_s=lambda: self._draw(delays))
+        self.plant.on_change = self.check
+        self._were_met: dict[str | None, bool] = {}
+        for key in devices:
+            self._use(key)
+
+    def _use(self, key: DeviceId) -> None:
+        role = self._draw(st.sampled_from(ROLES))
+        self.plant.uses.pop(key, None)
+        if role is not None:
+            self.plant.uses[key] = Use(role, self._draw(st.sampled_from([None, 0.03, 0.3])))
+
+    def happen(self) -> None:
+        """Change a budget or a role, let a device forget its cap, or let one fall off."""
+        plant, key = self.plant, self._draw(st.sampled_from(sorted(self.plant.devices)))
+        match self._draw(st.sampled_from(["budget", "budget", "role", "forgets", "falls off", "heat"])):
+            case "budget":
+                scope = self._draw(st.sampled_from([None, "a", "b"]))
+                plant.governor.set_budget(scope, self._draw(st.none() | st.integers(100, 5000)))
+            case "role":
+                self._use(key)
+            case "forgets":
+                power = plant.devices[key]
+                plant.devices[key] = replace(power, cap_watts=power.usual_watts, enforced_watts=power.usual_watts)
+            case "falls off" if len(plant.devices) > 2:
+                del plant.devices[key]
+                plant.uses.pop(key, None)
+            case "heat":
+                power = plant.devices[key]
+                plant.devices[key] = replace(
+                    power, is_throttled=not power.is_throttled, draw_watts=0.8 * (power.cap_watts or 0.0)
+                )
+        self._were_met.clear()
+
+    def budgets(self) -> dict[str | None, float]:
+        """The budgets, None for the cluster's."""
+        governor = self.plant.governor
+        budgets: dict[str | None, float] = {**governor.budget_watts_of}
+        return budgets if governor.budget_watts is None else budgets | {None: governor.budget_watts}
+
+    def least(self, scope: str | None) -> float:
+        return sum(power.least_watts for key, power in self.plant.devices.items() if scope in (None, key.host))
+
+    def check(self) -> None:
+        """A budget that was met once stays met at every change, until something happens."""
+        for scope, budget in self.budgets().items():
+            is_met = self.plant.caps(scope) <= budget
+            assert is_met or not self._were_met.get(scope), f"the caps passed the budget of {scope or 'the cluster'}"
+            self._were_met[scope] = is_met
+
+    def settle(self) -> None:
+        """Let everything arrive, for as long as a ceiling lasts; feasible budgets are then met, and nothing moves."""
+        plant = self.plant
+        plant.delay_s = lambda: 0.0
+        plant.run(40.0)
+        for scope, budget in self.budgets().items():
+            assert plant.caps(scope) <= max(budget, self.least(scope)) + 1e-6
+        plant.orders.clear()
+        plant.run(20.0)
+        assert plant.orders == [], "caps move although nothing happens"
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=60)
+@given(data=st.data())
+def test_whatever_happens_feasible_budgets_are_kept(data: st.DataObject) -> None:
+    """Caps stay within constraints; a feasible budget is met after the settling time, stays met on the way to other
+    caps, and then nothing moves.
+    """
+    checked = Checked(data)
+    for _ in range(data.draw(st.integers(1, 4))):
+        checked.happen()
+        checked.plant.run(data.draw(st.sampled_from([0.5, 1.0, 4.0])))
+        for power in checked.plant.devices.values():
+            assert power.least_watts <= (power.cap_watts or 0.0) <= power.most_watts
+    checked.settle()
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None, max_examples=40)
+@given(data=st.data())
+def test_no_cap_flaps(data: st.DataObject) -> None:
+    """Under noise, roles that change all the time and no change of a budget, no cap rises within ``hold_s`` after it
+    fell.
+    """
+    plant = equal_pools(2, budget=data.draw(st.integers(900, 2700)))
+    for _ in range(30):
+        key = data.draw(st.sampled_from(sorted(plant.devices)))
+        if data.draw(st.booleans()):
+            plant.uses[key] = Use(data.draw(st.sampled_from([PROMPT, TOKEN, MIXED])))
+        draw = data.draw(st.floats(0.5, 1.02)) * (plant.devices[key].cap_watts or 0.0)
+        plant.devices[key] = replace(plant.devices[key], draw_watts=draw)
+        plant.run(0.5)
+    for key in plant.devices:
+        mine = [change for change in plant.changes if change[1] == key]
+        for (fell_s, _, before, after), (rose_s, _, low, high) in pairwise(mine):
+            assert after > before or high < low or rose_s - fell_s >= plant.config.hold_s - 0.25
