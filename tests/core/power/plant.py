@@ -32,6 +32,7 @@ class Plant:
 
     def __post_init__(self) -> None:
         self.governor = PowerGovernor(self.config)
+        self.hosts = sorted({key.host for key in self.devices})
         self.orders: list[tuple[float, DeviceId, float]] = []
         self.changes: list[tuple[float, DeviceId, float, float]] = []
         """Each change of a cap: when, of which device, from and to how many watts."""
@@ -39,10 +40,6 @@ class Plant:
         self._done: dict[str, int] = {}
         self._on_the_way: list[tuple[float, int, str, SetPowerCaps | PowerReport]] = []
         self._number = 0
-
-    @property
-    def hosts(self) -> list[str]:
-        return sorted({key.host for key in self.devices})
 
     def caps(self, host: str | None = None) -> float:
         """The sum of the caps that are in force, of a host or of all."""
