@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from actorserve import __version__, logs
 from actorserve.cluster.file import DEFAULT_CLUSTER_FILE
 from actorserve.errors import ActorserveError
 from actorserve.processes.child import run_child
+from actorserve.processes.launch import python_command
 from actorserve.processes.units.process_file import become
 from actorserve.programs.config_check import USUAL_FILES, check_files
 from actorserve.programs.keys import HOLDERS, host_key_file, make_keys
@@ -144,7 +146,9 @@ def build_parser() -> argparse.ArgumentParser:
     _process_parser(commands)
     _config_parser(commands)
     _keys_parser(commands)
-    commands.add_parser("console", help="watch and steer a running server")  # main hands its arguments on
+    # main hands their arguments on
+    commands.add_parser("console", help="watch and steer a running server")
+    commands.add_parser("power", help="set the power caps of this host's GPUs, as root")
     return parser
 
 
@@ -219,6 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _child_main(given[0], given[1:])
     if given and given[0] == "console":
         return _console_main(given[1:])
+    if given and given[0] == "power":  # a program of its own, because only workers' programs may load NVML
+        words = (*python_command(), "workers.power", *given[1:])
+        os.execv(words[0], words)
     parsed = build_parser().parse_args(given)
     logs.configure("serve")
     try:

@@ -1,5 +1,6 @@
 """Builds the cores' configs from the operator's options, for the real processes and for the simulator alike."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -12,6 +13,7 @@ from actorserve.core.messages import InstanceRole
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
+from actorserve.core.power.governor import PowerConfig
 from actorserve.core.replay import InstanceRecipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile
@@ -53,6 +55,24 @@ class Chosen(Protocol):
 
     @property
     def num_workers(self) -> int: ...
+
+
+class ChosenPower(Protocol):
+    """The operator's options about power, from a settings file."""
+
+    @property
+    def budget_watts(self) -> float | None: ...
+
+    @property
+    def curves(self) -> str: ...
+
+    @property
+    def hold_s(self) -> float: ...
+
+
+def power_config(power: ChosenPower, tpot_target_s: float, budget_watts_of: Mapping[str, float]) -> PowerConfig:
+    """The config of the governor. ``budget_watts_of``: the budgets of hosts by name."""
+    return PowerConfig(power.budget_watts, dict(budget_watts_of), power.curves, tpot_target_s, power.hold_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class _Section(BaseModel):
 
 
 MAX_GATEWAYS = 64
+MAX_WATTS = 1e9
 
 
 class HttpSettings(_Section):
@@ -242,6 +243,28 @@ class ScalingSettings(ScalingOptions, _Section):
         return self
 
 
+class PowerSettings(_Section):
+    """Power caps of GPUs, which a process of its own sets on each host (`actorserve power`)."""
+
+    budget_watts: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_WATTS,
+        description="what the GPUs of all hosts together may take, in watts; default: no budget. Hosts of a cluster "
+        "have budgets of their own in the cluster's file",
+    )
+    curves: Literal["h100", "a100"] = Field(
+        "h100",
+        description="how much longer prompts and tokens take under a cap: the kind of GPU that is most like yours",
+    )
+    hold_s: Period = Field(5.0, description="time before a cap that was lowered is raised again")
+    alone_after_s: Period = Field(
+        60.0,
+        description="time without a coordinator after which a host's budget is shared evenly among its GPUs; until "
+        "then caps stay as they are",
+    )
+
+
 class SupervisionSettings(_Section):
     """A process that fails is restarted after a pause that doubles each time."""
 
@@ -281,6 +304,7 @@ class Settings(_Section):
     migration: MigrationSettings = MigrationSettings()
     pools: PoolsSettings = PoolsSettings()
     scaling: ScalingSettings = ScalingSettings()
+    power: PowerSettings = PowerSettings()
     supervision: SupervisionSettings = SupervisionSettings()
     log: LogSettings = LogSettings()
 

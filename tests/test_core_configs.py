@@ -18,10 +18,18 @@ from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.rules import DISPATCH_RULES
 from actorserve.core.pools.config import PoolsConfig
+from actorserve.core.power.governor import PowerConfig
 from actorserve.core.replay import InstanceRecipe
 from actorserve.core.scheduling.policies import POLICIES
 from actorserve.core.scheduling.swapping import SwapMode
-from actorserve.core_configs import Chosen, EngineSizes, cluster_config, gateway_config, instance_recipe
+from actorserve.core_configs import (
+    Chosen,
+    EngineSizes,
+    cluster_config,
+    gateway_config,
+    instance_recipe,
+    power_config,
+)
 from actorserve.options import (
     ClusterOptions,
     MigrationOptions,
@@ -142,7 +150,10 @@ OTHERWISE = {
         "migration": "MigrationConfig, which is walked itself",
         "role": "the worker's place in the settings' list of roles",
     },
-    ClusterConfig: {"pools": "PoolsConfig, which is walked itself"},
+    ClusterConfig: {
+        "power": "settings of the coordinator's process alone (power_config)",
+        "pools": "PoolsConfig, which is walked itself",
+    },
     GatewayConfig: {"pools": "PoolsConfig, which is walked itself"},
     MigrationConfig: {"ticket_key": "a secret of the process"},
     InstanceRecipe: {"config": "InstanceConfig, which is walked itself", "profile": "measured, or read from a file"},
@@ -200,6 +211,16 @@ def fields_of_all() -> Iterator[tuple[type[Any], Field[Any]]]:
     for config in CORES:
         for field in fields(config):
             yield config, field
+
+
+def test_settings_of_power_reach_the_governor() -> None:
+    """The section's values, the target time of tokens and the hosts' budgets are in the governor's config."""
+    settings = Settings.model_validate(
+        {"power": {"budget_watts": 4200, "curves": "a100", "hold_s": 7}, "workers": {"tpot_target_s": 0.05}}
+    )
+    made = power_config(settings.power, settings.workers.tpot_target_s, {"alpha": 1400.0})
+    assert made == PowerConfig(4200.0, {"alpha": 1400.0}, "a100", 0.05, 7.0)
+    assert power_config(Settings().power, 0.1, {}) == PowerConfig()
 
 
 def test_every_field_of_every_config_is_walked() -> None:

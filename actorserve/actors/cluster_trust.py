@@ -13,6 +13,7 @@ from typing import Final
 
 from actorserve.cluster.file import parse_cluster, read_cluster_text
 from actorserve.cluster.keys import check_own_key, public_keys
+from actorserve.core.messages import Role
 from actorserve.errors import SettingsError
 from actorserve.processes.child import Child
 from actorserve.processes.runtime_folder import LAST_KEYS
@@ -43,6 +44,7 @@ class _KeyFiles:
         assert child.cluster_file is not None
         self.own = own
         self._host = child.host
+        self._is_actuator = child.file_name == Role.POWER.value
         self._copy = child.cluster_file
         self._source = child.cluster_source or child.cluster_file
         self._last = child.runtime_dir / LAST_KEYS
@@ -73,7 +75,7 @@ class _KeyFiles:
             keys = public_keys(cluster)
             if keys is None:
                 raise SettingsError("there are no keys any more")
-            check_own_key(self.own, keys, self._host)
+            check_own_key(self.own, keys, self._host, is_actuator=self._is_actuator)
         except SettingsError as error:
             raise SettingsError(f"{file}: {error}") from None
         return keys

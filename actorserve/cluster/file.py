@@ -17,7 +17,7 @@ from actorserve.errors import NOT_TOML, SettingsError
 from actorserve.local_trust import open_plain
 from actorserve.nearest import unknown
 from actorserve.options import MAX_WORKERS, RoleName
-from actorserve.settings import MAX_GATEWAYS
+from actorserve.settings import MAX_GATEWAYS, MAX_WATTS
 
 DEFAULT_CLUSTER_FILE: Final = Path("/etc/actorserve/cluster.toml")
 
@@ -45,6 +45,7 @@ class Host(_Table):
     gateways: int = Field(0, ge=0, le=MAX_GATEWAYS)
     workers: int = Field(0, ge=0, le=MAX_WORKERS)
     roles: Annotated[tuple[RoleName, ...], Field(strict=False)] = ()
+    budget_watts: float | None = Field(None, gt=0, le=MAX_WATTS, strict=False)
 
     @field_validator("roles")
     @classmethod

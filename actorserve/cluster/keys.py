@@ -6,7 +6,7 @@ from actorserve.cluster.file import ClusterFile, Host
 from actorserve.cluster.words import ip_address
 from actorserve.core.messages import Role
 from actorserve.errors import SettingsError
-from actorserve.wire.trust import HostKey, KeyPair, PublicKeys, TrustError
+from actorserve.wire.trust import Holder, HolderKind, HostKey, KeyPair, PublicKeys, TrustError
 
 _LOOPBACK_NAMES: Final = ("localhost", "localhost.")
 
@@ -38,13 +38,14 @@ def public_keys(cluster: ClusterFile) -> PublicKeys | None:
         raise SettingsError(str(error)) from None
 
 
-def check_own_key(own: KeyPair, keys: PublicKeys, host: str) -> None:
-    """Raises: SettingsError unless the key pair is the one that the cluster has for the host."""
+def check_own_key(own: KeyPair, keys: PublicKeys, host: str, *, is_actuator: bool = False) -> None:
+    """Raises: SettingsError unless the key pair is the one that the cluster has for the host, or for its actuator."""
     holder = keys.holders().get(own.public_key)
-    if host not in keys.hosts or keys.hosts[host].public_key != own.public_key:
+    wanted = Holder(HolderKind.ACTUATOR if is_actuator else HolderKind.HOST, host)
+    if holder != wanted:
         raise SettingsError(
-            f"the secret key belongs to {holder or 'no host of the cluster'}, and not to host {host}: its public key "
-            f"is {own.public_key}"
+            f"the secret key belongs to {holder or 'no host of the cluster'}, and not to {wanted}: its public key is "
+            f"{own.public_key}"
         )
 
 

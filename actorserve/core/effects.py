@@ -110,6 +110,19 @@ class StartWorker:
 
 
 @value
+class SetCaps:
+    """Set these power limits, in this order. The next PowerRead shows what came of it."""
+
+    devices: tuple[str, ...]
+    caps_watts: tuple[float, ...]
+
+
+@value
+class ReadPower:
+    """Read all devices; answered by a PowerRead."""
+
+
+@value
 class SetLogLevel:
     """Log at this level from now on: one of ``core.operations.verbs.LOG_LEVELS``."""
 
@@ -186,6 +199,8 @@ Effect = (
     | CancelFetch
     | Meet
     | StartWorker
+    | SetCaps
+    | ReadPower
     | Audit
     | SetLogLevel
     | ReloadKeys

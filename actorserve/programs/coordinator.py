@@ -1,6 +1,7 @@
 """The coordinator process."""
 
 import asyncio
+from dataclasses import replace
 
 import uvloop
 
@@ -9,9 +10,10 @@ from actorserve.actors.console_desk import open_desk
 from actorserve.actors.coordinator import CoordinatorActor
 from actorserve.actors.node import open_node
 from actorserve.actors.scaler import make_scaler
+from actorserve.cluster.file import read_cluster_file
 from actorserve.core.cluster.state import ClusterState
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, Role, StartFailed
-from actorserve.core_configs import cluster_config
+from actorserve.core_configs import cluster_config, power_config
 from actorserve.processes.child import Child
 from actorserve.processes.signals import on_termination
 from actorserve.processes.status import NO_WORKER
@@ -24,7 +26,8 @@ def main(child: Child) -> None:
 
 async def _run(child: Child) -> None:
     settings = child.settings
-    config = cluster_config(settings)
+    power = power_config(settings.power, settings.workers.tpot_target_s, _budgets_of_hosts(child))
+    config = replace(cluster_config(settings), power=power)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
     network, trust = child.network, open_trust(child)
     node = open_node(child.name, hello, settings.cluster, network, config, trust)
@@ -44,3 +47,11 @@ async def _run(child: Child) -> None:
     on_termination(end)
     child.status.ready()
     await actor.run()
+
+
+def _budgets_of_hosts(child: Child) -> dict[str, float]:
+    """The hosts' power budgets in the cluster's file. Raises: SettingsError."""
+    if child.cluster_file is None:
+        return {}
+    hosts = read_cluster_file(child.cluster_file).hosts
+    return {host.name: host.budget_watts for host in hosts if host.budget_watts is not None}

@@ -81,6 +81,8 @@ LOCAL_TAGS: Final[dict[int, type[Message]]] = {
     140: m.ActsDone,
     141: m.Serve,
     142: m.StandBy,
+    143: m.PowerRead,
+    144: m.PowerReading,
 }
 
 _POSITIVE: Final = (1, INT64_MAX)
@@ -106,7 +108,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
     m.LoadReport: Rules(
         bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE},
-        added=("num_in_batch", "cordon", "num_output_tokens", "num_by_level", "role", "num_decoding"),
+        added=("num_in_batch", "cordon", "num_output_tokens", "num_by_level", "role", "num_decoding", "power"),
     ),
     m.LoadDigest: Rules(columns=("workers", "reports"), added=("shown_on",)),
     m.TokenLogprobs: Rules(
@@ -155,6 +157,7 @@ NESTED: Final = (
     m.LoadReport,  # in a LoadDigest
     m.Column,
     m.DevicePower,
+    m.PowerReading,
 )
 
 

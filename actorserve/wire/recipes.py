@@ -16,6 +16,7 @@ from actorserve.core.messages import PROTOCOL_VERSION, InstanceRole
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
+from actorserve.core.power.governor import PowerConfig
 from actorserve.core.replay import InstanceRecipe, Recipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -71,9 +72,10 @@ def _by_priority(values: dict[str, Any]) -> dict[int, Any]:
 
 
 def _policies(values: dict[str, Any]) -> dict[str, Any]:
-    """The coordinator's configs of migration and scaling."""
+    """The coordinator's configs of migration, scaling and power."""
     migration, scaling = values["migration"], values["scaling"]
     return {
+        "power": _whole(PowerConfig, values["power"]),
         "migration": None if migration is None else _whole(PairingConfig, migration),
         "scaling": None if scaling is None else _whole(ScalingConfig, scaling),
     }

@@ -76,8 +76,8 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class HostKey:
-    """A host's public key, and the roles of the processes that may run there. ``actuator_key`` is that of its actuator,
-    which sends none of the processes' messages.
+    """A host's public key, and the roles of the processes that may run there. ``actuator_key`` is that of its actuator
+    of power caps, a process that the host's other processes cannot pass for.
     """
 
     public_key: str
@@ -169,7 +169,9 @@ class Trust:
         if name == _COORDINATOR_NAME:
             return next((host.public_key for host in self._keys.hosts.values() if Role.COORDINATOR in host.roles), None)
         host = self._keys.hosts.get(_holder_name(name))
-        return None if host is None else host.public_key
+        if host is None:
+            return None
+        return host.actuator_key if role_of(name) is Role.POWER else host.public_key
 
     def check_own(self, name: str) -> None:
         """Raises: TrustError unless our key pair is that of the host of the process called ``name``."""
@@ -202,12 +204,15 @@ class Trust:
         holder = self._holders.get(public_key)
         if holder is None:
             return _Sender(UNKNOWN_KEY)
-        if holder.kind is not HolderKind.HOST:
+        if holder.kind not in (HolderKind.HOST, HolderKind.ACTUATOR):
             return _Sender(WRONG_KIND)
         if sender != _COORDINATOR_NAME and _holder_name(sender) != holder.name:
             return _Sender(WRONG_HOST)
         role = role_of(sender)
-        if role is None or role not in self._keys.hosts[holder.name].roles:
+        is_actuator = holder.kind is HolderKind.ACTUATOR
+        if role is None or is_actuator is not (role is Role.POWER):
+            return _Sender(WRONG_ROLE)
+        if not is_actuator and role not in self._keys.hosts[holder.name].roles:
             return _Sender(WRONG_ROLE)
         return _Sender(None, MESSAGES_OF[role])
 

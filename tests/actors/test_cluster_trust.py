@@ -1,6 +1,7 @@
 """A process's trust follows the keys in the cluster's file, and a file that is wrong changes nothing."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,20 @@ class Host:
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
     return Host(tmp_path)
+
+
+def test_an_actuator_has_a_key_of_its_own(host: Host, tmp_path: Path) -> None:
+    """Alpha's actuator starts with the actuator's key, and not with the key of alpha's other processes."""
+    own = make_key_pair()
+    host.source.write_text(TEXT.replace('name = "alpha"\n', f'name = "alpha"\nactuator_key = "{own.public_key}"\n', 1))
+    child = replace(host.child(), name="alpha/power")
+    with pytest.raises(SettingsError, match="belongs to host alpha, and not to actuator alpha"):
+        open_trust(child)
+    file = tmp_path / "alpha.actuator"
+    write_key_file(file, own, Holder(HolderKind.ACTUATOR, "alpha"))
+    trust = open_trust(replace(child, key_file=file))
+    assert trust is not None
+    trust.check_own("alpha/power")
 
 
 def knows_beta(trust: Trust) -> bool:

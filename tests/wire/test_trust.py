@@ -6,7 +6,21 @@ from collections import Counter
 
 import pytest
 
-from actorserve.core.messages import Drain, Heartbeat, Hello, LoadReport, Members, Place, Role, Start, Tokens
+from actorserve.core.messages import (
+    Answer,
+    Drain,
+    Following,
+    Heartbeat,
+    Hello,
+    LoadReport,
+    Members,
+    Place,
+    PowerReport,
+    Role,
+    SetPowerCaps,
+    Start,
+    Tokens,
+)
 from actorserve.wire.codec import WIRE_TAGS
 from actorserve.wire.curve.addresses import is_reachable_from_elsewhere
 from actorserve.wire.refusals import Refusals
@@ -26,11 +40,11 @@ from actorserve.wire.trust import (
 )
 from tests.wire.keys import make_pair
 
-ALPHA, BETA, ANN, EVE, STRANGER = (make_pair() for _ in range(5))
+ALPHA, BETA, ANN, EVE, STRANGER, ACTUATOR = (make_pair() for _ in range(6))
 KEYS = PublicKeys(
     hosts={
         "alpha": HostKey(ALPHA.public_key),
-        "beta": HostKey(BETA.public_key, frozenset({Role.WORKER})),
+        "beta": HostKey(BETA.public_key, frozenset({Role.WORKER}), ACTUATOR.public_key),
     },
     operators={"ann": ANN.public_key},
     viewers={"eve": EVE.public_key},
@@ -49,6 +63,8 @@ def test_every_message_has_senders() -> None:
         ("alpha/gateway-12", Role.GATEWAY),
         ("coordinator", Role.COORDINATOR),
         ("alpha/coordinator-1", Role.COORDINATOR),
+        ("alpha/power", Role.POWER),
+        ("power", Role.POWER),
         ("alpha", None),
         ("worker/ghost-0", None),
         ("", None),
@@ -72,6 +88,11 @@ def test_a_name_tells_its_role(name: str, role: Role | None) -> None:
         (BETA, "coordinator", WRONG_ROLE),
         (BETA, "beta/gateway-0", WRONG_ROLE),
         (BETA, "beta/ghost-0", WRONG_ROLE),
+        (ACTUATOR, "beta/power", None),
+        (ACTUATOR, "alpha/power", WRONG_HOST),
+        (ACTUATOR, "beta/worker-0", WRONG_ROLE),
+        (BETA, "beta/power", WRONG_ROLE),
+        (ALPHA, "alpha/power", WRONG_ROLE),
         (ANN, "ann/worker-0", WRONG_KIND),
         (EVE, "coordinator", WRONG_KIND),
     ],
@@ -87,6 +108,8 @@ def test_a_sender_is_judged_by_its_key(key: KeyPair, sender: str, refusal: str |
         (ALPHA, "coordinator", (Hello, Members, Drain, Heartbeat), (Tokens, Start, LoadReport)),
         (ALPHA, "alpha/gateway-0", (Hello, Start, Place), (Members, Drain, Tokens, LoadReport)),
         (BETA, "beta/worker-0", (Hello, Tokens, LoadReport), (Members, Drain, Start, Place)),
+        (ACTUATOR, "beta/power", (Hello, Following, PowerReport), (Members, SetPowerCaps, LoadReport, Answer, Start)),
+        (ALPHA, "coordinator", (SetPowerCaps,), (PowerReport,)),
         (EVE, "eve/console-0", (), (Hello, Members, Drain, Start, Tokens)),
         (STRANGER, "beta/worker-0", (), (Hello, Tokens)),
     ],
@@ -106,6 +129,8 @@ def test_keys_are_looked_up() -> None:
     assert trust.holder_of(ANN.public_key) == Holder(HolderKind.OPERATOR, "ann")
     assert trust.holder_of(STRANGER.public_key) is None
     assert trust.key_of_process("beta/worker-7") == BETA.public_key
+    assert trust.key_of_process("beta/power") == ACTUATOR.public_key
+    assert trust.key_of_process("alpha/power") is None, "it has no actuator"
     assert trust.key_of_process("coordinator") == ALPHA.public_key
     assert trust.key_of_process("ann/console-0") is None
     assert trust.key_of_process("gamma/worker-0") is None

@@ -164,10 +164,13 @@ class Layout:
             if path.suffix in (".service", ".target")
         }
         common = _text("config/systemd/actorserve-.service.d/common.conf")
-        return found | {folder / "common.conf": common for folder in self._drop_ins()}
+        *for_all, power = self._drop_ins()
+        found |= {folder / "common.conf": common for folder in for_all}
+        return found | {power / "power.conf": _text(f"config/systemd/{power.name}/power.conf")}
 
     def _drop_ins(self) -> tuple[Path, ...]:
-        return (self.units / "actorserve-.service.d", self.units / "actorserve.service.d")
+        names = ("actorserve-.service.d", "actorserve.service.d", "actorserve-power.service.d")
+        return tuple(self.units / name for name in names)
 
     def _no_units(self) -> bool:
         return not any(path.exists() for path in self._unit_files())

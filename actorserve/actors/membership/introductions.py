@@ -11,7 +11,7 @@ from typing import Final
 
 from actorserve.actors.membership.death_watch import DeathWatch, WatchTimes
 from actorserve.actors.membership.links import Links
-from actorserve.core.messages import Hello, Members, Peer
+from actorserve.core.messages import Hello, Members, Peer, Role
 
 _ROW_S: Final = 5e-7  # time budget per row of a Members and peer; sending takes less, and the rest is for other work
 _LEAST_ROWS: Final = 256  # a shorter Members costs as much as one with this many rows
@@ -70,10 +70,12 @@ class Introductions:
 
     def _begin_round(self, now: float) -> None:
         alive = self._watch.alive
-        hellos = [self._hellos[peer] for peer in alive]
+        # Nothing but coordinators meets actuators of power caps, and the last version cannot read their role.
+        members = [peer for peer in alive if self._hellos[peer].role is not Role.POWER]
+        hellos = [self._hellos[peer] for peer in members]
         self._members = Members(
-            tuple(peer.name for peer in alive),
-            tuple(peer.incarnation for peer in alive),
+            tuple(peer.name for peer in members),
+            tuple(peer.incarnation for peer in members),
             tuple(hello.role for hello in hellos),
             tuple(hello.address for hello in hellos),
         )

@@ -8,6 +8,7 @@ from actorserve.core.cluster.scaling import ScalingConfig
 from actorserve.core.defaults import MAX_QUEUE_PER_INSTANCE, RETRY_S, placement_ttl_s
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
+from actorserve.core.power.governor import PowerConfig
 from actorserve.core.scheduling.mlfq import PROMOTE_AFTER_S
 from actorserve.core.scheduling.policies import MIN_SHARE
 
@@ -43,6 +44,7 @@ class ClusterConfig:
     scaling: ScalingConfig | None = None
     checkpoints: bool = False
     pools: PoolsConfig = field(default_factory=PoolsConfig)
+    power: PowerConfig = field(default_factory=PowerConfig)
 
     @property
     def placement_ttl_s(self) -> float:

@@ -92,6 +92,10 @@ class Operators:
             **more,
         }
 
+    def add(self, more: Mapping[str, Handler]) -> None:
+        """Answer further verbs."""
+        self._handlers |= more
+
     # --- events ------------------------------------------------------------------------------------------------------
 
     def on_command(self, command: Command, caller: Peer, now: float) -> list[Effect]:

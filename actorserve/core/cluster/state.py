@@ -26,6 +26,7 @@ from actorserve.core.cluster.config import ClusterConfig
 from actorserve.core.cluster.digests import LoadDigests
 from actorserve.core.cluster.live_settings import LiveSettings
 from actorserve.core.cluster.operators import Operators
+from actorserve.core.cluster.power import ClusterPower
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
 from actorserve.core.cluster.speeds import InstanceSpeeds
@@ -43,6 +44,7 @@ from actorserve.core.messages import (
     PeerDown,
     PeerUp,
     Place,
+    PowerReport,
     RefusalReason,
     Refused,
     Role,
@@ -99,6 +101,8 @@ class ClusterState:
         live = LiveSettings(lambda: self.config, self._set_config, self.pairing, self.scaling)
         moves = self.pairing is not None
         self.operators = Operators(self.fleet, self._status, live.handlers, self._results, moves=moves)
+        self.power = ClusterPower(config.power, self.fleet, self.operators.events)
+        self.operators.add(self.power.handlers)
         self._digests = LoadDigests(config.digest_s)
         self._speeds = InstanceSpeeds()
         self._next_round_s: float | None = None
@@ -145,6 +149,11 @@ class ClusterState:
                 self.operators.gateways[peer] = None
                 self.operators.events.add(now, "up", peer.name)
                 effects += self._digests.on_up(peer, self.fleet.views.values(), now)
+            case PeerUp(peer=peer, role=Role.POWER):
+                self.power.on_up(peer)
+                self.operators.events.add(now, "up", peer.name)
+            case PowerReport() if self.power.on_report(sender, message, now):
+                pass
             case PeerUp():
                 pass  # another coordinator
             case PeerDown(peer=peer):
@@ -155,6 +164,7 @@ class ClusterState:
                 self.fleet.expire(now)
                 effects += self.operators.on_tick(now)
                 effects += self._digests.on_tick(self.fleet.views.values(), now)
+                effects += self.power.on_tick(now)
                 if self._next_round_s is not None and now >= self._next_round_s:
                     self._decide_round(now, effects)
             case _:
@@ -169,7 +179,8 @@ class ClusterState:
         if self.standing_by is not None:
             return None
         round_s = self._next_round_s if self._has_rounds() else None
-        deadlines = (self.fleet.next_expiry_s(), self._digests.next_s, round_s, self.operators.next_deadline())
+        known = (self.fleet.next_expiry_s(), self._digests.next_s, round_s, self.operators.next_deadline())
+        deadlines = (*known, self.power.next_s)
         return min([deadline_s for deadline_s in deadlines if deadline_s is not None], default=None)
 
     def validate(self) -> None:
@@ -182,6 +193,7 @@ class ClusterState:
         if self.scaling is not None:
             self.scaling.validate()
         self.operators.orders.validate()
+        self.power.governor.validate()
         for request_id in self.queue.waiting:
             assert self.fleet.placement(request_id) is None, f"{request_id} waits, so it is not placed as well"
         for request_id in self.fleet.reserving_ids:
@@ -275,6 +287,7 @@ class ClusterState:
             ("KV used", f"{used_bytes / max(1, total_bytes):.0%} of {total_bytes / 2**20:.0f} MiB"),
             ("moves between workers", "off" if self.pairing is None else len(self.pairing.moves)),
             ("workers starting", "not scaled" if self.scaling is None else self.scaling.num_starting),
+            *self.power.status(),
             ("stale messages", self.num_stale_messages),
         ]
 
@@ -345,6 +358,7 @@ class ClusterState:
             self.pairing.on_down(peer)
         if self.scaling is not None:
             self.scaling.on_down(peer)
+        self.power.on_down(peer)
         self.fleet.remove(peer)
         self.scheduler.on_down(peer)
         self._speeds.forget(peer)

@@ -74,6 +74,8 @@ from actorserve.core.messages.placement import (
 )
 from actorserve.core.messages.power import (
     DevicePower as DevicePower,
+    PowerRead as PowerRead,
+    PowerReading as PowerReading,
     PowerReport as PowerReport,
     SetPowerCaps as SetPowerCaps,
 )
@@ -182,6 +184,8 @@ Message = (
     | ActsDone
     | SetPowerCaps
     | PowerReport
+    | PowerRead
+    | PowerReading
     | Open
     | Close
 )

@@ -1,5 +1,6 @@
 """Messages: instances' load reports, and which process gets them from where."""
 
+from actorserve.core.messages.power import PowerReading
 from actorserve.core.messages.rows import ONE_BLOCK_A_ROW, RowShape
 from actorserve.core.messages.value import value
 from actorserve.core.messages.values import Cordon, InstanceRole, Peer
@@ -37,6 +38,7 @@ class LoadReport:
       if the scheduling policy has no levels.
     - ``role`` is the instance's role. ``num_decoding`` requests decode here, and no token instance is
       getting them.
+    - ``power`` is the last reading of the power of what the instance computes on; None: nothing tells it.
     - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
 
@@ -77,6 +79,7 @@ class LoadReport:
     num_by_level: tuple[int, ...] = ()
     role: InstanceRole = InstanceRole.MIXED
     num_decoding: int = 0
+    power: PowerReading | None = None
 
 
 @value

@@ -27,6 +27,25 @@ class DevicePower:
 
 
 @value
+class PowerReading:
+    """Local, to a worker's core, which puts it into its load reports: the power of what the worker computes on.
+
+    - ``device`` is the driver's name of the GPU; empty for CPUs, whose power is that of all CPU packages of the host,
+      and is shared with the host's other workers.
+    - ``draw_watts`` is the power now, and ``energy_j`` the energy since the worker started.
+    - ``temperature_c``, ``clock_mhz`` and the free memory are the GPU's. ``is_throttled``: heat slows it down.
+    """
+
+    device: str = ""
+    draw_watts: float | None = None
+    energy_j: float | None = None
+    temperature_c: float | None = None
+    clock_mhz: float | None = None
+    memory_free_bytes: int | None = None
+    is_throttled: bool = False
+
+
+@value
 class PowerReport:
     """p -> c: the host's devices, read after the SetPowerCaps of this number was carried out (0: none was yet).
 
@@ -34,6 +53,14 @@ class PowerReport:
     """
 
     sequence: int
+    devices: tuple[DevicePower, ...]
+    feed_watts: float | None = None
+
+
+@value
+class PowerRead:
+    """Local, to an actuator: its devices were read. ``feed_watts`` as in PowerReport."""
+
     devices: tuple[DevicePower, ...]
     feed_watts: float | None = None
 

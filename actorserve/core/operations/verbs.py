@@ -104,6 +104,13 @@ VERBS: Final[Mapping[str, Verb]] = {
             (Parameter("LEVEL", Kind.LEVEL), Parameter("PROCESS", Kind.PROCESS, True)),
             acts=True,
         ),
+        Verb("cap", "the power caps of devices, and what they draw"),
+        Verb(
+            "budget",
+            "change the power budget of the cluster or of a host until the coordinator restarts: watts, or none",
+            (Parameter("WATTS|none", Kind.VALUE), Parameter("HOST", Kind.VALUE, True)),
+            acts=True,
+        ),
         Verb("reload-keys", "read the files of keys again, in all processes", acts=True),
     )
 }

@@ -390,7 +390,7 @@ class PowerGovernor:
             waiting = {key: device for key, device in host.devices.items() if device.ordered_watts is not None}
             is_late = any(now >= device.ordered_s + _RESEND_S for device in waiting.values())
             has_new = name in ordered
-            budget = self.budget_watts_of.get(name)
+            budget = self.budget_watts_of.get(name, self.budget_watts if len(self._hosts) == 1 else None)
             if host.actuator is None or not (is_late or has_new or budget != host.told_budget):
                 continue
             host.number += 1

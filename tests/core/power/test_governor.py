@@ -332,8 +332,8 @@ class Checked:
     def budgets(self) -> dict[str | None, float]:
         """The budgets, None for the cluster's."""
         governor = self.plant.governor
-        budgets: dict[str | None, float] = {**governor.budget_watts_of}
-        return budgets if governor.budget_watts is None else budgets | {None: governor.budget_watts}
+        everywhere = {} if governor.budget_watts is None else {None: governor.budget_watts}
+        return {**everywhere, **governor.budget_watts_of}
 
     def least(self, scope: str | None) -> float:
         return sum(power.least_watts for key, power in self.plant.devices.items() if scope in (None, key.host))

@@ -1,0 +1,150 @@
+"""Power at the coordinator: what devices are used for, the governor's rounds, and the operators' verbs about it."""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from actorserve.core.cluster.operators import Handler, done, refused
+from actorserve.core.cluster.tables import host_of
+from actorserve.core.effects import Effect
+from actorserve.core.messages import Answer, Column, Command, InstanceRole, Peer, PowerReport
+from actorserve.core.operations.event_log import EventLog
+from actorserve.core.operations.tables import number_column, text_column
+from actorserve.core.placement.fleet import Fleet
+from actorserve.core.power.governor import DeviceId, PowerConfig, PowerGovernor, Use
+
+_ALL: Final = "cluster"
+_NONE: Final = "none"
+_MAX_WATTS: Final = 1e9
+
+
+class ClusterPower:
+    """The governor with its surroundings. ``events`` get what operators should know."""
+
+    def __init__(self, config: PowerConfig, fleet: Fleet, events: EventLog) -> None:
+        self.governor = PowerGovernor(config)
+        self._fleet = fleet
+        self._events = events
+        self._actuators: dict[Peer, None] = {}
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"budget": self._on_budget, "cap": self._on_cap}
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next round is due; None without actuators."""
+        return self.governor.next_s
+
+    def on_up(self, peer: Peer) -> None:
+        """An actuator is up."""
+        self._actuators[peer] = None
+
+    def on_report(self, peer: Peer, report: PowerReport, now: float) -> bool:
+        """An actuator has read its devices. False if it is not known."""
+        if peer not in self._actuators:
+            return False
+        self.governor.on_report(host_of(peer.name), peer, report, now)
+        return True
+
+    def on_down(self, peer: Peer) -> None:
+        if peer in self._actuators:
+            del self._actuators[peer]
+            self.governor.on_down(host_of(peer.name), peer)
+
+    def on_tick(self, now: float) -> list[Effect]:
+        """The orders of a round, if one is due."""
+        if self.governor.next_s is None or now < self.governor.next_s:
+            return []
+        hosts = {host_of(peer.name) for peer in self._fleet.instances}
+        effects = self.governor.round(self._uses(), hosts, now)
+        for host, text in self.governor.notices:
+            self._events.add(now, "power", host, text)
+        self.governor.notices.clear()
+        return effects
+
+    def status(self) -> list[tuple[str, object]]:
+        """Lines for the verb ``status``."""
+        caps = self.governor.caps()
+        if not self._actuators:
+            return [("power", "no actuator runs, so nothing is capped")]
+        draws = [power.draw_watts for power in caps.values()]
+        draw = "unknown" if None in draws else f"{math.fsum(draw or 0.0 for draw in draws):.0f} W"
+        limits = sum([power.cap_watts or 0.0 for power in caps.values()])
+        budget = self.governor.budget_watts
+        return [
+            ("power", f"{len(caps)} device(s) draw {draw}, and are capped at {limits:.0f} W together"),
+            ("power budget", "none" if budget is None else f"{budget:.0f} W"),
+        ]
+
+    def _uses(self) -> dict[DeviceId, Use]:
+        """What the instances do on their devices. A device of several instances with different roles is mixed."""
+        uses: dict[DeviceId, Use] = {}
+        for view in self._fleet.views.values():
+            reading = view.report.power
+            if reading is None or not reading.device:
+                continue
+            key, use = DeviceId(host_of(view.peer.name), reading.device), Use(InstanceRole.MIXED)
+            known = uses.get(key)
+            uses[key] = use if known is None or known.role is use.role else Use(InstanceRole.MIXED)
+        return uses
+
+    # --- verbs -------------------------------------------------------------------------------------------------------
+
+    def _on_budget(self, command: Command, now: float, effects: list[Effect]) -> Answer:
+        watts_text, *target = command.arguments
+        host = target[0] if target else _ALL
+        hosts = sorted({host_of(peer.name) for peer in (*self._actuators, *self._fleet.instances)})
+        if host not in (_ALL, *hosts):
+            return refused(command, f"there is no host {host}: expected {', '.join([_ALL, *hosts])}")
+        watts = None
+        if watts_text != _NONE:
+            watts = _number(watts_text)
+            if watts is None:
+                return refused(command, f"the budget is {watts_text}: expected watts, or {_NONE}")
+        if not command.dry_run:
+            self.governor.set_budget(None if host == _ALL else host, watts)
+            if self.governor.next_s is not None:
+                self.governor.next_s = now  # at once
+        text = "no budget" if watts is None else f"a budget of {watts:.0f} W"
+        lacks = "" if self._actuators else "; no actuator runs, so nothing is capped"
+        return done(command, f"{host} has {text} until the coordinator restarts{lacks}")
+
+    def _on_cap(self, command: Command, now: float, effects: list[Effect]) -> Answer:
+        if not self._actuators:
+            return refused(command, "no actuator runs: start `actorserve power` as root on the hosts")
+        return done(command, columns=self._table())
+
+    def _table(self) -> tuple[Column, ...]:
+        """A row for each device."""
+        caps, uses = self.governor.caps(), self._uses()
+        keys, powers = list(caps), list(caps.values())
+        roles = [uses[key].role.value if key in uses else "unused" for key in keys]
+        states = [
+            "throttled" if power.is_throttled else "capped" if power.can_set else "cannot be set" for power in powers
+        ]
+        budgets = [self.governor.budget_watts_of.get(key.host) for key in keys]
+        return (
+            text_column("host", [key.host for key in keys]),
+            text_column("device", [key.device for key in keys]),
+            text_column("role", roles),
+            number_column("draw_watts", [_or_nan(power.draw_watts) for power in powers]),
+            number_column("cap_watts", [_or_nan(power.cap_watts) for power in powers]),
+            number_column("least_watts", [power.least_watts for power in powers]),
+            number_column("full_watts", [power.usual_watts for power in powers]),
+            number_column("host_budget_watts", [_or_nan(budget) for budget in budgets]),
+            text_column("state", states),
+        )
+
+
+def _or_nan(watts: float | None) -> float:
+    return math.nan if watts is None else watts
+
+
+def _number(text: str) -> float | None:
+    """Watts that a person wrote; None if they are none."""
+    try:
+        watts = float(text)
+    except ValueError:
+        return None
+    return watts if 0.0 < watts <= _MAX_WATTS else None

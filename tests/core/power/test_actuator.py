@@ -1,0 +1,94 @@
+"""The actuator obeys the serving coordinator alone, and knows what to do without one."""
+
+from dataclasses import replace
+
+from actorserve.core.effects import Effect, ReadPower, Send, SetCaps
+from actorserve.core.messages import (
+    DevicePower,
+    Drain,
+    Peer,
+    PeerDown,
+    PeerUp,
+    PowerRead,
+    PowerReport,
+    Role,
+    SetPowerCaps,
+    Tick,
+)
+from actorserve.core.power.actuator import ActuatorConfig, ActuatorState
+from tests.core.power.plant import h100
+
+COORDINATOR, OTHER = Peer("coordinator", 1), Peer("coordinator", 2)
+UP = PeerUp(COORDINATOR, Role.COORDINATOR, term=1)
+
+
+def test_caps_come_from_the_serving_coordinator_alone() -> None:
+    """Other senders, old numbers and other messages set nothing."""
+    state = ActuatorState(ActuatorConfig())
+    order = SetPowerCaps(1, ("x",), (300.0,))
+    assert state.handle(order, 0.0, COORDINATOR) == []
+    state.handle(UP, 0.0)
+    assert state.handle(order, 0.1, Peer("worker-0", 1)) == []
+    assert state.handle(order, 0.1, OTHER) == []
+    assert state.handle(Drain(), 0.1, COORDINATOR) == []
+    assert state.handle(order, 0.2, COORDINATOR) == [SetCaps(("x",), (300.0,)), ReadPower()]
+    assert state.handle(order, 0.3, COORDINATOR) == [], "it was carried out"
+    assert state.num_refused == 4
+
+
+def test_each_reading_is_reported_with_the_number_of_the_last_order() -> None:
+    """Readings go to the coordinator, and a new one starts to count at 0."""
+    state = ActuatorState(ActuatorConfig())
+    state.handle(UP, 0.0)
+    state.handle(SetPowerCaps(7, (), ()), 0.1, COORDINATOR)
+    read = PowerRead((h100("x"),), 1234.0)
+    assert state.handle(read, 0.1) == [Send(COORDINATOR, PowerReport(7, read.devices, 1234.0))]
+    state.handle(PeerDown(COORDINATOR), 0.2)
+    assert state.handle(read, 0.2) == []
+    state.handle(PeerUp(OTHER, Role.COORDINATOR, term=2), 0.3)
+    assert state.handle(read, 0.3) == [Send(OTHER, PowerReport(0, read.devices, 1234.0))]
+
+
+def test_devices_are_read_all_the_time() -> None:
+    """Each deadline reads once."""
+    state = ActuatorState(ActuatorConfig())
+    assert state.handle(Tick(), 1.0) == [ReadPower()]
+    assert state.handle(Tick(), 1.1) == []
+    assert state.next_deadline() == 1.25
+    assert state.handle(Tick(), 1.25) == [ReadPower()]
+
+
+def test_a_forgotten_cap_is_set_again() -> None:
+    """A device that has another cap than the one that was set gets it again after a while, if it can be set."""
+    state = ActuatorState(ActuatorConfig())
+    state.handle(UP, 0.0)
+    state.handle(SetPowerCaps(1, ("x", "y"), (300.0, 300.0)), 0.0, COORDINATOR)
+    forgot = PowerRead((h100("x"), replace(h100("y"), can_set=False), h100("z")))
+    assert len(state.handle(forgot, 1.0)) == 1, "it may still come"
+    assert state.handle(forgot, 6.0)[1:] == [SetCaps(("x",), (300.0,))]
+    assert state.num_forgotten == 1
+
+
+def alone(budget: float | None, *devices: DevicePower) -> list[Effect]:
+    """What an actuator does that has had no coordinator for a minute, with a coordinator's caps before."""
+    state = ActuatorState(ActuatorConfig(budget, alone_after_s=60.0))
+    state.handle(UP, 0.0)
+    state.handle(SetPowerCaps(1, ("x", "y"), (700.0, 350.0), budget), 0.0, COORDINATOR)
+    held = PowerRead(tuple(devices))
+    state.handle(PeerDown(COORDINATOR), 10.0)
+    assert not [effect for effect in state.handle(held, 69.0) if isinstance(effect, SetCaps)], "it holds the caps"
+    effects = state.handle(held, 70.0)
+    assert not [effect for effect in state.handle(held, 71.0) if isinstance(effect, SetCaps)], "once"
+    return effects
+
+
+def test_without_a_coordinator_the_budget_is_shared_evenly() -> None:
+    """After the stated time every device gets the same part of its way, what becomes lower first."""
+    assert alone(1050.0, h100("x", 700.0), h100("y", 350.0)) == [SetCaps(("x", "y"), (525.0, 525.0)), ReadPower()]
+    fixed = replace(h100("y", 600.0), can_set=False)
+    assert alone(1050.0, h100("x", 700.0), fixed) == [SetCaps(("x",), (450.0,)), ReadPower()]
+
+
+def test_without_a_budget_the_caps_are_held_for_ever() -> None:
+    """Nothing is to be shared."""
+    assert alone(None, h100("x", 700.0), h100("y", 350.0)) == []

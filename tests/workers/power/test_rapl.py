@@ -1,0 +1,39 @@
+"""The power of CPU packages comes from counters that wrap, or is unknown."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.power.rapl import Rapl
+
+
+def package(folder: Path, name: str, energy_uj: int | str, range_uj: int = 1_000_000) -> None:
+    (folder / name).mkdir(exist_ok=True)
+    (folder / name / "energy_uj").write_text(f"{energy_uj}\n")
+    (folder / name / "max_energy_range_uj").write_text(f"{range_uj}\n")
+
+
+def test_watts_are_energy_by_time_also_when_a_counter_wraps(tmp_path: Path) -> None:
+    """Packages count once each, their parts not again, and a counter that fell has wrapped."""
+    now = [0.0]
+    package(tmp_path, "intel-rapl:0", 100_000)
+    package(tmp_path, "intel-rapl:0:0", 5)
+    package(tmp_path, "intel-rapl:1", 900_000)
+    rapl = Rapl(tmp_path, lambda: now[0])
+    assert rapl.watts() is None, "there is nothing to compare with"
+    package(tmp_path, "intel-rapl:0", 300_000)
+    package(tmp_path, "intel-rapl:1", 100_000)
+    now[0] = 2.0
+    assert rapl.watts() == pytest.approx(0.2)
+    assert rapl.energy_j == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("content", ["", "secret", None])
+def test_what_cannot_be_read_is_unknown(tmp_path: Path, content: str | None) -> None:
+    """Without packages, or with one that does not tell, no number is made up."""
+    if content is not None:
+        package(tmp_path, "intel-rapl:0", 1)
+        package(tmp_path, "intel-rapl:1", content)
+    rapl = Rapl(tmp_path, lambda: 0.0)
+    assert rapl.watts() is None
+    assert rapl.energy_j == 0.0

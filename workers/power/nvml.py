@@ -1,0 +1,156 @@
+"""The GPUs' power by NVML. What the driver does not tell is None, and each problem is logged once.
+
+Importing this module needs no driver; ``open_gpus`` finds out whether there is one.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pynvml
+
+from actorserve.core.messages import DevicePower
+
+_RESCAN_S: Final = 30.0  # a GPU that fell off the bus may come back
+_MILLI: Final = 1000.0
+_HEAT: Final = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+_GONE: Final = (
+    pynvml.NVML_ERROR_GPU_IS_LOST,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_UNKNOWN,
+    pynvml.NVML_ERROR_INVALID_ARGUMENT,
+)
+_NEVER: Final = (pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_NOT_SUPPORTED)
+_log: Final = logging.getLogger("actorserve.power")
+
+
+class GpuGoneError(Exception):
+    """A GPU answers no more."""
+
+
+class Gpu:
+    """One GPU. ``device`` is its UUID."""
+
+    def __init__(self, device: str, handle: Any) -> None:
+        self.device = device
+        self.handle = handle
+        self.cannot_be_set = ""  # why its power limit cannot be set; empty if it can, as far as is known
+
+    def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What NVML answers; None if this GPU does not tell that. Raises: GpuGoneError."""
+        try:
+            return function(self.handle, *arguments)
+        except pynvml.NVMLError as error:
+            if error.value in _GONE:
+                raise GpuGoneError(str(error)) from None
+            return None
+
+    def watts(self, function: Callable[..., Any]) -> float | None:
+        """An answer in milliwatts, as watts. Raises: GpuGoneError."""
+        answer = self.ask(function)
+        return None if answer is None else answer / _MILLI
+
+    def read(self) -> DevicePower | None:
+        """Its power now; None if its power limit cannot be read at all. Raises: GpuGoneError."""
+        draw = self.watts(pynvml.nvmlDeviceGetPowerUsage)
+        cap = self.watts(pynvml.nvmlDeviceGetPowerManagementLimit)
+        bounds = self.ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
+        usual = self.watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
+        if bounds is None or (usual is None and cap is None):
+            return None
+        least, most = (bound / _MILLI for bound in bounds)
+        reasons = self.ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        return DevicePower(
+            self.device,
+            least,
+            most,
+            most if usual is None else usual,
+            cap,
+            self.watts(pynvml.nvmlDeviceGetEnforcedPowerLimit),
+            draw,
+            is_throttled=reasons is not None and bool(reasons & _HEAT),
+            can_set=not self.cannot_be_set,
+        )
+
+    def set_cap(self, watts: float) -> str:
+        """Set its power limit. Returns why that failed; empty if it did not."""
+        try:
+            pynvml.nvmlDeviceSetPowerManagementLimit(self.handle, round(watts * _MILLI))
+        except pynvml.NVMLError as error:
+            if error.value in _NEVER:
+                self.cannot_be_set = str(error)
+            return str(error)
+        return ""
+
+
+class Gpus:
+    """All GPUs that the driver knows."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._gpus: dict[str, Gpu] = {}
+        self._said: set[tuple[str, str]] = set()
+        self._next_scan_s = clock() + _RESCAN_S
+        self._scan()
+
+    def __iter__(self) -> Any:
+        return iter(list(self._gpus.values()))
+
+    def read(self) -> tuple[DevicePower, ...]:
+        """What every GPU tells that answers."""
+        if self._clock() >= self._next_scan_s:
+            self._next_scan_s = self._clock() + _RESCAN_S
+            self._scan()
+        found = []
+        for gpu in list(self._gpus.values()):
+            try:
+                power = gpu.read()
+            except GpuGoneError as error:
+                self._say(gpu.device, f"answers no more: {error}")
+                del self._gpus[gpu.device]
+                continue
+            if power is None:
+                self._say(gpu.device, "has no power limit that can be read, and is left alone")
+            else:
+                found.append(power)
+        return tuple(found)
+
+    def set_cap(self, device: str, watts: float) -> bool:
+        """Set a GPU's power limit. False, with a line in the log the first time, if that failed."""
+        gpu = self._gpus.get(device)
+        why = "is not there" if gpu is None else gpu.set_cap(watts)
+        if why:
+            self._say(device, f"its power limit cannot be set: {why}")
+        return not why
+
+    def close(self) -> None:
+        pynvml.nvmlShutdown()
+
+    def _say(self, device: str, what: str) -> None:
+        if (device, what) not in self._said:
+            self._said.add((device, what))
+            _log.warning("GPU %s %s", device, what)
+
+    def _scan(self) -> None:
+        """Find GPUs that are not known yet."""
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                device = pynvml.nvmlDeviceGetUUID(handle)
+            except pynvml.NVMLError as error:
+                self._say(f"number {index}", f"cannot be read: {error}")
+                continue
+            device = device.decode() if isinstance(device, bytes) else device
+            if device not in self._gpus:
+                self._gpus[device] = Gpu(device, handle)
+                self._said = {said for said in self._said if said[0] != device}
+
+
+def open_gpus() -> Gpus | str:
+    """The GPUs, or in one line why none can be read."""
+    try:
+        pynvml.nvmlInit()
+        return Gpus()
+    except pynvml.NVMLError as error:
+        return str(error)
