@@ -3,6 +3,7 @@
 Its main is here and not in ``actorserve.programs``, because only the worker's process may load torch.
 """
 
+import os
 import secrets
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from workers.engines.make_engine import load_engine
 from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
 from workers.memory import PoolWatch
+from workers.power.sensor import open_sensor
 from workers.profile.worker_profile import profile_of
 from workers.worker_engine import WorkerEngine
 
@@ -84,7 +86,8 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         tokenizer_digest=tokenizer_digest(describe(Path(settings.model.path), settings.model.load_format)),
     )
     node = open_node(child.name, hello, settings.cluster, network, recipe, trust)
-    actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch), child.status)
+    sensor = None if settings.workers.engine == "fake" else open_sensor(settings.workers.device, os.environ)
+    actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch, sensor), child.status)
     actor.on_reload_keys.append(child.reloads.run)
     child.reloads.start()
     on_termination(partial(actor.drain, settings.cluster.drain_timeout_s))

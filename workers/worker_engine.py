@@ -10,20 +10,26 @@ from workers.engine import Engine
 from workers.engines.engine_thread import EngineThread
 from workers.kv_transfer.transfer import KVTransfer
 from workers.memory import PoolWatch
+from workers.power.sensor import PowerSensor
 
 _MEASURE_MEMORY_S: Final = 1.0
+_MEASURE_POWER_S: Final = 1.0
 
 
 class WorkerEngine:
     """Implements ``actors.worker.EngineShell``. ``memory``: None when no other process can take the pools' memory.
+    ``power``: None when nothing tells the power of what the engine computes on.
 
     Make it on the running event loop.
     """
 
-    def __init__(self, engine: Engine, transfer: KVTransfer, memory: PoolWatch | None) -> None:
+    def __init__(
+        self, engine: Engine, transfer: KVTransfer, memory: PoolWatch | None, power: PowerSensor | None = None
+    ) -> None:
         self._engine = engine
         self._transfer = transfer
         self._memory = memory
+        self._power = power
         self._thread = EngineThread(engine, transfer)
 
     async def run(self, tell: Callable[[Message], None]) -> None:
@@ -31,6 +37,8 @@ class WorkerEngine:
         async with asyncio.TaskGroup() as group:
             if self._memory is not None:
                 group.create_task(self._watch_memory(self._memory, tell), name="memory")
+            if self._power is not None:
+                group.create_task(self._watch_power(self._power, tell), name="power")
             await self._thread.failure
 
     def perform(self, effect: EngineEffect) -> None:
@@ -52,3 +60,11 @@ class WorkerEngine:
                 tell(MemoryLimit(num_blocks))
                 told = num_blocks
             await asyncio.sleep(_MEASURE_MEMORY_S)
+
+    async def _watch_power(self, power: PowerSensor, tell: Callable[[Message], None]) -> None:
+        """Tell the core the power. A driver may take long to answer, so another thread asks it."""
+        while True:
+            reading = await asyncio.to_thread(power.read)
+            if reading is not None:
+                tell(reading)
+            await asyncio.sleep(_MEASURE_POWER_S)

@@ -16,7 +16,15 @@ from tokenizers import AddedToken, Tokenizer as Backend, decoders, models, pre_t
 
 from actorserve.core.effects import Deliver, End
 from actorserve.core.gateway.shown import Shown
-from actorserve.core.messages import FinishReason, LoadReport, ModelInfo, RefusalReason, RequestSpec, TokenLogprobs
+from actorserve.core.messages import (
+    FinishReason,
+    LoadReport,
+    ModelInfo,
+    PowerReading,
+    RefusalReason,
+    RequestSpec,
+    TokenLogprobs,
+)
 from actorserve.http.access.api_keys import ApiKeys
 from actorserve.http.app import create_app
 from actorserve.http.chat.template import ChatTemplate
@@ -130,6 +138,7 @@ def load(num_running: int = 1) -> LoadReport:
         num_migrations_failed=9,
         migrated_bytes=1200,
         checkpointed_bytes=1300,
+        power=PowerReading("GPU-0", 345.5),
     )
 
 

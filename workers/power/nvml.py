@@ -14,7 +14,7 @@ from actorserve.core.messages import DevicePower
 
 _RESCAN_S: Final = 30.0  # a GPU that fell off the bus may come back
 _MILLI: Final = 1000.0
-_HEAT: Final = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+HEAT: Final = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
 _GONE: Final = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
     pynvml.NVML_ERROR_NOT_FOUND,
@@ -69,7 +69,7 @@ class Gpu:
             cap,
             self.watts(pynvml.nvmlDeviceGetEnforcedPowerLimit),
             draw,
-            is_throttled=reasons is not None and bool(reasons & _HEAT),
+            is_throttled=reasons is not None and bool(reasons & HEAT),
             can_set=not self.cannot_be_set,
         )
 

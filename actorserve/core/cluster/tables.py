@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from actorserve.core.messages import Column, Cordon, Peer
+from actorserve.core.messages import Column, Cordon, LoadReport, Peer
 from actorserve.core.operations.tables import integer_column, number_column, text_column
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
@@ -97,6 +97,7 @@ def top_table(instances: Iterable[Instance], reported_s: Mapping[Peer, float], n
         integer_column("kv_used_bytes", [report.kv_used_bytes for report in reports]),
         integer_column("kv_total_bytes", [report.kv_total_bytes for report in reports]),
         integer_column("output_tokens", [report.num_output_tokens for report in reports]),
+        number_column("watts", [_watts(report) for report in reports]),
         number_column("age_s", [now - reported_s.get(view.peer, -math.inf) for view in views]),
     )
 
@@ -121,6 +122,12 @@ def host_table(instances: Collection[Instance], gateways: Iterable[Peer]) -> tup
         integer_column("kv_used_bytes", [sum(view.report.kv_used_bytes for view in views[name]) for name in names]),
         integer_column("kv_total_bytes", [sum(view.report.kv_total_bytes for view in views[name]) for name in names]),
     )
+
+
+def _watts(report: LoadReport) -> float:
+    """The power of what it computes on; NaN if it is not known."""
+    power = report.power
+    return math.nan if power is None or power.draw_watts is None else power.draw_watts
 
 
 def _freeness(view: InstanceView | None) -> float:

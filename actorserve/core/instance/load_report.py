@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from actorserve.core.checkpoints.source import CheckpointSource
 from actorserve.core.effects import Effects
 from actorserve.core.kv.kv_memory import KVMemory
-from actorserve.core.messages import Cordon, InstanceRole, LoadReport, Peer
+from actorserve.core.messages import Cordon, InstanceRole, LoadReport, Peer, PowerReading
 from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
 from actorserve.core.placement.freeness import virtual_usage_bytes
@@ -74,6 +74,7 @@ def make_report(
     role: InstanceRole,
     num_output_tokens: int,
     num_by_level: Sequence[int],
+    power: PowerReading | None,
     sequence: int,
     accepted: tuple[str, ...],
 ) -> LoadReport:
@@ -124,4 +125,5 @@ def make_report(
         num_by_level=tuple(num_by_level),
         role=role,
         num_decoding=sum([request.num_output > 0 and not source.hands_off(request) for request in order]),
+        power=power,
     )

@@ -38,6 +38,7 @@ from actorserve.core.messages import (
     Peer,
     PeerDown,
     PeerUp,
+    PowerReading,
     Release,
     Role,
     SetCordon,
@@ -122,6 +123,7 @@ class InstanceState:
         self.num_stale_messages = 0
         self.cordon = Cordon.OPEN  # what an operator ordered
         self.role = config.role
+        self.power: PowerReading | None = None  # the last one
         self._has_drained = False
         self._comes_back = False
         self.log = RequestLog()
@@ -135,6 +137,7 @@ class InstanceState:
             CopyDone: self._on_copy_ended,
             CopyFailed: self._on_copy_ended,
             MemoryLimit: self._on_memory_limit,
+            PowerReading: self._on_power_reading,
             PeerUp: self._on_peer_up,
             PeerDown: self._on_peer_down,
             WantReports: self._on_want_reports,
@@ -268,6 +271,9 @@ class InstanceState:
     def _on_memory_limit(self, message: MemoryLimit, sender: Peer, now: float) -> None:
         self.memory.device.limit(message.num_blocks)
 
+    def _on_power_reading(self, message: PowerReading, sender: Peer, now: float) -> None:
+        self.power = message
+
     # --- peers, time and load ----------------------------------------------------------------------------------------
 
     def _on_peer_up(self, message: PeerUp, sender: Peer, now: float) -> None:
@@ -333,6 +339,7 @@ class InstanceState:
             role=self.role,
             num_output_tokens=self.steps.num_output_tokens,
             num_by_level=self.policy.num_by_level(),
+            power=self.power,
             sequence=sequence,
             accepted=accepted,
         )

@@ -14,12 +14,12 @@ _GATEWAY = "gateway"
 
 
 class _Reading(NamedTuple):
-    """One metric: a gauge, or a counter since the instance's start."""
+    """One metric: a gauge, or a counter since the instance's start. An instance of unknown value is left out."""
 
     family: type[GaugeMetricFamily] | type[CounterMetricFamily]
     name: str
     text: str
-    value: Callable[[LoadReport], float]
+    value: Callable[[LoadReport], float | None]
 
 
 def _share(part: float, whole: float) -> float:
@@ -115,6 +115,24 @@ _READINGS = (
         "Bytes of KV copied into another worker's host memory.",
         lambda load: load.checkpointed_bytes,
     ),
+    _Reading(
+        _GAUGE,
+        "actorserve_power_watts",
+        "Power of the GPU; on CPUs that of all of the host's CPUs.",
+        lambda load: None if load.power is None else load.power.draw_watts,
+    ),
+    _Reading(
+        _COUNTER,
+        "actorserve_energy_joules",
+        "Energy of the same; output tokens divided by it are tokens per joule.",
+        lambda load: None if load.power is None else load.power.energy_j,
+    ),
+    _Reading(
+        _COUNTER,
+        "actorserve_output_tokens",
+        "Tokens that the instance generated.",
+        lambda load: load.num_output_tokens,
+    ),
 )
 
 
@@ -132,7 +150,9 @@ class LoadMetrics(Collector):
         for reading in _READINGS:
             family = reading.family(reading.name, reading.text, labels=_LABELS)
             for instance, load in loads:
-                family.add_metric((name, instance), reading.value(load))
+                value = reading.value(load)
+                if value is not None:
+                    family.add_metric((name, instance), value)
             if reading.name == _WAITING:
                 family.add_metric((name, _GATEWAY), self._num_unplaced())
             yield family

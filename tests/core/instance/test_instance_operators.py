@@ -11,10 +11,11 @@ from actorserve.core.messages import (
     Outcome,
     Peer,
     PeerUp,
+    PowerReading,
     Role,
     SetCordon,
 )
-from tests.core.harness.driver import Instance, spec
+from tests.core.harness.driver import CONFIG, Instance, spec
 from tests.core.harness.source import COORDINATOR, D, decoding, source, told
 
 
@@ -124,3 +125,12 @@ def test_a_drain_that_comes_back_says_so_at_its_end() -> None:
     busy.handle(Drain(comes_back=True), 0.0, COORDINATOR)
     busy.handle(Drain(), 0.0, COORDINATOR)
     assert busy.state._comes_back
+
+
+def test_the_last_reading_of_power_is_in_the_load_reports() -> None:
+    """Without a reading the power is unknown, and a later reading replaces an earlier one."""
+    instance = Instance(CONFIG)
+    assert instance.state.load_report().power is None
+    for watts in (100.0, 200.0):
+        instance.handle(PowerReading("GPU-0", watts), 0.0)
+    assert instance.state.load_report().power == PowerReading("GPU-0", 200.0)

@@ -329,18 +329,18 @@ class Checked:
                 )
         self._were_met.clear()
 
-    def budgets(self) -> dict[str | None, float]:
+    def budgets(self) -> list[tuple[str | None, float]]:
         """The budgets, None for the cluster's."""
         governor = self.plant.governor
-        everywhere = {} if governor.budget_watts is None else {None: governor.budget_watts}
-        return {**everywhere, **governor.budget_watts_of}
+        everywhere = [] if governor.budget_watts is None else [(None, governor.budget_watts)]
+        return [*everywhere, *governor.budget_watts_of.items()]
 
     def least(self, scope: str | None) -> float:
         return sum(power.least_watts for key, power in self.plant.devices.items() if scope in (None, key.host))
 
     def check(self) -> None:
         """A budget that was met once stays met at every change, until something happens."""
-        for scope, budget in self.budgets().items():
+        for scope, budget in self.budgets():
             is_met = self.plant.caps(scope) <= budget
             assert is_met or not self._were_met.get(scope), f"the caps passed the budget of {scope or 'the cluster'}"
             self._were_met[scope] = is_met
@@ -350,7 +350,7 @@ class Checked:
         plant = self.plant
         plant.delay_s = lambda: 0.0
         plant.run(40.0)
-        for scope, budget in self.budgets().items():
+        for scope, budget in self.budgets():
             assert plant.caps(scope) <= max(budget, self.least(scope)) + 1e-6
         plant.orders.clear()
         plant.run(20.0)

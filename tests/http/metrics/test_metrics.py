@@ -62,6 +62,8 @@ async def test_metrics() -> None:
     assert float(lines[f"actorserve_migrations_failed_total{worker}"]) == 9
     assert float(lines[f"actorserve_migrated_bytes_total{worker}"]) == 1200
     assert float(lines[f"actorserve_checkpointed_bytes_total{worker}"]) == 1300
+    assert float(lines[f"actorserve_power_watts{worker}"]) == 345.5
+    assert f"actorserve_energy_joules_total{worker}" not in lines, "it is not known"
     assert float(lines[f"vllm:prompt_tokens_total{gateway}"]) == 3
     assert float(lines[f"vllm:prompt_tokens_cached_total{gateway}"]) == 2
     assert float(lines[f"vllm:generation_tokens_total{gateway}"]) == 4

@@ -4,13 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.workers.power.rapl_files import package
 from workers.power.rapl import Rapl
-
-
-def package(folder: Path, name: str, energy_uj: int | str, range_uj: int = 1_000_000) -> None:
-    (folder / name).mkdir(exist_ok=True)
-    (folder / name / "energy_uj").write_text(f"{energy_uj}\n")
-    (folder / name / "max_energy_range_uj").write_text(f"{range_uj}\n")
 
 
 def test_watts_are_energy_by_time_also_when_a_counter_wraps(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""What a worker computes on tells its power, and nothing is made up."""
+
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from tests.workers.power.fake_driver import GPU_IS_LOST, FakeDriver
+from tests.workers.power.rapl_files import package
+from workers.power.rapl import Rapl
+from workers.power.sensor import GpuSensor, open_sensor
+
+
+def test_a_gpu_tells_all_that_its_driver_knows(loaded_driver: FakeDriver) -> None:
+    """The reading names the GPU, and has its power, temperature, clock, free memory and heat."""
+    for name, value in (("temperature", 71), ("clock", 1410), ("memory_total", 80 * 2**30), ("memory_free", 2**30)):
+        loaded_driver.put(1, name, value)
+    loaded_driver.put(1, "reasons", pynvml.nvmlClocksThrottleReasonSwThermalSlowdown)
+    sensor = open_sensor("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-1"})
+    assert isinstance(sensor, GpuSensor)
+    reading = sensor.read()
+    assert reading is not None
+    assert (reading.device, reading.draw_watts, reading.energy_j) == ("GPU-1", 100.0, None)
+    assert (reading.temperature_c, reading.clock_mhz, reading.memory_free_bytes) == (71.0, 1410.0, 2**30)
+    assert reading.is_throttled
+    loaded_driver.put(1, "error", GPU_IS_LOST)
+    assert sensor.read() is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "joules"),
+    [((5_000, 7_500, 9_000), 4.0), ((2**32 - 1_000, 500, 1_500), 2.5), ((2**40, 2_000, 3_000), 3.0)],
+)
+def test_energy_goes_on_when_its_counter_wraps_or_begins_again(
+    counts: tuple[int, ...], joules: float, loaded_driver: FakeDriver
+) -> None:
+    """The energy counts from the first reading, and a counter that fell has wrapped at 32 bits or begun again."""
+    sensor = open_sensor("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-0"})
+    assert sensor is not None
+    for count in counts:
+        loaded_driver.put(0, "energy", count)
+        reading = sensor.read()
+    assert reading is not None
+    assert reading.energy_j == pytest.approx(joules)
+
+
+@pytest.mark.parametrize("name", ["", "0", "GPU-x", "GPU-0,GPU-1", "MIG-1"])
+def test_without_a_gpu_of_its_name_there_is_no_sensor(name: str, loaded_driver: FakeDriver) -> None:
+    """A worker whose GPU the driver does not know by name reads nothing."""
+    assert open_sensor("cuda", {"CUDA_VISIBLE_DEVICES": name}) is None
+
+
+def test_cpus_tell_their_power_together(tmp_path: Path) -> None:
+    """A CPU worker's reading is that of the host's packages, and it names no device."""
+    now = [0.0]
+    package(tmp_path, "intel-rapl:0", 0)
+    sensor = open_sensor("cpu", {}, lambda: Rapl(tmp_path, lambda: now[0]))
+    assert sensor is not None
+    assert sensor.read() is None
+    package(tmp_path, "intel-rapl:0", 600_000)
+    now[0] = 2.0
+    reading = sensor.read()
+    assert reading is not None
+    assert reading.device == ""
+    assert reading.draw_watts == pytest.approx(0.3)
+    assert reading.energy_j == pytest.approx(0.6)
