@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "soak": ("soak.soak", "random chats for an hour, of which a third hang up: errors, and memory that grows"),
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
     "keys": ("cluster.keys", "messages/s and GB/s of KV with keys (CURVE), compared with plain sockets"),
+    "power": ("power.power", "how fast the power governor corrects, and what it gains over even caps, on fake GPUs"),
     "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),
     "mutants": ("mutants.mutants", "whether the random faults of the tests find bugs that are put into the core"),

@@ -1,0 +1,1 @@
+"""What power caps cost and gain."""
