@@ -108,7 +108,16 @@ _RULES: Final[dict[type, Rules]] = {
     m.Speed: Rules(columns=("prefill_tokens", "prefill_s")),
     m.LoadReport: Rules(
         bounds={"bytes_per_block": _POSITIVE, "tokens_per_block": _POSITIVE},
-        added=("num_in_batch", "cordon", "num_output_tokens", "num_by_level", "role", "num_decoding", "power"),
+        added=(
+            "num_in_batch",
+            "cordon",
+            "num_output_tokens",
+            "num_by_level",
+            "role",
+            "num_decoding",
+            "power",
+            "decode_s",
+        ),
     ),
     m.LoadDigest: Rules(columns=("workers", "reports"), added=("shown_on",)),
     m.TokenLogprobs: Rules(

@@ -78,15 +78,14 @@ class ClusterPower:
         ]
 
     def _uses(self) -> dict[DeviceId, Use]:
-        """What the instances do on their devices. A device of several instances with different roles is mixed."""
+        """What the instances do on their devices."""
         uses: dict[DeviceId, Use] = {}
         for view in self._fleet.views.values():
             reading = view.report.power
             if reading is None or not reading.device:
                 continue
-            key, use = DeviceId(host_of(view.peer.name), reading.device), Use(InstanceRole.MIXED)
-            known = uses.get(key)
-            uses[key] = use if known is None or known.role is use.role else Use(InstanceRole.MIXED)
+            key = DeviceId(host_of(view.peer.name), reading.device)
+            uses[key] = _together(uses.get(key), Use(InstanceRole.MIXED, view.report.decode_s or None))
         return uses
 
     # --- verbs -------------------------------------------------------------------------------------------------------
@@ -94,9 +93,9 @@ class ClusterPower:
     def _on_budget(self, command: Command, now: float, effects: list[Effect]) -> Answer:
         watts_text, *target = command.arguments
         host = target[0] if target else _ALL
-        hosts = sorted({host_of(peer.name) for peer in (*self._actuators, *self._fleet.instances)})
-        if host not in (_ALL, *hosts):
-            return refused(command, f"there is no host {host}: expected {', '.join([_ALL, *hosts])}")
+        known = [_ALL, *sorted({host_of(peer.name) for peer in [*self._actuators, *self._fleet.instances]})]
+        if host not in known:
+            return refused(command, f"there is no host {host}: expected {', '.join(known)}")
         watts = None
         if watts_text != _NONE:
             watts = _number(watts_text)
@@ -135,6 +134,14 @@ class ClusterPower:
             number_column("host_budget_watts", [_or_nan(budget) for budget in budgets]),
             text_column("state", states),
         )
+
+
+def _together(one: Use | None, other: Use) -> Use:
+    """Two instances share a device: with different roles it is mixed, and the slower tokens decide."""
+    if one is None:
+        return other
+    role = one.role if one.role is other.role else InstanceRole.MIXED
+    return Use(role, max(one.tpot_s or 0.0, other.tpot_s or 0.0) or None)
 
 
 def _or_nan(watts: float | None) -> float:

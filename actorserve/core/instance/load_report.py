@@ -11,6 +11,7 @@ from actorserve.core.migration.source import MigrationSource
 from actorserve.core.placement.freeness import virtual_usage_bytes
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batching import Batcher
+from actorserve.core.timing.profile import Profile
 
 
 class LoadReporter:
@@ -75,6 +76,7 @@ def make_report(
     num_output_tokens: int,
     num_by_level: Sequence[int],
     power: PowerReading | None,
+    profile: Profile,
     sequence: int,
     accepted: tuple[str, ...],
 ) -> LoadReport:
@@ -126,4 +128,5 @@ def make_report(
         role=role,
         num_decoding=sum([request.num_output > 0 and not source.hands_off(request) for request in order]),
         power=power,
+        decode_s=profile.decode_s(num_started, memory.held_blocks * memory.tokens_per_block) if num_started else 0.0,
     )

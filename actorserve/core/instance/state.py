@@ -340,6 +340,7 @@ class InstanceState:
             num_output_tokens=self.steps.num_output_tokens,
             num_by_level=self.policy.num_by_level(),
             power=self.power,
+            profile=self.times.profile,
             sequence=sequence,
             accepted=accepted,
         )

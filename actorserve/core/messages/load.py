@@ -39,6 +39,7 @@ class LoadReport:
     - ``role`` is the instance's role. ``num_decoding`` requests decode here, and no token instance is
       getting them.
     - ``power`` is the last reading of the power of what the instance computes on; None: nothing tells it.
+    - ``decode_s`` is the time of an iteration that decodes all started requests, by the profile; 0 without requests.
     - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
 
@@ -80,6 +81,7 @@ class LoadReport:
     role: InstanceRole = InstanceRole.MIXED
     num_decoding: int = 0
     power: PowerReading | None = None
+    decode_s: float = 0.0
 
 
 @value

@@ -23,7 +23,7 @@ the next report (``CONTROL_PERIOD_S``).
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from math import ceil, floor, inf
+from math import ceil, floor, inf, log
 from typing import Final, NamedTuple
 
 from actorserve.core.effects import Effect, Send
@@ -43,6 +43,8 @@ _ROUNDING_WATTS: Final = 1e-6
 _DEADBAND_WATTS: Final = 5.0  # smaller changes wait until a budget needs them
 _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 _MUCH_WATTS: Final = 1e9
+_SLOWDOWN_STEP: Final = 1.1
+_MOST_SLOWDOWN: Final = 100.0
 _ORDER: Final = (InstanceRole.PROMPT, InstanceRole.MIXED, InstanceRole.TOKEN, None)  # in which caps are raised
 
 
@@ -291,9 +293,15 @@ class PowerGovernor:
         top = full if ceiling is None or not is_limited else min(full, max(least, ceiling))
         if use is None:
             return Staircase(key.host, None, top, least, least)
-        slowdown = 1.0 if not use.tpot_s else max(1.0, self._config.tpot_target_s / use.tpot_s)
-        knee = max(least, full * self._curves.token.least_fraction(slowdown))
+        knee = max(least, full * self._curves.token.least_fraction(self._slowdown(use)))
         return Staircase(key.host, use.role, top, knee, least)
+
+    def _slowdown(self, use: Use) -> float:
+        """How many times as long its tokens may take. It is a step of a ladder, so that it seldom changes."""
+        if not use.tpot_s or self._config.tpot_target_s <= use.tpot_s:
+            return 1.0
+        steps = floor(log(min(_MOST_SLOWDOWN, self._config.tpot_target_s / use.tpot_s)) / log(_SLOWDOWN_STEP))
+        return float(_SLOWDOWN_STEP**steps)
 
     def _trimmed(self, host: str, budget: float, ids: list[DeviceId], now: float) -> float:
         """The budget for caps, less what was drawn beyond it although the caps were in force."""

@@ -48,6 +48,17 @@ def test_a_device_without_a_worker_pays_for_the_others() -> None:
     assert (to, order) == (ACTUATOR, SetPowerCaps(1, ("y",), (300.0,), 1000.0))
 
 
+def test_tokens_that_take_their_time_may_not_be_slowed() -> None:
+    """A worker's report tells how long its tokens take, and its device is lowered first as far as they allow."""
+    coordinator = Coordinator(A, B, power=PowerConfig(budget_watts=800.0, tpot_target_s=0.1))
+    for peer, device, decode_s in ((A, "x", 0.1), (B, "y", 0.02)):
+        coordinator.handle(replace(report(500), power=PowerReading(device), decode_s=decode_s), 1.0, peer)
+    coordinator.handle(PeerUp(ACTUATOR, Role.POWER), 1.0)
+    coordinator.handle(TWO, 1.0, ACTUATOR)
+    [(_, order)] = caps(coordinator.handle(Tick(), 1.0))
+    assert dict(zip(order.devices, order.caps_watts, strict=True)) == {"x": 452.0, "y": 347.0}
+
+
 def test_reports_of_strangers_change_nothing() -> None:
     """Only an actuator that is up reports devices, and one that went down is asked for nothing."""
     coordinator = Coordinator(A, B, power=PowerConfig(budget_watts=1000.0))

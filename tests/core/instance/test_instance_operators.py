@@ -15,7 +15,7 @@ from actorserve.core.messages import (
     Role,
     SetCordon,
 )
-from tests.core.harness.driver import CONFIG, Instance, spec
+from tests.core.harness.driver import CONFIG, PROFILE, Instance, spec
 from tests.core.harness.source import COORDINATOR, D, decoding, source, told
 
 
@@ -125,6 +125,16 @@ def test_a_drain_that_comes_back_says_so_at_its_end() -> None:
     busy.handle(Drain(comes_back=True), 0.0, COORDINATOR)
     busy.handle(Drain(), 0.0, COORDINATOR)
     assert busy.state._comes_back
+
+
+def test_a_report_tells_how_long_decoding_takes_by_the_profile() -> None:
+    """It is the profile's time for all started requests, whatever steps have taken."""
+    instance = commanded()
+    report = instance.state.load_report()
+    tokens = report.kv_needed_bytes // report.bytes_per_block * report.tokens_per_block
+    assert report.num_running == 1
+    assert report.decode_s == PROFILE.decode_s(1, tokens) > 0.0
+    assert Instance(CONFIG).state.load_report().decode_s == 0.0
 
 
 def test_the_last_reading_of_power_is_in_the_load_reports() -> None:
