@@ -18,7 +18,7 @@ _BAR: Final = 10
 _COUNTS: Final = ("running", "waiting", "swapped", "migrating", "migrated", "prompt_tokens_left", "preemptions")
 _HEADER: Final = (
     *("worker", "state", "KV", "freeness", "run", "wait", "swapped", "moving", "moved", "prompt left", "preempted"),
-    *("tokens/s", "W"),
+    *("tokens/s", "W", "cap"),
 )
 _NUM_LEFT: Final = 3  # the columns that are set to the left; the last of them has the bar
 _OTHER_LINES: Final = 4  # of the screen: the summary, the header, and a line at the end
@@ -120,7 +120,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         "-" if row["freeness"] is None else f"{row['freeness']:.0f}",
         *(str(row[name]) for name in _COUNTS),
         f"{row['tokens_per_s']:.0f}",
-        "-" if row.get("watts") is None else f"{row['watts']:.0f}",
+        *("-" if row.get(name) is None else f"{row[name]:.0f}" for name in ("watts", "cap_watts")),
     )
 
 

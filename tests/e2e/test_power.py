@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.operator import Console
-from tests.e2e.server import ROOT, running, wait_until
+from tests.e2e.server import ROOT, replayed, running, wait_until
 from tests.folders import make_runtime_folder
 from tests.workers.power.fake_driver import NO_PERMISSION, WATT, FakeDriver, build_library
 
@@ -79,7 +79,7 @@ def test_caps_come_from_a_budget_and_are_put_back(tmp_path: Path) -> None:
     """
     rig = Rig(tmp_path)
     rig.driver.put(1, "limit", 600 * WATT)
-    with running(tmp_path, CONFIG.format(runtime_dir=rig.runtime_dir)):
+    with running(tmp_path, CONFIG.format(runtime_dir=rig.runtime_dir)) as server:
         with rig.actuator() as actuator:
             wait_until(rig.knows_devices, "the actuator's report")
             rig.console.act("budget", "800")
@@ -99,6 +99,8 @@ def test_caps_come_from_a_budget_and_are_put_back(tmp_path: Path) -> None:
             actuator.send_signal(signal.SIGTERM)
             assert actuator.wait(30.0) == 0
             assert rig.limits() == (700.0, 600.0)
+    [journal] = server.journals.glob("coordinator*")
+    assert replayed(journal).num_entries > 0
 
 
 def test_without_a_coordinator_the_caps_are_shared_evenly(tmp_path: Path) -> None:

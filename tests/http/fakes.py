@@ -138,7 +138,7 @@ def load(num_running: int = 1) -> LoadReport:
         num_migrations_failed=9,
         migrated_bytes=1200,
         checkpointed_bytes=1300,
-        power=PowerReading("GPU-0", 345.5),
+        power=PowerReading("GPU-0", 345.5, cap_watts=350.0),
     )
 
 

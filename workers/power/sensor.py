@@ -47,6 +47,7 @@ class GpuSensor:
             _float(gpu.ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)),
             None if memory is None else int(memory.free),
             is_throttled=reasons is not None and bool(reasons & HEAT),
+            cap_watts=gpu.watts(pynvml.nvmlDeviceGetPowerManagementLimit),
         )
 
     def _energy_j(self) -> float | None:

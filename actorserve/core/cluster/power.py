@@ -127,11 +127,11 @@ class ClusterPower:
             text_column("host", [key.host for key in keys]),
             text_column("device", [key.device for key in keys]),
             text_column("role", roles),
-            number_column("draw_watts", [_or_nan(power.draw_watts) for power in powers]),
-            number_column("cap_watts", [_or_nan(power.cap_watts) for power in powers]),
+            number_column("draw_watts", [power.draw_watts for power in powers]),
+            number_column("cap_watts", [power.cap_watts for power in powers]),
             number_column("least_watts", [power.least_watts for power in powers]),
             number_column("full_watts", [power.usual_watts for power in powers]),
-            number_column("host_budget_watts", [_or_nan(budget) for budget in budgets]),
+            number_column("host_budget_watts", budgets),
             text_column("state", states),
         )
 
@@ -142,10 +142,6 @@ def _together(one: Use | None, other: Use) -> Use:
         return other
     role = one.role if one.role is other.role else InstanceRole.MIXED
     return Use(role, max(one.tpot_s or 0.0, other.tpot_s or 0.0) or None)
-
-
-def _or_nan(watts: float | None) -> float:
-    return math.nan if watts is None else watts
 
 
 def _number(text: str) -> float | None:

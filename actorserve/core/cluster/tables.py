@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-from actorserve.core.messages import Column, Cordon, LoadReport, Peer
+from actorserve.core.messages import Column, Cordon, Peer, PowerReading
 from actorserve.core.operations.tables import integer_column, number_column, text_column
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
@@ -82,6 +82,7 @@ def top_table(instances: Iterable[Instance], reported_s: Mapping[Peer, float], n
     """
     views = [instance for instance in instances if isinstance(instance, InstanceView)]
     reports = [view.report for view in views]
+    powers = [report.power or PowerReading() for report in reports]
     return (
         text_column("worker", [view.peer.name for view in views]),
         text_column("state", [state_of(view) for view in views]),
@@ -97,7 +98,8 @@ def top_table(instances: Iterable[Instance], reported_s: Mapping[Peer, float], n
         integer_column("kv_used_bytes", [report.kv_used_bytes for report in reports]),
         integer_column("kv_total_bytes", [report.kv_total_bytes for report in reports]),
         integer_column("output_tokens", [report.num_output_tokens for report in reports]),
-        number_column("watts", [_watts(report) for report in reports]),
+        number_column("watts", [power.draw_watts for power in powers]),
+        number_column("cap_watts", [power.cap_watts for power in powers]),
         number_column("age_s", [now - reported_s.get(view.peer, -math.inf) for view in views]),
     )
 
@@ -122,12 +124,6 @@ def host_table(instances: Collection[Instance], gateways: Iterable[Peer]) -> tup
         integer_column("kv_used_bytes", [sum(view.report.kv_used_bytes for view in views[name]) for name in names]),
         integer_column("kv_total_bytes", [sum(view.report.kv_total_bytes for view in views[name]) for name in names]),
     )
-
-
-def _watts(report: LoadReport) -> float:
-    """The power of what it computes on; NaN if it is not known."""
-    power = report.power
-    return math.nan if power is None or power.draw_watts is None else power.draw_watts
 
 
 def _freeness(view: InstanceView | None) -> float:

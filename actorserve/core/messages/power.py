@@ -32,7 +32,8 @@ class PowerReading:
 
     - ``device`` is the driver's name of the GPU; empty for CPUs, whose power is that of all CPU packages of the host,
       and is shared with the host's other workers.
-    - ``draw_watts`` is the power now, and ``energy_j`` the energy since the worker started.
+    - ``draw_watts`` is the power now, ``cap_watts`` the power limit, and ``energy_j`` the energy since the worker
+      started.
     - ``temperature_c``, ``clock_mhz`` and the free memory are the GPU's. ``is_throttled``: heat slows it down.
     """
 
@@ -43,6 +44,7 @@ class PowerReading:
     clock_mhz: float | None = None
     memory_free_bytes: int | None = None
     is_throttled: bool = False
+    cap_watts: float | None = None
 
 
 @value

@@ -19,8 +19,10 @@ def integer_column(name: str, values: Iterable[int]) -> Column:
     return Column(name, integers=tuple(values))
 
 
-def number_column(name: str, values: Iterable[float]) -> Column:
-    return Column(name, numbers=tuple([math.nan if math.isinf(value) else value for value in values]))
+def number_column(name: str, values: Iterable[float | None]) -> Column:
+    """None, and what is infinite, become NaN."""
+    known = [math.nan if value is None else value for value in values]
+    return Column(name, numbers=tuple([math.nan if math.isinf(value) else value for value in known]))
 
 
 def key_values(values: Iterable[tuple[str, object]]) -> tuple[Column, ...]:

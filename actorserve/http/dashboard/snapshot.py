@@ -22,6 +22,8 @@ _OF_REPORT: Final[Mapping[str, Callable[[LoadReport], object]]] = {
     "migrating": lambda report: report.num_migrating,
     "migrated": lambda report: report.num_migrated,
     "preemptions": lambda report: report.num_preemptions,
+    "draw_watts": lambda report: None if report.power is None else report.power.draw_watts,
+    "cap_watts": lambda report: None if report.power is None else report.power.cap_watts,
     "levels": lambda report: report.num_by_level,
 }
 

@@ -27,7 +27,7 @@ from actorserve.core.messages import (
     Tokens,
     WantReports,
 )
-from tests.core.harness.driver import CONFIG, GATEWAY, Instance, spec
+from tests.core.harness.driver import CONFIG, GATEWAY, PROFILE, Instance, spec
 
 COORDINATOR = Peer("coordinator", 1)
 
@@ -313,6 +313,7 @@ def test_load_reports_are_numbered_and_name_what_arrived() -> None:
             kv_wanted_bytes=800,
             kv_head_bytes=800,
             pending_prompt_tokens=35,  # those that the iteration in flight computes, too
+            decode_s=PROFILE.decode_s(1, 8),
         )
     ]
 

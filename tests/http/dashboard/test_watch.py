@@ -60,6 +60,7 @@ async def test_a_page_sees_instances_and_requests() -> None:
         assert instances["state"] == ["open", "silent"]
         assert instances["kv_used_bytes"] == [25, None]
         assert instances["levels"] == [[2, 0, 1], None]
+        assert (instances["draw_watts"], instances["cap_watts"]) == ([345.5, None], [350.0, None])
         assert {len(column) for column in instances.values()} == {2}
         assert seen["requests"]["id"] == ["r1", "r2"]
         assert seen["requests"]["worker"] == ["a/worker-0", ""]

@@ -12,7 +12,7 @@ from workers.power.sensor import GpuSensor, open_sensor
 
 
 def test_a_gpu_tells_all_that_its_driver_knows(loaded_driver: FakeDriver) -> None:
-    """The reading names the GPU, and has its power, temperature, clock, free memory and heat."""
+    """The reading names the GPU, and has its power, its cap, temperature, clock, free memory and heat."""
     for name, value in (("temperature", 71), ("clock", 1410), ("memory_total", 80 * 2**30), ("memory_free", 2**30)):
         loaded_driver.put(1, name, value)
     loaded_driver.put(1, "reasons", pynvml.nvmlClocksThrottleReasonSwThermalSlowdown)
@@ -23,6 +23,7 @@ def test_a_gpu_tells_all_that_its_driver_knows(loaded_driver: FakeDriver) -> Non
     assert (reading.device, reading.draw_watts, reading.energy_j) == ("GPU-1", 100.0, None)
     assert (reading.temperature_c, reading.clock_mhz, reading.memory_free_bytes) == (71.0, 1410.0, 2**30)
     assert reading.is_throttled
+    assert reading.cap_watts == 700.0
     loaded_driver.put(1, "error", GPU_IS_LOST)
     assert sensor.read() is None
 

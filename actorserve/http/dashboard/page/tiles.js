@@ -185,6 +185,10 @@ function factsOf(instance) {
   if (instance.swapped > 0) parts.push(`${instance.swapped} swapped`);
   if (instance.migrating > 0) parts.push(`${instance.migrating} moving`);
   if (instance.migrated > 0) parts.push(`${instance.migrated.toLocaleString("en")} moved away`);
+  if (instance.draw_watts !== null) {
+    const cap = instance.cap_watts === null ? "" : ` of ${Math.round(instance.cap_watts)}`;
+    parts.push(`${Math.round(instance.draw_watts)}${cap} W`);
+  }
   return parts.join(" · ");
 }
 
