@@ -85,7 +85,7 @@ class ClusterPower:
             if reading is None or not reading.device:
                 continue
             key = DeviceId(host_of(view.peer.name), reading.device)
-            uses[key] = _together(uses.get(key), Use(InstanceRole.MIXED, view.report.decode_s or None))
+            uses[key] = _together(uses.get(key), Use(view.pool, view.report.decode_s or None))
         return uses
 
     # --- verbs -------------------------------------------------------------------------------------------------------

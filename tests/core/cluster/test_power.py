@@ -6,6 +6,7 @@ from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import (
     Answer,
     Command,
+    InstanceRole,
     Outcome,
     Peer,
     PeerDown,
@@ -46,6 +47,18 @@ def test_a_device_without_a_worker_pays_for_the_others() -> None:
     assert coordinator.state.next_deadline() == 1.0
     [(to, order)] = caps(coordinator.handle(Tick(), 1.0))
     assert (to, order) == (ACTUATOR, SetPowerCaps(1, ("y",), (300.0,), 1000.0))
+
+
+def test_the_role_that_a_worker_reports_decides_what_it_pays() -> None:
+    """The device of a token instance is lowered, and that of a prompt instance keeps its full power."""
+    coordinator = Coordinator(A, B, power=PowerConfig(budget_watts=1050.0))
+    for peer, device, role in ((A, "x", InstanceRole.TOKEN), (B, "y", InstanceRole.PROMPT)):
+        coordinator.handle(replace(report(500), power=PowerReading(device), role=role), 1.0, peer)
+    coordinator.handle(PeerUp(ACTUATOR, Role.POWER), 1.0)
+    coordinator.handle(TWO, 1.0, ACTUATOR)
+    [(_, order)] = caps(coordinator.handle(Tick(), 1.0))
+    assert (order.devices, order.caps_watts) == (("x",), (350.0,))
+    assert [row[2] for row in rows(answer(coordinator, 1.1, "cap").columns)] == ["token", "prompt"]
 
 
 def test_tokens_that_take_their_time_may_not_be_slowed() -> None:
