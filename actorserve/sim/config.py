@@ -1,7 +1,7 @@
 """The configuration of one simulated run, checked: cluster, arrivals, lengths, failures."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,10 @@ MIN_RATE_PER_S: Final = 1e-4  # at a lower rate a run consists of load reports o
 MAX_RATE_PER_S: Final = 1e6
 _MAX_FACTORS: Final = 10_000
 _MAX_CLASSES: Final = 1000
+_LIMITS: Final = "three numbers above 0: the highest slowdown at P50, P90 and P99"
+
+SlowdownLimit = Annotated[float, Field(gt=0, le=1e9)]
+SlowdownLimits = tuple[SlowdownLimit, SlowdownLimit, SlowdownLimit]
 
 
 class CycleTable(Table):
@@ -154,6 +158,33 @@ class FailureTable(Table):
         return self
 
 
+class SloTable(Table):
+    """Limits on slowdowns at P50, P90 and P99: a request's time over its time alone on an unloaded machine. The
+    defaults are Splitwise's table of SLOs (section 5).
+    """
+
+    reference: str = Field(min_length=1, description="the profile of the unloaded machine: a shipped one, or a file")
+    ttft: SlowdownLimits = Field((2.0, 3.0, 6.0), strict=False, description=_LIMITS)
+    tbt: SlowdownLimits = Field((1.25, 1.5, 5.0), strict=False, description=_LIMITS)
+    e2e: SlowdownLimits = Field((1.25, 1.5, 5.0), strict=False, description=_LIMITS)
+    max_growth: float = Field(
+        1.1,
+        ge=1.0,
+        le=100.0,
+        description="by how much a median slowdown may grow from the first half of the arrivals to the second",
+    )
+
+    @property
+    def limits(self) -> dict[str, SlowdownLimits]:
+        """By the slowdown's name in figures."""
+        return {"ttft": self.ttft, "tbt": self.tbt, "e2e": self.e2e}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        require_path("reference", self.reference)
+        return self
+
+
 class RunConfig(Table):
     """One run. ``priorities`` are shares of the requests by class; arrivals end after ``duration_s`` or
     ``num_requests``, whichever comes first, and all requests that arrived are served to the end.
@@ -175,6 +206,7 @@ class RunConfig(Table):
     prefixes: PrefixesTable | None = None
     priorities: dict[str, float] = Field(default_factory=lambda: {"0": 1.0}, min_length=1)
     failures: tuple[FailureTable, ...] = Field((), strict=False)
+    slo: SloTable | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -16,6 +16,7 @@ from actorserve.sim.config import SpikeTable
 from actorserve.sim.instance_metrics import Gaps
 from actorserve.sim.measures.distribution import Distribution
 from actorserve.sim.measures.rows import Column, Page, Rows
+from actorserve.sim.measures.slowdown import ServiceLevels
 from actorserve.sim.statistics import PERCENTILES, between_ranks
 
 Vector: TypeAlias = npt.NDArray[Any]
@@ -100,7 +101,7 @@ class Outcomes:
 
     def num_completed(self, priority: int | None = None) -> int:
         """How many requests got their whole answer, in all classes or in one."""
-        return sum(len(page) for page in self._completed(priority))
+        return sum(len(page) for page in self.completed(priority))
 
     def latencies(self, priority: int | None = None) -> dict[str, dict[str, float] | None]:
         """TTFT, Llumnix's prefill latency; TPOT (time per output token after the first), its decode latency; E2E; E2E
@@ -109,15 +110,16 @@ class Outcomes:
         """
         found: dict[str, dict[str, float] | None] = {}
         for name, values_of in _LATENCIES.items():
-            parts = (values_of(page) for page in self._completed(priority))
+            parts = (values_of(page) for page in self.completed(priority))
             found[name] = summary(np.concatenate([np.empty(0), *parts]))
         return found
 
     def total(self, values_of: Callable[[Page], Vector]) -> float:
         """The sum of what ``values_of`` computes from the completed requests."""
-        return math.fsum(value for page in self._completed() for value in values_of(page).tolist())
+        return math.fsum(value for page in self.completed() for value in values_of(page).tolist())
 
-    def _completed(self, priority: int | None = None) -> Iterator[Page]:
+    def completed(self, priority: int | None = None) -> Iterator[Page]:
+        """The requests that got their whole answer, in all classes or in one."""
         for page in self._rows.pages():
             is_chosen = page["state"] == _COMPLETED
             if priority is not None:
@@ -208,8 +210,10 @@ class Results:
     spike: SpikeTable | None = None
     tbt: Distribution = field(default_factory=Distribution)
 
-    def figures(self) -> dict[str, Any]:
-        """Everything that is reported, as JSON values. They depend on the run alone."""
+    def figures(self, levels: ServiceLevels | None = None) -> dict[str, Any]:
+        """Everything that is reported, as JSON values. They depend on the run alone, and on the service levels, if it
+        has any.
+        """
         outcomes, counts = self.outcomes, self.counts
         num_done = outcomes.num_completed()
         lasted_s = max((at for at in outcomes.ended_s if not math.isnan(at)), default=0.0)
@@ -266,6 +270,7 @@ class Results:
                 "cost": self._cost(),
                 "mean_watts": self._mean_watts(lasted_s),
             },
+            "slo": levels and levels.figures(self.outcomes.completed()),
             "recovery_s": spike and outcomes.recovery_s(spike.at_s + spike.duration_s),
             "swap": {
                 "outs": counts.num_swap_outs,

@@ -15,6 +15,7 @@ from actorserve.profile_files import load_profile
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.cluster_table import ClusterTable
 from actorserve.sim.config import MAX_RATE_PER_S, MIN_RATE_PER_S, RunConfig, parse_run
+from actorserve.sim.measures.slowdown import Reference, ServiceLevels
 from actorserve.sim.statistics import PERCENTILES
 from actorserve.sim.tables import Table, parse_table
 from actorserve.sim.workload.traces import TraceRow, read_trace
@@ -124,7 +125,16 @@ class Case:
     config: RunConfig
     profiles: tuple[Profile, ...]  # those of the cluster's groups
     trace: tuple[TraceRow, ...]
+    reference: Profile | None = None  # the unloaded machine of the SLO
     seed: int | None = None  # None if the experiment has no seeds to compare
+
+    def service_levels(self) -> ServiceLevels | None:
+        """None if its runs have no limits on slowdowns."""
+        slo = self.config.slo
+        if slo is None or self.reference is None:
+            return None
+        alone = Reference(self.reference, self.config.cluster.max_tokens)
+        return ServiceLevels(alone, slo.limits, slo.max_growth)
 
     def at(self, rate_per_s: float | None) -> RunConfig:
         if rate_per_s is None:
@@ -209,7 +219,10 @@ def _case(
             traces[path] = tuple(read_trace(path))
         trace = traces[path]
     profiles = _profiles(config.cluster, file.parent, place)
-    return Case(variant["name"], arm["name"], x, config, profiles, trace, seed)
+    reference = None
+    if config.slo is not None:
+        reference = load_profile(_profile_file(config.slo.reference, file.parent, f"{place}: slo.reference"))
+    return Case(variant["name"], arm["name"], x, config, profiles, trace, reference, seed)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ ROOTS: Final = (
     "preemptions",
     "recovery_s",
     "requests",
+    "slo",
     "swap",
     "throughput",
     "utilisation",
@@ -58,6 +59,9 @@ _OTHERS: Final = {
     "preemption.requests_share": Label("Preempted requests", "%", 100.0),
     "recovery_s": Label("Recovery after the spike", "s"),
     "requests.completed": Label("Completed requests"),
+    "slo.growth.e2e": Label("E2E slowdown's growth", "x"),
+    "slo.growth.ttft": Label("TTFT slowdown's growth", "x"),
+    "slo.num_broken": Label("Limits broken"),
 }
 _CLASSES: Final = {"-1": "high priority", "0": "normal priority", "1": "low priority"}
 
@@ -70,6 +74,8 @@ def label_of(name: str, own: Mapping[str, str] | None = None) -> Label:
 
 def _latency_label(name: str) -> Label | None:
     match name.split("."):
+        case ["slo", "slowdown", latency, statistic]:
+            return Label(f"{statistic.upper()} {latency.upper()} slowdown", "x")
         case ["latency", latency, statistic] if latency in _LATENCIES:
             kind = _LATENCIES[latency]
             return Label(f"{'Mean' if statistic == 'mean' else statistic.upper()} {kind.text}", kind.unit, kind.scale)

@@ -151,7 +151,7 @@ def run_once(case: Case, rate_per_s: float | None, on_share: Callable[[float], N
             shares.append(now / config.duration_s * num_ended / max(1, num_arrived))
         on_share(min(1.0, max(shares, default=0.0)))
 
-    figures = Simulation(config, case.profiles, case.trace, on_progress).run().figures()
+    figures = Simulation(config, case.profiles, case.trace, on_progress).run().figures(case.service_levels())
     gc.collect()  # a simulation is a cycle, because its clients know it, and it holds the file of ended requests
     return figures
 
