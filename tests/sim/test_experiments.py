@@ -8,9 +8,9 @@ import pytest
 from actorserve.errors import ActorserveError
 from tests.sim.experiments import EXPERIMENT, write
 from tools.simulation.__main__ import EXIT_UNUSABLE, main, parse_override
-from tools.simulation.experiment import ROOT, Goal, read_experiment
+from tools.simulation.experiment import ROOT, Goal, Search, read_experiment
 from tools.simulation.figures import figure_of
-from tools.simulation.runner import highest_held, holds
+from tools.simulation.runner import edge_held, highest_held, holds, run_experiment, run_once
 
 
 def test_an_experiment_gives_the_same_bytes_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,6 +120,11 @@ WRONG = [
     ("low = 0.05", "low = 5", "search.high is 3.2: expected at least low"),
     ("step = 2.0", "step = 1.0", "search.step is 1.0: expected at least 1.001"),
     ('"per_token_s.mean"', '"speed"', "search.goals.0.metric is 'speed': expected one of ttft_s"),
+    ("step = 2.0", "step = 2.0\nstep_per_s = 1.0", "search.step is not expected together with step_per_s"),
+    ("high = 3.2\nstep = 2.0", "high = 1000\nstep_per_s = 1e-3", "search.step_per_s is 0.001: expected at most 100000"),
+    ('"per_token_s.mean"\nlimit = 3.0', '"slo"', "small.toml: slo is missing: expected it with the goal slo"),
+    ("limit = 3.0", "", "search.goals.0.limit is missing: expected the highest value of metric"),
+    ('"per_token_s.mean"\n', '"slo"\n', "search.goals.0.limit is 3: expected none, because slo has limits"),
     ('compare_at = "fcfs"', 'compare_at = "x"', "search.compare_at is 'x': expected the name of an arm"),
     ('name = "srpt"', 'name = "fcfs"', "arms.1.name is 'fcfs': expected another name"),
     ('name = "srpt"', "", "arms.1.name is None: expected a name"),
@@ -189,6 +194,7 @@ FAR_OFF = [
     ('lengths.prompt="lognormal:161:338:1024"', "lengths.prompt: length distribution 'lognormal:161:338:1024': SIGMA"),
     ('lengths.prompt="powerlaw-mean:5:1e300"', "lengths.prompt: length distribution 'powerlaw-mean:5:1e300': MAX must"),
     ("lengths.prompt=true", "lengths.prompt is true: expected a length, or a distribution"),
+    ("search.edge_seeds=[2]\nseeds=[1]", "small.toml: search.edge_seeds are not expected together with seeds"),
     ("lengths.ratio=1e308", "lengths.ratio is 1e+308: expected at most 10000"),
     ("priorities={}", "priorities is empty: expected at least one"),
     ("priorities.99999999999999999999=1", "priorities.99999999999999999999 is 1: expected a whole number of 32 bits"),
@@ -364,6 +370,62 @@ def test_the_highest_rate_is_found_by_bisection() -> None:
         found = below(limit)
         assert found == (min(100.0, float(int(limit))) or None)
         assert len(asked) <= 7
+
+
+def test_steps_may_be_equal() -> None:
+    """With ``step_per_s`` the rates of a search have equal distances, and the last one is the highest."""
+    search = Search.model_validate({"low": 2.0, "high": 8.0, "step_per_s": 2.0, "goals": [{"metric": "slo"}]})
+    assert search.rates() == [2.0, 4.0, 6.0, 8.0]
+    assert [search.is_highest(rate) for rate in search.rates()] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ((5, 5, 5), 5.0),
+        ((5, 3, 3), 3.0),  # the first seed holds more than the others
+        ((5, 9, 9), 9.0),
+        ((5, 9, 3), 5.0),
+        ((0, 4, 6), 4.0),
+        ((5, 0, 0), None),
+        ((0, 0, 9), None),
+        ((12, 12, 1), 10.0),
+    ],
+)
+def test_most_seeds_hold_the_rate_at_the_edge(limits: tuple[int, ...], expected: float | None) -> None:
+    """Near the rate of the first seed, the one is found that most seeds hold, whichever seed holds more."""
+    rates = [float(rate) for rate in range(1, 11)]
+    found = highest_held(rates, lambda rate: rate <= limits[0])
+    assert edge_held(rates, found, 3, lambda rate, place: rate <= limits[place]) == expected
+
+
+def test_a_search_runs_its_edge_seeds(tmp_path: Path) -> None:
+    """A rate that the file's seed holds counts only if most of the seeds hold it; others alone may hold a rate, too."""
+    found = {}
+    for name, seeds in (("alone", ""), ("others", "edge_seeds = [2, 3, 4, 5]\n")):
+        text = EXPERIMENT.replace("step = 2.0\n", f"step_per_s = 0.1\n{seeds}")
+        experiment = read_experiment(write(tmp_path, text), {})
+        result = run_experiment(experiment, 1, lambda progress: None)[0]
+        found[name] = result.held[0]
+    goal = Goal(metric="per_token_s.mean", limit=3.0)
+    case = experiment.cases[0]
+
+    def num_held(rate: float | None) -> int:
+        assert rate is not None
+        return sum(holds(run_once(case.with_seed(seed), rate, lambda share: None), goal) for seed in range(1, 6))
+
+    assert found["others"] != found["alone"]
+    assert num_held(found["others"]) >= 3
+    assert num_held(found["alone"]) < 3 or num_held((found["alone"] or 0.0) + 0.1) >= 3
+
+
+def test_service_levels_are_a_goal() -> None:
+    """The goal ``slo`` is missed by a broken limit, and by a request that did not complete."""
+    goal = Goal(metric="slo")
+    figures = {"slo": {"breaks": []}, "requests": {"arrived": 3, "completed": 3}}
+    assert holds(figures, goal)
+    assert not holds(figures | {"slo": {"breaks": ["ttft.p99"]}}, goal)
+    assert not holds(figures | {"requests": {"arrived": 3, "completed": 2}}, goal)
 
 
 def test_a_rate_is_held_by_all() -> None:

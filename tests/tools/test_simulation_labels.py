@@ -76,6 +76,16 @@ def test_a_search_is_shown_as_the_rates_that_were_held() -> None:
     ]
 
 
+def test_a_search_for_service_levels_is_shown() -> None:
+    """The goal ``slo`` has a column of its own, and the figure counts the seeds at the edge."""
+    search = {"low": 2.0, "high": 8.0, "step_per_s": 2.0, "edge_seeds": [2, 3], "goals": [{"metric": "slo"}]}
+    cases = [case("a", goal=6.0), case("b", goal=8.0)]
+    config = {"search": search, "arms": [{"name": "a"}, {"name": "b"}]}
+    [table] = tables_of({"name": "n", "config": config, "cases": cases}, 10, 1.0)
+    assert [column.name for column in table.columns] == ["All limits of the service levels hold"]
+    assert [row.cells[0] for row in table.rows] == [Figure(6.0, rounds=3), Figure(8.0, rounds=3, is_lower_bound=True)]
+
+
 def test_variants_with_x_are_columns() -> None:
     """A row for each arm and a table for each figure; a missing point is an empty cell."""
     config = {"title": "input : output", "variants": [{"name": "one", "x": 1}, {"name": "two", "x": 2}]}

@@ -1,9 +1,10 @@
 """An experiment: one file that describes many runs. Its arms are compared, each on all of its variants."""
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,32 @@ ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "config" / "profiles"
 _MAX_X = 1e12
 _MAX_SEEDS = 1000
+_MAX_RATES = 100_000
+SLO = "slo"
 _METRICS = ("ttft_s", "tpot_s", "tbt_s", "e2e_s", "per_token_s")
 _FIGURES = ("mean", "max", *(f"p{percent}" for percent in PERCENTILES))
 
 
 class Goal(Table):
-    """A rate is held if ``metric`` (as ``per_token_s.p95``) is at most ``limit`` and every request completes."""
+    """A rate is held if ``metric`` (as ``per_token_s.p95``) is at most ``limit`` and every request completes. With the
+    metric ``slo`` no limit of the run's service levels may be broken.
+    """
 
     metric: str
-    limit: float = Field(gt=0)
+    limit: float | None = Field(None, gt=0, description="the highest value of metric, in seconds")
+
+    @property
+    def name(self) -> str:
+        return self.metric if self.limit is None else f"{self.metric} <= {self.limit:g}"
 
     @model_validator(mode="after")
     def _check(self) -> "Goal":
+        if self.metric == SLO:
+            if self.limit is not None:
+                raise ValueError(f"limit is {self.limit:g}: expected none, because slo has limits of its own")
+            return self
+        if self.limit is None:
+            raise ValueError(f"limit is missing: expected {Goal.model_fields['limit'].description}")
         latency, _, figure = self.metric.partition(".")
         if latency not in _METRICS or figure not in _FIGURES:
             raise ValueError(f"metric is {self.metric!r}: expected one of {', '.join(_METRICS)}, a dot, and a figure")
@@ -45,14 +60,18 @@ class Goal(Table):
 
 class Search(Table):
     """For each arm the highest rate that holds each goal, out of ``low``, ``low`` x ``step``, ... up to ``high``.
+    With ``step_per_s`` the rates are ``low``, ``low`` + ``step_per_s``, ...
 
-    Found by bisection, which assumes that latency grows with the rate. Arms are compared at the highest rate of the arm
-    ``compare_at``.
+    Found by bisection, which assumes that latency grows with the rate. With ``edge_seeds`` the run is repeated with
+    each of these seeds near the rate that was found, and a rate is held if most of the seeds, the run's own included,
+    hold it. Arms are compared at the highest rate of the arm ``compare_at``.
     """
 
     low: float = Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
     high: float = Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
     step: float = Field(1.05, ge=1.001, le=10.0)
+    step_per_s: float | None = Field(None, ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
+    edge_seeds: tuple[int, ...] = Field((), strict=False, max_length=_MAX_SEEDS)
     goals: tuple[Goal, ...] = Field(strict=False, min_length=1)
     compare_at: str | None = None
 
@@ -60,9 +79,23 @@ class Search(Table):
     def _check(self) -> "Search":
         if self.high < self.low:
             raise ValueError(f"high is {self.high}: expected at least low, which is {self.low}")
+        if self.step_per_s is not None:
+            if "step" in self.model_fields_set:
+                raise ValueError("step is not expected together with step_per_s")
+            if self.high - self.low > _MAX_RATES * self.step_per_s:
+                raise ValueError(f"step_per_s is {self.step_per_s:g}: expected at most {_MAX_RATES} steps up to high")
         return self
 
+    def is_highest(self, rate_per_s: float) -> bool:
+        """Whether no higher rate is tried."""
+        above = rate_per_s * self.step if self.step_per_s is None else rate_per_s + self.step_per_s
+        return above > self.high
+
     def rates(self) -> list[float]:
+        """The rates out of which the held one is found, growing."""
+        if self.step_per_s is not None:
+            num_steps = math.floor((self.high - self.low) / self.step_per_s * (1.0 + 1e-9))
+            return [float(f"{self.low + place * self.step_per_s:.6g}") for place in range(num_steps + 1)]
         rates = [self.low]
         while rates[-1] * self.step <= self.high * (1.0 + 1e-9):
             rates.append(rates[-1] * self.step)
@@ -112,6 +145,8 @@ class Plan(Table):
                 raise ValueError(f"seeds.{place} is {seed}: expected another seed than those before it")
         if self.search is not None and self.search.compare_at not in (None, *(arm["name"] for arm in self.arms)):
             raise ValueError(f"search.compare_at is {self.search.compare_at!r}: expected the name of an arm")
+        if self.search is not None and self.search.edge_seeds and self.seeds:
+            raise ValueError("search.edge_seeds are not expected together with seeds")
         return self
 
 
@@ -141,6 +176,9 @@ class Case:
             return self.config
         arrivals = self.config.arrivals.model_copy(update={"rate_per_s": rate_per_s})
         return self.config.model_copy(update={"arrivals": arrivals})
+
+    def with_seed(self, seed: int) -> "Case":
+        return replace(self, config=self.config.model_copy(update={"seed": seed}))
 
 
 @dataclass(frozen=True)
@@ -184,7 +222,10 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
             place = " ".join([f"{file}:", *(f"{table['name']}:" for table in (variant, arm) if table["name"])])[:-1]
             for seed in plan.seeds or (None,):
                 cases.append(_case(file, place, variant, arm, shared, traces, seed))
+    wants_slo = plan.search is not None and any(goal.metric == SLO for goal in plan.search.goals)
     for case in cases:
+        if wants_slo and case.config.slo is None:
+            raise SimulationError(f"{file}: slo is missing: expected it with the goal slo")
         rates = (*plan.rates, *(plan.search.rates()[:1] if plan.search else ()))
         try:
             next(arrivals(case.at(rates[0] if rates else None), case.trace), None)

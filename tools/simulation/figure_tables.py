@@ -6,6 +6,7 @@ from typing import Any
 
 from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.simulation.arms import ArmRuns, arms_of
+from tools.simulation.experiment import SLO, Search
 from tools.simulation.figures import label_of, labels_of
 from tools.simulation.plots import DEFAULT_FIGURES
 
@@ -45,6 +46,9 @@ def _held(config: dict[str, Any], arms: list[ArmRuns]) -> FigureTable:
     """
     columns = []
     for goal in config["search"]["goals"]:
+        if goal["metric"] == SLO:
+            columns.append(Column("All limits of the service levels hold", "requests/s"))
+            continue
         label = label_of(f"latency.{goal['metric']}")
         limit = f"{goal['limit'] * label.scale:g} {label.unit}"
         columns.append(Column(f"{label.text} at most {limit}", "requests/s"))
@@ -60,10 +64,11 @@ def _held_rate(search: dict[str, Any], arm: ArmRuns, goal: str) -> Figure:
     rates, middle = [case["held"][goal] for case in arm.cases], arm.held(goal)
     if middle is None:
         return Figure(search["low"], rounds=len(rates), is_upper_bound=True)
-    figure = Figure(middle, rounds=len(rates))
+    num_rounds = max(len(rates), 1 + len(search.get("edge_seeds", ())))
+    figure = Figure(middle, rounds=num_rounds)
     if len(rates) > 1 and None not in rates:
         figure = Figure.of(rates)
-    return replace(figure, is_lower_bound=middle * search.get("step", 1.05) > search["high"])
+    return replace(figure, is_lower_bound=Search.model_validate(search).is_highest(middle))
 
 
 def _by_x(config: dict[str, Any], arms: list[ArmRuns], name: str) -> FigureTable:

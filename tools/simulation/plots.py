@@ -49,7 +49,7 @@ def write_plots(values: dict[str, Any], folder: Path) -> list[Path]:
 
 def _plot(file: Path, config: dict[str, Any], cases: list[dict[str, Any]], by: str) -> Path:
     """``by`` is what the x axis shows: "x", that of the variants, or a figure of the runs."""
-    limits = {f"latency.{goal['metric']}": goal["limit"] for goal in config.get("search", {}).get("goals", ())}
+    limits = {f"latency.{goal['metric']}": goal.get("limit") for goal in config.get("search", {}).get("goals", ())}
     names = config.get("figures") or DEFAULT_FIGURES
     words, arm_labels = config.get("labels"), labels_of(config.get("arms", ()))
     for axis, name in zip(_axes(len(names)), names, strict=True):

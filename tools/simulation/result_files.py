@@ -82,9 +82,7 @@ def as_values(experiment: Experiment, results: Sequence[CaseResult]) -> dict[str
                 "seed": case.config.seed,
                 "x": case.x,
                 "runs": [{"rate_per_s": rate, **figures} for rate, figures in result.runs.items()],
-                "held": {
-                    f"{goal.metric} <= {goal.limit:g}": rate for goal, rate in zip(goals, result.held, strict=False)
-                },
+                "held": {goal.name: rate for goal, rate in zip(goals, result.held, strict=False)},
             }
         )
     return values

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actorserve.sim.simulation import Simulation
-from tools.simulation.experiment import Case, Experiment, Goal, Search
+from tools.simulation.experiment import SLO, Case, Experiment, Goal, Search
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,22 @@ def _begin_process(progress: "multiprocessing.Queue[Progress]") -> None:
 
 def _run_case(number: int, case: Case, rates: list[float], search: Search | None, only_rates: bool) -> CaseResult:
     result = CaseResult()
+    of_edge_seeds: dict[int, dict[float | None, dict[str, Any]]] = {}  # by the seed's place
 
-    def figures_at(rate: float | None) -> dict[str, Any]:
-        if rate not in result.runs:
+    def figures_at(rate: float | None, place: int = 0) -> dict[str, Any]:
+        """``place``: 0 for the case's own seed, and from 1 for the search's edge seeds."""
+        runs = of_edge_seeds.setdefault(place, {}) if place else result.runs
+        if rate not in runs:
             tell(rate, 0.0)  # making a large cluster takes a while
-            result.runs[rate] = run_once(case, rate, lambda share: tell(rate, share))
+            seeded = case if search is None or not place else case.with_seed(search.edge_seeds[place - 1])
+            runs[rate] = run_once(seeded, rate, lambda share: tell(rate, share))
             tell(rate, 1.0)
-        return result.runs[rate]
+        return runs[rate]
 
     def tell(rate: float | None, share: float) -> None:
         if _progress is not None:
-            _progress.put(Progress(number, rate, share, len(result.runs)))
+            num_runs = len(result.runs) + sum(map(len, of_edge_seeds.values()))
+            _progress.put(Progress(number, rate, share, num_runs))
 
     for rate in rates:
         figures_at(rate)
@@ -130,10 +135,13 @@ def _run_case(number: int, case: Case, rates: list[float], search: Search | None
         grid = search.rates()
         for goal in search.goals:
 
-            def is_held(rate: float, goal: Goal = goal) -> bool:
-                return holds(figures_at(rate), goal)
+            def is_held(rate: float, place: int = 0, goal: Goal = goal) -> bool:
+                return holds(figures_at(rate, place), goal)
 
-            result.held.append(highest_held(grid, is_held))
+            found = highest_held(grid, is_held)
+            if search.edge_seeds:
+                found = edge_held(grid, found, 1 + len(search.edge_seeds), is_held)
+            result.held.append(found)
     if not rates and search is None and not only_rates:
         figures_at(None)
     return result
@@ -165,8 +173,38 @@ def highest_held(rates: list[float], is_held: Callable[[float], bool]) -> float 
     return rates[low] if low >= 0 else None
 
 
+def edge_held(
+    rates: list[float], found: float | None, num_seeds: int, is_held: Callable[[float, int], bool]
+) -> float | None:
+    """The rate near ``found`` that most of the seeds hold, and at which most of them do not hold the next higher one.
+
+    ``is_held(rate, place)`` tells whether the seed at this place, of ``num_seeds``, holds the rate. ``found``: the
+    highest rate that the seed at place 0 holds; None if it holds none, and None is returned if no rate is held.
+    """
+
+    def most_hold(rate: float) -> bool:
+        num_held = 0
+        for place in range(num_seeds):
+            num_held += is_held(rate, place)
+            if 2 * num_held > num_seeds or 2 * (num_held + num_seeds - place - 1) <= num_seeds:
+                break  # the other seeds change nothing
+        return 2 * num_held > num_seeds
+
+    place = start = -1 if found is None else rates.index(found)
+    while place >= 0 and not most_hold(rates[place]):
+        place -= 1
+    while place == start < len(rates) - 1 and most_hold(rates[place + 1]):
+        place = start = place + 1
+    return rates[place] if place >= 0 else None
+
+
 def holds(figures: dict[str, Any], goal: Goal) -> bool:
+    requests = figures["requests"]
+    if requests["completed"] != requests["arrived"]:
+        return False
+    if goal.metric == SLO:
+        return not figures["slo"]["breaks"]
     latency, _, figure = goal.metric.partition(".")
     summary = figures["latency"][latency]
-    requests = figures["requests"]
-    return requests["completed"] == requests["arrived"] and (summary is None or summary[figure] <= goal.limit)
+    assert goal.limit is not None
+    return summary is None or bool(summary[figure] <= goal.limit)
