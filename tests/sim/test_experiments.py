@@ -8,8 +8,9 @@ import pytest
 from actorserve.errors import ActorserveError
 from tests.sim.experiments import EXPERIMENT, write
 from tools.simulation.__main__ import EXIT_UNUSABLE, main, parse_override
-from tools.simulation.experiment import ROOT, Goal, Search, read_experiment
+from tools.simulation.experiment import Goal, Search, read_experiment
 from tools.simulation.figures import figure_of
+from tools.simulation.machines import ROOT
 from tools.simulation.runner import edge_held, highest_held, holds, run_experiment, run_once
 
 

@@ -11,7 +11,7 @@ from actorserve.profile_files import load_profile
 from actorserve.sim.step_costs import CostsTable, StepCosts, step_costs
 from tests.sim.profiles import PROFILE
 from tests.sim.runs import config, run
-from tools.simulation.experiment import PROFILES
+from tools.simulation.machines import PROFILES
 
 BLOOM = load_profile(PROFILES / "bloom-176b-h100.toml")
 TALKATIVE = replace(PROFILE, decode=Curve((1.0, 8.0), (0.5, 4.0)))

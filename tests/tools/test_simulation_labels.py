@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from tools.figures.figure import Figure
-from tools.simulation.experiment import ROOT, read_experiment
+from tools.simulation.experiment import read_experiment
 from tools.simulation.figure_tables import HELD, SPEED, tables_of
 from tools.simulation.figures import label_of, labels_of, scaled_figure
+from tools.simulation.machines import ROOT
 
 EXPERIMENTS = sorted((ROOT / "config" / "simulations").glob("*.toml"))
 

@@ -21,9 +21,8 @@ from actorserve.sim.statistics import PERCENTILES
 from actorserve.sim.tables import Table, parse_table
 from actorserve.sim.workload.traces import TraceRow, read_trace
 from tools.simulation.figures import ROOTS
+from tools.simulation.machines import PROFILES, Machines, read_machines
 
-ROOT = Path(__file__).resolve().parents[2]
-PROFILES = ROOT / "config" / "profiles"
 _MAX_X = 1e12
 _MAX_SEEDS = 1000
 _MAX_RATES = 100_000
@@ -217,11 +216,12 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
             raise SimulationError(f"{file}: seed is {str(table['seed'])[:60]}: expected none together with seeds")
     traces: dict[Path, tuple[TraceRow, ...]] = {}
     cases = []
+    machines = read_machines()
     for variant in plan.variants or ({"name": ""},):
         for arm in plan.arms or ({"name": ""},):
             place = " ".join([f"{file}:", *(f"{table['name']}:" for table in (variant, arm) if table["name"])])[:-1]
             for seed in plan.seeds or (None,):
-                cases.append(_case(file, place, variant, arm, shared, traces, seed))
+                cases.append(_case(file, place, variant, arm, shared, traces, machines, seed))
     wants_slo = plan.search is not None and any(goal.metric == SLO for goal in plan.search.goals)
     for case in cases:
         if wants_slo and case.config.slo is None:
@@ -241,6 +241,7 @@ def _case(
     arm: Mapping[str, Any],
     shared: Mapping[str, Any],
     traces: dict[Path, tuple[TraceRow, ...]],
+    machines: Machines,
     seed: int | None,
 ) -> Case:
     of_variant = {key: value for key, value in variant.items() if key not in ("name", "label", "x")}
@@ -249,7 +250,10 @@ def _case(
         if not isinstance(value, Mapping) and any(isinstance(table.get(key), Mapping) for table in (variant, arm)):
             raise SimulationError(f"{file}: {key} is {str(value)[:60]}: expected a table")
     of_seed = {} if seed is None else {"seed": seed}
-    config = parse_run(merged(merged(merged(shared, of_variant), of_arm), of_seed), place)
+    whole = merged(merged(merged(shared, of_variant), of_arm), of_seed)
+    if isinstance(cluster := whole.get("cluster"), Mapping):
+        whole["cluster"] = machines.completed(cluster, place)
+    config = parse_run(whole, place)
     x = variant.get("x")
     if x is not None and (isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x <= _MAX_X):
         raise SimulationError(f"{place}: x is {str(x)[:60]}: expected a number above 0, up to {_MAX_X:g}")
