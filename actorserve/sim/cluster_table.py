@@ -1,10 +1,12 @@
 """The simulated cluster as a run's configuration describes it, checked."""
 
-from typing import Annotated, Final, Self
+from dataclasses import replace
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from actorserve.core.kv.block_allocator import rows_for
+from actorserve.core.timing.profile import Link, Profile
 from actorserve.options import (
     MAX_COUNT,
     MAX_S,
@@ -57,6 +59,25 @@ class PoolsTable(Table, PoolsOptions):
     """How prompts and their answers are divided between groups."""
 
 
+class LinksTable(Table):
+    """The links between the machines of instances."""
+
+    rule: Literal["in_turn", "shared", "apart"] = Field(
+        "in_turn",
+        description="in_turn: one copy after another, each with the whole bandwidth; shared: copies at the same time "
+        "share it; apart: each copy has it for itself, as if there were no others",
+    )
+    bytes_per_s: float | None = Field(
+        None, ge=1, le=1e18, description="bandwidth of each machine's link; default: the profile's"
+    )
+
+    def applied_to(self, profile: Profile) -> Profile:
+        """The profile, with the bandwidth of these links."""
+        if self.bytes_per_s is None:
+            return profile
+        return replace(profile, transfer=Link(profile.transfer.latency_s, self.bytes_per_s))
+
+
 class GroupTable(Table):
     """Instances that are alike. ``cost_per_hour`` and ``watts``, if known, are those of one instance's machine."""
 
@@ -89,6 +110,7 @@ class ClusterTable(Table, SchedulingOptions, ClusterOptions):
     pools: PoolsTable = PoolsTable()
     scaling: ScalingTable = ScalingTable()
     costs: CostsTable = CostsTable()
+    links: LinksTable = LinksTable()
     max_context_tokens: int = Field(
         ge=2, le=MAX_TRACE_TOKENS, description="prompt and output of the longest request; longer ones are cut"
     )

@@ -277,9 +277,9 @@ class EngineModel:
         only for other urgent copies, and goes before all copies that have not begun. ``bytes_per_s`` paces the copies
         from one source that are not urgent. A copy ``into_host`` memory slows only the source's iterations down.
         """
-        num_bytes = num_blocks * self._bytes_per_block
+        num_bytes = self.num_bytes(num_blocks)
         ends = (self, source)
-        copy_s = max(engine._profile.transfer.copy_s(num_bytes) for engine in ends)
+        copy_s = self.copy_alone_s(source, num_blocks)
         if is_urgent:
             done_s = max(now, *(engine._urgent_free_s for engine in ends)) + copy_s
             for engine in ends:
@@ -293,9 +293,32 @@ class EngineModel:
                 paced_s = max(now, self._paced_free_s.get(source, now)) + num_bytes / bytes_per_s
                 self._paced_free_s[source] = paced_s
                 done_s = max(done_s, paced_s)
-        for engine in (source,) if into_host else ends:
-            engine._transfers_until_s = max(engine._transfers_until_s, done_s)
+        self.slow_down(source, done_s, into_host)
         return done_s, done_s - now
+
+    def num_bytes(self, num_blocks: int) -> int:
+        return num_blocks * self._bytes_per_block
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """The bandwidth of the link to other machines."""
+        return self._profile.transfer.bytes_per_s
+
+    def link_latency_s(self, source: "EngineModel") -> float:
+        """Of a copy from another instance."""
+        return max(self._profile.transfer.latency_s, source._profile.transfer.latency_s)
+
+    def copy_alone_s(self, source: "EngineModel", num_blocks: int) -> float:
+        """How long a copy of this many blocks from another instance takes if there are no other copies."""
+        num_bytes = self.num_bytes(num_blocks)
+        return max(engine._profile.transfer.copy_s(num_bytes) for engine in (self, source))
+
+    def slow_down(self, source: "EngineModel", until_s: float, into_host: bool) -> None:
+        """Iterations of both engines take longer until a copy from ``source`` ends, and with ``into_host`` those of the
+        source alone.
+        """
+        for engine in (source,) if into_host else (self, source):
+            engine._transfers_until_s = max(engine._transfers_until_s, until_s)
 
     def _noises_from(self, number: int) -> Iterator[float]:
         """The noise factors of this step and the steps after it, counted over the engine's life."""

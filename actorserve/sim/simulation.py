@@ -50,6 +50,7 @@ from actorserve.sim.config import COORDINATOR, RunConfig
 from actorserve.sim.cores import make_coordinator, make_gateway, make_instance
 from actorserve.sim.engine_model import TOKEN_ID, EngineModel, Flight
 from actorserve.sim.instance_metrics import Interruptions, blocks_in_line
+from actorserve.sim.links.links import make_links
 from actorserve.sim.measures.token_gaps import TokenGaps
 from actorserve.sim.results import Counts, Outcomes, Results
 from actorserve.sim.simulated_process import Process, sampled_fragmentation
@@ -82,7 +83,9 @@ class Simulation:
         self.counts = Counts()
         self.processes: dict[str, Process] = {}
         self.config = config
-        self._profiles = dict(zip(config.cluster.all_groups, profiles, strict=True))
+        links = config.cluster.links
+        self._links = make_links(links, self._timeline, self._fetched)
+        self._profiles = dict(zip(config.cluster.all_groups, map(links.applied_to, profiles), strict=True))
         self._workers = {
             group: WorkerInfo(
                 f"simulated {profile.name}",
@@ -375,15 +378,7 @@ class Simulation:
         if self.config.cluster.copy_slowdown:
             for slowed in (source,) if effect.into_host else (source, process):
                 self._forget_prediction(slowed)
-        done_s, duration_s = process.worker_engine.fetch(
-            source.worker_engine,
-            len(effect.blocks),
-            self.now,
-            bytes_per_s=process.worker_core.config.migration.bytes_per_s,
-            is_urgent=effect.is_urgent,
-            into_host=effect.into_host,
-        )
-        self._at(done_s, self._fetched, process, source, CopyDone(effect.copy_id, duration_s))
+        self._links.begin(effect, source, process)
 
     def _fetched(self, process: Process, source: Process, done: CopyDone) -> None:
         self._engine_done(process, done if self._is_alive(source) else CopyFailed(done.copy_id))

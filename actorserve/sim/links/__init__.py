@@ -1,0 +1,1 @@
+"""How copies of KV between simulated instances use the links of their machines."""
