@@ -1,6 +1,6 @@
 """``tools/simulate CONFIG``: run an experiment in virtual time, show it, write JSON and plots.
 
-``tools/simulate compare A B`` compares two of them.
+``tools/simulate compare A B`` compares two of them. ``tools/simulate provision FILE`` searches for the best cluster.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from tools.profiling.output import prepare_file
 from tools.simulation.compare import show_comparison
 from tools.simulation.experiment import Experiment, merged, read_experiment
 from tools.simulation.progress import ProgressLines, counted
+from tools.simulation.provisioning.command import run_provisioning
 from tools.simulation.report import WHICH_IS_WHICH, show
 from tools.simulation.result_files import JSON_NAME, as_values, read_results, write_results
 from tools.simulation.runner import CaseResult, run_experiment
@@ -32,6 +33,7 @@ EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 MIN_WIDTH = 100  # columns of the tables: a narrow terminal wraps them, which is better than cutting them off
 COMPARE = "compare"
+PROVISION = "provision"
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,7 +41,8 @@ def make_parser() -> argparse.ArgumentParser:
         prog="tools/simulate",
         description="Simulate a cluster in virtual time, with the production schedulers.",
         epilog=f"{WHICH_IS_WHICH} With seeds = [1, 2, 3] in the file, or --set seeds=[1,2,3], each run is repeated "
-        "with each seed, and tables show medians and the spread. 'tools/simulate compare A B' compares two results. "
+        "with each seed, and tables show medians and the spread. 'tools/simulate compare A B' compares two results; "
+        "'tools/simulate provision FILE' searches for the smallest clusters that hold service levels. "
         "Ended requests move to a temporary file, about 50 bytes each; TMPDIR names its folder.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
@@ -52,11 +55,20 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="JOURNAL",
         help="replay a journal of a real process (see cluster.journal_dir), and compare the effects",
     )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="folder for the JSON file and the plots (default: simulated/NAME)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures that READMEs show to this file")
+    _add_output_options(parser)
     _add_run_options(parser, "replace a value of the file, such as seed=2 or cluster.instances=4")
+    return parser
+
+
+def make_provision_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"tools/simulate {PROVISION}",
+        description="Search the numbers of machines with which each design holds its service levels at a load, and "
+        "show the clusters that no other beats in both cost and power.",
+    )
+    parser.add_argument("config", type=Path, help="a file with a table [provision]; examples are in config/simulations")
+    _add_output_options(parser)
+    _add_run_options(parser, "replace a value of the file, such as provision.rate_per_s=50.0")
     return parser
 
 
@@ -78,6 +90,13 @@ def make_compare_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder for the JSON file and the plots (default: simulated/NAME)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures that READMEs show to this file")
+
+
 def _add_run_options(parser: argparse.ArgumentParser, set_help: str) -> None:
     parser.add_argument(
         "--processes",
@@ -96,16 +115,19 @@ def _add_run_options(parser: argparse.ArgumentParser, set_help: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    is_comparison = given[:1] == [COMPARE]
-    parser = make_compare_parser() if is_comparison else make_parser()
-    parsed = parser.parse_args(given[1:] if is_comparison else given)
+    makers = {COMPARE: make_compare_parser, PROVISION: make_provision_parser}
+    verb = given[0] if given and given[0] in makers else ""
+    parser = makers.get(verb, make_parser)()
+    parsed = parser.parse_args(given[1:] if verb else given)
     parsed.command_line = command_line("tools/simulate", given)
     if parsed.processes < 1:
         parser.error("--processes must be at least 1")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if is_comparison:
+        if verb == COMPARE:
             return run_comparison(parsed)
+        if verb == PROVISION:
+            return run_provisioning(parsed, overrides_of(parsed), make_console())
         return run_experiment_file(parsed) if parsed.replay is None else run_replay(parsed.replay)
     except ActorserveError as error:
         print(f"simulate: {error}", file=sys.stderr)

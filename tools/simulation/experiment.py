@@ -193,6 +193,11 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
 
     Raises: SimulationError, ProfileError, WorkloadError; each one line that names the file and the key or row.
     """
+    return experiment_of(file, read_values(file, overrides), overrides)
+
+
+def read_values(file: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's values, with ``overrides`` laid over them. Raises: SimulationError."""
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -201,7 +206,11 @@ def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
         raise SimulationError(f"{file}: not text (UTF-8)") from None
     except (ValueError, RecursionError) as error:  # also a number too long, or lists in lists without end
         raise SimulationError(f"{file}: not TOML: {error}") from None
-    values = merged(values, overrides)
+    return merged(values, overrides)
+
+
+def experiment_of(file: Path, values: Mapping[str, Any], overrides: Mapping[str, Any]) -> Experiment:
+    """The experiment with these values, read from ``file``. Raises: as ``read_experiment`` does."""
     known = sorted({*Plan.model_fields, *RunConfig.model_fields})
     for key in values:
         if key not in known:
