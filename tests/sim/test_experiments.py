@@ -43,6 +43,15 @@ def test_an_experiment_gives_the_same_bytes_twice(tmp_path: Path, capsys: pytest
     assert shown.err.startswith("simulating 2 cases on 1 instance\n")
 
 
+def test_arms_may_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--arm`` runs the named arms alone, and an arm that is not in the file is told with the known ones."""
+    file = write(tmp_path, EXPERIMENT.replace('compare_at = "fcfs"\n', ""))
+    assert main([str(file), "--out", str(tmp_path), "--arm", "srpt"]) == 0
+    assert [case["arm"] for case in json.loads((tmp_path / "metrics.json").read_text())["cases"]] == ["srpt"]
+    assert main([str(file), "--out", str(tmp_path), "--arm", "lifo"]) == EXIT_UNUSABLE
+    assert "--arm lifo: expected one of fcfs, srpt" in capsys.readouterr().err
+
+
 def test_variants_on_an_axis_make_one_plot(tmp_path: Path) -> None:
     """Variants with an x share a plot; one run that has nothing to compare has one, too; ``--set`` changes the file."""
     text = EXPERIMENT[: EXPERIMENT.index("[search]")] + "\n".join(

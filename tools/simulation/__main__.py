@@ -55,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="JOURNAL",
         help="replay a journal of a real process (see cluster.journal_dir), and compare the effects",
     )
+    parser.add_argument("--arm", action="append", default=[], metavar="NAME", help="run only this arm; may be repeated")
     _add_output_options(parser)
     _add_run_options(parser, "replace a value of the file, such as seed=2 or cluster.instances=4")
     return parser
@@ -160,6 +161,8 @@ def run_replay(journal: Path) -> int:
 def run_experiment_file(parsed: argparse.Namespace) -> int:
     """Raises: ActorserveError, OSError."""
     experiment = read_experiment(parsed.config, overrides_of(parsed))
+    if parsed.arm:
+        experiment = experiment.only(parsed.arm)
     folder = parsed.out or Path("simulated") / experiment.name
     prepare_file(folder / JSON_NAME)
     console = make_console()

@@ -3,7 +3,7 @@
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -186,6 +186,14 @@ class Experiment:
     plan: Plan
     values: Mapping[str, Any]
     cases: list[Case]
+
+    def only(self, arms: Sequence[str]) -> "Experiment":
+        """The cases of these arms. Raises: SimulationError if there is no such arm."""
+        known = [arm["name"] for arm in self.plan.arms]
+        for arm in arms:
+            if arm not in known:
+                raise SimulationError(f"--arm {arm}: expected one of {', '.join(known) or 'none'}")
+        return replace(self, cases=[case for case in self.cases if case.arm in arms])
 
 
 def read_experiment(file: Path, overrides: Mapping[str, Any]) -> Experiment:
