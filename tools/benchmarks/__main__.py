@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "policies": ("serving.policies", "latencies under each scheduling policy, side by side on the real engine"),
     "fidelity": ("fidelity.fidelity", "the simulator compared with the real engine: schedule, profile, end to end"),
     "splitwise-sim": ("simulators.splitwise_sim", "the simulator compared with SplitwiseSim, rule by rule"),
+    "splitwise-sim-runs": ("simulators.splitwise_sim_runs", "SplitwiseSim's designs, beside its own runs on file"),
     "simulator": ("simulators.speed", "requests that the simulator serves per CPU second, interpreted and compiled"),
     "start": ("serving.start", "from a process's start to the first token, compared with import torch"),
     "perplexity": ("engine.perplexity", "accuracy of each numeric mode"),

@@ -1,0 +1,54 @@
+"""tools/bench splitwise-sim-runs: our simulator beside runs of SplitwiseSim that are on file."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.tools.benchmarks.run_bench import run_bench
+from tools.benchmarks.simulators.latencies import SimulatedRun
+from tools.benchmarks.simulators.splitwise_sim_runs import EXPERIMENT, read_runs, table_of
+from tools.figures.files import read_figures
+from tools.simulation.experiment import read_experiment
+
+
+def test_the_runs_on_file_are_whole() -> None:
+    """Each design of each run has a latency for each column, and percentiles of one latency never fall."""
+    on_file = read_runs()
+    assert {run.rate_per_s for run in on_file.runs.values()} == {30.0, 70.0}
+    for run in on_file.runs.values():
+        for latencies in run.latencies.values():
+            found = dict(zip(on_file.columns, latencies, strict=True))
+            assert found["TTFT P50"] <= found["TTFT P90"] <= found["TTFT P99"] < found["E2E P99"]
+            assert found["TBT P50"] <= found["TBT P99"]
+
+
+def test_every_arm_has_runs() -> None:
+    """Each design of the experiment is on file, so that none is simulated in vain."""
+    arms = {case.arm for case in read_experiment(EXPERIMENT, {}).cases}
+    for run in read_runs().runs.values():
+        assert arms <= set(run.latencies)
+
+
+def test_ours_is_divided_by_theirs() -> None:
+    """A row of ratios follows each row on file, column by column."""
+    ours = SimulatedRun([2.0], [0.5], [6.0], 1.0)
+    table = table_of("code-70", ("TTFT P50", "TBT P99"), {"baseline-a100": (1.0, 2.0)}, {"baseline-a100": ours})
+    theirs, ratios = table.rows
+    assert [cell and cell.median for cell in theirs.cells] == [1000.0, 2000.0]
+    assert [cell and cell.median for cell in ratios.cells] == [2.0, 0.25]
+
+
+def test_the_bench_runs(tmp_path: Path) -> None:
+    """The command simulates a design and writes its figures."""
+    trace = tmp_path / "trace.csv"
+    with trace.open("w", newline="", encoding="utf-8") as text:
+        writer = csv.writer(text)
+        writer.writerow(("TIMESTAMP", "ContextTokens", "GeneratedTokens"))
+        writer.writerows((f"2023-11-16 18:17:{second:02}", 100, 2) for second in range(60))
+    options = ["--load", "conversation-30", "--designs", "baseline-h100", "--json", str(tmp_path / "figures.json")]
+    assert run_bench("splitwise-sim-runs", str(trace), *options).returncode == 0
+    [table] = read_figures(tmp_path / "figures.json").tables
+    assert len(table.rows) == 2
+    assert table.rows[1].cells[0] is not None
+    assert table.rows[1].cells[0].median == pytest.approx(0.0493 / 0.160, rel=0.2)
