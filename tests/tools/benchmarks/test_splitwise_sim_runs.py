@@ -7,7 +7,7 @@ import pytest
 
 from tests.tools.benchmarks.run_bench import run_bench
 from tools.benchmarks.simulators.latencies import SimulatedRun
-from tools.benchmarks.simulators.splitwise_sim_runs import EXPERIMENT, read_runs, table_of
+from tools.benchmarks.simulators.splitwise_sim_runs import EXPERIMENT, MACHINES, read_runs, table_of
 from tools.figures.files import read_figures
 from tools.simulation.experiment import read_experiment
 
@@ -28,6 +28,29 @@ def test_every_arm_has_runs() -> None:
     arms = {case.arm for case in read_experiment(EXPERIMENT, {}).cases}
     for run in read_runs().runs.values():
         assert arms <= set(run.latencies)
+
+
+def test_both_simulators_have_the_same_machines() -> None:
+    """Each arm has as many machines of each kind as SplitwiseSim's cluster, and as many for prompts."""
+    for case in read_experiment(EXPERIMENT, {}).cases:
+        machines, counts = MACHINES[case.arm], dict.fromkeys(("a100", "h100", "h100-capped"), 0)
+        for group in case.config.cluster.groups:
+            counts[group.profile.removeprefix("bloom-176b-")] += group.count
+        assert list(counts.values()) == [machines.num_a100, machines.num_h100, machines.num_capped]
+        num_prompt = [group.count for group in case.config.cluster.groups if str(group.role) == "prompt"]
+        assert num_prompt == ([] if machines.num_prompt is None else [machines.num_prompt])
+
+
+def test_its_command_line_says_which_machines_compute_prompts() -> None:
+    """A cluster of one kind is split by numbers, one of two kinds by kind, and one that is not split by neither."""
+    assert MACHINES["baseline-a100"].options()[-1] == "applications.0.scheduler=token_jsq"
+    assert "start_state.prompt.num_instances=45" in MACHINES["aa"].options()
+    assert "start_state.token.num_instances=25" in MACHINES["aa"].options()
+    assert "start_state.split_type=heterogeneous" not in MACHINES["aa"].options()
+    assert "start_state.split_type=heterogeneous" in MACHINES["ha"].options()
+    assert {"cluster=hhcap_half_half", "start_state=splitwise_hhcap", "cluster.servers.0.count=21"} <= set(
+        MACHINES["hhcap"].options()
+    )
 
 
 def test_ours_is_divided_by_theirs() -> None:

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
             folder = arguments.out / name
             baseline = BASELINES[name]
             say(console, f"{baseline.title}, {len(apart)} requests: {THEIRS}")
-            theirs = their_run.simulate(build, apart, baseline.num_a100, baseline.num_h100, folder)
+            theirs = their_run.simulate(build, apart, their_run.Machines(baseline.num_a100, baseline.num_h100), folder)
             write_for_ours(apart, folder / "requests-for-ours.csv")
             cases = read_experiment(EXPERIMENT, {"cluster": {"groups": baseline.groups}}).cases
             labels = {arm["name"]: arm["label"] for arm in read_experiment(EXPERIMENT, {}).plan.arms}

@@ -1,27 +1,33 @@
 """``tools/bench splitwise-sim-runs``: our simulator, with SplitwiseSim's rules, beside runs of SplitwiseSim on file.
 
-SplitwiseSim is not needed. Its requests are not on file, so ours are other ones, drawn in the same way.
+SplitwiseSim is not needed. Its requests are not on file, so ours are other ones, drawn in the same way. With
+``--again`` SplitwiseSim itself gets the same requests as ours.
 """
 
 import argparse
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from pydantic import Field
 from rich.console import Console
 
 from actorserve.sim.tables import Table, parse_table
-from actorserve.sim.workload.traces import read_trace
+from actorserve.sim.workload.traces import TraceRow, read_trace
 from tools.benchmarks.common.arguments import count
 from tools.benchmarks.common.console import print_figures, say
+from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.figures import save_figures
 from tools.benchmarks.common.paths import ROOT
+from tools.benchmarks.simulators import their_run
 from tools.benchmarks.simulators.latencies import NAMES, PERCENTILES, SimulatedRun
 from tools.benchmarks.simulators.requests_file import draw
 from tools.benchmarks.simulators.splitwise_sim import THEIRS, simulate_all
+from tools.benchmarks.simulators.splitwise_sim_build import ADVICE, find_build
+from tools.benchmarks.simulators.their_run import Machines
 from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.simulation.experiment import read_experiment
 
@@ -30,6 +36,17 @@ RUNS: Final = Path(__file__).with_suffix(".toml")
 _SECONDS: Final = 120.0  # of arrivals, as in the runs on file
 _MIN_WIDTH: Final = 160  # columns of the tables: a narrow terminal wraps them
 _NAMES: Final = tuple(f"{name} P{percent}" for name in NAMES for percent in PERCENTILES)
+
+MACHINES: Final[Mapping[str, Machines]] = MappingProxyType(
+    {
+        "baseline-a100": Machines(num_a100=70),
+        "baseline-h100": Machines(num_h100=40),
+        "aa": Machines(num_a100=70, num_prompt=45),
+        "hh": Machines(num_h100=40, num_prompt=25),
+        "ha": Machines(num_a100=26, num_h100=25, num_prompt=25),
+        "hhcap": Machines(num_h100=25, num_capped=21, num_prompt=25),
+    }
+)
 
 
 class RunTable(Table):
@@ -68,6 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many of ours run at once (%(default)s)",
     )
+    parser.add_argument("--again", action="store_true", help="run SplitwiseSim, too; without it, its runs on file")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("simulated/splitwise-sim-runs"),
+        metavar="FOLDER",
+        help="for its files (%(default)s)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
 
 
@@ -82,10 +107,27 @@ def run(arguments: argparse.Namespace) -> int:
     say(console, f"{len(requests)} requests on {len(arguments.designs)} clusters")
     steps = {design: (cases[design], requests) for design in arguments.designs}
     ours = simulate_all(steps, arguments.processes)
-    table = table_of(arguments.load, on_file.columns, theirs.latencies, ours)
+    columns, latencies = on_file.columns, dict(theirs.latencies)
+    if arguments.again:
+        columns = _NAMES
+        for design in arguments.designs:
+            say(console, f"{design}: {THEIRS}")
+            latencies[design] = tuple(_again(design, requests, arguments.out).percentiles())
+    table = table_of(arguments.load, columns, latencies, ours)
     print_figures(console, table)
     save_figures(arguments, [table])
     return 0
+
+
+def _again(design: str, requests: Sequence[TraceRow], folder: Path) -> SimulatedRun:
+    """SplitwiseSim on these requests. Raises: BenchError."""
+    build = find_build()
+    if build is None:
+        raise BenchError(f"SplitwiseSim is not here: {ADVICE}")
+    try:
+        return their_run.simulate(build, requests, MACHINES[design], folder / design)
+    except OSError as error:
+        raise BenchError(f"cannot write {error.filename}: {error.strerror}") from None
 
 
 def table_of(

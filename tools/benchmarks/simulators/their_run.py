@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from actorserve.sim.workload.traces import TraceRow
@@ -35,13 +36,45 @@ hydra:
   job:
     chdir: true
 """
-"""Its own choices for a Baseline, without the launcher for clusters, which needs Ray."""
+"""Its own choices, without the launcher for clusters, which needs Ray."""
 
 
-def simulate(
-    build: SplitwiseSimBuild, requests: Sequence[TraceRow], num_a100: int, num_h100: int, folder: Path
-) -> SimulatedRun:
-    """A Baseline of BLOOM-176B on so many machines. Its files go to ``folder``. Raises: BenchError, OSError."""
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """A cluster of SplitwiseSim: DGX-A100, or capped DGX-H100, and DGX-H100. ``num_prompt``: how many of them compute
+    prompts alone, the others then computing tokens; None if all compute both. If there are two kinds, the DGX-H100
+    compute the prompts.
+    """
+
+    num_a100: int = 0
+    num_h100: int = 0
+    num_capped: int = 0
+    num_prompt: int | None = None
+
+    def options(self) -> list[str]:
+        """For its command line, as in its own scripts."""
+        options = [
+            f"cluster.servers.0.count={self.num_capped or self.num_a100}",
+            f"cluster.servers.1.count={self.num_h100}",
+        ]
+        if self.num_capped:
+            options.append("cluster=hhcap_half_half")
+        if self.num_prompt is None:
+            return [*options, "applications.0.scheduler=token_jsq"]
+        num_token = self.num_a100 + self.num_h100 + self.num_capped - self.num_prompt
+        options += [
+            "applications.0.scheduler=mixed_pool",
+            f"start_state={'splitwise_hhcap' if self.num_capped else 'splitwise'}",
+            f"start_state.prompt.num_instances={self.num_prompt}",
+            f"start_state.token.num_instances={num_token}",
+        ]
+        if self.num_h100 and (self.num_a100 or self.num_capped):
+            options.append("start_state.split_type=heterogeneous")
+        return options
+
+
+def simulate(build: SplitwiseSimBuild, requests: Sequence[TraceRow], machines: Machines, folder: Path) -> SimulatedRun:
+    """BLOOM-176B on these machines. Its files go to ``folder``. Raises: BenchError, OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "beside.yaml").write_text(_CONFIG, encoding="utf-8")
     write_for_theirs(requests, folder / "requests.csv")
@@ -49,9 +82,7 @@ def simulate(
         str(build.python),
         "run.py",
         *("--config-dir", str(folder.resolve()), "--config-name", "beside"),
-        "applications.0.scheduler=token_jsq",
-        f"cluster.servers.0.count={num_a100}",
-        f"cluster.servers.1.count={num_h100}",
+        *machines.options(),
         f"trace.path='{folder.resolve() / 'requests.csv'}'",
         f"hydra.run.dir='{(folder / 'results').resolve()}'",
     ]
