@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from actorserve.core.kv.block_allocator import rows_for
-from actorserve.core.timing.profile import Link, Profile
+from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.options import (
     MAX_COUNT,
     MAX_S,
@@ -31,6 +31,10 @@ _KV_TOKENS: Final = "tokens whose KV fits into an instance's device memory"
 _HOST_KV_TOKENS: Final = "tokens whose KV fits into the host memory that an instance swaps to"
 
 Lengths = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) is int else value)]
+
+
+def _times(curve: Curve, factor: float) -> Curve:
+    return Curve(curve.xs, tuple([y * factor for y in curve.ys]))
 
 
 def require_path(name: str, value: str) -> None:
@@ -89,6 +93,20 @@ class GroupTable(Table):
     host_kv_tokens: int = Field(0, ge=0, le=MAX_COUNT, description=_HOST_KV_TOKENS)
     cost_per_hour: float | None = Field(None, ge=0, le=1e9, description="cost of a machine per hour, in any currency")
     watts: float | None = Field(None, ge=0, le=1e9, description="average power of a machine, in watts")
+    prefill_factor: float = Field(1.0, ge=1, le=1000, description="factor on prompts' times, as of a power cap")
+    decode_factor: float = Field(1.0, ge=1, le=1000, description="factor on decodes' times, as of a power cap")
+
+    def slowed(self, profile: Profile) -> Profile:
+        """The profile, with its iterations as much longer as these factors say."""
+        if self.prefill_factor == self.decode_factor == 1.0:
+            return profile
+        return replace(
+            profile,
+            prefill=_times(profile.prefill, self.prefill_factor),
+            prefill_context_s=profile.prefill_context_s * self.prefill_factor,
+            decode=_times(profile.decode, self.decode_factor),
+            decode_context=_times(profile.decode_context, self.decode_factor),
+        )
 
 
 class ClusterTable(Table, SchedulingOptions, ClusterOptions):

@@ -85,7 +85,10 @@ class Simulation:
         self.config = config
         links = config.cluster.links
         self._links = make_links(links, self._timeline, self._fetched)
-        self._profiles = dict(zip(config.cluster.all_groups, map(links.applied_to, profiles), strict=True))
+        groups = config.cluster.all_groups
+        self._profiles = {
+            group: links.applied_to(group.slowed(profile)) for group, profile in zip(groups, profiles, strict=True)
+        }
         self._workers = {
             group: WorkerInfo(
                 f"simulated {profile.name}",

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from actorserve.errors import SimulationError
+from actorserve.sim.cluster_table import GroupTable
+from actorserve.sim.config import parse_run
+from actorserve.sim.simulation import Simulation
 from tests.sim.experiments import EXPERIMENT, write
+from tests.sim.profiles import PROFILE
+from tests.sim.runs import BASE, run
 from tools.simulation.experiment import read_experiment
 from tools.simulation.machines import Machines, MachinesTable, read_machines
 
@@ -69,6 +74,26 @@ def test_an_unknown_machine_is_told(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(SimulationError) as error:
         read_machines().completed(CLUSTER | changes, "test")
     assert str(error.value).startswith(told)
+
+
+def test_a_cap_lengthens_prompts() -> None:
+    """A machine's factors come with it to its group, whose prompts and decodes then take so many times as long."""
+    machines = read_machines()
+    group = {"name": "a", "count": 1, "machine": "dgx-h100-cap-75"}
+    (completed,) = machines.completed({"model": "bloom-176b", "groups": [group]}, "test")["groups"]
+    assert completed["prefill_factor"] == machines.known.machines["dgx-h100-cap-75"].prefill_factor > 1.0
+    assert "decode_factor" not in completed
+    plain = {"name": "a", "count": 1, "profile": "sums", "kv_tokens": 400}
+    slow = GroupTable.model_validate(plain | {"prefill_factor": 1.5, "decode_factor": 2.0})
+    assert GroupTable.model_validate(plain).slowed(PROFILE) is PROFILE
+    slowed = slow.slowed(PROFILE)
+    for chunks in ([(11, 0)], [(5, 40), (3, 0)]):
+        assert slowed.step_s(chunks, 0, 0) == pytest.approx(1.5 * PROFILE.step_s(chunks, 0, 0))
+    assert slowed.decode_s(4, 100) == 2.0 * PROFILE.decode_s(4, 100)
+    cluster = {key: value for key, value in BASE["cluster"].items() if key not in ("profile", "kv_tokens")}
+    values = {**BASE, "cluster": {**cluster, "groups": [plain | {"prefill_factor": 1.5}]}}
+    first_s = Simulation(parse_run(values, "test"), [PROFILE]).run().outcomes.first_token_s[0]
+    assert first_s == pytest.approx(run().outcomes.first_token_s[0] + 1.0)
 
 
 def test_a_model_must_fit() -> None:

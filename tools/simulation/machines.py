@@ -22,6 +22,8 @@ class MachineTable(Table):
     memory_bytes: int = Field(ge=1, description="bytes of memory for weights and KV")
     cost_per_hour: float = Field(ge=0, description="cost per hour, in any currency")
     watts: float = Field(ge=0, description="power that is provisioned, in watts")
+    prefill_factor: float = Field(1.0, ge=1, description="factor on the times of prompts in the profile")
+    decode_factor: float = Field(1.0, ge=1, description="factor on the times of decodes in the profile")
 
 
 class ModelTable(Table):
@@ -77,12 +79,15 @@ class Machines:
         kv_tokens = kv_bytes // load_profile(PROFILES / f"{profile}.toml").kv_bytes_per_token
         if kv_tokens < 1:
             raise SimulationError(f"{key} is {name!r}: expected a machine whose memory holds more than {model}")
-        of_machine = {
+        of_machine: dict[str, Any] = {
             "profile": profile,
             "kv_tokens": kv_tokens,
             "cost_per_hour": machine.cost_per_hour,
             "watts": machine.watts,
         }
+        for name in ("prefill_factor", "decode_factor"):
+            if (factor := getattr(machine, name)) != 1.0:
+                of_machine[name] = factor
         return of_machine | {key: value for key, value in group.items() if key != "machine"}
 
 
