@@ -47,6 +47,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keys": ("cluster.keys", "messages/s and GB/s of KV with keys (CURVE), compared with plain sockets"),
     "power": ("power.power", "how fast the power governor corrects, and what it gains over even caps, on fake GPUs"),
     "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
+    "handoff": (
+        "migration.handoff",
+        "what it costs a request that one worker computes its prompt and another one its tokens",
+    ),
     "checkpoints": ("migration.checkpoints", "what a worker's death costs a request, with and without KV checkpoints"),
     "mutants": ("mutants.mutants", "whether the random faults of the tests find bugs that are put into the core"),
     "peers": ("peers.peers", "build or install the systems to compare with: llama.cpp, Ray, or SplitwiseSim"),

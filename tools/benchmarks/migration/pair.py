@@ -60,6 +60,7 @@ class Stream:
     request_id: str
     token_ids: list[int] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
+    opened_s: float = 0.0
     handed_over_s: float | None = None
     migration: Transfer | None = None
     has_ended: bool = False
@@ -82,7 +83,7 @@ class _Placer:
     def __init__(self) -> None:
         self.workers: dict[str, Peer] = {}
         self.reports: dict[str, LoadReport] = {}  # the latest of each worker, which reports to its coordinator alone
-        self.places: dict[str, str] = {}
+        self.places: dict[str, tuple[str, str | None]] = {}  # a request's worker, and its token instance
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
         match message:
@@ -94,8 +95,9 @@ class _Placer:
             case LoadReport() if sender is not None:
                 self.reports[sender.name] = message
             case Place(request_id=request_id, epoch=epoch, avoid=avoid) if sender is not None:
-                name = self.places[request_id] if avoid is None else DESTINATION
-                return [Send(sender, Placed(request_id, epoch, self.workers[name]))]
+                name, token_name = self.places[request_id] if avoid is None else (DESTINATION, None)
+                token_instance = None if token_name is None else self.workers[token_name]
+                return [Send(sender, Placed(request_id, epoch, self.workers[name], 0.0, token_instance))]
             case MigrateTo() | CheckpointTo():
                 return [Send(self.workers[SOURCE], message)]
         return []
@@ -167,10 +169,11 @@ class Pair:
         """Raises: BenchError."""
         await self._until(lambda: len(self.reports()) == len(self._placer.workers) == 2, "the workers to report")
 
-    def open(self, request: RequestSpec, place: str) -> Stream:
-        """Begin a request on ``place``."""
-        self._placer.places[request.request_id] = place
-        stream = self._streams[request.request_id] = Stream(request.request_id)
+    def open(self, request: RequestSpec, place: str, token_instance: str | None = None) -> Stream:
+        """Begin a request on ``place``, which hands it over after its prompt, if there is a ``token_instance``."""
+        self._placer.places[request.request_id] = place, token_instance
+        stream = Stream(request.request_id, opened_s=time.monotonic())
+        self._streams[request.request_id] = stream
         self._gateway.submit(request, stream)
         return stream
 
