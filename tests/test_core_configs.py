@@ -40,7 +40,7 @@ from actorserve.options import (
     default_of,
 )
 from actorserve.settings import Settings, load_settings
-from actorserve.sim.cluster_table import ClusterTable, MigrationTable, PoolsTable, ScalingTable
+from actorserve.sim.cluster_table import ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable
 from tests.sim.profiles import PROFILE
 from workers.engine_options import EngineOptions
 
@@ -307,10 +307,10 @@ def test_names_of_choices_are_those_of_the_core() -> None:
 def test_every_option_has_a_description() -> None:
     """Every option of a server's settings and of a simulated cluster has a description."""
     sections: list[type[BaseModel]] = [type(each) for _, each in Settings()]
-    sections += [ClusterTable, MigrationTable, PoolsTable, ScalingTable]
+    sections += [ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable]
     for section in sections:
         for name, field in section.model_fields.items():
-            if name not in ("migration", "pools", "scaling", "costs"):
+            if name not in ("migration", "pools", "scaling", "costs", "links"):
                 assert field.description, f"{section.__name__}.{name}"
 
 
