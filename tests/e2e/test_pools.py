@@ -1,6 +1,7 @@
-"""Prompt and token workers as real processes: requests change hands after their prompts, whoever dies meanwhile."""
+"""Prompt and token workers as real processes: requests change hands after their prompts, whichever process dies."""
 
 import asyncio
+import json
 import os
 import signal
 from functools import partial
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from actorserve.cluster.file import Host, read_cluster_file
 from tests.e2e.clients import Clients
+from tests.e2e.hosts import CONFIG as HOST_CONFIG, hosts_running
 from tests.e2e.kv_starts import kv_starts
 from tests.e2e.operator import Console
-from tests.e2e.server import Server, running, wait_until
+from tests.e2e.server import ROOT, Server, running, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -79,3 +82,34 @@ async def _until_more_change_hands(server: Server) -> None:
 
 def _has_role(console: Console, worker: str, role: str) -> bool:
     return any(row["worker"] == worker and row["role"] == role for row in console.rows("workers"))
+
+
+def test_the_example_of_a_split_cluster_serves(tmp_path: Path, default_model_path: Path) -> None:
+    """The two hosts of config/cluster-split.toml share requests over tcp. Budgets without a process that sets caps
+    change nothing.
+    """
+    example = read_cluster_file(ROOT / "config" / "cluster-split.toml")
+    shares = {host.name: _share(host) for host in example.hosts}
+    config = HOST_CONFIG.format(model=default_model_path)
+    with hosts_running(tmp_path, config, shares, program=("actorserve",)) as hosts:
+        alpha = hosts.hosts["alpha"]
+        alpha.wait_workers(3)
+        console = Console(hosts.runtime_dirs["alpha"])
+        assert {row["worker"]: row["role"] for row in console.rows("workers")} == {
+            "alpha/worker-0": "prompt",
+            "beta/worker-0": "token",
+            "beta/worker-1": "token",
+        }
+        asyncio.run(_serve(alpha))
+
+
+async def _serve(server: Server) -> None:
+    clients = Clients(server, num_streams=4, max_tokens=40)
+    await clients.learn()
+    async with clients.running():
+        await _until_more_change_hands(server)
+
+
+def _share(host: Host) -> str:
+    roles = json.dumps(list(host.roles))
+    return f"gateways = {host.gateways}\nworkers = {host.workers}\nroles = {roles}\nbudget_watts = {host.budget_watts}"
