@@ -14,8 +14,13 @@ from tools.figures.files import FOLDERS, ROOT, figure_file, read_figures
 from tools.figures.headline import may_be_shown, read_headlines, shown_figure
 from tools.figures.readme import HEADLINE, READMES, filled, names_in, read_readme
 from tools.fuzzing.__main__ import make_parser as make_fuzz_parser
-from tools.simulation.__main__ import make_compare_parser, make_parser as make_simulation_parser
+from tools.simulation.__main__ import (
+    make_compare_parser,
+    make_parser as make_simulation_parser,
+    make_provision_parser,
+)
 from tools.simulation.experiment import read_experiment
+from tools.simulation.provisioning.plan import read_provisioning
 
 FILES = sorted(file for folder in FOLDERS for file in folder.glob("*.json"))
 MAX_FRONT_PAGE_LINES = 200
@@ -32,6 +37,9 @@ def check_command(command: str) -> None:
             make_fuzz_parser().parse_args(arguments)
         case "tools/simulate" if arguments[0] == "compare":
             make_compare_parser().parse_args(arguments[1:])
+        case "tools/simulate" if arguments[0] == "provision":
+            parsed = make_provision_parser().parse_args(arguments[1:])
+            read_provisioning(ROOT / parsed.config, {})
         case "tools/simulate":
             parsed = make_simulation_parser().parse_args(arguments)
             read_experiment(ROOT / parsed.config, {})
