@@ -103,20 +103,37 @@ def test_caps_come_from_a_budget_and_are_put_back(tmp_path: Path) -> None:
     assert replayed(journal).num_entries > 0
 
 
-def test_without_a_coordinator_the_caps_are_shared_evenly(tmp_path: Path) -> None:
-    """When the server is gone, the actuator holds the caps, and then shares the last budget evenly."""
+@pytest.mark.parametrize("moment", [1, 2], ids=["before the limit is set", "after the limit is set"])
+def test_an_actuator_that_is_killed_while_it_sets_a_cap_has_saved_the_former_limit(moment: int, tmp_path: Path) -> None:
+    """The driver kills the process in the middle of its first set. The next one puts back what there was before."""
     rig = Rig(tmp_path)
-    with rig.actuator():
-        with running(tmp_path, CONFIG.format(runtime_dir=rig.runtime_dir)):
+    for gpu in (0, 1):
+        rig.driver.put(gpu, "limit", 650 * WATT)
+        rig.driver.put(gpu, "kill", moment)
+    with running(tmp_path, CONFIG.format(runtime_dir=rig.runtime_dir)):
+        with rig.actuator() as actuator:
             wait_until(rig.knows_devices, "the actuator's report")
-            rig.driver.put(1, "most", 450 * WATT)
-            rig.driver.put(1, "usual", 450 * WATT)
-            rig.driver.put(1, "limit", 450 * WATT)
-            rig.console.act("budget", "900")
-            wait_until(lambda: sum(rig.limits()) <= 900.0, "the budget")
-        rig.driver.put(0, "most", 450 * WATT)
-        rig.driver.put(0, "usual", 450 * WATT)
+            rig.console.act("budget", "800")
+            assert actuator.wait(30.0) == -signal.SIGKILL
+        assert sorted(rig.limits()) == ([650.0, 650.0] if moment == 1 else [400.0, 650.0])
+        rig.console.act("budget", "none")
+        for gpu in (0, 1):
+            rig.driver.put(gpu, "kill", 0)
+        with rig.actuator():
+            wait_until(lambda: rig.driver.limit(0) == rig.driver.limit(1) == 650.0, "the former limits")
+
+
+def test_without_a_coordinator_the_budget_is_shared_evenly(tmp_path: Path) -> None:
+    """An actuator that no coordinator answers shares the budget in its settings, and puts the former limits back."""
+    rig = Rig(tmp_path)
+    rig.driver.put(1, "limit", 600 * WATT)
+    text = CONFIG.format(runtime_dir=rig.runtime_dir).replace("[power]", "[power]\nbudget_watts = 900.0")
+    (tmp_path / "actorserve.toml").write_text(text)
+    with rig.actuator() as actuator:
         rig.wait_for_limits(450.0, 450.0)
+        actuator.terminate()
+        assert actuator.wait(30.0) == 0
+    assert rig.limits() == (700.0, 600.0)
 
 
 def test_serving_goes_on_where_caps_are_denied(tmp_path: Path) -> None:

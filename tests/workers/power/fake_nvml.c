@@ -1,8 +1,10 @@
 /* A driver's library whose GPUs are folders below $FAKE_NVML: 0, 1, ... Each file in one holds a number.
 
    A missing file means that the GPU does not tell that. "error" is what every call of the GPU answers, and
-   "set_error" what setting its limit answers. "deaf" makes a set succeed without effect. */
+   "set_error" what setting its limit answers. "deaf" makes a set succeed without effect. "kill" kills the process that
+   sets a limit: 1 before the limit is set, 2 after it. */
 
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,11 +134,15 @@ int nvmlDeviceSetPowerManagementLimit(device *of, unsigned value)
         return INVALID_ARGUMENT;
     if (get_of(of, "deaf", &error) == OK && error)
         return OK;
+    if (get_of(of, "kill", &error) == OK && error == 1)
+        raise(SIGKILL);
     snprintf(path, sizeof path, "%s/%d/limit", getenv("FAKE_NVML"), of->index);
     FILE *file = fopen(path, "w");
     if (!file)
         return NO_PERMISSION;
     fprintf(file, "%u\n", value);
     fclose(file);
+    if (get_of(of, "kill", &error) == OK && error == 2)
+        raise(SIGKILL);
     return OK;
 }
