@@ -89,11 +89,13 @@ def dispatch(
     return index.views[best_key[1]]
 
 
-def instance_to_wait_at(place: Place, index: InstanceIndex) -> InstanceView | None:
-    """The instance with the highest score of those that can hold the request once they have room; None without any."""
+def instance_to_wait_at(place: Place, index: InstanceIndex, pool: InstanceRole) -> InstanceView | None:
+    """The instance of ``pool`` with the highest score of those that can hold the request once they have room; None
+    without any.
+    """
     bests = [
         next((view for view in found.highest_score_first() if view.is_healthy and view.can_hold(place)), None)
-        for found in index.of_kind(required_kind(place, index))
+        for found in index.of_kind(required_kind(place, index), pool)
     ]
     return max(filter(None, bests), key=lambda view: (view.score, view.peer), default=None)
 

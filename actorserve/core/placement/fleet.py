@@ -189,7 +189,7 @@ class Fleet:
         """
         prefixes = self.prefixes if self._counts_prefixes else None
         view = dispatch(place, self._index, self._rule_of(pool), prefixes, seed, pool)
-        return instance_to_wait_at(place, self._index) if view is None and self._may_wait_for_room else view
+        return instance_to_wait_at(place, self._index, pool) if view is None and self._may_wait_for_room else view
 
     def choose_to_decode(self, place: Place, kind: str | None, pool: InstanceRole) -> InstanceView | None:
         """The best instance of ``pool`` and ``kind`` (None: of any) with room for the KV of a request, which another

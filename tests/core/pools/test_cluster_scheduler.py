@@ -19,8 +19,8 @@ CONFIG = PoolsConfig(max_pending_tokens=100, hold_s=2.0)
 class Cluster:
     """Instances with roles, and their scheduler."""
 
-    def __init__(self, *views: InstanceView, config: PoolsConfig = CONFIG) -> None:
-        self.fleet = fleet_of(views)
+    def __init__(self, *views: InstanceView, config: PoolsConfig = CONFIG, max_queue: int | None = 64) -> None:
+        self.fleet = fleet_of(views, max_queue=max_queue)
         self.scheduler = ClusterScheduler(config, self.fleet)
         self._num_requests = 0
         self._sequence = 0
@@ -159,6 +159,17 @@ def test_a_full_cluster_has_no_pair() -> None:
     full: dict[str, Any] = {"kv_needed_bytes": 1000, "kv_used_bytes": 1000}
     cluster = Cluster(instance("p", PROMPT, **full), instance("t", TOKEN, **full))
     assert cluster.place() is None
+
+
+def test_without_late_binding_a_prompt_waits_in_its_own_pool() -> None:
+    """A request that has no room anywhere goes at once to a prompt instance, however free token instances look."""
+    full: dict[str, Any] = {"kv_needed_bytes": 1000, "kv_used_bytes": 1000}
+    cluster = Cluster(
+        instance("p", PROMPT, pending_prompt_tokens=50, **full), instance("t", TOKEN, **full), max_queue=None
+    )
+    placed = cluster.place()
+    assert placed is not None
+    assert placed[0] == "p"
 
 
 _ROLES = st.lists(st.sampled_from(InstanceRole), min_size=1, max_size=5)
