@@ -14,6 +14,10 @@ To scale in means to tell one instance to terminate; then its freeness makes mig
 the remaining instances would be over the lower bound without it, and only after a quiet time as long as a start takes,
 because an instance that is needed again takes that long to come back. An instance that an operator cordoned counts as
 one that runs, and its memory does not count. While there is one, no instance ends. All state is soft.
+
+Pools (``core.pools``). What runs short is memory for requests that decode, so prompt instances and what they hold do
+not count. A new instance is mixed, and helps the pool that needs it. Only mixed instances are told to terminate,
+because the operator chose how many there are of each other role.
 """
 
 from collections import deque
@@ -23,7 +27,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from actorserve.core.effects import Effect, Send, StartWorker
-from actorserve.core.messages import Drain, Peer
+from actorserve.core.messages import Drain, InstanceRole, Peer
 from actorserve.core.placement.instance_view import InstanceView, NewInstance
 
 MAX_PAUSE_S: Final = 300.0
@@ -135,9 +139,10 @@ class Scaling:
         present = [view for view in views if not view.is_closed]  # even if their reports are stale
         num_closed = sum(view.is_closed and (view.told_to_come_back or not view.is_terminating) for view in views)
         count = len(present) + num_closed + max(self.num_starting, num_new)
-        self._sample(present, num_waiting, waiting_tokens, now)
-        capacity_tokens = sum(map(_capacity_tokens, present), 0.0) / max(1, len(present))
-        self.mean_freeness = self._predict(capacity_tokens * (len(present) + self.num_starting))
+        decoding = [view for view in present if view.role is not InstanceRole.PROMPT]
+        self._sample(decoding, num_waiting, waiting_tokens, now)
+        capacity_tokens = sum(map(_capacity_tokens, decoding), 0.0) / max(1, len(decoding))
+        self.mean_freeness = self._predict(capacity_tokens * (len(decoding) + self.num_starting))
         self._note_bounds(count, now)
         if count < self._most and now >= self._paused_until_s and self._is_short(count, now):
             self._reset_bounds()
@@ -145,10 +150,11 @@ class Scaling:
             effects.append(StartWorker())
         elif (
             count == len(present) == len(instances)  # no instance is starting or terminating
-            and self._is_one_too_many(len(present), capacity_tokens, now)
+            and (mixed := [view for view in decoding if view.role is InstanceRole.MIXED])
+            and self._is_one_too_many(count, capacity_tokens * (len(decoding) - 1), now)
         ):
             self._reset_bounds()
-            terminating = min(present, key=lambda view: (_num_requests(view), view.peer))
+            terminating = min(mixed, key=lambda view: (_num_requests(view), view.peer))
             effects.append(Send(terminating.peer, Drain()))
             return effects, terminating
         return effects, None
@@ -200,10 +206,10 @@ class Scaling:
         return self.config.max_workers if self.target is None else self.target
 
     def _is_one_too_many(self, count: int, capacity_tokens: float, now: float) -> bool:
-        """Whether one of ``count`` instances, which have this capacity in the mean, is to end."""
+        """Whether one of ``count`` instances is to end. The others have this capacity."""
         if self.target is not None:
             return count > self.target
-        is_free = (self._predict(capacity_tokens * (count - 1)) or -inf) >= self.config.scale_out_below
+        is_free = (self._predict(capacity_tokens) or -inf) >= self.config.scale_out_below
         return self._is_ample(now) and count > self.config.min_workers and is_free
 
     def _is_short(self, count: int, now: float) -> bool:

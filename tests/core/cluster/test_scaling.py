@@ -11,6 +11,7 @@ from actorserve.core.cluster.state import ClusterState
 from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import (
     Drain,
+    InstanceRole,
     LoadReport,
     Message,
     ModelInfo,
@@ -36,7 +37,7 @@ class Load:
 
     needed: int = 0
     running: int = 0
-    fields: dict[str, int | bool] = field(default_factory=dict)
+    fields: dict[str, int | bool | InstanceRole] = field(default_factory=dict)
 
 
 class Cluster:
@@ -312,3 +313,18 @@ def test_bounds_that_make_no_sense_are_refused(values: dict[str, float]) -> None
     """The minimum is at most the maximum, and workers do not start and end at the same load."""
     with pytest.raises(ValueError, match="must be"):
         ScalingConfig(**values)  # type: ignore[arg-type]
+
+
+def test_memory_of_prompt_instances_hides_no_shortage() -> None:
+    """Requests decode on other instances, so an empty prompt instance is no room for them."""
+    cluster = Cluster(Load(0, 0, {"role": InstanceRole.PROMPT}), Load(950, 10, {"role": InstanceRole.TOKEN}))
+    assert [what for _, what in cluster.run(3.0)] == ["start"]
+
+
+def test_only_mixed_instances_end() -> None:
+    """The operator chose how many instances there are of each other role."""
+    roles = InstanceRole.PROMPT, InstanceRole.TOKEN, InstanceRole.TOKEN
+    cluster = Cluster(*(Load(0, 0, {"role": role}) for role in roles))
+    assert cluster.run(10.0) == []
+    cluster.come("worker-3", Load(0, 0, {"role": InstanceRole.MIXED}))
+    assert [what for _, what in cluster.run(10.0)][:1] == ["worker-3"]
