@@ -159,7 +159,7 @@ class Machine:
         try:
             children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
             names = {child: Path(f"/proc/{child}/comm").read_text() for child in children}
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # a process has ended meanwhile
             return None
         return next((int(child) for child, name in names.items() if name == "systemd\n"), None)
 
