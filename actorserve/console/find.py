@@ -1,6 +1,7 @@
 """Finds the server that a console on the same host talks to: by the runtime folder with its operators' socket."""
 
 import os
+import socket
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,8 @@ def find_address(runtime_dir: Path | None) -> str:
     if not found:
         raise NoServerError("no server of yours runs on this host; --runtime-dir or --connect names one")
     if len(found) > 1:
+        found = [folder for folder in found if _listens(folder)] or found
+    if len(found) > 1:
         folders = ", ".join(map(str, found))
         raise NoServerError(f"several servers run on this host; choose one with --runtime-dir: {folders}")
     return console_address(found[0])
@@ -40,6 +43,16 @@ def _has_server(folder: Path) -> bool:
         return (folder / CONSOLE_SOCKET).is_socket()
     except OSError:  # such as a folder of another user
         return False
+
+
+def _listens(folder: Path) -> bool:
+    """Whether a process listens there now. A server that was killed leaves its socket's file behind."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(folder / CONSOLE_SOCKET))
+        except OSError:
+            return False
+    return True
 
 
 def _own_folders() -> list[Path]:

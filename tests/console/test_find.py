@@ -13,6 +13,7 @@ def serve_in(folder: Path) -> socket.socket:
     folder.mkdir(mode=0o700, exist_ok=True)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(folder / "console.sock"))
+    listening.listen()
     return listening
 
 
@@ -28,6 +29,14 @@ def test_the_only_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert find_address(None) == f"ipc://{tmp_path}/actorserve-a/console.sock"
         with serve_in(tmp_path / "actorserve-b"), pytest.raises(NoServerError, match=r"several .*actorserve-a.*-b"):
             find_address(None)
+
+
+def test_a_killed_server_is_not_chosen_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The socket's file that it has left behind hides no server that runs."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    serve_in(tmp_path / "actorserve-a").close()
+    with serve_in(tmp_path / "actorserve-b"):
+        assert find_address(None) == f"ipc://{tmp_path}/actorserve-b/console.sock"
 
 
 def test_the_server_that_systemd_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
