@@ -155,13 +155,13 @@ class Fleet:
     @property
     def has_roles(self) -> bool:
         """Whether any instance computes only one of the phases."""
-        return self._index.has_pool(InstanceRole.PROMPT) or self._index.has_pool(InstanceRole.TOKEN)
+        return self._index.has_roles
 
     def promise(self, view: InstanceView, num_bytes: int) -> None:
         """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
         view.promised_bytes += num_bytes
         if self.instances.get(view.peer) is view:
-            self._update(view)
+            self._recount(view)
 
     @property
     def reported_s(self) -> Mapping[Peer, float]:
@@ -207,14 +207,14 @@ class Fleet:
         if view is None:
             return False
         self._reservations.add(view, place)
-        self._update(view)
+        self._recount(view)
         return True
 
     def release(self, request_id: str) -> None:
         """Open the instance that was reserved for this request to all requests."""
         view = self._reservations.release(request_id)
         if view is not None:
-            self._update(view)
+            self._recount(view)
 
     def has_reservation(self, request_id: str) -> bool:
         return request_id in self._reservations
@@ -245,12 +245,12 @@ class Fleet:
         self._placements.add(view, gateway, placed, place.num_tokens, now)
         if token_view is not None:
             self._handoffs.add(token_view, place.request_id, place.epoch, gateway, place.num_tokens, now)
-            self._update(token_view)
+            self._recount(token_view)
         self._num_turns += 1
         view.last_turn = self._num_turns
         if place.prefix_names and self._counts_prefixes:
             self.prefixes.learn(view.peer, place.prefix_names, view.pool_tokens)
-        self._update(view)
+        self._recount(view)
         return placed
 
     def placement(self, request_id: str) -> PlacementInFlight | None:
@@ -274,7 +274,7 @@ class Fleet:
         while (request_id := self._placements.first_expired(now)) is not None:
             view = self._placements.drop(request_id)
             if view is not None:
-                self._update(view)
+                self._recount(view)
         while (request_id := self._handoffs.first_expired(now)) is not None:
             self._forget_handoff(request_id)
 
@@ -285,18 +285,25 @@ class Fleet:
     def _forget(self, request_id: str) -> None:
         view = self._placements.drop(request_id)
         if view is not None:
-            self._update(view)
+            self._recount(view)
         self._forget_handoff(request_id)
 
     def _forget_handoff(self, request_id: str) -> None:
         view = self._handoffs.drop(request_id)
         if view is not None:
-            self._update(view)
+            self._recount(view)
 
     # --- the index ---------------------------------------------------------------------------------------------------
 
     def _update(self, view: InstanceView) -> None:
-        """Update the instance's score and room in the index."""
+        """Update the instance in the index after a report or an order."""
+        self._index.regroup(view)
+        self._recount(view)
+
+    def _recount(self, view: InstanceView) -> None:
+        """Update the instance's score and room in the index after what is sent there has changed. Its capacity and pool
+        have not, and each placement saves the time to look.
+        """
         self._index.update(view, self._rule_of(view.pool).score(view), self._admitted_tokens(view))
 
     def _rule_of(self, pool: InstanceRole) -> DispatchRule:

@@ -45,6 +45,8 @@ class KindIndex:
             self._sort_out(view)
             view.score, view.admitted_tokens = score, admitted_tokens
             self._sort_in(view)
+
+    def resize(self, view: InstanceView) -> None:
         if view.capacity_tokens != self._capacities[view.peer]:
             self._drop_capacity(view)
             self._set_capacity(view)
@@ -115,6 +117,8 @@ class InstanceIndex:
         self._views: dict[Peer, InstanceView] = {}
         self._groups: dict[tuple[InstanceRole, str], KindIndex] = {}  # those that have instances
         self._group_of: dict[Peer, KindIndex] = {}
+        self._found: dict[tuple[str | None, InstanceRole | None], list[KindIndex]] = {}  # since the groups changed
+        self.has_roles = False  # whether any instance computes only one of the phases
 
     @property
     def views(self) -> Mapping[Peer, InstanceView]:
@@ -122,17 +126,14 @@ class InstanceIndex:
 
     def of_kind(self, kind: str | None, pool: InstanceRole | None = None) -> Collection[KindIndex]:
         """The indexes of ``kind`` (None: of all kinds) and ``pool`` (None: of all pools) that have instances."""
-        if kind is None and pool is None:
-            return self._groups.values()
-        return [
-            found
-            for found in self._groups.values()
-            if (kind is None or found.kind == kind) and (pool is None or found.pool is pool)
-        ]
-
-    def has_pool(self, pool: InstanceRole) -> bool:
-        """Whether any instance that has reported is in the pool."""
-        return any(found.pool is pool for found in self._groups.values())
+        found = self._found.get((kind, pool))
+        if found is None:  # each placement asks, and groups change only when instances come, go or change their pool
+            found = self._found[kind, pool] = [
+                group
+                for group in self._groups.values()
+                if (kind is None or group.kind == kind) and (pool is None or group.pool is pool)
+            ]
+        return found
 
     def max_admitted_tokens(self, kind: str | None = None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` admits now."""
@@ -147,15 +148,22 @@ class InstanceIndex:
         key = view.pool, view.kind
         if key not in self._groups:
             self._groups[key] = KindIndex(view.kind, view.pool)
+            self._on_groups_changed()
         self._group_of[view.peer] = group = self._groups[key]
         group.add(view)
 
     def update(self, view: InstanceView, score: float, admitted_tokens: int) -> None:
-        """Set these values of an instance in the index, and re-sort it if they, its capacity or its pool changed."""
-        if self._group_of[view.peer].pool is not view.pool:
+        """Set these values of an instance in the index, and re-sort it if they changed."""
+        self._group_of[view.peer].update(view, score, admitted_tokens)
+
+    def regroup(self, view: InstanceView) -> None:
+        """Re-sort an instance whose capacity or pool may have changed."""
+        group = self._group_of[view.peer]
+        if group.pool is view.pool:
+            group.resize(view)
+        else:
             self.remove(view)
             self.add(view)
-        self._group_of[view.peer].update(view, score, admitted_tokens)
 
     def remove(self, view: InstanceView) -> None:
         del self._views[view.peer]
@@ -163,6 +171,11 @@ class InstanceIndex:
         group.remove(view)
         if not len(group):
             del self._groups[group.pool, group.kind]
+            self._on_groups_changed()
+
+    def _on_groups_changed(self) -> None:
+        self._found.clear()
+        self.has_roles = any(group.pool is not InstanceRole.MIXED for group in self._groups.values())
 
     def validate(self) -> None:
         """Raises: AssertionError if a view is not in exactly the index of its pool and kind, or an index is wrong."""
