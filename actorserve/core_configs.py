@@ -133,7 +133,7 @@ def cluster_config(chosen: Chosen) -> ClusterConfig:
         if scaling.max_workers is not None
         else None,
         checkpoints=migration.checkpoint_tokens > 0,
-        pools=_pools_config(chosen.pools),
+        pools=_pools_config(chosen),
     )
 
 
@@ -147,12 +147,15 @@ def gateway_config(chosen: Chosen) -> GatewayConfig:
         max_queue_per_instance=chosen.workers.max_queue_per_instance,
         prefix_aware=chosen.workers.prefix_cache,
         report_ttl_s=_report_ttl_s(cluster),
-        pools=_pools_config(chosen.pools),
+        pools=_pools_config(chosen),
     )
 
 
-def _pools_config(pools: PoolsOptions) -> PoolsConfig:
-    return PoolsConfig(pools.max_pending_tokens, pools.hold_s, pools.across_kinds)
+def _pools_config(chosen: Chosen) -> PoolsConfig:
+    pools = chosen.pools
+    return PoolsConfig(
+        pools.max_pending_tokens, pools.hold_s, pools.across_kinds, pools.follow_load, chosen.workers.tpot_target_s
+    )
 
 
 def _report_ttl_s(cluster: ClusterOptions) -> float:

@@ -296,6 +296,10 @@ class PoolsOptions(Options):
         default_of(PoolsConfig, "across_kinds"),
         description="whether an answer may be computed by another kind of worker than its prompt",
     )
+    follow_load: bool = Field(
+        default_of(PoolsConfig, "follow_load"),
+        description="whether workers change between prompts and answers as the load needs",
+    )
 
 
 class ScalingOptions(Options):

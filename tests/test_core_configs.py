@@ -102,6 +102,8 @@ TOLD = [
     told(PoolsConfig, "pools", "max_pending_tokens", 77),
     told(PoolsConfig, "pools", "hold_s", 9.0),
     told(PoolsConfig, "pools", "across_kinds", True),
+    told(PoolsConfig, "pools", "follow_load", True),
+    told(PoolsConfig, "workers", "tpot_target_s", 0.123),
     told(ScalingConfig, "scaling", "max_workers", 11),
     told(ScalingConfig, "scaling", "min_workers", 2),
     told(ScalingConfig, "scaling", "scale_out_below", 3.0),
@@ -165,6 +167,7 @@ WITHOUT_DEFAULT = {
     (GatewayConfig, "report_ttl_s"),  # inf in the core; derived from load_report_s
     (ClusterConfig, "migration"),  # None in the core, and so is scaling
     (ClusterConfig, "scaling"),
+    (PoolsConfig, "tpot_target_s"),  # inf in the core, because without pools that follow the load nothing asks for it
     (ScalingConfig, "max_workers"),  # it is set only if the operator wants scaling
     (ScalingConfig, "num_initial"),
     (InstanceRecipe, "policy"),

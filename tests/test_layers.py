@@ -42,7 +42,7 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
     "prediction": CORE_WORDS,
     "scheduling": (*CORE_WORDS, "timing", "kv", "prediction"),
     "placement": (*CORE_WORDS, "kv"),
-    "pools": (*CORE_WORDS, "placement"),
+    "pools": (*CORE_WORDS, "timing", "placement"),
     "power": CORE_WORDS,
     "migration": (*CORE_WORDS, "participant", "timing", "kv", "scheduling", "placement"),
     "checkpoints": (*CORE_WORDS, "participant", "kv", "placement"),

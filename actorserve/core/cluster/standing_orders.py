@@ -19,6 +19,7 @@ class StandingOrders:
         self._fleet = fleet
         self._cordons: dict[str, Cordon] = {}  # by name, of the workers that are not open
         self._known: set[Peer] = set()  # the workers whose first report has come
+        self.with_roles: set[Peer] = set()  # the workers that an operator gave a role
 
     @property
     def cordons(self) -> dict[str, Cordon]:
@@ -39,7 +40,12 @@ class StandingOrders:
         ]
 
     def role(self, view: InstanceView, role: InstanceRole) -> list[Effect]:
-        """Have the worker compute these phases from now on."""
+        """Have the worker compute these phases from now on, as an operator says."""
+        self.with_roles.add(view.peer)
+        return self.assign(view, role)
+
+    def assign(self, view: InstanceView, role: InstanceRole) -> list[Effect]:
+        """Have the worker compute these phases for now."""
         self._fleet.set_role(view, role)
         return [Send(view.peer, SetRole(role))] if view.role_ordered is not None else []
 
@@ -68,6 +74,7 @@ class StandingOrders:
 
     def on_down(self, peer: Peer) -> None:
         self._known.discard(peer)
+        self.with_roles.discard(peer)
 
     def _order(self, view: InstanceView, cordon: Cordon) -> list[Effect]:
         self._fleet.cordon(view, cordon)

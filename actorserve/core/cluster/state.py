@@ -12,8 +12,9 @@ with the most room of those that could hold it. No other request is sent there, 
 fits, there or elsewhere. In a large fleet, the next round reserves an instance for the first waiting request, whether
 or not it is overdue, and migration makes room there.
 
-Each round decides which instances move requests to which (``core.migration.pairing``), whether an instance starts or
-ends (``core.cluster.scaling``), and which instance holds the checkpoints of which (``core.checkpoints.ring``).
+Each round decides which instances move requests to which (``core.migration.pairing``), which ones change their pool
+(``core.pools.sizing``), whether an instance starts or ends (``core.cluster.scaling``), and which instance holds the
+checkpoints of which (``core.checkpoints.ring``).
 """
 
 from collections import Counter
@@ -29,7 +30,6 @@ from actorserve.core.cluster.operators import Operators
 from actorserve.core.cluster.power import ClusterPower
 from actorserve.core.cluster.queue import MAX_RETRY_AFTER_S, ClusterQueue, WaitingRequest
 from actorserve.core.cluster.scaling import Scaling
-from actorserve.core.cluster.speeds import InstanceSpeeds
 from actorserve.core.cluster.tables import state_of
 from actorserve.core.effects import Effect, Send, StartWorker
 from actorserve.core.messages import (
@@ -62,7 +62,9 @@ from actorserve.core.placement.dispatch import Need
 from actorserve.core.placement.fleet import Fleet
 from actorserve.core.placement.instance_view import NewInstance
 from actorserve.core.placement.rules import DISPATCH_RULES
-from actorserve.core.pools.cluster_scheduler import ClusterScheduler
+from actorserve.core.pools.cluster_scheduler import ClusterScheduler, Pair
+from actorserve.core.pools.sizing import PoolSizing
+from actorserve.core.timing.speeds import InstanceSpeeds
 
 _SHOWN_DIGITS: Final = 12  # of a kind, which is a hash
 
@@ -88,6 +90,8 @@ class ClusterState:
             prefix_aware=config.prefix_aware,
         )
         self.scheduler = ClusterScheduler(config.pools, self.fleet)
+        self._speeds = InstanceSpeeds()
+        self.sizing = PoolSizing(config.pools, self.fleet, self._speeds) if config.pools.follow_load else None
         across_kinds = config.pools.across_kinds
         self.pairing = None
         if config.migration is not None:
@@ -104,7 +108,6 @@ class ClusterState:
         self.power = ClusterPower(config.power, self.fleet, self.operators.events)
         self.operators.add(self.power.handlers)
         self._digests = LoadDigests(config.digest_s)
-        self._speeds = InstanceSpeeds()
         self._next_round_s: float | None = None
 
     @property
@@ -242,7 +245,8 @@ class ClusterState:
     def _has_rounds(self) -> bool:
         """Whether there is anything that a round could decide."""
         has_pairs = self.pairing is not None or self.checkpoint_ring is not None
-        return self.scaling is not None or (has_pairs and len(self.fleet.instances) > 1)
+        has_several = has_pairs or self.sizing is not None
+        return self.scaling is not None or (has_several and len(self.fleet.instances) > 1)
 
     def _decide_round(self, now: float, effects: list[Effect]) -> None:
         self._next_round_s = now + self.config.round_s if self._has_rounds() else None
@@ -255,6 +259,11 @@ class ClusterState:
             if terminating is not None:
                 self.fleet.drain(terminating)
                 self.operators.events.add(now, "scale", terminating.peer.name, "it is not needed now, and ends")
+        if self.sizing is not None:
+            fixed = self.operators.orders.with_roles
+            for view, role in self.sizing.round(now, self.queue.num_tokens, fixed):
+                effects += self.operators.orders.assign(view, role)
+                self.operators.events.add(now, "role", view.peer.name, f"{role}, because that pool is more pressed")
         if self.pairing is not None:
             self._reserve_for_first(now)
             orders = self.pairing.round(now)
@@ -320,11 +329,11 @@ class ClusterState:
 
         It overtakes no waiting request, because these have no room now, or their room is reserved for others.
         """
-        place, gateway = waiting.place, waiting.gateway
+        place = waiting.place
         if self.fleet.largest_tokens is not None and place.num_tokens > self.fleet.largest_tokens:
             self._refuse(waiting, RefusalReason.TOO_LARGE, self.config.retry_s, effects)
         elif (pair := self.scheduler.choose(place, now)) is not None:
-            effects.append(Send(gateway, self.fleet.place(pair.prompt, gateway, place, now, token_view=pair.token)))
+            self._place(waiting, pair, now, effects)
         elif len(self.queue) >= self.config.max_waiting_requests:
             retry_after_s = min(max(self.config.retry_s, self.queue.drain_s(now)), MAX_RETRY_AFTER_S)
             self._refuse(waiting, RefusalReason.OVERLOADED, retry_after_s, effects)
@@ -335,6 +344,13 @@ class ClusterState:
                 for request_id in self.fleet.reserving_ids:
                     if not self.queue.leads(request_id, now):
                         self.fleet.release(request_id)  # the more urgent class goes first
+
+    def _place(self, waiting: WaitingRequest, pair: Pair, now: float, effects: list[Effect]) -> None:
+        place, waited_s = waiting.place, now - waiting.since_s
+        placed = self.fleet.place(pair.prompt, waiting.gateway, place, now, waited_s, pair.token)
+        effects.append(Send(waiting.gateway, placed))
+        if self.sizing is not None:
+            self.sizing.on_place(pair.prompt, place.num_tokens, now)
 
     def _refuse(
         self, waiting: WaitingRequest, reason: RefusalReason, retry_after_s: float, effects: list[Effect]
@@ -396,9 +412,7 @@ class ClusterState:
                 pair = self.scheduler.choose(waiting.place, now)
             if pair is not None:
                 self.queue.dispatch(request_id, now)
-                waited_s = now - waiting.since_s
-                placed = self.fleet.place(pair.prompt, waiting.gateway, waiting.place, now, waited_s, pair.token)
-                effects.append(Send(waiting.gateway, placed))
+                self._place(waiting, pair, now, effects)
                 if has_reservation or self.queue.num_classes > 1:
                     return True
             elif has_reservation:

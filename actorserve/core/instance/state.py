@@ -32,6 +32,7 @@ from actorserve.core.messages import (
     CopyFailed,
     Cordon,
     Drain,
+    InstanceRole,
     LoadReport,
     MemoryLimit,
     Message,
@@ -84,13 +85,16 @@ class InstanceState:
         rows = Rows(config.layer_groups, config.tokens_per_block, config.max_chunk_tokens)
         self.checkpoint_store = CheckpointStore(pools, rows, _KEEP_AFTER_DEATH_S, effects)
         self.memory = KVMemory(pools, self.checkpoint_store, effects, rows, prefix_cache=config.prefix_cache)
+        self._token_budget = (
+            WholePrompts(config.max_batch_tokens, times)
+            if config.whole_prompts
+            else TokenBudget(config.tpot_target_s, config.max_batch_tokens, times)
+        )
         self.batcher = Batcher(
             self.memory,
             policy,
             times,
-            WholePrompts(config.max_batch_tokens, times)
-            if config.whole_prompts
-            else TokenBudget(config.tpot_target_s, config.max_batch_tokens, times),
+            self._token_budget,
             mode=config.swap_mode,
             max_batch_requests=config.max_batch_requests,
             max_batch_tokens=config.max_batch_tokens,
@@ -122,7 +126,7 @@ class InstanceState:
         self.quiet_steps = QuietSteps(parts, self.steps, self._participants, self._end_all)
         self.num_stale_messages = 0
         self.cordon = Cordon.OPEN  # what an operator ordered
-        self.role = config.role
+        self._set_role(config.role)
         self.power: PowerReading | None = None  # the last one
         self._has_drained = False
         self._comes_back = False
@@ -316,9 +320,13 @@ class InstanceState:
         self._reporter.send()
 
     def _on_set_role(self, message: SetRole, sender: Peer, now: float) -> None:
-        """What the role means is the dispatcher's matter: it sends other requests from now on."""
-        self.role = message.role
+        """The dispatcher sends other requests from now on."""
+        self._set_role(message.role)
         self._reporter.send()
+
+    def _set_role(self, role: InstanceRole) -> None:
+        self.role = role
+        self._token_budget.prompts_first = role is InstanceRole.PROMPT
 
     def load_report(self, sequence: int = 0, accepted: tuple[str, ...] = ()) -> LoadReport:
         """The load now. ``accepted`` names the requests that arrived since the last report."""

@@ -7,7 +7,8 @@ profiling: the largest one whose iteration meets the target for the time between
 Here the budget is found anew for each iteration, from the profile corrected by measured durations
 (``core.timing.step_times``). So it follows the number of decodes, the lengths of contexts and prompts, the machine, and
 other users of the machine. If no decode runs, no request waits for its next token, and only ``max_batch_tokens`` bounds
-the iteration.
+the iteration. The same holds on a prompt instance (Splitwise, section 4.3): what decodes there is about to move away,
+and would delay all the prompts behind it.
 """
 
 import math
@@ -30,6 +31,7 @@ class TokenBudget:
         """``target_s`` is for an iteration with decodes, infinite for no target; ``max_batch_tokens`` is for all its
         rows; ``times`` says how long iterations take.
         """
+        self.prompts_first = False  # whether prefills may delay decodes
         self._aim_s = _AIM * target_s
         self._max_batch_tokens = max_batch_tokens
         self._times = times
@@ -37,7 +39,7 @@ class TokenBudget:
     def begin(self, num_decodes: int, num_context_tokens: int) -> "IterationBudget":
         """Plan an iteration with so many decodes, which attend to ``num_context_tokens`` together."""
         iteration = Iteration(self._times.profile, num_decodes, num_context_tokens)
-        aim_s = self._aim_s if num_decodes else math.inf
+        aim_s = self._aim_s if num_decodes and not self.prompts_first else math.inf
         return IterationBudget(iteration, aim_s, self._max_batch_tokens - num_decodes, self._times)
 
 

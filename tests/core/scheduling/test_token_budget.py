@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from actorserve.core.instance.state import InstanceState
-from actorserve.core.messages import StepPlan
+from actorserve.core.messages import InstanceRole, SetRole, StepPlan
 from actorserve.core.scheduling.policy import FirstComeFirstServed
 from actorserve.core.scheduling.token_budget import MIN_PREFILL_TOKENS, TokenBudget
 from actorserve.core.timing.profile import Curve, Link, Profile
@@ -288,3 +288,26 @@ def test_prompts_that_enter_together_share_one_budget_in_order() -> None:
         entered += [name for name in plan.request_ids if name not in entered and name != "a"]
         assert plan.request_ids[0] == "a"
     assert entered == list("bcdefg")
+
+
+def test_prompts_come_first_on_a_prompt_instance() -> None:
+    """Decodes that wait there to be handed over do not hold up the prompts behind them."""
+    budget = TokenBudget(0.03, 2048, StepTimes(profile_of(gpu)))
+    assert budget.begin(4, 400).take(2000, 0) < 1000
+    budget.prompts_first = True
+    assert budget.begin(4, 400).take(2000, 0) == 2000
+
+
+@pytest.mark.parametrize(("role", "num_fed"), [(InstanceRole.MIXED, 16), (InstanceRole.PROMPT, 60)])
+def test_the_role_of_an_instance_decides_what_its_iterations_hold(role: InstanceRole, num_fed: int) -> None:
+    """A new prompt of 60 tokens enters beside a request that decodes. A role that is ordered counts at once."""
+    config = replace(CONFIG, num_blocks=64, max_context_tokens=128, max_batch_tokens=64, tpot_target_s=0.02)
+    other = InstanceRole.PROMPT if role is InstanceRole.MIXED else InstanceRole.MIXED
+    instance = Instance(replace(config, role=other))
+    instance.start(spec("decodes", 3))
+    instance.done()
+    instance.handle(SetRole(role))
+    instance.start(spec("new", 60))
+    instance.done()
+    assert instance.plan is not None
+    assert [len(fed) for fed in instance.plan.token_ids] == [1, num_fed]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from actorserve.core.cluster.speeds import InstanceSpeeds
 from actorserve.core.messages import Peer, Speed
+from actorserve.core.timing.speeds import InstanceSpeeds
 
 A, B = Peer("worker-0", 1), Peer("worker-1", 1)
 

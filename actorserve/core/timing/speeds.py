@@ -1,4 +1,4 @@
-"""The prefill time by which a waiting request joins a level of the queue: the fastest instance's."""
+"""How fast each instance prefills, as it said when it came up."""
 
 from actorserve.core.messages import Peer, Speed
 from actorserve.core.timing.profile import Curve
@@ -26,8 +26,16 @@ class InstanceSpeeds:
             self._fastest = None if fastest is None else fastest[1]
 
     def num_quanta(self, num_tokens: int) -> float:
-        """The prefill time of so many tokens on the fastest instance, in its first quanta; 0 if no speed is known."""
+        """The prefill time of so many tokens on the fastest instance, in its first quanta; 0 if no speed is known.
+
+        A waiting request joins a level of the cluster's queue by it.
+        """
         if self._fastest is None:
             return 0.0
         quantum_s, prefill_s = self._speeds[self._fastest]
         return prefill_s(num_tokens) / quantum_s
+
+    def prefill_s(self, peer: Peer, num_tokens: int) -> float:
+        """Seconds in which this instance computes a prompt of so many tokens; 0 if its speed is not known."""
+        known = self._speeds.get(peer)
+        return 0.0 if known is None or num_tokens <= 0 else known[1](num_tokens)
