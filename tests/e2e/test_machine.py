@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -76,7 +77,10 @@ def host(tmp_path: Path, default_model_path: Path) -> Iterator[Machine]:
         "etc/systemd/system/actorserve-worker@.service.d/fast.conf": f"[Service]\nWatchdogSec={WATCHDOG_S}\n",
     }
     share = ("--host", "alpha", "--cluster", str(cluster))
-    with machine(tmp_path, *share, binds={default_model_path: "/srv/model.gguf"}, files=files) as host:
+    model = tmp_path / "model.gguf"  # a copy, because the units run as a user that may not read another user's cache
+    shutil.copyfile(default_model_path, model)
+    model.chmod(0o644)
+    with machine(tmp_path, *share, binds={model: "/srv/model.gguf"}, files=files) as host:
         yield host
 
 

@@ -15,6 +15,8 @@ import torch
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if HAS_TRITON else (0, 0)
+TIMEOUT_S = 900
+"""Long enough for a machine that others compute on as well."""
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="the package triton is not installed")
 interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run in a process that interprets kernels")
@@ -44,7 +46,12 @@ def run_interpreted(file: str) -> None:
     """Run the file's tests with ``interpreted`` in their names in a process whose Triton interprets."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", file]
     done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
+        command,
+        check=False,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
