@@ -14,7 +14,7 @@ from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.power.governor import PowerConfig
-from actorserve.core.replay import InstanceRecipe
+from actorserve.core.recipes import InstanceRecipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile
 from actorserve.options import (

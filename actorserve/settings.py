@@ -274,7 +274,7 @@ class SupervisionSettings(_Section):
         description="how often a process may be restarted within window_s; its next failure ends the server",
     )
     window_s: float = Field(60.0, gt=0, description="time window in which restarts count towards max_restarts")
-    backoff_s: float = Field(0.2, gt=0, description="pause before the first restart")
+    backoff_s: float = Field(0.05, gt=0, description="pause before the first restart")
     max_backoff_s: float = Field(10.0, gt=0, description="longest pause before a restart")
 
 

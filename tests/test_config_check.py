@@ -135,7 +135,7 @@ def test_a_key_in_the_usual_place_is_checked(
 
 def test_no_file_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without files, and without the usual ones, the exit status is 2."""
-    monkeypatch.setattr("actorserve.cli.USUAL_FILES", (Path("/nowhere/a.toml"),))
+    monkeypatch.setattr("actorserve.commands.USUAL_FILES", (Path("/nowhere/a.toml"),))
     with pytest.raises(SystemExit) as ended:
         main(["config", "check"])
     assert ended.value.code == 2

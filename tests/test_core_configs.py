@@ -19,7 +19,7 @@ from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.rules import DISPATCH_RULES
 from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.power.governor import PowerConfig
-from actorserve.core.replay import InstanceRecipe
+from actorserve.core.recipes import InstanceRecipe
 from actorserve.core.scheduling.policies import POLICIES
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core_configs import (

@@ -64,7 +64,8 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
         "power",
     ),
     "gateway": (*CORE_WORDS, "operations", "placement", "pools", "cluster"),
-    "replay": ("timing", "prediction", "scheduling", "instance", "cluster", "gateway"),
+    "recipes": ("timing", "scheduling", "instance", "cluster", "gateway"),
+    "replay": ("recipes", "timing", "prediction", "scheduling", "instance", "cluster", "gateway"),
 }
 ALLOWED: dict[str, tuple[str, ...]] = {
     "actorserve.core": (),
@@ -111,7 +112,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "actorserve.http",
         *BASE,
     ),
-    "actorserve.cli": ("actorserve.programs", "actorserve.processes", *BASE),
+    "actorserve.commands": ("actorserve.programs", "actorserve.processes", *BASE),
+    "actorserve.cli": ("actorserve.programs", "actorserve.processes", "actorserve.commands", *BASE),
     "actorserve.__main__": ("actorserve.cli",),
     "workers": ("actorserve.core", "actorserve.wire", "actorserve.actors", "actorserve.model_files", *BASE),
     "tools": ("actorserve", "workers"),

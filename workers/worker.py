@@ -15,6 +15,7 @@ from actorserve.actors.node import open_node
 from actorserve.actors.worker import WorkerActor
 from actorserve.core.kv.tickets import KEY_BYTES
 from actorserve.core.messages import PROTOCOL_VERSION, Hello, InstanceRole, Role, WorkerInfo
+from actorserve.core.replay import make_instance_core
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, instance_recipe
 from actorserve.model_files.describe import describe
@@ -65,7 +66,7 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
     roles = settings.workers.roles
     role = InstanceRole(roles[child.index]) if child.index < len(roles) else InstanceRole.MIXED
     recipe = instance_recipe(settings, sizes_of(engine, settings), profile, ticket_key, role)
-    core = recipe.make()
+    core = make_instance_core(recipe)
     network = child.network
     trust = open_trust(child)
     kv_place = network.kv(child.name, child.index)

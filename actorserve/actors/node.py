@@ -10,7 +10,7 @@ from actorserve.actors.membership import MAX_PEERS, Membership, WatchTimes
 from actorserve.actors.recorder import JournalRecorder, Recorder, open_journal
 from actorserve.cluster.network import Network
 from actorserve.core.messages import Hello, Peer, Role
-from actorserve.core.replay import Recipe
+from actorserve.core.recipes import Recipe
 from actorserve.settings import ClusterSettings
 from actorserve.wire.transport import Transport, TransportLimits
 from actorserve.wire.trust import Trust

@@ -7,7 +7,7 @@ from typing import BinaryIO, Protocol
 
 from actorserve.core.effects import Effect
 from actorserve.core.messages import Peer
-from actorserve.core.replay import Recipe
+from actorserve.core.recipes import Recipe
 from actorserve.errors import SettingsError
 from actorserve.wire.journal import Entry, write_effects, write_entry, write_recipe
 from actorserve.wire.recipes import recipe_text

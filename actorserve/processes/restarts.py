@@ -27,7 +27,7 @@ class RestartLimits:
 
     max_restarts: int = 5
     window_s: float = 60.0
-    backoff_s: float = 0.2
+    backoff_s: float = 0.05
     max_backoff_s: float = 10.0
 
 

@@ -8,6 +8,7 @@ from actorserve.core.instance.state import InstanceState
 from actorserve.core.messages import InstanceRole, StepPlan
 from actorserve.core.prediction.learned import LearnedLengths
 from actorserve.core.prediction.predictor import LengthPredictor
+from actorserve.core.replay import make_instance_core
 from actorserve.core.scheduling.batch import Batch
 from actorserve.core.timing.profile import Profile
 from actorserve.core_configs import EngineSizes, cluster_config, gateway_config, instance_recipe
@@ -39,7 +40,7 @@ def make_instance(cluster: ClusterTable, group: GroupTable, profile: Profile) ->
     # A simulated request's max_tokens is its output's length, so no predictor here may be limited by it.
     error = cluster.length_error
     predictor: LengthPredictor = LearnedLengths() if error is None else KnownLengths(error)
-    return replace(recipe, config=for_baselines).make(_plan_nothing, predictor)
+    return make_instance_core(replace(recipe, config=for_baselines), _plan_nothing, predictor)
 
 
 def _plan_nothing(batch: Batch, step_id: int) -> StepPlan:

@@ -17,7 +17,7 @@ from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
 from actorserve.core.power.governor import PowerConfig
-from actorserve.core.replay import InstanceRecipe, Recipe
+from actorserve.core.recipes import InstanceRecipe, Recipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProtocolError

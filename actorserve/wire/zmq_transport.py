@@ -24,7 +24,7 @@ _ASKED_FOR: Final = 2  # reads per turn that first ask the socket whether a fram
 _POLLIN: Final = int(zmq.POLLIN)  # an int, because & with the enum is slower than asking the socket
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
 _RECONNECT_MS: Final = 50
-_RECONNECT_MAX_MS: Final = 1000
+_RECONNECT_MAX_MS: Final = 200
 _HEARTBEAT_MS: Final = 2000  # of the connection, not of the process: it finds broken hosts and cables
 _SCHEMES: Final = ("ipc://", "tcp://")
 

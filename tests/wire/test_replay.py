@@ -28,7 +28,8 @@ from actorserve.core.messages import (
     Tick,
 )
 from actorserve.core.migration.pairing import PairingConfig
-from actorserve.core.replay import InstanceRecipe, Recipe, make_core
+from actorserve.core.recipes import InstanceRecipe, Recipe
+from actorserve.core.replay import make_core
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Curve, Link, Profile
 from actorserve.errors import ProtocolError

@@ -16,7 +16,7 @@ from actorserve.model_files.default_model import cache_folder
 ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = ("actorserve/core", "actorserve/sim")
 # The wire reads the annotations of the vocabulary, and mypyc's classes have none.
-_VOCABULARY = ("messages", "effects.py", "replay.py", "profile.py", "config.py", "__init__.py")
+_VOCABULARY = ("messages", "effects.py", "recipes.py", "profile.py", "config.py", "__init__.py")
 _LOOP = ("simulation.py", "engine_model.py", "timeline.py", "clients.py", "instance_metrics.py")
 
 

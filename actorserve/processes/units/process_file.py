@@ -4,19 +4,23 @@ Memory, cores and devices are divided once, before any worker starts, because a 
 will take. So one unit prepares (``write_processes``), and then each process is a unit, which ``become`` turns into it.
 """
 
+import argparse
 import fcntl
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from actorserve.errors import SettingsError
-from actorserve.processes.supervision import SupervisionTree
+
+if TYPE_CHECKING:  # become needs none of it, and a unit starts again sooner without it
+    from actorserve.processes.supervision import SupervisionTree
 
 _FILE: Final = "processes.json"
 
 
-def write_processes(tree: SupervisionTree, folder: Path) -> None:
+def write_processes(tree: "SupervisionTree", folder: Path) -> None:
     """Keep the command and the environment of each process of ``tree``, spare ones too, in the runtime folder."""
     specs = {
         _short(spec.name): {"command": spec.command, "environment": dict(spec.environment)}
@@ -51,6 +55,18 @@ def become(name: str, folder: Path) -> NoReturn:
     os.set_inheritable(descriptor, True)
     command = specs[name]["command"]
     os.execve(command[0], command, {**os.environ, **specs[name]["environment"]})
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """``actorserve process``. Raises: SettingsError, as ``become``."""
+    parser = argparse.ArgumentParser(
+        prog="actorserve process",
+        description="Run one process of a server that `actorserve serve` or `host` has prepared (--prepare DIR).",
+    )
+    parser.add_argument("name", metavar="NAME", help="coordinator, gateway-0, worker-0, ...")
+    parser.add_argument("--runtime-dir", type=Path, required=True, metavar="DIR", help="folder that was prepared")
+    parsed = parser.parse_args(arguments)
+    become(parsed.name, parsed.runtime_dir)
 
 
 def _short(name: str) -> str:

@@ -17,7 +17,8 @@ from actorserve.core.messages import (
     StepDone,
     StepPlan,
 )
-from actorserve.core.replay import InstanceRecipe
+from actorserve.core.recipes import InstanceRecipe
+from actorserve.core.replay import make_instance_core
 from actorserve.core.timing.profile import Profile
 from actorserve.wire.journal import Entry, write_effects, write_entry, write_recipe
 from actorserve.wire.recipes import recipe_text
@@ -42,7 +43,7 @@ def write_journal(
         run_ahead=False,
     )
     recipe = InstanceRecipe(config, profile, "fcfs")
-    core = recipe.make()
+    core = make_instance_core(recipe)
     assert isinstance(core, InstanceState)
     plans: list[StepPlan] = []
     with file.open("wb") as opened:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from actorserve.core.messages import Attained, RequestSpec, SamplingParams, Start
+from actorserve.core.replay import make_instance_core
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core_configs import instance_recipe
 from actorserve.processes.child import Child
@@ -64,7 +65,7 @@ def test_the_instance_schedules_as_settings_say() -> None:
         },
     )
     engine = FakeEngine(num_host_blocks=5)
-    core = instance_recipe(settings, sizes_of(engine, settings), PROFILE).make()
+    core = make_instance_core(instance_recipe(settings, sizes_of(engine, settings), PROFILE))
     assert (core.config.num_blocks, core.config.num_host_blocks) == (engine.num_blocks, 5)
     assert core.config.swap_mode is SwapMode.REACTIVE
     assert core.times.profile is PROFILE
@@ -82,7 +83,7 @@ def test_the_instance_schedules_as_settings_say() -> None:
 def test_the_policy_is_the_one_that_settings_say() -> None:
     """With first come, first served, a later request comes after an earlier one."""
     settings = load_settings(None, {"workers": {"policy": "fcfs"}})
-    core = instance_recipe(settings, sizes_of(FakeEngine(), settings), PROFILE).make()
+    core = make_instance_core(instance_recipe(settings, sizes_of(FakeEngine(), settings), PROFILE))
     for name, num_prompt in (("long", 90), ("short", 2)):
         spec = RequestSpec(name, (1,) * num_prompt, SamplingParams(seed=0, max_tokens=9))
         core.handle(Start(1, spec), 100.0, GATEWAY)

@@ -62,7 +62,7 @@ host_kv_bytes = 0
 [cluster]
 journal_dir = "{journals}"
 [supervision]
-max_restarts = 1000
+window_s = 0.1  # so that the pause before a restart is that after a single death
 """
 _CLUSTER: Final = """
 id = "bench"
