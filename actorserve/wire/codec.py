@@ -61,6 +61,7 @@ WIRE_TAGS: Final[dict[int, type[Message]]] = {
     54: m.SetRole,
     60: m.Command,
     61: m.Answer,
+    62: m.Orders,
     70: m.SetPowerCaps,
     71: m.PowerReport,
 }
@@ -146,6 +147,7 @@ _RULES: Final[dict[type, Rules]] = {
     m.Placed: Rules(added=("token_instance",)),
     m.Start: Rules(added=("token_instance",)),
     m.MigrateTo: Rules(added=("decoding_only",)),
+    m.Orders: Rules(columns=("verbs", "subjects", "values", "terms", "numbers")),
     m.ActsDone: Rules(columns=("command_ids", "outcomes", "texts")),
     m.SetPowerCaps: Rules(columns=("devices", "caps_watts")),
 }

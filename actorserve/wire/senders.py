@@ -48,6 +48,7 @@ SENDERS: Final[dict[type[Message], frozenset[Role]]] = {
     m.SetRole: _COORDINATOR,
     m.Command: _COORDINATOR,
     m.Answer: _GATEWAY | _WORKER,
+    m.Orders: _COORDINATOR | _GATEWAY | _WORKER,
     m.CheckpointTo: _COORDINATOR,
     m.Checkpoint: _WORKER,
     m.CheckpointConfirmed: _WORKER,

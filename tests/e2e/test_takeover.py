@@ -148,3 +148,20 @@ def test_a_cordon_survives_a_takeover(hosts: Hosts, gateway: Server) -> None:
     wait_until(lambda: "cordoned" in states(), "the cordon is known")
     assert _console(hosts, serving[0], "uncordon", "gamma/worker-0")[0] == 0
     wait_until(lambda: "cordoned" not in states(), "it is open again")
+
+
+def test_orders_survive_the_death_of_a_whole_host(hosts: Hosts, gateway: Server) -> None:
+    """The cordon of a worker that dies with the coordinator that serves holds when the worker is back, and so does a
+    value that was set.
+    """
+    serving = _serving(gateway)
+    worker = f"{serving[0]}/worker-0"
+    assert _console(hosts, serving[0], "cordon", worker)[0] == 0
+    assert _console(hosts, serving[0], "set", "migration.rest_s", "7")[0] == 0
+    hosts.kill(serving[0])
+    after = _wait_takeover(gateway, serving)
+    assert "it was 7" in _console(hosts, after[0], "set", "migration.rest_s", "8", "--dry-run")[1]
+    hosts.start(serving[0]).wait_ready()
+    gateway.wait_workers(3)
+    wait_until(lambda: "cordoned" in _console(hosts, after[0], "workers", worker)[1], "the cordon is known")
+    assert _console(hosts, after[0], "uncordon", worker)[0] == 0

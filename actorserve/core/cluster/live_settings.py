@@ -1,6 +1,7 @@
 """The settings of the coordinator's policies that an operator may change while it runs, and the number of workers.
 
-A change lasts until the coordinator restarts. What is to stay belongs into the settings file.
+A change lasts until the whole server restarts, because other processes keep it for the next coordinator
+(``lasting_orders``). What is to stay belongs into the settings file.
 """
 
 import math
@@ -70,7 +71,7 @@ class LiveSettings:
             return refused(command, str(error))
         if not command.dry_run:
             owner.put(changed)
-        return done(command, f"{setting} is {value:g} until the coordinator restarts; it was {old:g}")
+        return done(command, f"{setting} is {value:g} until the whole server restarts; it was {old:g}")
 
     def _on_scale(self, command: Command, now: float, effects: list[Effect]) -> Answer:
         (wanted,) = command.arguments

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from actorserve.core.cluster.lasting_orders import LastingOrders
 from actorserve.core.cluster.questions import Questions
 from actorserve.core.cluster.standing_orders import StandingOrders
 from actorserve.core.cluster.tables import host_of, host_table, state_of, top_table, worker_table
@@ -68,6 +69,9 @@ class Operators:
         self.events = EventLog()
         self.orders = StandingOrders(fleet)
         self.gateways: dict[Peer, None] = {}
+        self.lasting = LastingOrders(
+            self.orders, self.events, self._carry_out, lambda: (*self.gateways, *fleet.instances)
+        )
         self._fleet = fleet
         self._status = status
         self._moves = moves
@@ -115,6 +119,8 @@ class Operators:
         effects: list[Effect] = []
         handled = handler(command, now, effects)
         if isinstance(handled, Answer):
+            if handled.outcome is Outcome.DONE and not command.dry_run:
+                effects += self.lasting.on_done(command)
             return effects + self._conclude(command, caller, handled, now)
         effects += [Send(peer, handled.command) for peer in handled.peers]
         self._questions.ask(command, caller, handled.peers, now, needs_all=handled.needs_all)
@@ -148,6 +154,12 @@ class Operators:
             if isinstance(order.message, MigrateTo) and order.message.num_bytes:
                 text = f"to {order.message.destination.name}, up to {order.message.num_bytes} bytes of KV"
                 self.events.add(now, "move", order.to.name, text)
+
+    def _carry_out(self, command: Command, now: float, effects: list[Effect]) -> Answer | None:
+        """What a lasting order says. None if this coordinator has no such verb, or must ask others."""
+        handler = self._handlers.get(command.verb)
+        answer = None if handler is None else handler(command, now, effects)
+        return answer if isinstance(answer, Answer) else None
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -238,6 +250,7 @@ class Operators:
         if not command.dry_run:
             for name in names:
                 effects += self.orders.cordon(name, cordon)
+                effects += self.lasting.on_cordon(name, cordon)
         stays = cordon is Cordon.EMPTYING and not self._moves
         why = "; they end there, because migration.enabled is false" if stays else ""
         return done(command, f"{', '.join(names)}: {_WORDS[cordon]}{why}")

@@ -107,7 +107,7 @@ class ClusterPower:
                 self.governor.next_s = now  # at once
         text = "no budget" if watts is None else f"a budget of {watts:.0f} W"
         lacks = "" if self._actuators else "; no actuator runs, so nothing is capped"
-        return done(command, f"{host} has {text} until the coordinator restarts{lacks}")
+        return done(command, f"{host} has {text} until the whole server restarts{lacks}")
 
     def _on_cap(self, command: Command, now: float, effects: list[Effect]) -> Answer:
         if not self._actuators:

@@ -1,7 +1,8 @@
 """What operators ordered of workers by name, and that the workers do not report yet.
 
 A cordon belongs to a worker's name: its successor under that name is cordoned, too, until the operator takes it back.
-Workers report their cordons, so that a new coordinator learns them. A role belongs to the worker that is up, because
+A new coordinator learns cordons from the workers' reports, and those of workers that are down from the other processes
+(``lasting_orders``). A role belongs to the worker that is up, because
 its successor begins with the role that is configured. Orders are told again with each report that does
 not show them.
 """
@@ -17,21 +18,18 @@ class StandingOrders:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._cordons: dict[str, Cordon] = {}  # by name, of the workers that are not open
+        self._cordons: dict[str, Cordon] = {}  # by name; OPEN if an operator took it back
         self._known: set[Peer] = set()  # the workers whose first report has come
         self.with_roles: set[Peer] = set()  # the workers that an operator gave a role
 
     @property
     def cordons(self) -> dict[str, Cordon]:
         """The cordoned workers by name, whether they are up or not."""
-        return self._cordons
+        return {name: cordon for name, cordon in self._cordons.items() if cordon is not Cordon.OPEN}
 
     def cordon(self, name: str, cordon: Cordon) -> list[Effect]:
         """Order this of the worker called ``name``, which may be down."""
-        if cordon is Cordon.OPEN:
-            self._cordons.pop(name, None)
-        else:
-            self._cordons[name] = cordon
+        self._cordons[name] = cordon
         return [
             effect
             for view in self._fleet.views.values()

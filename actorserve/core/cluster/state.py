@@ -39,6 +39,7 @@ from actorserve.core.messages import (
     Command,
     LoadReport,
     Message,
+    Orders,
     Outcome,
     Peer,
     PeerDown,
@@ -124,7 +125,7 @@ class ClusterState:
             self._begin(self._first_config)
         elif isinstance(message, Serve):
             self.standing_by, self.term = None, message
-            self.operators.name = message.name
+            self.operators.name, self.operators.lasting.term = message.name, message.term
             self.operators.events.add(now, "serves", message.name, f"it serves the cluster, in term {message.term}")
             return effects
         if self.standing_by is not None:
@@ -145,13 +146,17 @@ class ClusterState:
                 effects += answered
             case ActsDone():
                 self.operators.on_acts_done(message)
+            case Orders() if sender in self.fleet.instances or sender in self.operators.gateways:
+                effects += self.operators.lasting.on_told(message, sender, now)
             case PeerUp(peer=peer, role=Role.WORKER, worker=WorkerInfo(kind=kind, model=model, speed=speed)):
                 self._on_instance_up(NewInstance(peer, kind, model), speed)
                 self.operators.events.add(now, "up", peer.name, f"model {model.name}, kind {kind[:_SHOWN_DIGITS]}")
+                effects += self.operators.lasting.on_up(peer, now)
             case PeerUp(peer=peer, role=Role.GATEWAY):
                 self.operators.gateways[peer] = None
                 self.operators.events.add(now, "up", peer.name)
                 effects += self._digests.on_up(peer, self.fleet.views.values(), now)
+                effects += self.operators.lasting.on_up(peer, now)
             case PeerUp(peer=peer, role=Role.POWER):
                 self.power.on_up(peer)
                 self.operators.events.add(now, "up", peer.name)

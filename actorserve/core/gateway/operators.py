@@ -5,6 +5,7 @@ from collections.abc import Callable
 from actorserve.core.effects import Effect, Send
 from actorserve.core.gateway.session import Session, SessionStage
 from actorserve.core.messages import Answer, Column, Command, Outcome, Peer
+from actorserve.core.operations.kept_orders import KeptOrders
 from actorserve.core.operations.process_verbs import do_in_process
 from actorserve.core.operations.request_log import RequestLog
 from actorserve.core.operations.results import Results
@@ -20,7 +21,9 @@ _STAGES = {
 
 
 class GatewayOperators:
-    """Answers the commands that the coordinator passes on. ``cancel`` ends an open request."""
+    """Answers the commands that the coordinator passes on. ``cancel`` ends an open request. ``orders`` are kept for the
+    next coordinator.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class GatewayOperators:
         self._log = log
         self._cancel = cancel
         self._results = Results()
+        self.orders = KeptOrders()
 
     def on_command(self, command: Command, sender: Peer, now: float, effects: list[Effect]) -> None:
         """Answer a command of the coordinator."""

@@ -45,6 +45,7 @@ from actorserve.core.messages import (
     LoadReport,
     Message,
     Open,
+    Orders,
     Peer,
     PeerDown,
     PeerUp,
@@ -133,6 +134,8 @@ class GatewayState:
                 self._placer.on_load_report(sender, message, now, effects)
             case LoadDigest() if sender == self.peers.coordinator:
                 self.peers.take(message, now)
+            case Orders() if sender == self.peers.coordinator:
+                self._operators.orders.merge(message)
             case PeerUp():
                 self._on_peer_up(message, now, effects)
             case PeerDown(peer=peer):
@@ -181,6 +184,8 @@ class GatewayState:
             self.peers.coordinator = message.peer
             self.counts.num_takeovers += 0 < self.peers.term < message.term
             self.peers.term = max(self.peers.term, message.term)
+            if (orders := self._operators.orders.message()) is not None:
+                effects.append(Send(message.peer, orders))
             self._placer.on_coordinator_up(now, effects)
         elif message.worker is not None:
             if not self._was_available:

@@ -1,8 +1,9 @@
 """What operators ask of an instance, through the coordinator."""
 
 from actorserve.core.instance.parts import InstanceParts
-from actorserve.core.messages import Answer, Command, Outcome, Peer
+from actorserve.core.messages import Answer, Command, Orders, Outcome, Peer
 from actorserve.core.migration.source import MigrationSource
+from actorserve.core.operations.kept_orders import KeptOrders
 from actorserve.core.operations.process_verbs import do_in_process
 from actorserve.core.operations.request_log import RequestLog
 from actorserve.core.operations.results import Results
@@ -18,6 +19,21 @@ class InstanceOperators:
         self._source = source
         self._log = log
         self._results = Results()
+        self._orders = KeptOrders()  # for the next coordinator
+
+    def on_coordinator_up(self, coordinator: Peer) -> None:
+        """We follow this coordinator from now on."""
+        self.coordinators.add(coordinator)
+        orders = self._orders.message()
+        if orders is not None:
+            self._parts.effects.send(coordinator, orders)
+
+    def on_orders(self, message: Orders, sender: Peer, now: float) -> bool:
+        """False for orders of a process that is no coordinator."""
+        if sender not in self.coordinators:
+            return False
+        self._orders.merge(message)
+        return True
 
     def on_command(self, command: Command, sender: Peer, now: float) -> bool:
         """False for a command of a process that is no coordinator."""

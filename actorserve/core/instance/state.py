@@ -36,6 +36,7 @@ from actorserve.core.messages import (
     LoadReport,
     MemoryLimit,
     Message,
+    Orders,
     Peer,
     PeerDown,
     PeerUp,
@@ -150,6 +151,7 @@ class InstanceState:
             SetCordon: self._on_set_cordon,
             SetRole: self._on_set_role,
             Command: self._operators.on_command,
+            Orders: self._operators.on_orders,
             **self._life.handlers,
         }
         transfer_handlers: dict[tuple[type[Message], TransferKind], Handler] = {}
@@ -282,7 +284,7 @@ class InstanceState:
 
     def _on_peer_up(self, message: PeerUp, sender: Peer, now: float) -> None:
         if message.role is Role.COORDINATOR:
-            self._operators.coordinators.add(message.peer)
+            self._operators.on_coordinator_up(message.peer)
             self._reporter.add_listener(message.peer, now)
         elif message.role is Role.WORKER:
             for participant in self._participants:

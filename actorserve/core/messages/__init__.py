@@ -64,6 +64,7 @@ from actorserve.core.messages.operations import (
     Answer as Answer,
     Column as Column,
     Command as Command,
+    Orders as Orders,
     Outcome as Outcome,
 )
 from actorserve.core.messages.placement import (
@@ -182,6 +183,7 @@ Message = (
     | Command
     | Answer
     | ActsDone
+    | Orders
     | SetPowerCaps
     | PowerReport
     | PowerRead

@@ -52,6 +52,22 @@ class Answer:
 
 
 @value
+class Orders:
+    """c -> g, c -> w, g -> c, w -> c: orders of operators that hold whichever coordinator serves, as parallel columns.
+
+    Gateways and workers keep them, and tell them to each coordinator that they begin to follow. An order has a verb,
+    what it concerns (a worker, a setting, a host, or empty) and a value. Of two with the same verb and subject, the one
+    of the later term holds, and within a term the one with the higher number.
+    """
+
+    verbs: tuple[str, ...]
+    subjects: tuple[str, ...]
+    values: tuple[str, ...]
+    terms: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+@value
 class ActsDone:
     """Local: answers to acts that an earlier coordinator wrote to the audit file, as parallel columns."""
 

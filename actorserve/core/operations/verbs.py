@@ -107,7 +107,7 @@ VERBS: Final[Mapping[str, Verb]] = {
         Verb("cap", "the power caps of devices, and what they draw"),
         Verb(
             "budget",
-            "change the power budget of the cluster or of a host until the coordinator restarts: watts, or none",
+            "change the power budget of the cluster or of a host until the whole server restarts: watts, or none",
             (Parameter("WATTS|none", Kind.VALUE), Parameter("HOST", Kind.VALUE, True)),
             acts=True,
         ),

@@ -12,6 +12,7 @@ from actorserve.core.messages import (
     Cordon,
     Drain,
     LoadReport,
+    Orders,
     Outcome,
     Peer,
     PeerDown,
@@ -52,7 +53,9 @@ def answer(effects: list[Effect], caller: Peer = CALLER) -> Answer:
 
 
 def sent(effects: list[Effect], *peers: Peer) -> list[object]:
-    return [effect.message for effect in effects if isinstance(effect, Send) and effect.to in peers]
+    """The messages to these peers, but for orders that they only keep (``test_lasting_orders``)."""
+    messages = [effect.message for effect in effects if isinstance(effect, Send) and effect.to in peers]
+    return [message for message in messages if not isinstance(message, Orders)]
 
 
 def audited(effects: list[Effect]) -> list[tuple[str, str, Outcome]]:

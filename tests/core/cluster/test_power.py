@@ -93,7 +93,7 @@ def test_an_operator_changes_the_budget_at_once() -> None:
     found = answer(coordinator, 1.1, "budget", "900")
     assert (found.outcome, found.text) == (
         Outcome.DONE,
-        "cluster has a budget of 900 W until the coordinator restarts",
+        "cluster has a budget of 900 W until the whole server restarts",
     )
     assert coordinator.state.next_deadline() == 1.1
     [(_, order)] = caps(coordinator.handle(Tick(), 1.1))

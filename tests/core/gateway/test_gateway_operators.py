@@ -6,10 +6,15 @@ from actorserve.core.messages import (
     Command,
     FinishReason,
     HandOver,
+    Orders,
     Outcome,
+    Peer,
+    PeerDown,
+    PeerUp,
     Placed,
     RefusalReason,
     Release,
+    Role,
     Unplace,
 )
 from actorserve.core.messages.values import NEWCOMER
@@ -106,3 +111,14 @@ def test_a_changed_priority_goes_with_the_request() -> None:
     (begun,) = [e.message for e in effects if isinstance(e, Send) and e.to == B]
     assert begun != start(2)
     assert begun.request.priority == -3  # type: ignore[union-attr]
+
+
+def test_orders_are_kept_for_the_next_coordinator() -> None:
+    """A gateway tells each coordinator that it begins to follow what earlier ones told it, and believes no other."""
+    gateway = running(A)
+    orders = Orders(("cordon",), ("worker-1",), ("cordoned",), (10,), (1,))
+    gateway.handle(Orders(("scale",), ("",), ("7",), (99,), (9,)), 0.0, A)
+    gateway.handle(orders, 0.0, COORDINATOR)
+    gateway.handle(PeerDown(COORDINATOR), 1.0)
+    following = Peer("coordinator", 2)
+    assert Send(following, orders) in gateway.handle(PeerUp(following, Role.COORDINATOR), 2.0)

@@ -8,8 +8,10 @@ from actorserve.core.messages import (
     Drain,
     LoadReport,
     Offer,
+    Orders,
     Outcome,
     Peer,
+    PeerDown,
     PeerUp,
     PowerReading,
     Role,
@@ -144,3 +146,14 @@ def test_the_last_reading_of_power_is_in_the_load_reports() -> None:
     for watts in (100.0, 200.0):
         instance.handle(PowerReading("GPU-0", watts), 0.0)
     assert instance.state.load_report().power == PowerReading("GPU-0", 200.0)
+
+
+def test_orders_are_kept_for_the_next_coordinator() -> None:
+    """An instance tells each coordinator that it begins to follow what earlier ones told it, and believes no other."""
+    instance = commanded()
+    orders = Orders(("cordon",), ("worker-1",), ("cordoned",), (10,), (1,))
+    instance.handle(Orders(("scale",), ("",), ("7",), (99,), (9,)), 0.0, D)
+    instance.handle(orders, 0.0, COORDINATOR)
+    instance.handle(PeerDown(COORDINATOR), 1.0)
+    following = Peer("coordinator", 2)
+    assert told(instance.handle(PeerUp(following, Role.COORDINATOR), 2.0), following)[0] == orders
