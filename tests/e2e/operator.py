@@ -5,9 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from actorserve.console.coordinators import Coordinators
 from actorserve.console.outcome import as_objects
 from actorserve.console.session import Session
 from actorserve.core.messages import Answer, Outcome
@@ -18,14 +21,16 @@ DEADLINE_S = 60.0
 
 
 class Console:
-    """``actorserve console`` as a process, with a server's runtime folder."""
+    """``actorserve console`` as a process, with the runtime folder of a server, or of the coordinator that serves among
+    several.
+    """
 
-    def __init__(self, runtime_dir: Path) -> None:
-        self.runtime_dir = runtime_dir
+    def __init__(self, *runtime_dirs: Path) -> None:
+        self._runtime_dirs = {console_address(folder): folder for folder in runtime_dirs}
 
     def __call__(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         """The JSON that the console prints; empty if it prints none. Raises: AssertionError for another exit code."""
-        command = [sys.executable, "-P", "-m", "actorserve", "console", "--runtime-dir", str(self.runtime_dir)]
+        command = [sys.executable, "-P", "-m", "actorserve", "console", "--runtime-dir", str(self._serving())]
         done = subprocess.run(
             [*command, *arguments, "--json"],
             capture_output=True,
@@ -41,25 +46,36 @@ class Console:
 
     def act(self, *arguments: str) -> Answer:
         """The answer, without starting a process. Raises: AssertionError if it is not done."""
-        client = ConsoleClient(console_address(self.runtime_dir))
-        try:
-            session = Session(client, DEADLINE_S)
+        with self._coordinators() as coordinators:
+            session = Session(coordinators, DEADLINE_S)
             answer = session.ask(session.command(arguments[0], arguments[1:]))
-        finally:
-            client.close()
         assert answer is not None
         assert answer.outcome is Outcome.DONE, answer.text
         return answer
 
     def rows(self, verb: str, *arguments: str) -> list[dict[str, Any]]:
         """The rows of an answer, without starting a process. Raises: AssertionError if none comes."""
-        client = ConsoleClient(console_address(self.runtime_dir))
-        try:
-            answer = Session(client, 1.0).read(verb, *arguments)
-        finally:
-            client.close()
+        with self._coordinators() as coordinators:
+            answer = Session(coordinators, 1.0).read(verb, *arguments)
         assert answer is not None
+        assert answer.outcome is Outcome.DONE, answer.text
         return as_objects(answer)
+
+    @contextmanager
+    def _coordinators(self) -> Iterator[Coordinators]:
+        with ExitStack() as stack:
+            yield Coordinators([stack.enter_context(closing(ConsoleClient(one))) for one in self._runtime_dirs])
+
+    def _serving(self) -> Path:
+        """The runtime folder of the coordinator that serves. Raises: AssertionError if none does for long."""
+        if len(self._runtime_dirs) > 1:
+            with self._coordinators() as coordinators:
+                answer = Session(coordinators, DEADLINE_S).read("status")
+                assert answer is not None
+                assert answer.outcome is Outcome.DONE, answer.text
+                return self._runtime_dirs[coordinators.address]
+        [folder] = self._runtime_dirs.values()
+        return folder
 
     def states(self) -> dict[str, str]:
         return {row["worker"]: row["state"] for row in self.rows("workers")}

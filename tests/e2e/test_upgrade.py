@@ -21,6 +21,8 @@ NEXT = ("tests.e2e.next_version", "actorserve")
 NUM_STREAMS = 6
 MAX_TOKENS = 200
 SHARES = {"alpha": "gateways = 1\nworkers = 1", "beta": "gateways = 1\nworkers = 1", "gamma": "workers = 2"}
+COORDINATORS = ("alpha", "beta")
+FIRST, OTHER = "alpha/coordinator", "beta/coordinator"
 NUM_WORKERS = 4
 STOP_S = 60.0
 DRAINED = ("emptying", "empty")
@@ -28,10 +30,24 @@ DRAINED = ("emptying", "empty")
 
 @pytest.fixture
 def hosts(tmp_path: Path, default_model_path: Path) -> Iterator[Hosts]:
-    with hosts_running(tmp_path, CONFIG.format(model=default_model_path), SHARES, program=("actorserve",)) as hosts:
+    config = CONFIG.format(model=default_model_path)
+    with hosts_running(tmp_path, config, SHARES, len(COORDINATORS), program=("actorserve",)) as hosts:
         for name in ("alpha", "beta"):
             wait_until(partial(has_all_workers, hosts.hosts[name].url), "all workers", DEADLINE_S)
+        console = Console(*(hosts.runtime_dirs[name] for name in COORDINATORS))
+        if serving(console) != FIRST:  # whichever was ready first serves
+            hosts.hosts["beta"].signal(OTHER, signal.SIGKILL)
+            wait_until(lambda: serving(console) == FIRST, "another coordinator", DEADLINE_S)
         yield hosts
+
+
+def serving(console: Console) -> str:
+    """The coordinator that serves; empty while none does."""
+    try:
+        rows = console.rows("status")
+    except AssertionError:
+        return ""
+    return str(next(row["value"] for row in rows if row["name"] == "coordinator"))
 
 
 async def _begin(server: Server, stack: AsyncExitStack) -> AsyncIterator[str]:
@@ -95,22 +111,25 @@ class Upgrade:
 
 
 def test_hosts_are_upgraded_one_after_the_other_under_streams(hosts: Hosts) -> None:
-    """Workers of the old and the new version serve together, through kill -9 of the coordinator and of a host; only the
-    streams of the killed host's gateway break.
+    """Workers of the old and the new version serve together, through kill -9 of the coordinator that serves and of the
+    host whose coordinator takes over; only the streams of the killed host's gateway break. Every coordinator serves
+    once with followers of both versions.
     """
     asyncio.run(_upgrade(hosts))
 
 
 async def _upgrade(hosts: Hosts) -> None:
-    console = Console(hosts.runtime_dirs["alpha"])
+    console = Console(*(hosts.runtime_dirs[name] for name in COORDINATORS))
     upgrade = Upgrade(hosts, console)
     alpha, beta = hosts.hosts["alpha"], hosts.hosts["beta"]
     clients = Clients(alpha, NUM_STREAMS, MAX_TOKENS)
     await clients.learn()
     async with clients.running():
         await upgrade.drain("gamma")
-        alpha.signal("coordinator", signal.SIGKILL)
+        assert await asyncio.to_thread(serving, console) == FIRST
+        alpha.signal(FIRST, signal.SIGKILL)
         await asyncio.to_thread(wait_until, lambda: upgrade.are_drained("gamma"), "gamma's cordon", DEADLINE_S)
+        assert await asyncio.to_thread(serving, console) == OTHER
         await upgrade.replace("gamma")
         assert await asyncio.to_thread(upgrade.are_drained, "gamma")
         await upgrade.uncordon("gamma")
@@ -125,6 +144,7 @@ async def _upgrade(hosts: Hosts) -> None:
                         pass
         await upgrade.replace("beta")
         assert await asyncio.to_thread(upgrade.are_drained, "beta")
+        assert await asyncio.to_thread(serving, console) == FIRST
         await upgrade.uncordon("beta")
 
     # A load balancer sends new requests to the other gateways meanwhile.
@@ -133,7 +153,9 @@ async def _upgrade(hosts: Hosts) -> None:
     async with clients.running():
         await upgrade.drain("alpha")
         await upgrade.replace("alpha")
+        assert await asyncio.to_thread(upgrade.are_drained, "alpha")
         await upgrade.uncordon("alpha")
+        assert await asyncio.to_thread(serving, console) == OTHER
         done = clients.num_answers
         await asyncio.to_thread(wait_until, lambda: clients.num_answers >= done + NUM_STREAMS, "answers")
     assert all("malformed" not in host.log.read_text() for host in hosts.hosts.values())
