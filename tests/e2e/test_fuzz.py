@@ -1,9 +1,12 @@
 """tools/fuzz for some seconds: every socket of real processes gets hostile input, and a broken server is told."""
 
 import os
+import select
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +14,12 @@ import pytest
 from tests.e2e.server import ROOT
 from tools.figures.files import read_figures
 from tools.fuzzing.rounds import SHARES
+from tools.fuzzing.server import NUM_GATEWAYS, NUM_WORKERS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
 DEADLINE_S = 600.0
+NUM_PROCESSES = 1 + NUM_GATEWAYS + NUM_WORKERS
 
 
 def command(folder: Path, *arguments: str) -> list[str]:
@@ -70,3 +75,32 @@ def test_a_server_that_breaks_is_told(tmp_path: Path, default_model_path: Path) 
     assert "worker-0" in errors
     assert "seed 77" in errors
     assert "seed 77" in (tmp_path / "failed.txt").read_text()
+
+
+def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path, default_model_path: Path) -> None:
+    """kill -9 of the run ends its server, with all of the server's processes."""
+    arguments = ("--over", "ipc", "--frames", "1000000", "--model", str(default_model_path))
+    with subprocess.Popen(command(tmp_path, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        watched: list[int] = []
+        try:
+            assert process.stdout is not None
+            while "round 1 of" not in (line := process.stdout.readline()):
+                assert line, "it ended before the first round did"
+            [supervisor] = children(process.pid)
+            folder = Path(os.readlink(f"/proc/{supervisor}/cwd"))
+            pids = [supervisor, *children(supervisor)]
+            assert len(pids) == 1 + NUM_PROCESSES
+            watched = [os.pidfd_open(pid) for pid in pids]
+        finally:
+            process.kill()
+        try:
+            process.wait(DEADLINE_S)
+            for descriptor in watched:
+                ended, _, _ = select.select([descriptor], [], [], 10.0)
+                assert ended
+        finally:
+            for descriptor in watched:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                os.close(descriptor)
+    shutil.rmtree(folder)

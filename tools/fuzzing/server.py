@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from actorserve.processes.status import die_with_parent
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.paths import ROOT
 from tools.benchmarks.common.processes import memory_of
@@ -101,6 +103,8 @@ class Server:
                 env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
                 cwd=self.folder,
                 start_new_session=True,
+                # so that no server stays when this process is killed; no other thread of ours runs now
+                preexec_fn=partial(die_with_parent, os.getpid()),  # noqa: PLW1509
             )
         self._ids: dict[str, int] = {}
         self._log_read = 0
