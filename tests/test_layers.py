@@ -50,6 +50,7 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
     "instance": (
         *(*CORE_WORDS, "participant", "operations", "timing", "kv", "scheduling", "placement", "migration"),
         "checkpoints",
+        "power",
     ),
     "cluster": (
         *CORE_WORDS,

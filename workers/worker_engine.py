@@ -13,7 +13,7 @@ from workers.memory import PoolWatch
 from workers.power.sensor import PowerSensor
 
 _MEASURE_MEMORY_S: Final = 1.0
-_MEASURE_POWER_S: Final = 1.0
+_MEASURE_POWER_S: Final = 0.25  # most requests last longer, so their energy is measured and not only estimated
 
 
 class WorkerEngine:

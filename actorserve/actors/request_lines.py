@@ -60,6 +60,8 @@ def _values(message: Message) -> dict[str, Any] | None:
             values = {"reason": message.reason.value}
         case Finished():
             values = {"reason": message.reason.value, "output_tokens": message.num_output_tokens}
+            if message.energy is not None:
+                values |= {"prompt_joules": message.energy.prompt_j, "token_joules": message.energy.token_j}
         case HandOver():
             values = {"worker": message.to.name, "output_tokens": message.num_output_tokens}
         case Resend():

@@ -2,6 +2,7 @@
 
 from actorserve.core.messages import (
     Command,
+    Energy,
     FinishReason,
     KVAccess,
     KVTicket,
@@ -166,12 +167,15 @@ class Deliver:
 
 @value
 class End:
-    """End the client's stream. The last effect for a request, exactly once."""
+    """End the client's stream. The last effect for a request, exactly once. ``energy`` is what its workers spent; None:
+    not known.
+    """
 
     request_id: str
     reason: FinishReason
     refusal: RefusalReason | None = None
     retry_after_s: float = 0.0
+    energy: Energy | None = None
 
 
 @value

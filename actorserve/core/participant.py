@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Protocol
 
-from actorserve.core.messages import KVAccess, Message, Peer, Transfer, TransferKind
+from actorserve.core.messages import Energy, KVAccess, Message, Peer, Transfer, TransferKind
 from actorserve.core.request import Request
 
 Handler = Callable[[Any, Peer, float], bool | None]
@@ -80,4 +80,8 @@ class Running(Protocol):
 
     def is_running(self, request: Request) -> bool:
         """Whether an iteration in flight names the request."""
+        ...
+
+    def energy_of(self, request: Request) -> Energy | None:
+        """What was spent on the request here; None if that is not known."""
         ...

@@ -4,7 +4,7 @@ from array import array
 from dataclasses import replace
 
 from actorserve.core.kv.kv_holding import KVHolding
-from actorserve.core.messages import Attained, FinishReason, Peer, RequestSpec, TokenLogprobs
+from actorserve.core.messages import Attained, Energy, FinishReason, Peer, RequestSpec, TokenLogprobs
 from actorserve.core.prompt_scores import PromptScores
 
 
@@ -13,12 +13,14 @@ class Request(KVHolding):
 
     ``attained`` is the service that the gateway hears of if the instance gives the request back. ``owed_s`` is the
     service that the request must get before it gives up its blocks on the device (``core.scheduling.swapping``). It
-    came to the instance at ``came_s``, and waited ``waited_s`` for its first iteration there.
+    came to the instance at ``came_s``, and waited ``waited_s`` for its first iteration there. ``energy`` is what was
+    spent on it here, known when it has ended.
     """
 
     __slots__ = (
         "attained",
         "came_s",
+        "energy",
         "epoch",
         "finish_reason",
         "gateway",
@@ -49,6 +51,7 @@ class Request(KVHolding):
         self.attained = Attained()
         self.came_s = 0.0
         self.waited_s = 0.0
+        self.energy: Energy | None = None
         # Log-probabilities of the tokens made here; the gateway already has those of earlier tokens.
         self.resumed_output = len(spec.output_token_ids)
         self.logprobs: list[TokenLogprobs | None] = []

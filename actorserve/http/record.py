@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from starlette.types import Scope
 
-from actorserve.core.messages import FinishReason
+from actorserve.core.messages import Energy, FinishReason
 
 _SCOPE_KEY: Final = "actorserve.record"
 
@@ -34,6 +34,8 @@ class Measured(Protocol):
     def ttft_s(self) -> float | None: ...
     @property
     def reason(self) -> FinishReason | None: ...
+    @property
+    def energy(self) -> Energy | None: ...
     @property
     def workers(self) -> Collection[str]: ...
 

@@ -18,6 +18,7 @@ from actorserve.core.messages import (
     Started,
     Tokens,
     Transfer,
+    total_energy,
 )
 from actorserve.core.operations.request_log import RequestLog
 
@@ -110,7 +111,8 @@ class OwnerMessages:
         del self._sessions[message.request_id]
         self._log.note(message.request_id, now, "ended", f"{message.reason.value}, {len(session.output)} tokens")
         effects.append(Send(sender, Release(message.request_id, message.epoch)))
-        effects.append(End(message.request_id, message.reason))
+        energy = total_energy(session.energy, message.energy)
+        effects.append(End(message.request_id, message.reason, energy=energy))
 
     def on_refused(self, message: Refused, sender: Peer, now: float, effects: list[Effect]) -> None:
         """The owner gives the request up, whether it ran there or not. The owner repeats this until it is released."""
@@ -119,6 +121,7 @@ class OwnerMessages:
             return
         effects.append(Send(sender, Release(message.request_id, message.epoch)))
         self._log.note(message.request_id, now, "given back", f"{sender.name}: {message.reason.value}")
+        session.energy = total_energy(session.energy, message.energy)
         match message.reason:
             case RefusalReason.DRAINING:
                 self._placer.fail_over(session, now, effects)
@@ -179,6 +182,7 @@ class OwnerMessages:
             session.begin_epoch(now)
             session.instance = hand_over.to
             session.attained = hand_over.attained
+            session.energy = total_energy(session.energy, hand_over.energy)
             session.queued_s = 0.0
             session.transfer = None if hand_over.transfer is None else Transfer(owner, hand_over.transfer)
             self._placer.start(session, now, effects)

@@ -5,8 +5,10 @@ from enum import Enum, auto
 from typing import Self
 
 from actorserve.core.messages import (
+    NOTHING_SPENT,
     Attained,
     Checkpointed,
+    Energy,
     HandOver,
     Peer,
     Place,
@@ -33,7 +35,7 @@ class Session:
     token. ``came_at_s`` is when the request came, and ``served_at_s`` when it last got a token, or came. Of the times
     since then, ``age_s`` and ``waited_s`` passed under earlier epochs, and ``queued_s`` passed in the coordinator's
     queue under this epoch. ``started_s`` is when it was last sent to a worker. The worker of the epoch ``told_epoch``
-    was the last one that the client's side was told of.
+    was the last one that the client's side was told of. ``energy`` is what earlier owners spent; None: not known.
     """
 
     spec: RequestSpec
@@ -53,6 +55,7 @@ class Session:
     attained: Attained = field(default_factory=Attained)  # at the owner that gave the request back
     queued_s: float = 0.0
     started_s: float = 0.0
+    energy: Energy | None = NOTHING_SPENT
     told_epoch: int = 0
     resend_requested_s: float | None = None
     transfer: Transfer | None = None  # the transfer that copied the KV to this epoch's owner

@@ -205,4 +205,6 @@ class GatewayState:
             for session in list(self.sessions.values()):
                 if session.instance == peer:
                     session.attained = Attained()
+                    if session.stage is not SessionStage.PLACING:
+                        session.energy = None  # the worker took that knowledge with it
                     self._placer.fail_over(session, now, effects)

@@ -9,6 +9,7 @@ from actorserve.core.messages import Cordon, InstanceRole, LoadReport, Peer, Pow
 from actorserve.core.migration.destination import MigrationDestination
 from actorserve.core.migration.source import MigrationSource
 from actorserve.core.placement.freeness import virtual_usage_bytes
+from actorserve.core.power.accounting import EnergyAccount
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batching import Batcher
 from actorserve.core.timing.profile import Profile
@@ -76,6 +77,7 @@ def make_report(
     num_output_tokens: int,
     num_by_level: Sequence[int],
     power: PowerReading | None,
+    energy: EnergyAccount,
     profile: Profile,
     sequence: int,
     accepted: tuple[str, ...],
@@ -128,5 +130,7 @@ def make_report(
         role=role,
         num_decoding=sum([request.num_output > 0 and not source.hands_off(request) for request in order]),
         power=power,
+        prompt_energy_j=energy.prompt_j if energy.is_open else None,
+        token_energy_j=energy.token_j if energy.is_open else None,
         decode_s=profile.decode_s(num_started, memory.held_blocks * memory.tokens_per_block) if num_started else 0.0,
     )

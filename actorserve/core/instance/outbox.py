@@ -37,5 +37,5 @@ class Outbox(dict[str, Request]):
     def _ending(self, request: Request) -> Message:
         request_id, epoch, reason = request.request_id, request.epoch, request.finish_reason
         if reason is None:
-            return Refused(request_id, epoch, RefusalReason.OVERLOADED, self._retry_s, request.attained)
-        return Finished(request_id, epoch, reason, request.num_output)
+            return Refused(request_id, epoch, RefusalReason.OVERLOADED, self._retry_s, request.attained, request.energy)
+        return Finished(request_id, epoch, reason, request.num_output, request.energy)

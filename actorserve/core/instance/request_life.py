@@ -9,6 +9,7 @@ from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.steps import Steps
 from actorserve.core.instance.token_output import send_tokens
 from actorserve.core.messages import (
+    NOTHING_SPENT,
     FinishReason,
     GrammarReady,
     Message,
@@ -88,7 +89,8 @@ class RequestLife:
         refusal = self._refusal(request)
         if refusal is not None:
             retry_s = self._parts.config.retry_s
-            self._effects.send(gateway, Refused(spec.request_id, epoch, refusal, retry_after_s=retry_s))
+            refused = Refused(spec.request_id, epoch, refusal, retry_after_s=retry_s, energy=NOTHING_SPENT)
+            self._effects.send(gateway, refused)
             return True
         self._reporter.accept(spec.request_id)
         self._effects.send(gateway, Started(spec.request_id, epoch))
@@ -163,6 +165,7 @@ class RequestLife:
             participant.on_gone(request)
         self._parts.policy.remove(request)
         self._parts.memory.drop(request)
+        request.energy = self._steps.energy.forget(request)
         self._effects.append(DropFromEngine(request.request_id))
 
     def validate(self) -> None:

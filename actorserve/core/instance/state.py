@@ -279,6 +279,7 @@ class InstanceState:
 
     def _on_power_reading(self, message: PowerReading, sender: Peer, now: float) -> None:
         self.power = message
+        self.steps.read_power(message, now)
 
     # --- peers, time and load ----------------------------------------------------------------------------------------
 
@@ -350,6 +351,7 @@ class InstanceState:
             num_output_tokens=self.steps.num_output_tokens,
             num_by_level=self.policy.num_by_level(),
             power=self.power,
+            energy=self.steps.energy,
             profile=self.times.profile,
             sequence=sequence,
             accepted=accepted,

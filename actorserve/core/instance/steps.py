@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from math import inf
 
 from actorserve.core.effects import RunStep
+from actorserve.core.instance.energy_rows import energy_rows
 from actorserve.core.instance.parts import InstanceParts
 from actorserve.core.instance.token_output import Run, send_tokens
-from actorserve.core.messages import FinishReason, StepDone, StepPlan
+from actorserve.core.messages import Energy, FinishReason, PowerReading, StepDone, StepPlan
+from actorserve.core.power.accounting import EnergyAccount
 from actorserve.core.request import Request
 from actorserve.core.scheduling.batch import Batch
 from actorserve.core.timing.step_times import Iteration, StepTimes
@@ -59,6 +61,7 @@ class Steps:
         self.in_flight: deque[Step] = deque()
         self.next_plan_s: float | None = None
         """When the next iteration is due to be planned while one is in flight; None if an event is waited for."""
+        self.energy = EnergyAccount()
         self._requests = parts.requests
         self._memory = parts.memory
         self._policy = parts.policy
@@ -86,6 +89,14 @@ class Steps:
     def is_running(self, request: Request) -> bool:
         """Whether an iteration in flight names the request."""
         return self._memory.is_running(request)
+
+    def energy_of(self, request: Request) -> Energy | None:
+        """What was spent on the request here; None if that is not known."""
+        return self.energy.spent(request)
+
+    def read_power(self, reading: PowerReading, now: float) -> None:
+        """The power of what computes the iterations was read."""
+        self.energy.read(reading, now, (request for request in self._requests.values() if request.last_step))
 
     # --- planning ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +134,8 @@ class Steps:
             [request.blocks for request, _ in batch.rows],
         )
         self.in_flight.append(step)
+        if len(self.in_flight) == 1:
+            self.energy.begin(now)
         self._newest = batch
         step_id = self._num_steps
         for (request, num_fed), samples in zip(batch.rows, step.samples, strict=True):
@@ -209,7 +222,11 @@ class Steps:
         self._memory.on_step_ended(step.step_id)
         self._times.observe(step.batch.budget.iteration, duration_s)
         self._charge(step, now)
+        if self.energy.is_open:
+            present = {request for request, _ in step.batch.rows if self._is_here(request)}
+            self.energy.end(energy_rows(step.batch, step.starts, present, self._times), now)
         if self.in_flight:
+            self.energy.begin(now)
             self._expect_end(now)
         return step
 

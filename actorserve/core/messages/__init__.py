@@ -103,8 +103,10 @@ from actorserve.core.messages.values import (
     MAX_GRAMMAR_BYTES as MAX_GRAMMAR_BYTES,
     MAX_MEMORY_NAME_BYTES as MAX_MEMORY_NAME_BYTES,
     NEWCOMER as NEWCOMER,
+    NOTHING_SPENT as NOTHING_SPENT,
     Attained as Attained,
     Cordon as Cordon,
+    Energy as Energy,
     FinishReason as FinishReason,
     InstanceRole as InstanceRole,
     KVAccess as KVAccess,
@@ -118,6 +120,7 @@ from actorserve.core.messages.values import (
     Speed as Speed,
     TokenLogprobs as TokenLogprobs,
     WorkerInfo as WorkerInfo,
+    total_energy as total_energy,
 )
 
 PROTOCOL_VERSION = 15

@@ -39,6 +39,8 @@ class LoadReport:
     - ``role`` is the instance's role. ``num_decoding`` requests decode here, and no token instance is
       getting them.
     - ``power`` is the last reading of the power of what the instance computes on; None: nothing tells it.
+    - ``prompt_energy_j`` and ``token_energy_j`` were spent on requests, by phase (``core.power.accounting``); None: the
+      energy is not known.
     - ``decode_s`` is the time of an iteration that decodes all started requests, by the profile; 0 without requests.
     - ``row_shape`` says how many blocks of ``bytes_per_block`` a request of some length needs.
     """
@@ -82,6 +84,8 @@ class LoadReport:
     num_decoding: int = 0
     power: PowerReading | None = None
     decode_s: float = 0.0
+    prompt_energy_j: float | None = None
+    token_energy_j: float | None = None
 
 
 @value

@@ -6,7 +6,7 @@
 
 from actorserve.core.messages.transfers import DeclineReason, KVTicket, TransferId
 from actorserve.core.messages.value import value
-from actorserve.core.messages.values import Attained, Peer, RequestSpec
+from actorserve.core.messages.values import Attained, Energy, Peer, RequestSpec
 
 
 @value
@@ -88,7 +88,8 @@ class HandOver:
 
     Repeated until then, because it also asks whether the gateway has committed already. The answer is Release (``to``
     owns the request, or the request is gone) or Keep. ``transfer`` copied its KV to ``to``; None if no KV was copied.
-    The gateway must have ``num_output_tokens``, because ``to`` has no log-probabilities of these tokens.
+    The gateway must have ``num_output_tokens``, because ``to`` has no log-probabilities of these tokens. ``energy`` is
+    what the owner spent on the request; None if it does not know that.
     """
 
     request_id: str
@@ -97,6 +98,7 @@ class HandOver:
     transfer: TransferId | None
     num_output_tokens: int
     attained: Attained
+    energy: Energy | None = None
 
 
 @value

@@ -1,7 +1,7 @@
 """Messages: asking the coordinator for an instance."""
 
 from actorserve.core.messages.value import value
-from actorserve.core.messages.values import NEWCOMER, Attained, Peer, RefusalReason
+from actorserve.core.messages.values import NEWCOMER, Attained, Energy, Peer, RefusalReason
 
 
 @value
@@ -43,7 +43,8 @@ class Placed:
 class Refused:
     """c -> g, w -> g: the sender does not accept the request, or gives it up, and holds nothing for it.
 
-    A worker repeats this until the gateway releases the request. ``attained`` is what the request got on that worker.
+    A worker repeats this until the gateway releases the request. ``attained`` is what the request got on that worker,
+    and ``energy`` what the worker spent on it; None if the worker does not know that.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Refused:
     reason: RefusalReason
     retry_after_s: float
     attained: Attained = NEWCOMER
+    energy: Energy | None = None
 
 
 @value

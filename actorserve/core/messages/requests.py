@@ -5,6 +5,7 @@ from actorserve.core.messages.value import value
 from actorserve.core.messages.values import (
     NEWCOMER,
     Attained,
+    Energy,
     FinishReason,
     Peer,
     PromptLogprobs,
@@ -63,12 +64,16 @@ class Tokens:
 
 @value
 class Finished:
-    """w -> g: no more tokens; ``num_output_tokens`` is their total. Repeated until the gateway releases the request."""
+    """w -> g: no more tokens; ``num_output_tokens`` is their total. Repeated until the gateway releases the request.
+
+    ``energy`` is what the worker spent on the request; None if it does not know that.
+    """
 
     request_id: str
     epoch: int
     reason: FinishReason
     num_output_tokens: int
+    energy: Energy | None = None
 
 
 @value

@@ -188,6 +188,27 @@ NEWCOMER = Attained()
 
 
 @value
+class Energy:
+    """The energy of a request by phase, in joules: of its prompt, and of the tokens after it
+    (``core.power.accounting``). Where it is not known, there is None in place of an Energy.
+    """
+
+    prompt_j: float = 0.0
+    token_j: float = 0.0
+
+
+NOTHING_SPENT = Energy()
+"""The energy of a request that an instance has computed nothing of."""
+
+
+def total_energy(one: Energy | None, other: Energy | None) -> Energy | None:
+    """The sum; None if one of them is not known."""
+    if one is None or other is None:
+        return None
+    return Energy(one.prompt_j + other.prompt_j, one.token_j + other.token_j)
+
+
+@value
 class KVAccess:
     """How another worker reads this worker's KV pools (``workers.kv_transfer``). The core only passes it on.
 

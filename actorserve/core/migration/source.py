@@ -431,7 +431,15 @@ class MigrationSource(Participant):
         outgoing.deadline_s = now + self._retry_s
         transfer = outgoing.id if outgoing.is_last else None
         attained = self._policy.attained(request, now)
-        hand_over = HandOver(request.request_id, request.epoch, outgoing.to, transfer, request.num_output, attained)
+        hand_over = HandOver(
+            request.request_id,
+            request.epoch,
+            outgoing.to,
+            transfer,
+            request.num_output,
+            attained,
+            self._steps.energy_of(request),
+        )
         self._effects.send(request.gateway, hand_over)
 
     # --- ends --------------------------------------------------------------------------------------------------------

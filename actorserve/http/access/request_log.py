@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actorserve import logs
+from actorserve.core.messages import NOTHING_SPENT, Energy, total_energy
 from actorserve.http.access.request_id import request_id_of
 from actorserve.http.access.tracing import Tracing
 from actorserve.http.record import Measured, Record, record_of
@@ -96,7 +97,9 @@ def _values(scope: Scope, record: Record) -> dict[str, Any]:
 
 
 def _of_choices(choices: Collection[Measured]) -> dict[str, Any]:
-    """Tokens are summed over the choices. Of the times, those of the slowest choice are told, and the first TTFT."""
+    """Tokens and joules are summed over the choices. Joules that are not known are left out. Of the times, those of the
+    slowest choice are told, and the first TTFT.
+    """
     first_tokens_s = [choice.ttft_s for choice in choices if choice.ttft_s is not None]
     workers = dict.fromkeys(worker for choice in choices for worker in choice.workers)
     reasons = dict.fromkeys(choice.reason.value for choice in choices if choice.reason is not None)
@@ -115,4 +118,9 @@ def _of_choices(choices: Collection[Measured]) -> dict[str, Any]:
             "decode_s": round(max(choice.decode_s for choice in choices), 4),
             "ttft_s": round(min(first_tokens_s), 4),
         }
+    energy: Energy | None = NOTHING_SPENT
+    for choice in choices:
+        energy = total_energy(energy, choice.energy)
+    if energy is not None:
+        values |= {"prompt_joules": round(energy.prompt_j, 4), "token_joules": round(energy.token_j, 4)}
     return values

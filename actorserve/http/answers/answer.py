@@ -110,7 +110,7 @@ class Answer:
                     effects.extendleft(reversed(waiting))
                     waiting.clear()
                 if choice.end is not None:
-                    self._meters[effect.request_id].ended(choice.end.reason)
+                    self._meters[effect.request_id].ended(choice.end.reason, choice.end.energy)
                     # After a stop string the request would generate further tokens.
                     self._release(effect.request_id, is_complete=choice.end.reason is FinishReason.STOP)
                     failure = failure_of(choice.end)

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from actorserve.core.messages import NOTHING_SPENT, Energy, total_energy
 from actorserve.http.answers.choice import Choice
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts the tokens of an answer so far. A prompt counts once for all of its choices.
+    """Counts the tokens and the energy of an answer so far. A prompt's tokens count once for all of its choices.
 
     ``choices`` are ordered by prompt, with ``choices_per_prompt`` for each.
     """
@@ -26,3 +27,11 @@ class Usage:
         """How many of the prompts' tokens were found in a prefix cache."""
         # A prompt's first choice shows what the cache held before. The other choices also find the KV of the first.
         return sum(choice.num_cached_tokens for choice in self.choices[:: self.choices_per_prompt])
+
+    @property
+    def energy(self) -> Energy | None:
+        """What workers spent on all choices. None until all have ended, or if it is not known."""
+        total: Energy | None = NOTHING_SPENT
+        for choice in self.choices:
+            total = total_energy(total, None if choice.end is None else choice.end.energy)
+        return total

@@ -30,6 +30,11 @@ def _kv_usage(load: LoadReport) -> float:
     return _share(load.kv_used_bytes, load.kv_total_bytes)
 
 
+def _tokens_per_joule(load: LoadReport) -> float | None:
+    joules = None if load.power is None else load.power.energy_j
+    return load.num_output_tokens / joules if joules else None
+
+
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 _WAITING = "vllm:num_requests_waiting"
 _READINGS = (
@@ -124,8 +129,26 @@ _READINGS = (
     _Reading(
         _COUNTER,
         "actorserve_energy_joules",
-        "Energy of the same; output tokens divided by it are tokens per joule.",
+        "Energy of the same.",
         lambda load: None if load.power is None else load.power.energy_j,
+    ),
+    _Reading(
+        _COUNTER,
+        "actorserve_prompt_energy_joules",
+        "The part of this energy that was spent on requests' prompts.",
+        lambda load: load.prompt_energy_j,
+    ),
+    _Reading(
+        _COUNTER,
+        "actorserve_token_energy_joules",
+        "The part of this energy that was spent on requests' tokens after the prompts.",
+        lambda load: load.token_energy_j,
+    ),
+    _Reading(
+        _GAUGE,
+        "actorserve_tokens_per_joule",
+        "Tokens that the instance generated, per joule of this energy.",
+        _tokens_per_joule,
     ),
     _Reading(
         _COUNTER,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actorserve.core.effects import Deliver
-from actorserve.core.messages import FinishReason, RequestSpec
+from actorserve.core.messages import Energy, FinishReason, RequestSpec
 from actorserve.http.metrics.host_metrics import Counter, Histogram, HostMetrics
 from actorserve.http.metrics.names import (
     INTER_TOKEN_LATENCY,
@@ -187,6 +187,7 @@ class RequestMeter:
         self.ttft_s: float | None = None
         self.e2e_s = 0.0
         self.reason: FinishReason | None = None
+        self.energy: Energy | None = None
         self._families = families
         self._metrics = metrics
         self._key = key
@@ -224,11 +225,12 @@ class RequestMeter:
         self.num_tokens += num_tokens
         self._previous_s = now
 
-    def ended(self, reason: FinishReason) -> None:
-        """The request's choice has ended."""
+    def ended(self, reason: FinishReason, energy: Energy | None = None) -> None:
+        """The request's choice has ended. ``energy`` is what workers spent on it; None: not known."""
         if self.reason is not None:
             return
         self.reason = reason
+        self.energy = energy
         self.e2e_s = self._clock() - self.begun_s
         metrics = self._metrics
         metrics.e2e_latency.observe(self.e2e_s)

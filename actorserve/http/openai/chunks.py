@@ -32,13 +32,23 @@ class ChunkFormat:
     """The part of an ``AnswerFormat`` that both endpoints share. Their own classes write the choices."""
 
     def __init__(
-        self, head: AnswerHead, usage: Usage, options: StreamOptions, *, chunk_type: str, answer_type: str
+        self,
+        head: AnswerHead,
+        usage: Usage,
+        options: StreamOptions,
+        *,
+        chunk_type: str,
+        answer_type: str,
+        has_energy: bool,
     ) -> None:
-        """``chunk_type`` and ``answer_type`` are the ``object`` fields of chunks and of whole answers."""
+        """``chunk_type`` and ``answer_type`` are the ``object`` fields of chunks and of whole answers. ``has_energy``:
+        the usage tells the answer's energy.
+        """
         self._head = head
         self._usage = usage
         self._options = options
         self._answer_type = answer_type
+        self._has_energy = has_energy
         self._chunk_fields = head.fields(chunk_type)
         self._events = sse.ChunkEvents(self._chunk_fields)
 
@@ -72,14 +82,19 @@ class ChunkFormat:
 
     def _usage_fields(self, num_untold: int = 0) -> Json:
         """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones,
-        of which ``num_untold`` are left out."""
+        of which ``num_untold`` are left out. With the energy, if the client wants that."""
         num_output_tokens = self._usage.num_output_tokens - num_untold
-        return {
+        fields: Json = {
             "prompt_tokens": self._usage.num_prompt_tokens,
             "completion_tokens": num_output_tokens,
             "total_tokens": self._usage.num_prompt_tokens + num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self._usage.num_cached_tokens},
         }
+        if self._has_energy:
+            energy = self._usage.energy
+            known = None if energy is None else {"prompt": energy.prompt_j, "token": energy.token_j}
+            fields["energy_joules"] = known
+        return fields
 
 
 def finite(logprob: float) -> float:

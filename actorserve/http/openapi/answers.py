@@ -40,14 +40,24 @@ class CompletionTokensDetails(AnswerPart):
     reasoning_tokens: int
 
 
+class EnergyJoules(AnswerPart):
+    """The energy that workers spent on an answer's prompts, and on its tokens."""
+
+    prompt: float
+    token: float
+
+
 class Usage(AnswerPart):
-    """Numbers of tokens. A prompt counts once for all of its choices."""
+    """Numbers of tokens. A prompt counts once for all of its choices. With ``return_energy`` also the energy, which is
+    null where it is not known.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | None = None
+    energy_joules: EnergyJoules | None = None
 
 
 class TokenLogprob(AnswerPart):

@@ -39,6 +39,7 @@ OPERATIONS = (
             "choices": Example(_QUESTION | {"n": 2, "seed": 7, "temperature": 0.8, "top_p": 0.9, "stop": ["\n\n"]}),
             "log-probabilities": Example(_QUESTION | {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1}),
             "token ids": Example(_QUESTION | {"return_token_ids": True, "stream": True}),
+            "energy": Example(_QUESTION | {"return_energy": True}),
             "tools": Example(_QUESTION | {"tools": [{"type": "function", "function": _WEATHER}]}),
             "a JSON schema": Example(
                 _QUESTION

@@ -6,6 +6,7 @@ import pytest
 
 from actorserve.core.effects import AddToEngine, Drained, DropFromEngine, RunStep, Send
 from actorserve.core.messages import (
+    NOTHING_SPENT,
     Drain,
     Finished,
     FinishReason,
@@ -254,10 +255,10 @@ def test_too_large_and_draining_are_refused() -> None:
     """Requests that can never fit, and all requests during a drain, are refused and leave nothing behind."""
     instance = Instance()
     instance.start(spec("a", 33))
-    assert instance.sent == [Refused("a", 1, RefusalReason.TOO_LARGE, 1.0)]
+    assert instance.sent == [Refused("a", 1, RefusalReason.TOO_LARGE, 1.0, energy=NOTHING_SPENT)]
     instance.handle(Drain())
     instance.start(spec("b", 3))
-    assert instance.sent[-1] == Refused("b", 1, RefusalReason.DRAINING, 1.0)
+    assert instance.sent[-1] == Refused("b", 1, RefusalReason.DRAINING, 1.0, energy=NOTHING_SPENT)
     assert not instance.state.requests
     assert instance.plan is None
 

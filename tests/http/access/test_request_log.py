@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from actorserve.core.effects import Deliver, End
-from actorserve.core.messages import FinishReason, RefusalReason, RequestSpec
+from actorserve.core.messages import Energy, FinishReason, RefusalReason, RequestSpec
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
 from actorserve.logs import JsonLines, TextLines
 from tests.http.fakes import (
@@ -81,8 +81,18 @@ async def test_a_line_tells_everything_of_a_request(lines: Lines, stream: bool) 
         "workers": ["worker-0", "worker-1"],
         "stream": stream,
     }
+    assert "prompt_joules" not in line, "they are not known"
     times = [line[name] for name in ("queued_s", "prefill_s", "decode_s", "ttft_s", "e2e_s")]
     assert all(isinstance(seconds, float) and 0.0 <= seconds <= line["e2e_s"] < DEADLINE_S for seconds in times)
+
+
+async def test_a_line_tells_the_joules_of_all_choices(lines: Lines) -> None:
+    """What workers spent is told by phase, where they know it."""
+    ended = replace(end(FinishReason.STOP), energy=Energy(1.25, 3.0))
+    async with client_for(ScriptedService(lambda _: [delivered("ab"), ended])) as client:
+        await client.post("/v1/completions", json={"prompt": "a", "n": 2})
+    (line,) = lines()
+    assert (line["prompt_joules"], line["token_joules"]) == (2.5, 6.0)
 
 
 @pytest.mark.parametrize(

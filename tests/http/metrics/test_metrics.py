@@ -9,14 +9,14 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from actorserve.core.messages import FinishReason, LoadReport
+from actorserve.core.messages import FinishReason, LoadReport, PowerReading
 from actorserve.http.access.api_keys import ApiKey, ApiKeys
 from actorserve.http.app import create_app
 from actorserve.http.host_counts import HostCounts
 from actorserve.http.metrics.metrics import Metrics
 from actorserve.http.metrics.names import RESTARTS
 from actorserve.settings import HttpSettings
-from tests.http.fakes import DESCRIPTION, MODEL, TOKENIZER, ScriptedService, client_for, delivered, end, says
+from tests.http.fakes import DESCRIPTION, MODEL, TOKENIZER, ScriptedService, client_for, delivered, end, load, says
 
 
 class TickingClock:
@@ -99,6 +99,26 @@ class IdleService(ScriptedService):
 
     def shown_loads(self) -> Mapping[str, LoadReport]:
         return {}
+
+
+class MeteredService(ScriptedService):
+    """A service whose worker knows its energy."""
+
+    def shown_loads(self) -> Mapping[str, LoadReport]:
+        report = replace(load(), num_output_tokens=200, prompt_energy_j=12.5, token_energy_j=20.0)
+        return {"worker-0": replace(report, power=PowerReading("GPU-0", 345.5, 40.0))}
+
+
+async def test_energy_is_told_by_phase_and_per_token() -> None:
+    """Joules of prompts and of tokens are counters of each instance, beside its tokens per joule."""
+    async with client_for(MeteredService()) as client:
+        response = await client.get("/metrics")
+    lines = dict(line.rsplit(" ", 1) for line in response.text.splitlines() if not line.startswith("#"))
+    worker = f'{{engine="worker-0",model_name="{MODEL}"}}'
+    assert float(lines[f"actorserve_energy_joules_total{worker}"]) == 40.0
+    assert float(lines[f"actorserve_prompt_energy_joules_total{worker}"]) == 12.5
+    assert float(lines[f"actorserve_token_energy_joules_total{worker}"]) == 20.0
+    assert float(lines[f"actorserve_tokens_per_joule{worker}"]) == 5.0
 
 
 async def test_metrics_before_a_worker() -> None:

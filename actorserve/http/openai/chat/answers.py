@@ -35,7 +35,14 @@ class ChatFormat(ChunkFormat):
         work: WorkerRequests,
     ) -> None:
         options = request.stream_options or StreamOptions()
-        super().__init__(head, usage, options, chunk_type="chat.completion.chunk", answer_type="chat.completion")
+        super().__init__(
+            head,
+            usage,
+            options,
+            chunk_type="chat.completion.chunk",
+            answer_type="chat.completion",
+            has_energy=request.return_energy,
+        )
         self._tokenizer = tokenizer
         self._wants_logprobs = work.wants_logprobs
         self._num_prompt_logprobs = work.specs[0].sampling.prompt_logprobs

@@ -85,6 +85,7 @@ class ChatRequest(StructuredFields, HarmlessChatFields):
     echo: Annotated[bool, null_is(False)] = False
     return_tokens_as_token_ids: Annotated[bool, null_is(False)] = False
     return_token_ids: Annotated[bool, null_is(False)] = False
+    return_energy: Annotated[bool, null_is(False)] = False
     include_reasoning: Annotated[bool, null_is(True)] = True
     max_completion_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     logprobs: bool | None = None

@@ -25,7 +25,14 @@ class CompletionFormat(ChunkFormat):
         self, head: AnswerHead, usage: Usage, request: CompletionRequest, tokenizer: Tokenizer, work: WorkerRequests
     ) -> None:
         options = request.stream_options or StreamOptions()
-        super().__init__(head, usage, options, chunk_type="text_completion", answer_type="text_completion")
+        super().__init__(
+            head,
+            usage,
+            options,
+            chunk_type="text_completion",
+            answer_type="text_completion",
+            has_energy=request.return_energy,
+        )
         self._request = request
         self._tokenizer = tokenizer
         self._name = token_namer(tokenizer, as_token_ids=request.return_tokens_as_token_ids)

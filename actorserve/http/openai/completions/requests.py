@@ -49,6 +49,7 @@ class CompletionRequest(StructuredFields):
     add_special_tokens: Annotated[bool, null_is(True)] = True
     return_tokens_as_token_ids: Annotated[bool, null_is(False)] = False
     return_token_ids: Annotated[bool, null_is(False)] = False
+    return_energy: Annotated[bool, null_is(False)] = False
 
     @model_validator(mode="after")
     def _completion_fields_agree(self, info: ValidationInfo) -> "CompletionRequest":
