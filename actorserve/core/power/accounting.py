@@ -87,19 +87,19 @@ class EnergyAccount:
         if total <= 0.0:
             self._gone_s += now - begun_s
             return
-        per_cost = (now - begun_s) / total
+        duration_s = now - begun_s
         spent_by = self._spent
         for request, is_token, cost in costs:
             if request is None:
-                self._gone_s += cost * per_cost
+                self._gone_s += duration_s * (cost / total)
                 continue
             spent = spent_by.get(request)
             if spent is None:
                 spent = spent_by[request] = _Spent(is_known=True)
             if is_token:
-                spent.token_s += cost * per_cost
+                spent.token_s += duration_s * (cost / total)
             else:
-                spent.prompt_s += cost * per_cost
+                spent.prompt_s += duration_s * (cost / total)
 
     def read(self, reading: PowerReading, now: float, begun: Iterable[Hashable]) -> None:
         """The power was read. ``begun`` are the requests here that had a part in an iteration. It is iterated if the
@@ -130,7 +130,9 @@ class EnergyAccount:
         return Energy(spent.prompt_j + spent.prompt_s * self._watts, spent.token_j + spent.token_s * self._watts)
 
     def forget(self, request: Hashable) -> Energy | None:
-        """The same, and the request is gone from now on."""
+        """The same, and the request is gone from now on. Joules that it got at readings stay in the sums, even if the
+        whole is not known.
+        """
         energy = self.spent(request)
         spent = self._spent.pop(request, None)
         if spent is not None:
@@ -183,7 +185,7 @@ class EnergyAccount:
         if self._done_s + running_s <= 0.0:
             return
         watts = self._watts = self.pending_j / (self._done_s + running_s)
-        self.pending_j -= watts * self._done_s
+        self.pending_j = max(0.0, self.pending_j - watts * self._done_s)
         for spent in self._spent.values():
             prompt_j, token_j = watts * spent.prompt_s, watts * spent.token_s
             spent.prompt_s = spent.token_s = 0.0

@@ -134,10 +134,12 @@ def test_energy_is_conserved(events: list[tuple[str, float | str, list[EnergyRow
     """Requests' joules and the rest are the device's joules, for any iterations, readings and endings."""
     account, now, joules = opened(), 0.0, 0.0
     told: dict[str, Energy | None] = {}
-    gone = NOTHING_SPENT
+    gone, all_known = NOTHING_SPENT, True
     for what, value, rows in events:
         if what == "forget":
-            gone = total_energy(gone, account.forget(value) or NOTHING_SPENT) or gone
+            energy = account.forget(value)
+            all_known = all_known and energy is not None
+            gone = total_energy(gone, energy or NOTHING_SPENT) or gone
             continue
         assert isinstance(value, float)
         if what == "idle":
@@ -163,7 +165,9 @@ def test_energy_is_conserved(events: list[tuple[str, float | str, list[EnergyRow
         assert energy.token_j >= 0.0
     prompts = gone.prompt_j + sum(energy.prompt_j for energy in told.values() if energy is not None)
     tokens = gone.token_j + sum(energy.token_j for energy in told.values() if energy is not None)
-    assert prompts == pytest.approx(account.prompt_j, abs=1e-6)
-    assert tokens == pytest.approx(account.token_j, abs=1e-6)
     assert account.pending_j == pytest.approx(0.0, abs=1e-6)
-    assert prompts + tokens + account.rest_j == pytest.approx(joules, abs=1e-6)
+    assert account.prompt_j + account.token_j + account.rest_j == pytest.approx(joules, abs=1e-6)
+    assert prompts <= account.prompt_j + 1e-6
+    assert tokens <= account.token_j + 1e-6
+    if all_known:
+        assert prompts + tokens + account.rest_j == pytest.approx(joules, abs=1e-6)
