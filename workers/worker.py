@@ -87,8 +87,10 @@ async def _run(child: Child, engine: Engine, profile: Profile, watch: PoolWatch 
         tokenizer_digest=tokenizer_digest(describe(Path(settings.model.path), settings.model.load_format)),
     )
     node = open_node(child.name, hello, settings.cluster, network, recipe, trust)
-    sensor = None if settings.workers.engine == "fake" else open_sensor(settings.workers.device, os.environ)
-    actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch, sensor), child.status)
+    open_power = (
+        None if settings.workers.engine == "fake" else partial(open_sensor, settings.workers.device, os.environ)
+    )
+    actor = WorkerActor(core, node, WorkerEngine(engine, transfer, watch, open_power), child.status)
     actor.on_reload_keys.append(child.reloads.run)
     child.reloads.start()
     on_termination(partial(actor.drain, settings.cluster.drain_timeout_s))

@@ -1,35 +1,44 @@
 """A worker's engine as its actor drives it: the engine's threads, its KV transfer, and the watch over its memory."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from actorserve.actors.worker import EngineEffect
-from actorserve.core.messages import MemoryLimit, Message, Peer
+from actorserve.core.messages import MemoryLimit, Message, Peer, PowerReading
 from workers.engine import Engine
 from workers.engines.engine_thread import EngineThread
 from workers.kv_transfer.transfer import KVTransfer
 from workers.memory import PoolWatch
+from workers.power.driver_thread import PATIENCE_S, DriverThread
 from workers.power.sensor import PowerSensor
 
 _MEASURE_MEMORY_S: Final = 1.0
 _MEASURE_POWER_S: Final = 0.25  # most requests last longer, so their energy is measured and not only estimated
 
 
+_log: Final = logging.getLogger("actorserve.power")
+
+
 class WorkerEngine:
     """Implements ``actors.worker.EngineShell``. ``memory``: None when no other process can take the pools' memory.
-    ``power``: None when nothing tells the power of what the engine computes on.
+    ``open_power`` opens the sensor of the power of what the engine computes on, if there is one; None: there is none.
 
     Make it on the running event loop.
     """
 
     def __init__(
-        self, engine: Engine, transfer: KVTransfer, memory: PoolWatch | None, power: PowerSensor | None = None
+        self,
+        engine: Engine,
+        transfer: KVTransfer,
+        memory: PoolWatch | None,
+        open_power: Callable[[], PowerSensor | None] | None = None,
     ) -> None:
         self._engine = engine
         self._transfer = transfer
         self._memory = memory
-        self._power = power
+        self._open_power = open_power
         self._thread = EngineThread(engine, transfer)
 
     async def run(self, tell: Callable[[Message], None]) -> None:
@@ -37,8 +46,8 @@ class WorkerEngine:
         async with asyncio.TaskGroup() as group:
             if self._memory is not None:
                 group.create_task(self._watch_memory(self._memory, tell), name="memory")
-            if self._power is not None:
-                group.create_task(self._watch_power(self._power, tell), name="power")
+            if self._open_power is not None:
+                group.create_task(self._watch_power(self._open_power, tell), name="power")
             await self._thread.failure
 
     def perform(self, effect: EngineEffect) -> None:
@@ -61,10 +70,17 @@ class WorkerEngine:
                 told = num_blocks
             await asyncio.sleep(_MEASURE_MEMORY_S)
 
-    async def _watch_power(self, power: PowerSensor, tell: Callable[[Message], None]) -> None:
-        """Tell the core the power. A driver may take long to answer, so another thread asks it."""
-        while True:
-            reading = await asyncio.to_thread(power.read)
+    async def _watch_power(self, open_power: Callable[[], PowerSensor | None], tell: Callable[[Message], None]) -> None:
+        """Tell the core the power. While the driver does not answer, the power is not known, and serving goes on."""
+        driver = DriverThread()
+        sensor = await driver.call(open_power)
+        while sensor is not None:
+            asked = driver.call(sensor.read)
+            await asyncio.wait([asked], timeout=PATIENCE_S)
+            if not asked.done():
+                _log.warning("the driver has not told the power for %.0f s, so it is not known", PATIENCE_S)
+                tell(PowerReading())
+            reading = await asked
             if reading is not None:
                 tell(reading)
             await asyncio.sleep(_MEASURE_POWER_S)

@@ -7,50 +7,128 @@ server on one host it only uses sockets in the server's runtime folder.
 """
 
 import asyncio
+import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import uvloop
 
-from actorserve.actors.cluster_actor import ClusterActor
+from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.cluster_trust import open_trust
 from actorserve.actors.node import Node, open_node
 from actorserve.core.effects import Effect, ReadPower, SetCaps
-from actorserve.core.messages import PROTOCOL_VERSION, Hello, PowerReport, Role
+from actorserve.core.messages import PROTOCOL_VERSION, DevicePower, Hello, PowerRead, PowerReport, Role
 from actorserve.core.power.actuator import ActuatorConfig, ActuatorState
 from actorserve.processes.child import Child
 from actorserve.processes.signals import on_termination
 from workers.power.caps import PowerCaps
+from workers.power.driver_thread import PATIENCE_S, DriverThread
 from workers.power.former_limits import FormerLimits
 from workers.power.nvml import Gpus
 
 NAME: Final = Role.POWER.value
 _END_S: Final = 10.0
+_log: Final = logging.getLogger("actorserve.power")
 
 
 class ActuatorActor(ClusterActor):
-    """Reads the devices and sets caps for its core."""
+    """Reads the devices and sets caps for its core, on a thread, because a driver may hang.
 
-    def __init__(self, core: ActuatorState, node: Node, caps: PowerCaps) -> None:
+    A driver that does not answer for ``PATIENCE_S`` is reported: its devices have the caps that they had, or may have
+    got meanwhile; what they draw is not known; and they cannot be set. ``failure`` is an error of the thread that ended
+    the actor.
+    """
+
+    def __init__(self, core: ClusterCore, node: Node, caps: PowerCaps, driver: DriverThread) -> None:
         super().__init__(core, node)
+        self.failure: BaseException | None = None
         self._caps = caps
+        self._driver = driver
+        self._wanted: dict[str, float] = {}  # caps to set as soon as the driver has answered, in this order
+        self._wants_reading = False
+        self._setting: dict[str, float] = {}  # what is being set
+        self._asked_s: float | None = None  # since when the driver has been busy
+        self._last = PowerRead(())
+        self._was_late = False
+        self._is_ending = False
 
     def perform(self, effect: Effect) -> None:
         match effect:
             case SetCaps(devices=devices, caps_watts=caps_watts):
-                self._caps.set_caps(devices, caps_watts)
+                for device, watts in zip(devices, caps_watts, strict=True):
+                    self._wanted.pop(device, None)
+                    self._wanted[device] = watts
+                self._ask()
             case ReadPower():
-                self.tell(self._caps.read())
+                self._wants_reading = True
+                self._ask()
+                self._tell_if_late()
             case _:
                 super().perform(effect)
 
-    def say_farewell(self) -> None:
-        """Put the former limits back, tell the coordinator what the devices have now, and end."""
-        self._caps.put_back()
-        for peer in self.peers:
-            self._transport.send(peer, PowerReport(0, self._caps.read().devices))
+    async def end(self) -> None:
+        """Put the former limits back, tell the coordinator what the devices have now, and end. If the driver hangs, the
+        limits are put back by the next actuator.
+        """
+        self._is_ending = True
+        read = self._driver.call(self._put_back)
+        await asyncio.wait([read], timeout=_END_S / 2)
+        if not read.done():
+            _log.warning("the driver does not answer, so former limits are put back when this starts again")
+        elif read.exception() is None:
+            for peer in self.peers:
+                self._transport.send(peer, PowerReport(0, read.result().devices))
         self.stop()
+
+    def _put_back(self) -> PowerRead:
+        self._caps.put_back()
+        return self._caps.read()
+
+    def _ask(self) -> None:
+        """Have the driver do what is wanted, unless it is busy."""
+        if self._asked_s is not None or self._is_ending or not (self._wanted or self._wants_reading):
+            return
+        wanted, reads = self._wanted, self._wants_reading
+        self._wanted, self._wants_reading, self._setting = {}, False, wanted
+        self._asked_s = self._clock()
+
+        def work() -> PowerRead | None:
+            self._caps.set_caps(tuple(wanted), tuple(wanted.values()))
+            return self._caps.read() if reads else None
+
+        self._driver.call(work).add_done_callback(self._on_answer)
+
+    def _on_answer(self, answer: "asyncio.Future[PowerRead | None]") -> None:
+        self._asked_s, self._setting, self._was_late = None, {}, False
+        if answer.cancelled() or self._is_ending:
+            return
+        self.failure = answer.exception()
+        if self.failure is not None:
+            self.stop()
+            return
+        read = answer.result()
+        if read is not None and not (self._wanted and self._wants_reading):  # a newer reading follows newer caps
+            self._last = read
+            self.tell(read)
+        self._ask()
+
+    def _tell_if_late(self) -> None:
+        if self._asked_s is None or self._clock() < self._asked_s + PATIENCE_S:
+            return
+        if not self._was_late:
+            self._was_late = True
+            _log.warning("the driver has not answered for %.0f s, so what GPUs draw is not known", PATIENCE_S)
+        self.tell(PowerRead(tuple(self._unknown(power) for power in self._last.devices), self._last.feed_watts))
+
+    def _unknown(self, power: DevicePower) -> DevicePower:
+        cap_watts = power.cap_watts
+        if cap_watts is not None:
+            cap_watts = max(cap_watts, self._setting.get(power.device, 0.0))
+        return replace(
+            power, cap_watts=cap_watts, enforced_watts=None, draw_watts=None, is_throttled=False, can_set=False
+        )
 
 
 def run_actuator(child: Child, gpus: Gpus | None, state_folder: Path, config: ActuatorConfig) -> None:
@@ -71,17 +149,20 @@ async def _run(child: Child, caps: PowerCaps, config: ActuatorConfig) -> None:
         node = open_node(child.name, hello, settings, child.network, None, open_trust(child))
     finally:
         os.umask(old)
-    actor = ActuatorActor(ActuatorState(config), node, caps)
+    driver = DriverThread()
+    actor = ActuatorActor(ActuatorState(config), node, caps, driver)
     child.reloads.start()
+    endings: list[asyncio.Task[None]] = []
 
     def end() -> None:
         child.status.stopping(_END_S)
-        actor.say_farewell()
+        endings.append(asyncio.get_running_loop().create_task(actor.end()))
 
     on_termination(end)
     child.status.ready()
     try:
         await actor.run()
     finally:
-        caps.put_back()
-        await asyncio.sleep(0)
+        await asyncio.wait([driver.call(caps.put_back)], timeout=_END_S / 2)
+    if actor.failure is not None:
+        raise actor.failure

@@ -4,6 +4,7 @@ import logging
 from typing import Final
 
 from actorserve.core.messages import PowerRead
+from workers.power.feed import FeedMeter
 from workers.power.former_limits import FormerLimits
 from workers.power.nvml import Gpus
 
@@ -16,15 +17,16 @@ class PowerCaps:
     What an actuator that was killed left behind is put back at once.
     """
 
-    def __init__(self, gpus: Gpus | None, former: FormerLimits) -> None:
+    def __init__(self, gpus: Gpus | None, former: FormerLimits, feed: FeedMeter | None = None) -> None:
         self._gpus = gpus
         self._former = former
+        self._feed = feed or FeedMeter()
         if former.watts:
             _log.warning("an earlier actuator ended without putting back %d power limit(s)", len(former.watts))
         self.put_back()
 
     def read(self) -> PowerRead:
-        return PowerRead(() if self._gpus is None else self._gpus.read())
+        return PowerRead(() if self._gpus is None else self._gpus.read(), self._feed.watts())
 
     def set_caps(self, devices: tuple[str, ...], caps_watts: tuple[float, ...]) -> None:
         """Set the caps in this order. A device whose former limit is not on disk is not touched.

@@ -30,8 +30,8 @@ class DevicePower:
 class PowerReading:
     """Local, to a worker's core, which puts it into its load reports: the power of what the worker computes on.
 
-    - ``device`` is the driver's name of the GPU; empty for CPUs, whose power is that of all CPU packages of the host,
-      and is shared with the host's other workers.
+    - ``device`` is the driver's name of the GPU; empty for CPUs. The power and energy of CPUs are the part of the
+      host's CPU packages that this process's CPU time took, so that several workers of a host count the packages once.
     - ``draw_watts`` is the power now, ``cap_watts`` the power limit, and ``energy_j`` the energy since the worker
       started.
     - ``temperature_c``, ``clock_mhz`` and the free memory are the GPU's. ``is_throttled``: heat slows it down.

@@ -4,7 +4,9 @@ The rule:
 
 - The device's energy in a period, from one reading of its power to the next, is the difference of its energy counter.
   Without a counter it is the mean of both readings' power, times the period.
-- The part of the period in which no iteration ran is idle time. Its part of the energy belongs to no request.
+- The part of the period in which no iteration ran is idle time. Its part of the energy belongs to no request. (On CPUs
+  the reading is what the worker's own CPU time took, which has no idle time: a period's energy is that of its
+  iterations, if it had any.)
 - The iterations get the other part by their durations: an iteration that a reading divides has one part of its energy
   from each period. (So an iteration's energy is the device's mean power while it computes, times its duration.)
 - An iteration's rows share its duration by what they cost by the profile: a prefill's chunk as much as an iteration of
@@ -178,7 +180,10 @@ class EnergyAccount:
         if self._begun_s is not None:
             busy_s += now - max(self._begun_s, self._read_s)
             running_s = now - self._begun_s
-        busy_j = energy_j * min(1.0, busy_s / period_s) if period_s > 0.0 else 0.0
+        busy = min(1.0, busy_s / period_s) if period_s > 0.0 else 0.0
+        if busy > 0.0 and not self._last.device:
+            busy = 1.0
+        busy_j = energy_j * busy
         self.rest_j += energy_j - busy_j
         self.pending_j += busy_j
         self._read_s, self._busy_s = now, 0.0

@@ -123,7 +123,7 @@ _READINGS = (
     _Reading(
         _GAUGE,
         "actorserve_power_watts",
-        "Power of the GPU; on CPUs that of all of the host's CPUs.",
+        "Power of the GPU; on CPUs what the worker's CPU time takes of the host's CPUs.",
         lambda load: None if load.power is None else load.power.draw_watts,
     ),
     _Reading(

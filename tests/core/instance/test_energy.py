@@ -18,7 +18,7 @@ class Metered(Instance):
         super().__init__()
         self.now = 0.0
         self.joules = 0.0
-        self.handle(PowerReading(energy_j=0.0), 0.0)
+        self.handle(PowerReading("GPU-0", energy_j=0.0), 0.0)
 
     def start(self, request: RequestSpec, epoch: int = 1) -> list[Effect]:
         return self.handle(Start(epoch, request), self.now)
@@ -34,7 +34,7 @@ class Metered(Instance):
         self.joules += WATTS / 10.0 * seconds
 
     def read(self) -> None:
-        self.handle(PowerReading(energy_j=self.joules), self.now)
+        self.handle(PowerReading("GPU-0", energy_j=self.joules), self.now)
 
     def ending(self, name: str) -> Energy | None:
         """What the end of this request told."""
@@ -118,9 +118,9 @@ def test_a_request_that_began_before_the_first_reading_has_no_energy() -> None:
     instance = Instance()
     instance.start(spec("a", 3, max_tokens=2))
     instance.done(now=0.1)
-    instance.handle(PowerReading(energy_j=0.0), 0.1)
+    instance.handle(PowerReading("GPU-0", energy_j=0.0), 0.1)
     instance.done(now=0.2)
-    instance.handle(PowerReading(energy_j=10.0), 0.3)
+    instance.handle(PowerReading("GPU-0", energy_j=10.0), 0.3)
     (finished,) = [each for each in instance.sent if isinstance(each, Finished)]
     assert finished.energy is None
 
@@ -128,10 +128,10 @@ def test_a_request_that_began_before_the_first_reading_has_no_energy() -> None:
 def test_a_source_tells_what_it_spent_when_it_hands_a_request_over() -> None:
     """The request for a hand-over has the energy of the prompt and the tokens that were computed here."""
     instance = source(MigrationMode.RECOMPUTE)
-    instance.handle(PowerReading(energy_j=0.0), 0.0)
+    instance.handle(PowerReading("GPU-0", energy_j=0.0), 0.0)
     instance.start(spec("r", 5, max_tokens=100))
     instance.done(now=0.1)
-    instance.handle(PowerReading(energy_j=10.0), 0.1)
+    instance.handle(PowerReading("GPU-0", energy_j=10.0), 0.1)
     assert order(instance, now=0.1) == [], "the iteration in flight ends first"
     instance.done(now=0.3)
     (hand_over,) = [each for each in instance.sent if isinstance(each, HandOver)]
@@ -139,6 +139,6 @@ def test_a_source_tells_what_it_spent_when_it_hands_a_request_over() -> None:
     assert hand_over.energy.prompt_j == pytest.approx(10.0)
     assert hand_over.energy.token_j == pytest.approx(20.0), "at the power of the prompt, because none was read since"
     instance.handle(Release("r", 1), 0.3)
-    instance.handle(PowerReading(energy_j=30.0), 0.3)
+    instance.handle(PowerReading("GPU-0", energy_j=30.0), 0.3)
     account = instance.state.steps.energy
     assert (account.prompt_j, account.token_j) == pytest.approx((10.0, 20.0))

@@ -8,7 +8,7 @@ from actorserve.core.power.accounting import EnergyAccount, EnergyRow
 
 
 def counter(joules: float) -> PowerReading:
-    return PowerReading(energy_j=joules)
+    return PowerReading("GPU-0", energy_j=joules)
 
 
 def opened() -> EnergyAccount:
@@ -39,6 +39,17 @@ def test_rows_share_an_iteration_by_what_they_cost_and_idle_time_belongs_to_none
     assert (account.prompt_j, account.token_j, account.rest_j) == pytest.approx((30.0, 10.0, 60.0))
 
 
+def test_the_energy_of_a_processs_cpu_time_has_no_idle_part() -> None:
+    """A CPU worker's reading is what its CPU time took, all of it in iterations if there were any."""
+    account = EnergyAccount()
+    account.read(PowerReading(energy_j=0.0), 0.0, ())
+    run(account, 0.2, 0.6, ("a", False, 1.0))
+    account.read(PowerReading(energy_j=12.0), 1.0, ())
+    assert by_phase(account.spent("a")) == pytest.approx((12.0, 0.0))
+    account.read(PowerReading(energy_j=13.0), 2.0, ())
+    assert account.rest_j == pytest.approx(1.0)
+
+
 def test_a_request_has_both_phases() -> None:
     """The prompt's chunks and the tokens after it are told apart."""
     account = opened()
@@ -66,9 +77,9 @@ def test_an_iteration_that_lasts_longer_than_a_period_gets_its_energy_when_it_en
 def test_without_a_counter_the_mean_of_two_readings_counts() -> None:
     """A device that tells its power alone took the mean of both readings' power for the time between them."""
     account = EnergyAccount()
-    account.read(PowerReading(draw_watts=100.0), 0.0, ())
+    account.read(PowerReading("GPU-0", draw_watts=100.0), 0.0, ())
     run(account, 0.0, 1.0, ("a", False, 1.0))
-    account.read(PowerReading(draw_watts=300.0), 1.0, ())
+    account.read(PowerReading("GPU-0", draw_watts=300.0), 1.0, ())
     assert by_phase(account.spent("a")) == pytest.approx((200.0, 0.0))
 
 
@@ -107,12 +118,12 @@ def test_what_is_not_known_is_not_told() -> None:
 def test_power_without_a_counter_is_lost_while_it_is_not_read() -> None:
     """After a long silence without a counter, requests that ran meanwhile have no number, and new ones do."""
     account = EnergyAccount()
-    account.read(PowerReading(draw_watts=100.0), 0.0, ())
+    account.read(PowerReading("GPU-0", draw_watts=100.0), 0.0, ())
     run(account, 1.0, 2.0, ("a", False, 1.0))
-    account.read(PowerReading(draw_watts=100.0), 20.0, ("a",))
+    account.read(PowerReading("GPU-0", draw_watts=100.0), 20.0, ("a",))
     assert account.spent("a") is None
     run(account, 20.0, 21.0, ("b", False, 1.0))
-    account.read(PowerReading(draw_watts=100.0), 21.0, ("a", "b"))
+    account.read(PowerReading("GPU-0", draw_watts=100.0), 21.0, ("a", "b"))
     assert by_phase(account.spent("b")) == pytest.approx((100.0, 0.0))
 
 

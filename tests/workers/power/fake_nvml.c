@@ -2,12 +2,13 @@
 
    A missing file means that the GPU does not tell that. "error" is what every call of the GPU answers, and
    "set_error" what setting its limit answers. "deaf" makes a set succeed without effect. "kill" kills the process that
-   sets a limit: 1 before the limit is set, 2 after it. */
+   sets a limit: 1 before the limit is set, 2 after it. While "hang" is there, calls of the GPU do not return. */
 
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OK = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6 };
 
@@ -31,6 +32,8 @@ static int get_of(device *of, const char *name, unsigned long long *value)
     char gpu[16];
     unsigned long long error = OK;
     snprintf(gpu, sizeof gpu, "%d", of->index);
+    while (get(gpu, "hang", &error) == OK)
+        usleep(10000);
     if (get(gpu, "error", &error) == OK && error != OK)
         return (int)error;
     return get(gpu, name, value);

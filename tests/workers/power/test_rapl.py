@@ -14,13 +14,29 @@ def test_watts_are_energy_by_time_also_when_a_counter_wraps(tmp_path: Path) -> N
     package(tmp_path, "intel-rapl:0", 100_000)
     package(tmp_path, "intel-rapl:0:0", 5)
     package(tmp_path, "intel-rapl:1", 900_000)
-    rapl = Rapl(tmp_path, lambda: now[0])
+    rapl = Rapl(tmp_path, lambda: now[0], lambda: 4.0 * now[0], 4)  # it has all CPUs
     assert rapl.watts() is None, "there is nothing to compare with"
     package(tmp_path, "intel-rapl:0", 300_000)
     package(tmp_path, "intel-rapl:1", 100_000)
     now[0] = 2.0
     assert rapl.watts() == pytest.approx(0.2)
     assert rapl.energy_j == pytest.approx(0.4)
+
+
+def test_processes_of_a_host_count_its_packages_once(tmp_path: Path) -> None:
+    """Each has the part that its CPU time is of all CPUs' time, so the sum is never more than the packages' energy."""
+    now = [0.0]
+    package(tmp_path, "intel-rapl:0", 0, 10**9)
+    shares = (0.5, 0.25, 0.0)
+    workers = [
+        Rapl(tmp_path, lambda: now[0], lambda share=share: share * 8 * now[0], 8)  # type: ignore[misc]
+        for share in shares
+    ]
+    assert [worker.watts() for worker in workers] == [None] * 3
+    package(tmp_path, "intel-rapl:0", 200_000_000, 10**9)
+    now[0] = 2.0
+    assert [worker.watts() for worker in workers] == pytest.approx([50.0, 25.0, 0.0])
+    assert sum(worker.energy_j for worker in workers) == pytest.approx(150.0)
 
 
 @pytest.mark.parametrize("content", ["", "secret", None])

@@ -51,17 +51,17 @@ def test_without_a_gpu_of_its_name_there_is_no_sensor(name: str, loaded_driver: 
     assert open_sensor("cuda", {"CUDA_VISIBLE_DEVICES": name}) is None
 
 
-def test_cpus_tell_their_power_together(tmp_path: Path) -> None:
-    """A CPU worker's reading is that of the host's packages, and it names no device."""
-    now = [0.0]
+def test_a_cpu_worker_tells_its_part_of_the_packages(tmp_path: Path) -> None:
+    """A CPU worker's reading is its part of the host's packages, and it names no device."""
+    now, cpu_s = [0.0], [0.0]
     package(tmp_path, "intel-rapl:0", 0)
-    sensor = open_sensor("cpu", {}, lambda: Rapl(tmp_path, lambda: now[0]))
+    sensor = open_sensor("cpu", {}, lambda: Rapl(tmp_path, lambda: now[0], lambda: cpu_s[0], 4))
     assert sensor is not None
     assert sensor.read() is None
     package(tmp_path, "intel-rapl:0", 600_000)
-    now[0] = 2.0
+    now[0], cpu_s[0] = 2.0, 4.0  # half of what 4 CPUs have in 2 s
     reading = sensor.read()
     assert reading is not None
     assert reading.device == ""
-    assert reading.draw_watts == pytest.approx(0.3)
-    assert reading.energy_j == pytest.approx(0.6)
+    assert reading.draw_watts == pytest.approx(0.15)
+    assert reading.energy_j == pytest.approx(0.3)
