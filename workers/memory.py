@@ -245,6 +245,28 @@ class PoolWatch:
         return min(self._num_blocks, usable)
 
 
+class GpuPressure:
+    """How many blocks of a pool in a GPU's memory may be used, by the free memory that the GPU's driver tells.
+
+    The pool itself is allocated at the start, but iterations allocate their activations beside it. When other processes
+    take the GPU's memory, so that less than a margin is free, the pool is used as if what is missing of the margin had
+    to come out of it, because fewer requests need smaller activations. The margin is an eighth of what was free at the
+    first reading, at most 512 MiB. Blocks that were handed out before stay usable, as on CPUs.
+    """
+
+    def __init__(self, num_blocks: int, bytes_per_block: int) -> None:
+        self._num_blocks = num_blocks
+        self._bytes_per_block = bytes_per_block
+        self._margin_bytes: int | None = None
+
+    def num_usable_blocks(self, free_bytes: int) -> int:
+        """The number of the pool's blocks that may be used while so much of the GPU's memory is free."""
+        if self._margin_bytes is None:
+            self._margin_bytes = min(_MAX_RUNNING_RESERVE_BYTES, free_bytes // 8)
+        missing = max(0, self._margin_bytes - free_bytes)
+        return max(0, self._num_blocks - math.ceil(missing / self._bytes_per_block))
+
+
 def _copies_shared_table(kernels: Kernels) -> bool:
     """Whether the output layer that shares the token table keeps its numbers in a form of its own."""
     mode = kernels.numerics

@@ -10,7 +10,7 @@ from actorserve.core.messages import MemoryLimit, Message, Peer, PowerReading
 from workers.engine import Engine
 from workers.engines.engine_thread import EngineThread
 from workers.kv_transfer.transfer import KVTransfer
-from workers.memory import PoolWatch
+from workers.memory import GpuPressure, PoolWatch
 from workers.power.driver_thread import PATIENCE_S, DriverThread
 from workers.power.sensor import PowerSensor
 
@@ -71,8 +71,12 @@ class WorkerEngine:
             await asyncio.sleep(_MEASURE_MEMORY_S)
 
     async def _watch_power(self, open_power: Callable[[], PowerSensor | None], tell: Callable[[Message], None]) -> None:
-        """Tell the core the power. While the driver does not answer, the power is not known, and serving goes on."""
+        """Tell the core the power, and how many blocks may be used while a GPU's memory is short. While the driver does
+        not answer, the power is not known, and serving goes on.
+        """
         driver = DriverThread()
+        pressure = GpuPressure(self._engine.num_blocks, self._engine.bytes_per_block)
+        told = self._engine.num_blocks
         sensor = await driver.call(open_power)
         while sensor is not None:
             asked = driver.call(sensor.read)
@@ -83,4 +87,9 @@ class WorkerEngine:
             reading = await asked
             if reading is not None:
                 tell(reading)
+            if reading is not None and reading.memory_free_bytes is not None:
+                num_blocks = pressure.num_usable_blocks(reading.memory_free_bytes)
+                if num_blocks != told:
+                    tell(MemoryLimit(num_blocks))
+                    told = num_blocks
             await asyncio.sleep(_MEASURE_POWER_S)
