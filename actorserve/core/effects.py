@@ -151,9 +151,9 @@ class Deliver:
     token.
 
     ``num_cached_tokens``, set with the first tokens, is how many of the prompt's tokens a prefix cache had computed.
-    ``prompt_logprobs`` come with the first tokens if the request wants them. ``worker``, set with the first
-    tokens of each epoch, is the name of the worker that made them. ``queued_s``, set with the first tokens of all, is
-    how long the request waited for its first iteration, since its client sent it.
+    ``prompt_logprobs`` come with the first tokens if the request wants them. ``worker`` and ``kind``, set with the
+    first tokens of each epoch, are the name and the kind of the worker that made them. ``queued_s``, set with the first
+    tokens of all, is how long the request waited for its first iteration, since its client sent it.
     """
 
     request_id: str
@@ -163,6 +163,7 @@ class Deliver:
     prompt_logprobs: PromptLogprobs | None = None
     worker: str = ""
     queued_s: float = 0.0
+    kind: str = ""
 
 
 @value

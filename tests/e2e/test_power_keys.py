@@ -1,4 +1,4 @@
-"""The actuator of a host in a cluster with keys: over tcp, and with a key of its own, it obeys the coordinator alone."""
+"""An actuator with a key of its own, in a cluster with keys: over tcp it obeys the coordinator alone."""
 
 import os
 import socket

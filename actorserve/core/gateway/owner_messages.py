@@ -78,9 +78,9 @@ class OwnerMessages:
                 token_ids, logprobs = all_token_ids[first:end], all_logprobs[first:end]
                 num_cached_tokens = all_cached[row] if all_cached and first == begin else 0
                 prompt_logprobs = all_prompt_logprobs[row] if all_prompt_logprobs and first == begin else None
-                name, queued_s = "", 0.0
+                name, kind, queued_s = "", "", 0.0
                 if session.told_epoch != session.epoch:
-                    session.told_epoch, name = session.epoch, sender.name
+                    session.told_epoch, name, kind = session.epoch, sender.name, worker.kind
                     if not session.output:
                         self._log.note(request_id, now, "first token", sender.name)
                         waited_s = all_waited_s[row] if all_waited_s else 0.0
@@ -89,9 +89,9 @@ class OwnerMessages:
                 if (earlier := delivered.get(request_id)) is not None:
                     token_ids, logprobs = earlier.token_ids + token_ids, earlier.logprobs + logprobs
                     num_cached_tokens, prompt_logprobs = earlier.num_cached_tokens, earlier.prompt_logprobs
-                    name, queued_s = earlier.worker, earlier.queued_s
+                    name, queued_s, kind = earlier.worker, earlier.queued_s, earlier.kind
                 delivered[request_id] = Deliver(
-                    request_id, token_ids, logprobs, num_cached_tokens, prompt_logprobs, name, queued_s
+                    request_id, token_ids, logprobs, num_cached_tokens, prompt_logprobs, name, queued_s, kind
                 )
                 session.served_at_s = session.patient_from_s = now
                 session.resend_requested_s = None

@@ -47,8 +47,9 @@ class Choice:
     """Turns the effects on one request into text. Knows no I/O: effects in, pieces out.
 
     ``num_tokens`` counts the tokens made so far, held back or not, and ``num_cached_tokens`` the prompt's tokens that
-    were in a prefix cache. ``end`` is set when the choice has ended: by its request, by a stop string, or by its
-    parser. The caller must then release the request, and drop its further effects.
+    were in a prefix cache. ``kinds`` are the kinds of the workers that made the tokens, in order. ``end`` is set when
+    the choice has ended: by its request, by a stop string, or by its parser. The caller must then release the request,
+    and drop its further effects.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Choice:
         self.index = index
         self.num_tokens = 0
         self.num_cached_tokens = 0
+        self.kinds: list[str] = []
         self.end: End | None = None
         self._stop_token_ids = frozenset(spec.sampling.stop_token_ids)
         self._min_tokens = spec.sampling.min_tokens
@@ -116,6 +118,8 @@ class Choice:
         if isinstance(effect, End):
             return self._finish(effect)
         self.num_cached_tokens += effect.num_cached_tokens
+        if effect.kind and effect.kind not in self.kinds:
+            self.kinds.append(effect.kind)
         if effect.prompt_logprobs is not None:
             self._prompt_logprobs = effect.prompt_logprobs
         self._has_begun = True

@@ -50,7 +50,8 @@ class ChunkFormat:
         self._answer_type = answer_type
         self._has_energy = has_energy
         self._chunk_fields = head.fields(chunk_type)
-        self._events = sse.ChunkEvents(self._chunk_fields)
+        self._chunk_events = sse.ChunkEvents(self._chunk_fields)
+        self._num_told_kinds = 0
 
     def keep_alive(self) -> bytes:
         return sse.KEEP_ALIVE
@@ -66,11 +67,23 @@ class ChunkFormat:
     def refusal(self, failure: RequestFailedError) -> Response:
         return failure.response()
 
+    @property
+    def _events(self) -> sse.ChunkEvents:
+        """Chunks' heads with the fingerprint so far, which changes when a worker of another kind goes on."""
+        kinds = self._usage.kinds
+        if len(kinds) != self._num_told_kinds:
+            self._num_told_kinds = len(kinds)
+            self._chunk_fields |= fingerprint_field(kinds)
+            self._chunk_events = sse.ChunkEvents(self._chunk_fields)
+        return self._chunk_events
+
     def _chunk(self, choice: Json, num_untold: int = 0, further: Json | None = None) -> bytes:
         """A chunk with one choice, and with ``further`` fields beside it. ``num_untold`` of the tokens made so far
         belong to the next chunk.
         """
-        events = self._events if further is None else sse.ChunkEvents(self._chunk_fields | further)
+        events = self._events
+        if further is not None:
+            events = sse.ChunkEvents(self._chunk_fields | further)
         if not self._options.include_usage:
             return events.event(choice)
         usage = self._usage_fields(num_untold) if self._options.continuous_usage_stats else None
@@ -78,7 +91,8 @@ class ChunkFormat:
 
     def _answer(self, choices: Sequence[Json]) -> Json:
         """The whole answer."""
-        return self._head.fields(self._answer_type) | {"choices": choices, "usage": self._usage_fields()}
+        head = self._head.fields(self._answer_type) | fingerprint_field(self._usage.kinds)
+        return head | {"choices": choices, "usage": self._usage_fields()}
 
     def _usage_fields(self, num_untold: int = 0) -> Json:
         """The numbers of tokens so far: of the prompts, of those found in a prefix cache, and of the generated ones,
@@ -95,6 +109,14 @@ class ChunkFormat:
             known = None if energy is None else {"prompt": energy.prompt_j, "token": energy.token_j}
             fields["energy_joules"] = known
         return fields
+
+
+def fingerprint_field(kinds: Sequence[str]) -> Json:
+    """The field that tells what an answer's tokens depend on beside the request: the kinds of the workers that made
+    them. Several kinds (prompt and token pools of different hardware, or a worker that died) are joined by ``+``, in
+    order: then the same request may get another answer. Without a known kind there is no field.
+    """
+    return {"system_fingerprint": "fp_" + "+".join(kinds)} if kinds else {}
 
 
 def finite(logprob: float) -> float:

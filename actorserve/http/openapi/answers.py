@@ -136,6 +136,7 @@ class ChatCompletion(AnswerPart):
     object: Literal["chat.completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptTokens | None
@@ -184,6 +185,7 @@ class ChatCompletionChunk(AnswerPart):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[ChunkChoice]
     usage: Usage | None = None
     prompt_token_ids: list[int] | None = None
@@ -215,6 +217,7 @@ class Completion(AnswerPart):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None = None
     choices: list[CompletionChoice]
     usage: Usage | None = None
 

@@ -49,7 +49,7 @@ from tests.core.harness.gateway import (
 def test_tokens_reach_the_client_once_and_in_order() -> None:
     """Each token is delivered once; a repeat is dropped."""
     gateway = running(A)
-    assert gateway.handle(tokens(1, 0, 7), 0.0, A) == [Deliver("r", (7,), worker=A.name)]
+    assert gateway.handle(tokens(1, 0, 7), 0.0, A) == [Deliver("r", (7,), worker=A.name, kind="k")]
     assert gateway.handle(tokens(1, 0, 7), 0.0, A) == []
     assert gateway.handle(tokens(1, 1, 8), 0.0, A) == [Deliver("r", (8,))]
 
@@ -61,7 +61,7 @@ def test_gap_is_asked_for_once_a_retry() -> None:
     assert gateway.handle(tokens(1, 3, 9), 0.1, A) == []
     assert gateway.handle(tokens(1, 4, 9), 1.0, A) == [Send(A, Resend("r", 1, 0))]
     many = Tokens(("r",), (1,), (0,), (7, 8), run_lengths=(2,))
-    assert gateway.handle(many, 1.1, A) == [Deliver("r", (7, 8), worker=A.name)]
+    assert gateway.handle(many, 1.1, A) == [Deliver("r", (7, 8), worker=A.name, kind="k")]
     assert gateway.handle(tokens(1, 3, 9), 1.2, A) == [Send(A, Resend("r", 1, 2))]
 
 
@@ -102,7 +102,7 @@ def test_a_request_may_begin_with_output() -> None:
     effects = gateway.handle(Open(replace(SPEC, output_token_ids=(7,))), 0.0)
     assert effects == [Send(COORDINATOR, Place("r", 1, 4))]
     assert gateway.handle(Placed("r", 1, A), 0.0, COORDINATOR) == [Send(A, start(1, output=(7,)))]
-    assert gateway.handle(tokens(1, 1, 8), 0.0, A) == [Deliver("r", (8,), worker=A.name)]
+    assert gateway.handle(tokens(1, 1, 8), 0.0, A) == [Deliver("r", (8,), worker=A.name, kind="k")]
 
 
 def test_end_comes_after_the_last_token() -> None:
@@ -123,7 +123,7 @@ def test_dead_worker_costs_an_epoch_and_no_token() -> None:
     place = Place("r", 2, 4, kind="k", avoid=A, waited_s=1.0)
     assert gateway.handle(PeerDown(A), 1.0) == [Send(COORDINATOR, place)]
     assert gateway.handle(Placed("r", 2, B), 1.0, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=1.0))]
-    assert gateway.handle(tokens(2, 1, 8), 1.0, B) == [Deliver("r", (8,), worker=B.name)]
+    assert gateway.handle(tokens(2, 1, 8), 1.0, B) == [Deliver("r", (8,), worker=B.name, kind="k")]
 
 
 def test_a_long_life_does_not_count_as_waiting() -> None:
@@ -204,7 +204,7 @@ def test_new_coordinator_is_asked_at_once() -> None:
     gateway.handle(Placed("r", 1, A), 1.7, new)
     gateway.handle(Started("r", 1), 1.7, A)
     assert gateway.handle(PeerDown(new), 1.8) == []
-    assert gateway.handle(tokens(1, 0, 7), 1.9, A) == [Deliver("r", (7,), worker=A.name, queued_s=1.7)]
+    assert gateway.handle(tokens(1, 0, 7), 1.9, A) == [Deliver("r", (7,), worker=A.name, kind="k", queued_s=1.7)]
 
 
 def test_close_leaves_nothing_behind() -> None:
@@ -281,7 +281,7 @@ def test_a_preempted_request_that_is_refused_keeps_its_tokens() -> None:
     assert gateway.handle(tokens(1, 1, 8), 3.1, A) == [Send(A, Release("r", 1))]
     placed = Placed("r", 2, B, waited_s=0.25)
     assert gateway.handle(placed, 3.25, COORDINATOR) == [Send(B, start(2, output=(7,), waited_s=2.25, age_s=3.25))]
-    assert gateway.handle(tokens(2, 1, 8), 4.0, B) == [Deliver("r", (8,), worker=B.name)]
+    assert gateway.handle(tokens(2, 1, 8), 4.0, B) == [Deliver("r", (8,), worker=B.name, kind="k")]
 
 
 def test_tokens_renew_the_patience() -> None:
@@ -424,14 +424,14 @@ def test_logprobs_stay_with_their_tokens() -> None:
     """Log-probabilities are delivered with their tokens."""
     gateway = running(A)
     entry = TokenLogprobs(-0.1, (), ())
-    assert gateway.handle(tokens(1, 0, 7, (entry,)), 0.0, A) == [Deliver("r", (7,), (entry,), worker=A.name)]
+    assert gateway.handle(tokens(1, 0, 7, (entry,)), 0.0, A) == [Deliver("r", (7,), (entry,), worker=A.name, kind="k")]
 
 
 def test_cached_tokens_come_with_the_first_token() -> None:
     """The number of cached tokens is delivered once, with output position 0, in whatever row that is."""
     gateway = running(A)
     rows = Tokens(("x", "r"), (1, 1), (0, 0), (7, 8, 9), (), (5, 2), run_lengths=(1, 2))
-    assert gateway.handle(rows, 1.0, A)[-1] == Deliver("r", (8, 9), (), 2, worker=A.name)
+    assert gateway.handle(rows, 1.0, A)[-1] == Deliver("r", (8, 9), (), 2, worker=A.name, kind="k")
     assert gateway.handle(tokens(1, 2, 7), 1.0, A) == [Deliver("r", (7,))]
 
 

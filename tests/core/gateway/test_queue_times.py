@@ -14,7 +14,7 @@ def test_queueing_is_timed_from_the_client_to_the_first_iteration() -> None:
     gateway = opened(A)
     gateway.handle(Placed("r", 1, A, 0.5), 0.75, COORDINATOR)
     first = Tokens(("r",), (1,), (0,), (7,), waited_s=(0.25,))
-    assert gateway.handle(first, 1.5, A) == [Deliver("r", (7,), worker=A.name, queued_s=1.0)]
+    assert gateway.handle(first, 1.5, A) == [Deliver("r", (7,), worker=A.name, kind="k", queued_s=1.0)]
     assert gateway.handle(tokens(1, 1, 8), 2.0, A) == [Deliver("r", (8,))]
 
 
@@ -29,7 +29,7 @@ def test_a_request_is_queued_until_its_first_tokens_worker_begins(has_tokens: bo
     position = int(has_tokens)
     waited_s = () if has_tokens else (0.5,)
     delivered = gateway.handle(Tokens(("r",), (2,), (position,), (7,), waited_s=waited_s), 4.0, B)
-    assert delivered == [Deliver("r", (7,), worker=B.name, queued_s=0.0 if has_tokens else 3.5)]
+    assert delivered == [Deliver("r", (7,), worker=B.name, kind="k", queued_s=0.0 if has_tokens else 3.5)]
 
 
 def test_requests_without_an_owner_are_counted() -> None:

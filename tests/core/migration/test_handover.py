@@ -56,7 +56,7 @@ def committed() -> Gateway:
 
 def unnamed(effects: Sequence[Effect]) -> list[Effect]:
     """The effects without the names of the workers that made the tokens."""
-    return [replace(effect, worker="") if isinstance(effect, Deliver) else effect for effect in effects]
+    return [replace(effect, worker="", kind="") if isinstance(effect, Deliver) else effect for effect in effects]
 
 
 def test_the_gateway_commits() -> None:
@@ -260,3 +260,13 @@ def test_absurd_numbers_commit_nothing() -> None:
     assert gateway.state.counts.num_handed_over == 0
     [begin, _] = gateway.handle(replace(HAND_OVER, num_output_tokens=-5, transfer=migration_id(-7)), 0.0, A)
     assert begin == Send(B, start(2, (10, 11), Transfer(A, migration_id(-7))))
+
+
+def test_the_client_hears_of_both_kinds_when_another_kind_goes_on() -> None:
+    """A prompt was computed on one kind of worker, and the tokens after it on another."""
+    gateway = with_tokens(2, A)
+    gateway.handle(up(B, "other"), 0.0)
+    gateway.handle(HAND_OVER, 0.0, A)
+    (effect,) = gateway.handle(tokens(2, 2, 12), 0.0, B)
+    assert isinstance(effect, Deliver)
+    assert (effect.worker, effect.kind) == (B.name, "other")
