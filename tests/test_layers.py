@@ -136,6 +136,7 @@ RUNS_CODE = ("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal")
 BROAD_EXCEPTS_ALLOWED = frozenset(
     {
         "workers/engines/engine_thread.py",
+        "workers/power/driver_thread.py",
         "workers/sampling/grammars.py",
         "actorserve/model_files/tokenizer.py",
         "tests/core/faults/history.py",  # whatever fails in a history is reported with it

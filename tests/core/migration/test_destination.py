@@ -7,6 +7,7 @@ import pytest
 from actorserve.core.effects import AddToEngine, CancelFetch, Fetch, Send
 from actorserve.core.kv.layer_groups import LayerGroups, Rows
 from actorserve.core.messages import (
+    NOTHING_SPENT,
     Copied,
     CopyDone,
     CopyFailed,
@@ -237,7 +238,8 @@ def test_a_draining_instance_accepts_nothing() -> None:
     assert instance.handle(second, 0.0, S) == [Send(S, Declined(migration_id(2), DeclineReason.DRAINING))]
     assert copied(instance, first) == []
     effects = instance.handle(Start(2, MOVED, transfer=Transfer(S, migration_id())))
-    assert effects == [Send(GATEWAY, Refused("r", 2, RefusalReason.DRAINING, retry_after_s=DESTINATION.retry_s))]
+    refused = Refused("r", 2, RefusalReason.DRAINING, retry_after_s=DESTINATION.retry_s, energy=NOTHING_SPENT)
+    assert effects == [Send(GATEWAY, refused)]
     instance.handle(Release("runs", 1))
     instance.done()
     assert_holds_nothing(instance)
