@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from actorserve.core.timing.profile import Curve, Link, Profile
+from actorserve.core.timing.profile import CapSweep, Curve, Link, Profile
 from actorserve.errors import NOT_TOML, ProfileError
 
 _MAX_SECONDS = 3600.0  # a longer iteration is surely a wrong unit
@@ -82,6 +82,7 @@ def parse_profile(text: str, place: str) -> Profile:
         pause_row_s=pause.number("row_s", 0.0, 1.0) if pause else 0.0,
         source=top.text("source") if "source" in values else "",
         errors=top.table("errors").errors() if "errors" in values else (),
+        caps=top.table("caps").caps() if "caps" in values else None,
     )
     if "measured" in values:
         top.table("measured").measured_shapes()
@@ -128,6 +129,11 @@ def profile_text(profile: Profile, measured: Sequence[MeasuredShape] = ()) -> st
     if profile.errors:
         lines += ["", "[errors]  # of the fit, relative to the measurements"]
         lines += [f"{name} = {_number(error)}" for name, error in profile.errors]
+    if profile.caps is not None:
+        lines += ["", "[caps]  # iterations of a prompt and of decodes under power caps"]
+        lines.append(f"source = {json.dumps(profile.caps.source)}")
+        for name in _CAP_COLUMNS:
+            lines.append(f"{name} = [{', '.join(map(_number, getattr(profile.caps, name)))}]")
     if measured:
         lines += ["", "[measured]  # each iteration: its prefill after earlier tokens, its decodes and their context"]
         for column, name in zip(zip(*measured, strict=True), MeasuredShape._fields, strict=True):
@@ -172,6 +178,9 @@ def _points(name: str, curve: Curve) -> list[str]:
         f"{name} = [{', '.join(_number(x) for x in curve.xs)}]",
         f"seconds = [{', '.join(_number(y) for y in curve.ys)}]",
     ]
+
+
+_CAP_COLUMNS: Final = ("caps_watts", "prompt_s", "token_s", "prompt_watts", "token_watts")
 
 
 class _Table:
@@ -237,6 +246,14 @@ class _Table:
         for name, column in zip(MeasuredShape._fields, columns, strict=True):
             if len(column) != len(columns[0]):
                 raise self._wrong(name, f"{len(column)} numbers", f"{len(columns[0])}, one for each iteration")
+
+    def caps(self) -> CapSweep:
+        columns = [self._array(name, 0.0, _MAX_COUNT) for name in _CAP_COLUMNS]
+        for name, column in zip(_CAP_COLUMNS, columns, strict=True):
+            if len(column) != len(columns[0]):
+                raise self._wrong(name, f"{len(column)} numbers", f"{len(columns[0])}, one for each cap")
+        caps_watts, prompt_s, token_s, prompt_watts, token_watts = columns
+        return CapSweep(caps_watts, prompt_s, token_s, prompt_watts, token_watts, self.text("source"))
 
     def errors(self) -> tuple[tuple[str, float], ...]:
         return tuple((name, self.number(name, 0.0, 1e3)) for name in self._values)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from actorserve.errors import ActorserveError
 from tools.profiling import calibrate, fit
-from tools.profiling.errors import ProfilingError
+from tools.profiling.errors import NoCapsError, ProfilingError
 
+EXIT_NO_CAPS = 1
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 
@@ -39,6 +40,11 @@ def _measure_parser() -> argparse.ArgumentParser:
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: auto)"
     )
     parser.add_argument("--quick", action="store_true", help="measure only what a first start measures")
+    parser.add_argument(
+        "--caps",
+        action="store_true",
+        help="also measure times and power under a series of power caps, on a GPU that nothing else uses; needs root",
+    )
     calibrate.add_argument(parser)
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: a file in the cache that workers read)"
@@ -62,6 +68,9 @@ def _run(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except NoCapsError as error:
+        print(f"profile: {error}", file=sys.stderr)
+        return EXIT_NO_CAPS
     except (ProfilingError, ActorserveError) as error:
         print(f"profile: {error}", file=sys.stderr)
         return EXIT_UNUSABLE

@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from actorserve.processes.launch import LaunchError, resolve_workers
 from actorserve.processes.status import Reporter
 from actorserve.profile_files import MAX_DRIFT, save_profile
 from actorserve.settings import Settings, load_settings
+from tools.profiling.caps import measure_caps, open_gpu
 from tools.profiling.errors import ProfilingError
 from tools.profiling.output import prepare_file
 from workers.profile.engine_timer import Shape
@@ -40,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         _prepare(arguments.output)
     settings = _settings(arguments)
+    gpu = open_gpu(settings.workers.device) if arguments.caps else None
     # The numeric libraries read this variable when they load.
     os.environ["OMP_NUM_THREADS"] = str(settings.workers.threads)
     from workers.engines.make_engine import load_engine
@@ -63,6 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     name = describe_profile(engine, facts)
     profile = make_profile(name, engine.model.name, facts, kv_bytes_per_token(engine), found)
+    if gpu is not None:
+        with console.status("measuring under power caps"):
+            caps = measure_caps(
+                engine, *gpu, facts.hardware, min(limits.tokens, engine.model.max_tokens), limits.requests
+            )
+        profile = replace(profile, caps=caps)
     show(profile, found, console)
     try:
         heading = f"Measured {'quickly ' if arguments.quick else ''}by tools/profile."

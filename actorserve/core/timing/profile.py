@@ -76,6 +76,27 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class CapSweep:
+    """What power caps cost, measured: columns by rising cap. An iteration of a prompt takes ``prompt_s`` at
+    ``prompt_watts`` under each cap, and one of decodes ``token_s`` at ``token_watts``. ``source`` names the device.
+
+    Raises: ValueError for columns of different lengths.
+    """
+
+    caps_watts: tuple[float, ...]
+    prompt_s: tuple[float, ...]
+    token_s: tuple[float, ...]
+    prompt_watts: tuple[float, ...]
+    token_watts: tuple[float, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        columns = (self.caps_watts, self.prompt_s, self.token_s, self.prompt_watts, self.token_watts)
+        if len({len(column) for column in columns}) > 1:
+            raise ValueError("the columns of power caps must have equal lengths")
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """How long each kind of work takes.
 
@@ -91,6 +112,7 @@ class Profile:
       additional seconds for each request in it. An iteration that was planned ahead does not wait for so long.
 
     ``threads`` is 0 on a GPU. ``source`` says where a published profile comes from and what was derived from it.
+    ``caps`` says what power caps cost, if that was measured.
     ``errors`` are the relative errors of fits, by name, and ``drift``: by how much the machine's speed changed while it
     was measured.
 
@@ -123,6 +145,7 @@ class Profile:
     threads: int = 0
     source: str = ""
     errors: tuple[tuple[str, float], ...] = ()
+    caps: CapSweep | None = None
     floor_s: float = field(init=False, repr=False, compare=False)
     """Seconds that every iteration takes at least."""
     _attention: Curve = field(init=False, repr=False, compare=False)
