@@ -21,6 +21,7 @@ from tools.figures.figure import Column, Figure, FigureTable, Row
 from tools.figures.files import command_line
 from tools.figures.machine import machine_line, this_machine
 from tools.fuzzing.rounds import SHARES, FailedRoundError, Seen, fuzz
+from tools.fuzzing.server import OVERS
 
 FRAMES_TITLE: Final = "Hostile input"
 MEMORY_TITLE: Final = "Memory under hostile input"
@@ -38,7 +39,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--long", action="store_true", help=f"a million frames instead of {_SHORT}")
     parser.add_argument("--frames", type=count, help="frames in all")
     parser.add_argument("--seed", default="0", help="the same seed gives the same frames (%(default)s)")
-    parser.add_argument("--over", choices=("ipc", "tcp"), help="only the server whose processes talk over this (both)")
+    parser.add_argument("--over", choices=OVERS, help="only the server whose processes talk over this (all)")
     parser.add_argument("--only", choices=tuple(SHARES), help="only these sockets (all)")
     parser.add_argument(
         "--failed",
@@ -100,7 +101,7 @@ def main(given: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     arguments.command_line = command_line("tools/fuzz", texts)
     console, machine = Console(), this_machine()
-    overs = ("ipc", "tcp") if arguments.over is None else (arguments.over,)
+    overs = OVERS if arguments.over is None else (arguments.over,)
     frames = arguments.frames or (_LONG if arguments.long else _SHORT)
     say(console, f"{machine_line(machine)}; seed {arguments.seed}")
     try:

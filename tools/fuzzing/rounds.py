@@ -12,13 +12,23 @@ from tools.fuzzing.errors import BrokenServerError
 from tools.fuzzing.server import Server
 from tools.fuzzing.targets.console import ConsoleTarget
 from tools.fuzzing.targets.control import ControlTarget
+from tools.fuzzing.targets.curve import CurveTarget
 from tools.fuzzing.targets.http import JsonTarget, RawHttpTarget
 from tools.fuzzing.targets.streams import KVTarget, ZmtpTarget
 from tools.fuzzing.targets.target import Place, Recent, Target
 from tools.fuzzing.witness import Witnesses
 
 ROUND_FRAMES: Final = 20_000
-SHARES: Final = {"control": 0.74, "ZMTP": 0.02, "KV": 0.1, "console": 0.12, "HTTP, bytes": 0.018, "HTTP, JSON": 0.002}
+SHARES: Final = {
+    "control": 0.74,
+    "ZMTP": 0.02,
+    "CURVE": 0.02,
+    "KV": 0.1,
+    "console": 0.12,
+    "HTTP, bytes": 0.018,
+    "HTTP, JSON": 0.002,
+}
+"""Of the frames, by target. Servers without keys have no CURVE."""
 _WARM_UP_SHARE: Final = 0.3
 MAX_GROWTH_BYTES: Final = 24 * 2**20
 """Of a process after the warm-up. Bounded caches that fill up late take some megabytes."""
@@ -51,7 +61,9 @@ class FailedRoundError(BrokenServerError):
 
 
 def targets_of(server: Server) -> list[Target]:
+    curve = [] if server.keys is None else [CurveTarget(server.control_places(), server.keys)]
     return [
+        *curve,
         ControlTarget(server.cluster),
         ZmtpTarget("ZMTP", server.control_places()),
         KVTarget("KV", server.kv_places()),

@@ -1,4 +1,6 @@
-"""The server that gets the input: real processes with a fake engine, over ipc as ``serve`` or over tcp as ``host``."""
+"""The server that gets the input: real processes with a fake engine, over ipc as ``serve``, or over tcp as ``host``
+without keys or, as ``curve``, with them.
+"""
 
 import json
 import os
@@ -15,6 +17,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from actorserve.processes.status import die_with_parent
+from actorserve.wire.curve.key_files import make_key_pair, write_key_file
+from actorserve.wire.trust import Holder, HolderKind
 from tools.benchmarks.common.errors import BenchError
 from tools.benchmarks.common.paths import ROOT
 from tools.benchmarks.common.processes import memory_of
@@ -23,6 +27,7 @@ from tools.fuzzing.errors import BrokenServerError, FuzzError
 from tools.fuzzing.targets.control import Cluster
 from tools.fuzzing.targets.target import Place
 
+OVERS: Final = ("ipc", "tcp", "curve")
 NUM_GATEWAYS: Final = 2
 NUM_WORKERS: Final = 2
 _START_S: Final = 120.0
@@ -53,7 +58,7 @@ kv_port = {kv_port}
 [[host]]
 name = "alpha"
 address = "127.0.0.1"
-gateways = {gateways}
+{key}gateways = {gateways}
 workers = {workers}
 """
 
@@ -75,11 +80,15 @@ def _free_ports(count: int) -> int:
 
 
 class Server:
-    """A running server. ``over``: ``ipc`` or ``tcp``. Raises: FuzzError if it does not start."""
+    """A running server. ``over``: one of ``OVERS``. ``keys``: the key pair of its host with CURVE.
+
+    Raises: FuzzError if it does not start.
+    """
 
     def __init__(self, over: str, model: str) -> None:
         self.over = over
-        self._is_tcp = over == "tcp"
+        self._is_tcp = over != "ipc"
+        self.keys = make_key_pair() if over == "curve" else None
         self._temporary = tempfile.TemporaryDirectory(prefix="actorserve-")
         self.folder = Path(self._temporary.name)
         runtime = self.folder / "r"
@@ -90,9 +99,7 @@ class Server:
         self.port = 0
         if self._is_tcp:
             self.port = _free_ports(1 + NUM_WORKERS)
-            cluster = _CLUSTER.format(port=self.port, kv_port=self.port + 1, gateways=NUM_GATEWAYS, workers=NUM_WORKERS)
-            (self.folder / "cluster.toml").write_text(cluster, encoding="utf-8")
-            verb = ["host", "alpha", "--cluster", str(self.folder / "cluster.toml")]
+            verb = self._write_cluster()
         command = [sys.executable, "-P", "-m", "actorserve", *verb]
         with self.log.open("wb") as err, self._out.open("wb") as out:
             self._process = subprocess.Popen(
@@ -108,6 +115,16 @@ class Server:
             )
         self._ids: dict[str, int] = {}
         self._log_read = 0
+
+    def _write_cluster(self) -> list[str]:
+        """Write the cluster's file and the host's key. Returns the command."""
+        file, key_file, key = self.folder / "cluster.toml", self.folder / "keys" / "alpha.key", ""
+        if self.keys is not None:
+            write_key_file(key_file, self.keys, Holder(HolderKind.HOST, "alpha"))
+            key = f'public_key = "{self.keys.public_key}"\n'
+        ports = {"port": self.port, "kv_port": self.port + 1}
+        file.write_text(_CLUSTER.format(key=key, gateways=NUM_GATEWAYS, workers=NUM_WORKERS, **ports), encoding="utf-8")
+        return ["host", "alpha", "--cluster", str(file), "--key", str(key_file)]
 
     def __enter__(self) -> Self:
         until_s = time.monotonic() + _START_S
@@ -140,7 +157,7 @@ class Server:
     @property
     def cluster(self) -> Cluster:
         if self._is_tcp:
-            return Cluster(f"tcp://127.0.0.1:{self.port}", "tcp://127.0.0.1:*", "fuzzed", "alpha/")
+            return Cluster(f"tcp://127.0.0.1:{self.port}", "tcp://127.0.0.1:*", "fuzzed", "alpha/", self.keys)
         return Cluster(f"ipc://{self.folder}/r/coordinator.sock", f"ipc://{self.folder}/f.sock")
 
     def kv_places(self) -> list[Place]:

@@ -1,8 +1,8 @@
 """The ROUTERs of coordinator, gateways and workers.
 
-Without keys a process of the same user can join the cluster, so a gateway that is ours joins first: its frames reach
-the cores. Nothing is sent in another process's name that this process would be believed, because that process could
-end the server anyhow.
+Without keys a process of the same user can join the cluster, and with keys whatever holds the host's can. So a gateway
+that is ours joins first: its frames reach the cores. Nothing is sent in another process's name that this process would
+be believed, because that process could end the server anyhow.
 """
 
 import random
@@ -17,8 +17,10 @@ from actorserve.core import messages as m
 from actorserve.core.messages import Message, Peer, Role
 from actorserve.errors import ProtocolError
 from actorserve.wire.codec import WIRE_TAGS, decode, encode
+from actorserve.wire.curve.sockets import connect_with_curve
 from actorserve.wire.envelope import ANY_INCARNATION, HeadReader, make_head
 from actorserve.wire.senders import MESSAGES_OF
+from actorserve.wire.trust import KeyPair
 from tools.fuzzing.errors import BrokenServerError, FuzzError
 from tools.fuzzing.messages import random_frame, random_message, twisted
 from tools.fuzzing.mutations import BOMBS, mutated, random_bytes
@@ -45,6 +47,12 @@ class Cluster:
     own_address: str
     cluster_id: str = ""
     prefix: str = ""  # of the names of processes
+    keys: KeyPair | None = None  # of the host, if there are any: its processes share them
+
+    def secure(self, socket: "zmq.Socket[bytes]") -> None:
+        """Let a socket that connects show the host's key, so that what it sends is read."""
+        if self.keys is not None:
+            connect_with_curve(socket, self.keys, self.keys.public_key)
 
 
 class Insider:
@@ -58,6 +66,9 @@ class Insider:
         self._router = context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.RCVHWM, 10)  # what the cluster sends us is lost beyond this
+        if cluster.keys is not None:  # without a domain of ZAP, so that every key is accepted
+            self._router.setsockopt(zmq.CURVE_SERVER, 1)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, cluster.keys.secret_key.encode())
         self._router.bind(cluster.own_address)
         address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.hello = encode(m.Hello(m.PROTOCOL_VERSION, Role.GATEWAY, address, cluster_id=cluster.cluster_id))
@@ -65,6 +76,7 @@ class Insider:
         self.following = b""  # what makes the coordinator take us
         with context.socket(zmq.DEALER) as asking:
             asking.setsockopt(zmq.LINGER, 0)
+            cluster.secure(asking)
             asking.connect(cluster.coordinator)
             coordinator = Peer(f"{cluster.prefix}coordinator", ANY_INCARNATION)
             asking.send(make_head(self.me, coordinator) + self.hello)
@@ -169,6 +181,7 @@ class ControlTarget:
                 link.setsockopt(zmq.LINGER, 0)
                 link.setsockopt(zmq.SNDHWM, _QUEUE)
                 link.setsockopt(zmq.SNDTIMEO, _SEND_TIMEOUT_MS)
+                self._cluster.secure(link)
                 link.connect(address)
 
     def _put(self, peer: Peer, frames: list[bytes], recent: Recent) -> None:
