@@ -2,9 +2,9 @@
 
 A cordon belongs to a worker's name: its successor under that name is cordoned, too, until the operator takes it back.
 A new coordinator learns cordons from the workers' reports, and those of workers that are down from the other processes
-(``lasting_orders``). A role belongs to the worker that is up, because
-its successor begins with the role that is configured. Orders are told again with each report that does
-not show them.
+(``lasting_orders``). A role belongs to the worker that is up, because its successor begins with the role that is
+configured. A role that an operator ordered stays, while others may follow the load (``core.pools.sizing``). Orders are
+told again with each report that does not show them.
 """
 
 from actorserve.core.effects import Effect, Send
