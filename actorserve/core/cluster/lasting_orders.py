@@ -1,4 +1,4 @@
-"""Orders of operators that hold whichever coordinator serves: cordons by name, values that were set, and budgets.
+"""Operators' orders that hold whichever coordinator serves: cordons by name, roles, values that were set, and budgets.
 
 A coordinator forgets all when another one takes over, or when it restarts. So it tells these orders to its followers,
 which tell them to the next coordinator. They are forgotten when all of the server's processes have ended.
@@ -9,12 +9,13 @@ from typing import Final
 
 from actorserve.core.cluster.standing_orders import StandingOrders
 from actorserve.core.effects import Effect, Send
-from actorserve.core.messages import Answer, Command, Cordon, Orders, Outcome, Peer
+from actorserve.core.messages import Answer, Command, Cordon, InstanceRole, Orders, Outcome, Peer
 from actorserve.core.operations.event_log import EventLog
 from actorserve.core.operations.kept_orders import KeptOrders, Order
 from actorserve.core.operations.verbs import problem_of
 
 _CORDON: Final = "cordon"
+_ROLE: Final = "role"
 _CORDONS: Final = {cordon.value: cordon for cordon in Cordon}
 
 
@@ -39,6 +40,10 @@ class LastingOrders:
     def on_cordon(self, name: str, cordon: Cordon) -> list[Effect]:
         """An operator has ordered this of the worker called ``name``."""
         return self._add(_CORDON, name, cordon.value)
+
+    def on_role(self, peer: Peer, role: InstanceRole) -> list[Effect]:
+        """An operator has ordered this of the worker that is up as ``peer``. Its successor does not keep the role."""
+        return self._add(_ROLE, peer.name, f"{role} {peer.incarnation}")
 
     def on_done(self, command: Command) -> list[Effect]:
         """An operator's command is done, if it is one that lasts."""
@@ -89,6 +94,11 @@ class LastingOrders:
         if order.verb == _CORDON:
             if order.value in _CORDONS:
                 effects += self._orders.cordon(order.subject, _CORDONS[order.value])
+            return True
+        if order.verb == _ROLE:
+            _, _, incarnation = order.value.partition(" ")
+            if incarnation.isascii() and incarnation.isdecimal():
+                self._orders.keep_role(Peer(order.subject, int(incarnation)))
             return True
         command = Command("", order.verb, _ARGUMENTS[order.verb](order)) if order.verb in _ARGUMENTS else None
         if command is None or problem_of(command) is not None:

@@ -271,6 +271,7 @@ class Operators:
             return refused(command, self._unknown(name))
         if not command.dry_run:
             effects += self.orders.role(view, role)
+            effects += self.lasting.on_role(view.peer, role)
         return done(command, f"{name} computes {_PHASES[role]} until it restarts")
 
     def _on_migrate(self, command: Command, now: float, effects: list[Effect]) -> Answer | Ask:

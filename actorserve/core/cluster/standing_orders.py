@@ -42,6 +42,10 @@ class StandingOrders:
         self.with_roles.add(view.peer)
         return self.assign(view, role)
 
+    def keep_role(self, peer: Peer) -> None:
+        """An operator gave this worker its role under an earlier coordinator. It may not be up here yet."""
+        self.with_roles.add(peer)
+
     def assign(self, view: InstanceView, role: InstanceRole) -> list[Effect]:
         """Have the worker compute these phases for now."""
         self._fleet.set_role(view, role)
@@ -69,6 +73,9 @@ class StandingOrders:
         if view.told_to_come_back and not view.report.draining:
             effects.append(Send(view.peer, Drain(comes_back=True)))
         return effects
+
+    def on_up(self, peer: Peer) -> None:
+        self._known.discard(peer)  # it may have been known under the same incarnation
 
     def on_down(self, peer: Peer) -> None:
         self._known.discard(peer)

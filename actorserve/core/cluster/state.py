@@ -227,7 +227,7 @@ class ClusterState:
     def _on_instance_up(self, instance: NewInstance, speed: Speed | None) -> None:
         if instance.peer in self.fleet.instances and self.pairing is not None:
             self.pairing.on_down(instance.peer)
-        self.operators.orders.on_down(instance.peer)  # it may have been known under the same incarnation
+        self.operators.orders.on_up(instance.peer)
         self.scheduler.on_down(instance.peer)
         self.fleet.add(instance)
         if self.scaling is not None:

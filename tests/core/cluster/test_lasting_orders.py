@@ -8,6 +8,7 @@ from actorserve.core.messages import (
     Answer,
     Command,
     Cordon,
+    InstanceRole,
     Message,
     Orders,
     Outcome,
@@ -81,6 +82,21 @@ def test_the_cordon_of_a_worker_that_is_down_outlives_its_coordinator() -> None:
     assert second.state.fleet.views[A].cordon is Cordon.CORDONED
     _order(second, "uncordon", A.name)
     assert second.state.fleet.views[A].cordon is Cordon.OPEN
+
+
+def test_a_role_that_an_operator_ordered_stays_under_the_next_coordinator() -> None:
+    """Pools that follow the load leave this worker's role alone, but not that of the worker's successor."""
+    first = _serving(10, A)
+    first.report(A, 900)
+    _order(first, "role", A.name, "token")
+    second = _serving(11)
+    second.handle(_kept(first), 2.0, GATEWAY)
+    second.up(A)
+    second.report(A, 900, role=InstanceRole.TOKEN)
+    assert second.state.operators.orders.with_roles == {A}
+    second.handle(PeerDown(A), 3.0)
+    second.up(Peer(A.name, A.incarnation + 1))
+    assert second.state.operators.orders.with_roles == set()
 
 
 def test_a_cordon_that_was_taken_back_is_not_learned_from_an_old_report() -> None:
