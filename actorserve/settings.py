@@ -253,9 +253,10 @@ class PowerSettings(_Section):
         description="what the GPUs of all hosts together may take, in watts; default: no budget. Hosts of a cluster "
         "have budgets of their own in the cluster's file",
     )
-    curves: Literal["h100", "a100"] = Field(
+    curves: str = Field(
         "h100",
-        description="how much longer prompts and tokens take under a cap: the kind of GPU that is most like yours",
+        description="how much longer prompts and tokens take under a cap: the kind of GPU that is most like yours, "
+        "h100 or a100, or a profile that `tools/profile --caps` wrote",
     )
     hold_s: Period = Field(5.0, description="time before a cap that was lowered is raised again")
     alone_after_s: Period = Field(

@@ -1,8 +1,9 @@
 """The operator's options reach every field of the cores' configs, from settings and from a simulation's table."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from math import inf
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -18,10 +19,12 @@ from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.placement.rules import DISPATCH_RULES
 from actorserve.core.pools.config import PoolsConfig
+from actorserve.core.power.curves import CURVES, measured_curves
 from actorserve.core.power.governor import PowerConfig
 from actorserve.core.recipes import InstanceRecipe
 from actorserve.core.scheduling.policies import POLICIES
 from actorserve.core.scheduling.swapping import SwapMode
+from actorserve.core.timing.profile import CapSweep
 from actorserve.core_configs import (
     Chosen,
     EngineSizes,
@@ -30,6 +33,7 @@ from actorserve.core_configs import (
     instance_recipe,
     power_config,
 )
+from actorserve.errors import ProfileError
 from actorserve.options import (
     ClusterOptions,
     MigrationOptions,
@@ -39,8 +43,10 @@ from actorserve.options import (
     SchedulingOptions,
     default_of,
 )
-from actorserve.settings import Settings, load_settings
+from actorserve.profile_files import load_profile, save_profile
+from actorserve.settings import PowerSettings, Settings, load_settings
 from actorserve.sim.cluster_table import ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable
+from actorserve.wire.recipes import parse_recipe, recipe_text
 from tests.sim.profiles import PROFILE
 from workers.engine_options import EngineOptions
 
@@ -57,6 +63,8 @@ CORES: tuple[type[Any], ...] = (
     MigrationConfig,
     InstanceRecipe,
 )
+
+PROFILES = Path(__file__).resolve().parent.parent / "config" / "profiles"
 
 
 @dataclass(frozen=True)
@@ -222,8 +230,35 @@ def test_settings_of_power_reach_the_governor() -> None:
         {"power": {"budget_watts": 4200, "curves": "a100", "hold_s": 7}, "workers": {"tpot_target_s": 0.05}}
     )
     made = power_config(settings.power, settings.workers.tpot_target_s, {"alpha": 1400.0})
-    assert made == PowerConfig(4200.0, {"alpha": 1400.0}, "a100", 0.05, 7.0)
+    assert made == PowerConfig(4200.0, {"alpha": 1400.0}, CURVES["a100"], 0.05, 7.0)
     assert power_config(Settings().power, 0.1, {}) == PowerConfig()
+
+
+def test_measured_power_curves_reach_the_governor(tmp_path: Path) -> None:
+    """The setting names a profile in which the cost of caps was measured; any other file is refused by its name."""
+    file = tmp_path / "gpu.toml"
+    shipped = load_profile(PROFILES / "bloom-176b-h100.toml")
+    caps = CapSweep(
+        (200.0, 300.0, 400.0), (2.0, 1.1, 1.0), (1.5, 1.0, 1.01), (200.0, 300.0, 390.0), (150.0,) * 3, "here"
+    )
+    save_profile(replace(shipped, caps=caps), file)
+    curves = power_config(PowerSettings(curves=str(file)), 0.1, {}).curves
+    assert curves == measured_curves(caps)
+    config = ClusterConfig(power=PowerConfig(curves=curves))
+    assert parse_recipe(recipe_text(config)) == config
+    recipe = instance_recipe(Settings(), SIZES, replace(shipped, caps=caps))
+    assert parse_recipe(recipe_text(recipe)) == recipe
+    save_profile(shipped, file)
+    with pytest.raises(ProfileError, match=r"gpu\.toml: power\.curves needs a table \[caps\]"):
+        power_config(PowerSettings(curves=str(file)), 0.1, {})
+    with pytest.raises(ProfileError, match="cannot read a profile from h10"):
+        power_config(PowerSettings(curves="h10"), 0.1, {})
+    save_profile(
+        replace(shipped, caps=CapSweep((300.0, 400.0), (0.0, 1.0), (1.0,) * 2, (390.0,) * 2, (150.0,) * 2, "here")),
+        file,
+    )
+    with pytest.raises(ProfileError, match=r"gpu\.toml: caps: .* needs .* times above 0"):
+        power_config(PowerSettings(curves=str(file)), 0.1, {})
 
 
 def test_every_field_of_every_config_is_walked() -> None:

@@ -43,7 +43,7 @@ CORE_FOLDERS: dict[str, tuple[str, ...]] = {
     "scheduling": (*CORE_WORDS, "timing", "kv", "prediction"),
     "placement": (*CORE_WORDS, "kv"),
     "pools": (*CORE_WORDS, "timing", "placement"),
-    "power": CORE_WORDS,
+    "power": (*CORE_WORDS, "timing"),
     "migration": (*CORE_WORDS, "participant", "timing", "kv", "scheduling", "placement"),
     "checkpoints": (*CORE_WORDS, "participant", "kv", "placement"),
     "operations": ("messages", "effects"),

@@ -16,10 +16,11 @@ from actorserve.core.messages import PROTOCOL_VERSION, InstanceRole
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
+from actorserve.core.power.curves import PhaseCurves, PowerCurve
 from actorserve.core.power.governor import PowerConfig
 from actorserve.core.recipes import InstanceRecipe, Recipe
 from actorserve.core.scheduling.swapping import SwapMode
-from actorserve.core.timing.profile import Curve, Link, Profile
+from actorserve.core.timing.profile import CapSweep, Curve, Link, Profile
 from actorserve.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -73,12 +74,20 @@ def _by_priority(values: dict[str, Any]) -> dict[int, Any]:
 
 def _policies(values: dict[str, Any]) -> dict[str, Any]:
     """The coordinator's configs of migration, scaling and power."""
-    migration, scaling = values["migration"], values["scaling"]
+    migration, scaling, power = values["migration"], values["scaling"], values["power"]
     return {
-        "power": _whole(PowerConfig, values["power"]),
+        "power": _whole(PowerConfig, power | {"curves": _phase_curves(power["curves"])}),
         "migration": None if migration is None else _whole(PairingConfig, migration),
         "scaling": None if scaling is None else _whole(ScalingConfig, scaling),
     }
+
+
+def _phase_curves(values: dict[str, Any]) -> PhaseCurves:
+    phases = {
+        phase: PowerCurve(tuple(values[phase]["fractions"]), tuple(values[phase]["factors"]))
+        for phase in ("prompt", "token")
+    }
+    return _whole(PhaseCurves, values | phases)
 
 
 def _instance_config(values: dict[str, Any]) -> InstanceConfig:
@@ -107,6 +116,9 @@ def _profile(values: dict[str, Any]) -> Profile:
             value = Curve(tuple(value["xs"]), tuple(value["ys"]))
         elif field.type is Link:
             value = Link(**value)
+        elif isinstance(value, dict):
+            columns = {name: tuple(column) for name, column in value.items() if name != "source"}
+            value = _whole(CapSweep, value | columns)
         elif isinstance(value, list):
             value = tuple(map(tuple, value))
         made[field.name] = value

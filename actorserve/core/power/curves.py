@@ -12,6 +12,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
+from actorserve.core.timing.profile import CapSweep
+
 
 @dataclass(frozen=True, slots=True)
 class PowerCurve:
@@ -98,3 +100,29 @@ CURVES: Final[Mapping[str, PhaseCurves]] = MappingProxyType(
     }
 )
 """By the name in the setting ``power.curves``. A device is the kind of the whole cluster's devices."""
+
+
+def measured_curves(sweep: CapSweep) -> PhaseCurves:
+    """The curves of a GPU whose caps were measured. Its highest cap is its full power.
+
+    Raises: ValueError if the sweep has no two caps, or times that are not above 0.
+    """
+    full_watts = max(sweep.caps_watts, default=0.0)
+    if len(sweep.caps_watts) < 2 or full_watts <= 0.0 or min(*sweep.prompt_s, *sweep.token_s) <= 0.0:
+        raise ValueError("the sweep of power caps needs two caps or more, and times above 0")
+    fractions = tuple([cap / full_watts for cap in sweep.caps_watts])
+    return PhaseCurves(
+        prompt=PowerCurve(fractions, _factors(sweep.prompt_s)),
+        token=PowerCurve(fractions, _factors(sweep.token_s)),
+        prompt_draw=min(1.0, sweep.prompt_watts[-1] / full_watts),
+        token_draw=min(1.0, sweep.token_watts[-1] / full_watts),
+        source=sweep.source,
+    )
+
+
+def _factors(times_s: tuple[float, ...]) -> tuple[float, ...]:
+    """Each time in units of the last one; none is shorter than one under a higher cap, because that is noise."""
+    factors = [1.0]
+    for time_s in reversed(times_s[:-1]):
+        factors.append(max(factors[-1], time_s / times_s[-1]))
+    return tuple(reversed(factors))

@@ -59,7 +59,7 @@ class PowerConfig:
 
     budget_watts: float | None = None
     budget_watts_of: Mapping[str, float] = field(default_factory=dict)
-    curves: str = "h100"
+    curves: PhaseCurves = CURVES["h100"]
     tpot_target_s: float = 0.1
     hold_s: float = 5.0
 
@@ -149,7 +149,7 @@ class PowerGovernor:
         self.budget_watts = config.budget_watts
         self.budget_watts_of: dict[str, float] = dict(config.budget_watts_of)
         self._config = config
-        self._curves: PhaseCurves = CURVES[config.curves]
+        self._curves = config.curves
         self._hosts: dict[str, _Host] = {}
         self._feeds: dict[str, FeedWatch] = {}  # by host; the cluster's has an empty name
         self._said: set[tuple[str, float, int]] = set()  # infeasible budgets: the host, the budget, the least watts

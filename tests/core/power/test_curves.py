@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from actorserve.core.power.curves import CURVES, PowerCurve
+from actorserve.core.power.curves import CURVES, PowerCurve, measured_curves
+from actorserve.core.timing.profile import CapSweep
 
 
 def test_the_published_points_hold() -> None:
@@ -53,3 +54,15 @@ def test_one_point_has_no_effect() -> None:
     """A curve of full power alone says that no cap slows the phase."""
     flat = PowerCurve((1.0,), (1.0,))
     assert (flat.factor(0.1), flat.least_fraction(1.0)) == (1.0, 0.0)
+
+
+def test_measured_times_become_curves() -> None:
+    """The highest cap is full power. A time that is shorter than one under a higher cap is noise."""
+    sweep = CapSweep(
+        (200.0, 300.0, 400.0), (2.0, 1.1, 1.0), (1.5, 0.98, 1.0), (200.0, 300.0, 390.0), (150.0,) * 3, "here"
+    )
+    curves = measured_curves(sweep)
+    assert curves.prompt == PowerCurve((0.5, 0.75, 1.0), (2.0, 1.1, 1.0))
+    assert curves.token == PowerCurve((0.5, 0.75, 1.0), (1.5, 1.0, 1.0))
+    assert (curves.prompt_draw, curves.token_draw, curves.source) == (0.975, 0.375, "here")
+    assert curves.token.least_fraction(1.0) == 0.75

@@ -54,7 +54,7 @@ def loop_of(share: float, pools: tuple[int, int], kind: str, seed: int) -> Loop:
     """A host with a budget of this share of full power, which has settled."""
     rng = random.Random(f"{seed} {share} {pools} {kind}")
     host = FakeHost(*pools, CURVES[kind], rng)
-    loop = Loop(host, PowerConfig(budget_watts_of={HOST: share * _ALL_WATTS}, curves=kind), rng)
+    loop = Loop(host, PowerConfig(budget_watts_of={HOST: share * _ALL_WATTS}, curves=CURVES[kind]), rng)
     loop.run(_SETTLE_S)
     return loop
 
