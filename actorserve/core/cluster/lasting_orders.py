@@ -52,8 +52,10 @@ class LastingOrders:
                 return self._add("set", setting, value)
             case "scale", (target,):
                 return self._add("scale", "", target)
-            case "budget", (watts, *host):
-                return self._add("budget", host[0] if host else "", watts)
+            case "budget", (watts,):
+                return self._add("budget", "", watts)
+            case "budget", (watts, host):
+                return self._add("budget", host, watts)
         return []
 
     def on_up(self, peer: Peer, now: float) -> list[Effect]:
