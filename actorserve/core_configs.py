@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 from actorserve.core.cluster.config import ClusterConfig
@@ -14,12 +13,11 @@ from actorserve.core.messages import InstanceRole
 from actorserve.core.migration.config import MigrationConfig, MigrationMode
 from actorserve.core.migration.pairing import PairingConfig
 from actorserve.core.pools.config import PoolsConfig
-from actorserve.core.power.curves import CURVES, PhaseCurves, measured_curves
+from actorserve.core.power.curves import PhaseCurves
 from actorserve.core.power.governor import PowerConfig
 from actorserve.core.recipes import InstanceRecipe
 from actorserve.core.scheduling.swapping import SwapMode
 from actorserve.core.timing.profile import Profile
-from actorserve.errors import ProfileError
 from actorserve.options import (
     ClusterOptions,
     MigrationOptions,
@@ -28,7 +26,6 @@ from actorserve.options import (
     SchedulingOptions,
     default_of,
 )
-from actorserve.profile_files import load_profile
 
 _REPORTS_A_DIGEST: Final = 5  # a worker sends the coordinator this many reports for each that a gateway gets
 _REPORTS_MISSED: Final = 5  # without this many load reports in a row, a worker counts as unwell
@@ -68,32 +65,14 @@ class ChosenPower(Protocol):
     def budget_watts(self) -> float | None: ...
 
     @property
-    def curves(self) -> str: ...
-
-    @property
     def hold_s(self) -> float: ...
 
 
-def power_config(power: ChosenPower, tpot_target_s: float, budget_watts_of: Mapping[str, float]) -> PowerConfig:
-    """The config of the governor. ``budget_watts_of``: the budgets of hosts by name.
-
-    Raises: ProfileError if the curves are to come from a file that does not have them.
-    """
-    curves = _curves_of(power.curves)
+def power_config(
+    power: ChosenPower, curves: PhaseCurves, tpot_target_s: float, budget_watts_of: Mapping[str, float]
+) -> PowerConfig:
+    """The config of the governor. ``budget_watts_of``: the budgets of hosts by name."""
     return PowerConfig(power.budget_watts, dict(budget_watts_of), curves, tpot_target_s, power.hold_s)
-
-
-def _curves_of(setting: str) -> PhaseCurves:
-    """Shipped curves by their name, else those that were measured for a profile."""
-    if setting in CURVES:
-        return CURVES[setting]
-    caps = load_profile(Path(setting)).caps
-    if caps is None:
-        raise ProfileError(f"{setting}: power.curves needs a table [caps], which tools/profile --caps writes")
-    try:
-        return measured_curves(caps)
-    except ValueError as error:
-        raise ProfileError(f"{setting}: caps: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

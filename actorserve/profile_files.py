@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from actorserve.core.power.curves import CURVES, PhaseCurves, measured_curves
 from actorserve.core.timing.profile import CapSweep, Curve, Link, Profile
 from actorserve.errors import NOT_TOML, ProfileError
 
@@ -50,6 +51,23 @@ def load_profile(file: Path) -> Profile:
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"cannot read a profile from {file}: {error}") from None
     return parse_profile(text, str(file))
+
+
+def load_power_curves(setting: str) -> PhaseCurves:
+    """The shipped curves of time against power cap of this name, else those that were measured for the profile at this
+    path.
+
+    Raises: ProfileError, in one line.
+    """
+    if setting in CURVES:
+        return CURVES[setting]
+    caps = load_profile(Path(setting)).caps
+    if caps is None:
+        raise ProfileError(f"{setting}: power.curves needs a table [caps], which tools/profile --caps writes")
+    try:
+        return measured_curves(caps)
+    except ValueError as error:
+        raise ProfileError(f"{setting}: caps: {error}") from None
 
 
 def parse_profile(text: str, place: str) -> Profile:

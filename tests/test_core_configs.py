@@ -43,7 +43,7 @@ from actorserve.options import (
     SchedulingOptions,
     default_of,
 )
-from actorserve.profile_files import load_profile, save_profile
+from actorserve.profile_files import load_power_curves, load_profile, save_profile
 from actorserve.settings import PowerSettings, Settings, load_settings
 from actorserve.sim.cluster_table import ClusterTable, LinksTable, MigrationTable, PoolsTable, ScalingTable
 from actorserve.wire.recipes import parse_recipe, recipe_text
@@ -229,9 +229,11 @@ def test_settings_of_power_reach_the_governor() -> None:
     settings = Settings.model_validate(
         {"power": {"budget_watts": 4200, "curves": "a100", "hold_s": 7}, "workers": {"tpot_target_s": 0.05}}
     )
-    made = power_config(settings.power, settings.workers.tpot_target_s, {"alpha": 1400.0})
+    made = power_config(
+        settings.power, load_power_curves(settings.power.curves), settings.workers.tpot_target_s, {"alpha": 1400.0}
+    )
     assert made == PowerConfig(4200.0, {"alpha": 1400.0}, CURVES["a100"], 0.05, 7.0)
-    assert power_config(Settings().power, 0.1, {}) == PowerConfig()
+    assert power_config(Settings().power, CURVES["h100"], 0.1, {}) == PowerConfig()
 
 
 def test_measured_power_curves_reach_the_governor(tmp_path: Path) -> None:
@@ -242,23 +244,24 @@ def test_measured_power_curves_reach_the_governor(tmp_path: Path) -> None:
         (200.0, 300.0, 400.0), (2.0, 1.1, 1.0), (1.5, 1.0, 1.01), (200.0, 300.0, 390.0), (150.0,) * 3, "here"
     )
     save_profile(replace(shipped, caps=caps), file)
-    curves = power_config(PowerSettings(curves=str(file)), 0.1, {}).curves
+    curves = load_power_curves(str(file))
     assert curves == measured_curves(caps)
-    config = ClusterConfig(power=PowerConfig(curves=curves))
+    config = ClusterConfig(power=power_config(PowerSettings(), curves, 0.1, {}))
+    assert config.power.curves == curves
     assert parse_recipe(recipe_text(config)) == config
     recipe = instance_recipe(Settings(), SIZES, replace(shipped, caps=caps))
     assert parse_recipe(recipe_text(recipe)) == recipe
     save_profile(shipped, file)
     with pytest.raises(ProfileError, match=r"gpu\.toml: power\.curves needs a table \[caps\]"):
-        power_config(PowerSettings(curves=str(file)), 0.1, {})
+        load_power_curves(str(file))
     with pytest.raises(ProfileError, match="cannot read a profile from h10"):
-        power_config(PowerSettings(curves="h10"), 0.1, {})
+        load_power_curves("h10")
     save_profile(
         replace(shipped, caps=CapSweep((300.0, 400.0), (0.0, 1.0), (1.0,) * 2, (390.0,) * 2, (150.0,) * 2, "here")),
         file,
     )
     with pytest.raises(ProfileError, match=r"gpu\.toml: caps: .* needs .* times above 0"):
-        power_config(PowerSettings(curves=str(file)), 0.1, {})
+        load_power_curves(str(file))
 
 
 def test_every_field_of_every_config_is_walked() -> None:

@@ -17,6 +17,7 @@ from actorserve.core_configs import cluster_config, power_config
 from actorserve.processes.child import Child
 from actorserve.processes.signals import on_termination
 from actorserve.processes.status import NO_WORKER
+from actorserve.profile_files import load_power_curves
 
 
 def main(child: Child) -> None:
@@ -26,7 +27,12 @@ def main(child: Child) -> None:
 
 async def _run(child: Child) -> None:
     settings = child.settings
-    power = power_config(settings.power, settings.workers.tpot_target_s, _budgets_of_hosts(child))
+    power = power_config(
+        settings.power,
+        load_power_curves(settings.power.curves),
+        settings.workers.tpot_target_s,
+        _budgets_of_hosts(child),
+    )
     config = replace(cluster_config(settings), power=power)
     hello = Hello(PROTOCOL_VERSION, Role.COORDINATOR)
     network, trust = child.network, open_trust(child)
