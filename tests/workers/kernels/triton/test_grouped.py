@@ -98,7 +98,8 @@ def test_interpreted_layers_are_joined() -> None:
     weights = [random_weight("int4, zeros", outputs, seed=outputs) for outputs in (40, 8, 16)]
     x = rows_of(5)
     wanted = torch.cat([CompactLinear(packed(weight), None, x.dtype)(x) for weight in weights], 1)
-    torch.testing.assert_close(CompactLinear(packed(*weights), None, x.dtype)(x), wanted)
+    joined = CompactLinear(packed(*weights), None, x.dtype)(x)
+    torch.testing.assert_close(joined, wanted, rtol=1e-5, atol=1e-4)  # BLAS sums in other orders in other shapes
 
 
 @pytest.mark.parametrize(
