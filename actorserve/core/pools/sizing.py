@@ -1,8 +1,8 @@
 """How many instances compute prompts, and how many the tokens after them: as the load needs.
 
-Splitwise chooses the sizes of its pools beforehand, for one trace (section 4.4, provisioning). Its mixed pool evens out
-short peaks: a drafted instance does both phases, so each phase disturbs the other one there. If the mix of prompts and
-tokens changes for longer, instances change their pool instead, which the paper leaves to later work (section 7).
+Splitwise chooses the sizes of its pools beforehand, for one load ("Provisioning with Splitwise"). Its mixed pool evens
+out short peaks: a drafted instance does both phases, so each phase disturbs the other one there. If the mix of prompts
+and tokens changes for longer, instances change their pool instead.
 
 How pressed a pool is, where 1 is what it is to bear:
 
@@ -73,7 +73,9 @@ class PoolSizing:
         self._next_s = -inf
 
     def on_place(self, view: InstanceView, num_tokens: int, now: float) -> None:
-        """A prompt of ``num_tokens`` goes to this instance."""
+        """A prompt of ``num_tokens`` goes to this instance. What a mixed one computes presses no prompt pool."""
+        if view.role is InstanceRole.MIXED:
+            return
         self._prompt_loads[self._group_of(view)].add(self._speeds.prefill_s(view.peer, num_tokens), now)
 
     def round(

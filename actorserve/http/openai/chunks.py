@@ -13,6 +13,7 @@ from actorserve.http.requests.fields import StreamOptions
 
 LOWEST_LOGPROB = -9999.0
 """Written in place of minus infinity, which JSON cannot express."""
+_KIND_DIGITS = 12  # of a kind, which is a hash, because every chunk repeats it
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def fingerprint_field(kinds: Sequence[str]) -> Json:
     them. Several kinds (prompt and token pools of different hardware, or a worker that died) are joined by ``+``, in
     order: then the same request may get another answer. Without a known kind there is no field.
     """
-    return {"system_fingerprint": "fp_" + "+".join(kinds)} if kinds else {}
+    return {"system_fingerprint": "fp_" + "+".join([kind[:_KIND_DIGITS] for kind in kinds])} if kinds else {}
 
 
 def finite(logprob: float) -> float:

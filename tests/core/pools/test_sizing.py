@@ -91,6 +91,13 @@ def test_prompts_that_wait_for_any_instance_count() -> None:
     assert list(pools.round(1.0, num_waiting_tokens=5000).values()) == [PROMPT.value]
 
 
+def test_prompts_of_mixed_instances_do_not_count() -> None:
+    """What a mixed instance computes needs no prompt instance."""
+    pools = Pools(*instances(PROMPT, "p1"), *instances(TOKEN, "t1", "t2"), *instances(MIXED, "m1"))
+    pools.place("m1", 10_000)
+    assert pools.round() == {}
+
+
 def test_nothing_changes_while_both_pools_bear_their_load() -> None:
     """Prompts keep one of two instances busy for 60 % of its time, and tokens take 60 % of their target."""
     pools = Pools(*instances(PROMPT, "p1", "p2"), *instances(TOKEN, "t1", "t2", decode_s=0.6 * TPOT_TARGET_S))
