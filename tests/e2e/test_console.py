@@ -104,7 +104,7 @@ async def _move_and_cancel(server: Server, console: Console) -> None:
     name = found["request"]
     there = next(worker for worker in ("worker-0", "worker-1") if worker != found["worker"])
     await asyncio.to_thread(console.act, "migrate", name, there)  # quickly, because requests do not last long
-    await asyncio.to_thread(wait_until, lambda: running_request()["worker"] == there, "the move", DEADLINE_S)
+    await asyncio.to_thread(wait_until, lambda: running_request().get("worker") == there, "the move", DEADLINE_S)
     await asyncio.to_thread(console.act, "priority", name, "7")
     assert (await asyncio.to_thread(running_request))["priority"] == 7
     await reading

@@ -1,9 +1,6 @@
 """Packed batches equal those that are made from the plan alone. Triton interprets, in a process of its own."""
 
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +9,7 @@ import torch
 
 from actorserve.core.kv.layer_groups import NO_BLOCK
 from actorserve.core.messages import NOT_YET, StepPlan
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from tests.workers.triton import interpreted, needs_interpreter, run_interpreted
 from workers.batch import Batch, make_batch
 from workers.packed_batch import PackedBatches, PlanLimits
 from workers.sampling.token_choice import Rule
@@ -21,18 +18,11 @@ CPU = torch.device("cpu")
 SIZE = 4  # tokens per block
 LIMITS = PlanLimits(max_requests=4, max_tokens=40, max_blocks=30)
 
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_packing_in_the_interpreter")
 
-
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_packing_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 class Requests:

@@ -1,9 +1,6 @@
 """The GPU's forward pass equals the CPU's. Triton interprets, in a process of its own, and graphs are stand-ins."""
 
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from actorserve.core.messages import NOT_YET, StepPlan
 from actorserve.model_files.describe import describe
 from tests.workers.gpu_stand_in import NUM_BLOCKS, OnGpu, Replays
 from tests.workers.small_models import VOCAB_SIZE, save_model
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from tests.workers.triton import interpreted, needs_interpreter, run_interpreted
 from workers.batch import IntArray
 from workers.engine_options import EngineOptions
 from workers.engines.device_steps import graph_sizes
@@ -24,18 +21,12 @@ from workers.engines.torch_engine import TorchEngine
 ARCHITECTURES = ("llama", "qwen3", "gemma3", "mixtral", "qwen3 experts", "opt", "phi4")
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # a sigmoid's, in numpy; it gives 0
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_steps_in_the_interpreter")
 
 
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_steps_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 @pytest.mark.parametrize("max_requests", [1, 3, 8, 16, 17, 64, 250])

@@ -1,9 +1,6 @@
 """Steps that are begun ahead give the tokens of steps that are begun one by one. Triton interprets."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +13,7 @@ from actorserve.model_files.describe import describe
 from actorserve.model_files.grammars import GrammarCompiler, Vocabulary
 from tests.workers.gpu_stand_in import CPU, OnGpu, Replays
 from tests.workers.small_models import VOCAB_SIZE, save_model
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from tests.workers.triton import interpreted, needs_interpreter, run_interpreted
 from workers.engine_options import EngineOptions
 from workers.engines.steps_ahead import DeviceStep, StepsAhead
 from workers.engines.torch_engine import TorchEngine
@@ -36,19 +33,13 @@ SAMPLING = {
     "e": SamplingParams(seed=5, max_tokens=20, temperature=0.0, top_logprobs=2),
 }
 
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_steps_in_the_interpreter")
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # a sigmoid's, in numpy; it gives 0
 
 
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_steps_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 def choose_by_torch(logits: Tensor, rules: Tensor, masks: Tensor, allowed: Tensor) -> Tensor:

@@ -12,18 +12,16 @@ from actorserve.errors import ModelError
 from actorserve.model_files.describe import describe
 from tests.workers.quantized_checkpoints import save_fp8, save_integers
 from tests.workers.small_models import save_model
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, run_interpreted
+from tests.workers.triton import interpreted, needs_interpreter, run_interpreted
 from workers.engine_options import EngineOptions
 from workers.engines.torch_engine import TorchEngine
 from workers.kernels.choose import Kernels
 from workers.kernels.triton import grouped
 
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_models_in_the_interpreter")
 PLAN = StepPlan(0, ("a", "b"), (0, 0), (tuple(range(40, 60)), (7,)), ((0, 1), (2,)), (True, True))
 
 
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs triton, and a process that compiles")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_models_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
     run_interpreted(__file__)

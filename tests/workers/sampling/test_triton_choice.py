@@ -12,13 +12,10 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, run_interpreted
+from tests.workers.triton import HAS_TRITON, INTERPRETED, interpreted, needs_interpreter, run_interpreted
 from workers.sampling.grammars import Masks
 from workers.sampling.token_choice import Rule, choose
 from workers.sampling.triton_choice import choose_on_gpu
-
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernels_in_the_interpreter")
-needs_triton = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs triton, and a process that compiles")
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 GREEDY = Rule(0.0, 1.0, 0, 0.0, 0.0)
@@ -57,8 +54,7 @@ def check(logits: Tensor, rules: Sequence[Rule], sets: dict[int, set[int]] | Non
     assert on_gpu(logits, rules, sets) == choose(logits.clone(), rules, masks)
 
 
-@needs_triton
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_kernels_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
     run_interpreted(__file__)

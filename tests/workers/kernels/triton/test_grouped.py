@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION, row_by_row, run_interpreted
+from tests.workers.triton import HAS_TRITON, INTERPRETED, interpreted, needs_interpreter, row_by_row, run_interpreted
 from workers.kernels.grouped_weight import GroupedWeight
 from workers.kernels.triton.grouped import (
     CompactLinear,
@@ -21,8 +21,6 @@ from workers.kernels.triton.grouped import (
     run,
 )
 
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernels_in_the_interpreter")
-needs_triton = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs triton, and a process that compiles")
 on_cuda = pytest.mark.skipif(
     not HAS_TRITON or INTERPRETED or not torch.cuda.is_available(), reason="needs CUDA and triton"
 )
@@ -78,8 +76,7 @@ def check_product(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance * float(wanted.std()))
 
 
-@needs_triton
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_kernels_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
     run_interpreted(__file__)

@@ -3,31 +3,21 @@
 A process of its own chooses the interpreter before the kernels are imported.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
 
-from tests.workers.triton import HAS_TRITON, INTERPRETED, VERSION
+from tests.workers.triton import interpreted, needs_interpreter, run_interpreted
 from workers.kernels.row_ops import HeadGains, TorchRowOps
 from workers.kernels.triton.row_ops import TritonRowOps
 
-interpreted = pytest.mark.skipif(not (HAS_TRITON and INTERPRETED), reason="run by test_kernels_in_the_interpreter")
 dtypes = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 8e-3)])
 
 
-@pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="needs the package triton, and a process that compiles")
-@pytest.mark.skipif(VERSION < (3, 7), reason="before 3.7 Triton's interpreter cannot count loops with today's NumPy")
+@needs_interpreter
 def test_kernels_in_the_interpreter() -> None:
     """All interpreted tests of this file pass in a process whose Triton interprets."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "interpreted", __file__]
-    done = subprocess.run(
-        command, check=False, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_interpreted(__file__)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
