@@ -1,9 +1,10 @@
 """Sets power caps on the GPUs, and puts their former limits back."""
 
 import logging
+from dataclasses import replace
 from typing import Final
 
-from actorserve.core.messages import PowerRead
+from actorserve.core.messages import DevicePower, PowerRead
 from workers.power.feed import FeedMeter
 from workers.power.former_limits import FormerLimits
 from workers.power.nvml import Gpus
@@ -21,25 +22,25 @@ class PowerCaps:
         self._gpus = gpus
         self._former = former
         self._feed = feed or FeedMeter()
+        self._cannot_keep = False  # whether former limits could not be written down
         if former.watts:
             _log.warning("an earlier actuator ended without putting back %d power limit(s)", len(former.watts))
         self.put_back()
 
     def read(self) -> PowerRead:
-        return PowerRead(() if self._gpus is None else self._gpus.read(), self._feed.watts())
+        """What all devices tell. A limit that something else has set is the highest one that a device may have."""
+        devices = () if self._gpus is None else self._gpus.read()
+        return PowerRead(tuple(map(self._within_former, devices)), self._feed.watts())
 
     def set_caps(self, devices: tuple[str, ...], caps_watts: tuple[float, ...]) -> None:
-        """Set the caps in this order. A device whose former limit is not on disk is not touched.
-
-        Raises: OSError if the former limits cannot be kept.
-        """
+        """Set the caps in this order. A device whose former limit is not on disk is not touched."""
         if self._gpus is None:
             return
         wanted = dict(zip(devices, caps_watts, strict=True))
         unknown = set(wanted) - set(self._former.watts)
         if unknown:
             limits = {power.device: power.cap_watts for power in self._gpus.read()}
-            self._former.keep({device: watts for device in unknown if (watts := limits.get(device)) is not None})
+            self._keep({device: watts for device in unknown if (watts := limits.get(device)) is not None})
         for device, watts in wanted.items():
             if device in self._former.watts:
                 self._gpus.set_cap(device, watts)
@@ -48,6 +49,25 @@ class PowerCaps:
         """Give every device its former limit. One that does not answer gets it when it answers again, at a start."""
         if self._gpus is None:
             return
-        for device, watts in list(self._former.watts.items()):
-            if self._gpus.set_cap(device, watts):
-                self._former.forget(device)
+        done = [device for device, watts in self._former.watts.items() if self._gpus.put_back(device, watts)]
+        try:
+            self._former.forget(done)
+        except OSError as error:
+            _log.warning("power limits were put back, which cannot be written down: %s", error)
+
+    def _within_former(self, power: DevicePower) -> DevicePower:
+        former = self._former.watts.get(power.device, power.cap_watts)
+        if former is None or former >= power.most_watts:
+            return power
+        return replace(power, most_watts=max(power.least_watts, former))
+
+    def _keep(self, limits: dict[str, float]) -> None:
+        """Write former limits down. If that fails their devices stay uncapped, and the next order tries it again."""
+        try:
+            self._former.keep(limits)
+        except OSError as error:
+            if not self._cannot_keep:
+                _log.warning("power limits cannot be written down, so their GPUs are not capped: %s", error)
+            self._cannot_keep = True
+        else:
+            self._cannot_keep = False

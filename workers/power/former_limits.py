@@ -6,9 +6,11 @@ resets all limits, so limits of an earlier boot are forgotten.
 
 import json
 import logging
+import math
 import os
+from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from actorserve.local_trust import open_plain, trusted_folder
 
@@ -31,10 +33,10 @@ class FormerLimits:
         if new:
             self._write(self.watts | new)
 
-    def forget(self, device: str) -> None:
-        """The device has its former limit again. Raises: OSError."""
-        if device in self.watts:
-            self._write({other: watts for other, watts in self.watts.items() if other != device})
+    def forget(self, devices: Collection[str]) -> None:
+        """These devices have their former limits again. Raises: OSError."""
+        if devices:
+            self._write({device: watts for device, watts in self.watts.items() if device not in devices})
 
     def _read(self) -> dict[str, float]:
         try:
@@ -42,7 +44,7 @@ class FormerLimits:
                 kept = json.loads(file.read())
             if kept["boot_id"] != self._boot_id:
                 return {}
-            return {str(device): float(watts) for device, watts in kept["watts"].items()}
+            return {str(device): _watts(watts) for device, watts in kept["watts"].items()}
         except FileNotFoundError:
             return {}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -62,6 +64,14 @@ class FormerLimits:
         finally:
             os.close(folder)
         self.watts = watts
+
+
+def _watts(value: Any) -> float:
+    """Raises: TypeError or ValueError for what is no power limit."""
+    watts = float(value)
+    if not 0.0 < watts < math.inf:
+        raise ValueError(f"a power limit of {watts} W")
+    return watts
 
 
 def _this_boot() -> str:

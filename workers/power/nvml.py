@@ -6,6 +6,7 @@ Importing this module needs no driver; ``open_gpus`` finds out whether there is 
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import pynvml
@@ -15,12 +16,7 @@ from actorserve.core.messages import DevicePower
 _RESCAN_S: Final = 30.0  # a GPU that fell off the bus may come back
 _MILLI: Final = 1000.0
 HEAT: Final = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
-_GONE: Final = (
-    pynvml.NVML_ERROR_GPU_IS_LOST,
-    pynvml.NVML_ERROR_NOT_FOUND,
-    pynvml.NVML_ERROR_UNKNOWN,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,
-)
+_GONE: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 _NEVER: Final = (pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_NOT_SUPPORTED)
 _log: Final = logging.getLogger("actorserve.power")
 
@@ -36,6 +32,7 @@ class Gpu:
         self.device = device
         self.handle = handle
         self.cannot_be_set = ""  # why its power limit cannot be set; empty if it can, as far as is known
+        self._last: DevicePower | None = None
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What NVML answers; None if this GPU does not tell that. Raises: GpuGoneError."""
@@ -52,16 +49,21 @@ class Gpu:
         return None if answer is None else answer / _MILLI
 
     def read(self) -> DevicePower | None:
-        """Its power now; None if its power limit cannot be read at all. Raises: GpuGoneError."""
+        """Its power now; None if its power limit cannot be read at all. Raises: GpuGoneError.
+
+        While a GPU that told its limits does not tell them, it may still draw as much as its last cap allows.
+        """
         draw = self.watts(pynvml.nvmlDeviceGetPowerUsage)
         cap = self.watts(pynvml.nvmlDeviceGetPowerManagementLimit)
         bounds = self.ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints)
         usual = self.watts(pynvml.nvmlDeviceGetPowerManagementDefaultLimit)
         if bounds is None or (usual is None and cap is None):
-            return None
+            return self._last and replace(
+                self._last, enforced_watts=None, draw_watts=None, is_throttled=False, can_set=False
+            )
         least, most = (bound / _MILLI for bound in bounds)
         reasons = self.ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        return DevicePower(
+        self._last = DevicePower(
             self.device,
             least,
             most,
@@ -72,6 +74,15 @@ class Gpu:
             is_throttled=reasons is not None and bool(reasons & HEAT),
             can_set=not self.cannot_be_set,
         )
+        return self._last
+
+    def bounds_watts(self) -> tuple[float, float] | None:
+        """The least and the highest power limit that its driver allows; None if it does not tell."""
+        try:
+            least, most = pynvml.nvmlDeviceGetPowerManagementLimitConstraints(self.handle)
+        except pynvml.NVMLError:
+            return None
+        return least / _MILLI, most / _MILLI
 
     def set_cap(self, watts: float) -> str:
         """Set its power limit. Returns why that failed; empty if it did not."""
@@ -101,7 +112,10 @@ class Gpus:
         """What every GPU tells that answers."""
         if self._clock() >= self._next_scan_s:
             self._next_scan_s = self._clock() + _RESCAN_S
-            self._scan()
+            try:
+                self._scan()
+            except pynvml.NVMLError as error:
+                self._say("of this host", f"cannot be counted: {error}")
         found = []
         for gpu in list(self._gpus.values()):
             try:
@@ -124,6 +138,12 @@ class Gpus:
             self._say(device, f"its power limit cannot be set: {why}")
         return not why
 
+    def put_back(self, device: str, watts: float) -> bool:
+        """Give a GPU the power limit that it had, or the nearest one that its driver allows now. False as above."""
+        gpu = self._gpus.get(device)
+        bounds = None if gpu is None else gpu.bounds_watts()
+        return self.set_cap(device, watts if bounds is None else min(bounds[1], max(bounds[0], watts)))
+
     def close(self) -> None:
         pynvml.nvmlShutdown()
 
@@ -133,7 +153,7 @@ class Gpus:
             _log.warning("GPU %s %s", device, what)
 
     def _scan(self) -> None:
-        """Find GPUs that are not known yet."""
+        """Find GPUs that are not known yet. Raises: NVMLError if the driver does not tell how many there are."""
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -130,7 +130,7 @@ class ClusterPower:
             number_column("draw_watts", [power.draw_watts for power in powers]),
             number_column("cap_watts", [power.cap_watts for power in powers]),
             number_column("least_watts", [power.least_watts for power in powers]),
-            number_column("full_watts", [power.usual_watts for power in powers]),
+            number_column("full_watts", [min(power.usual_watts, power.most_watts) for power in powers]),
             number_column("host_budget_watts", budgets),
             text_column("state", states),
         )

@@ -9,6 +9,7 @@ class DevicePower:
 
     - ``device`` is the driver's name of it, a GPU's UUID.
     - Its power limit may be from ``least_watts`` to ``most_watts``, and is ``usual_watts`` if nothing else sets it.
+      ``most_watts`` is no more than what was set when no cap was, because that may be what its cables carry.
     - ``cap_watts`` is the power limit that was set last, read back, and ``enforced_watts`` the one that the device
       keeps to, which may be lower.
     - ``draw_watts`` is its power now.

@@ -293,7 +293,7 @@ class PowerGovernor:
         top = full if ceiling is None or not is_limited else min(full, max(least, ceiling))
         if use is None:
             return Staircase(key.host, None, top, least, least)
-        knee = max(least, full * self._curves.token.least_fraction(self._slowdown(use)))
+        knee = max(least, device.power.usual_watts * self._curves.token.least_fraction(self._slowdown(use)))
         return Staircase(key.host, use.role, top, knee, least)
 
     def _slowdown(self, use: Use) -> float:

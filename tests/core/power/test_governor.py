@@ -390,3 +390,18 @@ def test_no_cap_flaps(data: st.DataObject) -> None:
         mine = [change for change in plant.changes if change[1] == key]
         for (fell_s, _, before, after), (rose_s, _, low, high) in pairwise(mine):
             assert after > before or high < low or rose_s - fell_s >= plant.config.hold_s - 0.25
+
+
+def test_a_limit_of_the_operators_own_is_not_passed() -> None:
+    """A device that may have less than its usual power keeps to that, and its tokens keep the same knee."""
+    plant = equal_pools(1, budget=1050.0)
+    for name in ("p0", "t0"):
+        plant.devices[DeviceId("a", name)] = replace(h100(name, 600.0), most_watts=600.0)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (600.0, 450.0)
+    plant.governor.set_budget("a", 900.0)
+    plant.run(5.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (550.0, 350.0)
+    plant.governor.set_budget("a", None)
+    plant.run(12.0)
+    assert (plant.cap("p0"), plant.cap("t0")) == (600.0, 600.0)

@@ -88,3 +88,39 @@ def test_without_a_driver_the_reason_is_told(fake_driver: FakeDriver, monkeypatc
     fake_driver.put(None, "init_error", pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     fake_driver.load(monkeypatch)
     assert isinstance(open_gpus(), str)
+
+
+def test_a_gpu_that_fails_for_a_moment_counts_at_its_last_cap(loaded_driver: FakeDriver) -> None:
+    """After an unknown error it may still draw what its cap allows, so it is told as one that cannot be read or set."""
+    gpus = opened()
+    assert gpus.set_cap("GPU-0", 350.0)
+    before = gpus.read()[0]
+    loaded_driver.put(0, "error", pynvml.NVML_ERROR_UNKNOWN)
+    failing = gpus.read()[0]
+    assert (failing.cap_watts, failing.draw_watts, failing.can_set) == (350.0, None, False)
+    loaded_driver.put(0, "error", 0)
+    assert gpus.read()[0] == before
+
+
+def test_a_driver_that_cannot_count_its_gpus_ends_nothing(
+    loaded_driver: FakeDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The search for more GPUs fails with one line in the log, and those that are known are read on."""
+    clock = [0.0]
+    gpus = opened(clock)
+    (loaded_driver.folder / "count").unlink()
+    for now in (40.0, 80.0):
+        clock[0] = now
+        assert len(gpus.read()) == 2
+    assert [record.message for record in caplog.records] == ["GPU of this host cannot be counted: Not Supported"]
+
+
+def test_a_former_limit_beyond_the_constraints_is_put_back_as_far_as_they_allow(loaded_driver: FakeDriver) -> None:
+    """A driver may tell a limit that it would not take, and then the nearest one is set."""
+    gpus = opened()
+    assert gpus.set_cap("GPU-0", 300.0)
+    assert gpus.put_back("GPU-0", 750.0)
+    assert loaded_driver.limit(0) == 700.0
+    assert gpus.put_back("GPU-0", 100.0)
+    assert loaded_driver.limit(0) == 200.0
+    assert not gpus.put_back("GPU-9", 300.0)
