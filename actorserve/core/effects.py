@@ -119,6 +119,11 @@ class SetCaps:
 
 
 @value
+class PutBackLimits:
+    """Give every device the power limit that it had before its first cap. The next PowerRead shows what came of it."""
+
+
+@value
 class ReadPower:
     """Read all devices; answered by a PowerRead."""
 
@@ -205,6 +210,7 @@ Effect = (
     | Meet
     | StartWorker
     | SetCaps
+    | PutBackLimits
     | ReadPower
     | Audit
     | SetLogLevel

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from actorserve.core.messages import Role
 from actorserve.errors import ActorserveError
 from actorserve.settings import ClusterSettings
 
@@ -85,8 +86,11 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path, subfolders: Sequence[str]) -> None:
-    """Remove what an earlier server has left. Other files are not ours, and stay."""
-    for file in (*folder.glob("*.sock"), *folder.glob(f"{LAST_KEYS}*"), folder / SETTINGS, folder / CLUSTER):
+    """Remove what an earlier server has left. Other files are not ours, and stay; and so does the socket of the process
+    that sets power caps, because that one outlasts a server.
+    """
+    sockets = [file for file in folder.glob("*.sock") if file.name != f"{Role.POWER.value}.sock"]
+    for file in (*sockets, *folder.glob(f"{LAST_KEYS}*"), folder / SETTINGS, folder / CLUSTER):
         file.unlink(missing_ok=True)
     for name in subfolders:
         shutil.rmtree(folder / name, ignore_errors=True)

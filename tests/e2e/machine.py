@@ -24,6 +24,7 @@ FOLDERS = ("dev", "etc/systemd/system", "mnt", "opt", "outside", "proc", "run", 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 TARGETS = ("sysinit", "basic", "shutdown", "umount", "network-online", "multi-user")
 PYTHONPATH = "/opt/packages:/opt/source"
+LIBRARIES = "/opt/lib"  # where libraries are found that a test puts inside
 INSIDE = "/mnt"  # where the tree is before it becomes the root
 BOOT_S = 30.0
 COMMAND_S = 180.0
@@ -127,7 +128,7 @@ class Machine:
             cwd=ROOT,
         )
         (self.tree / "usr/local/bin/actorserve").write_text(
-            f"#!/bin/sh\nexport PYTHONPATH={PYTHONPATH} LD_LIBRARY_PATH=/opt/python/lib\n"
+            f"#!/bin/sh\nexport PYTHONPATH={PYTHONPATH} LD_LIBRARY_PATH=/opt/python/lib:{LIBRARIES}\n"
             'exec /opt/python/bin/python3 -P -m actorserve "$@"\n'
         )
         shutil.move(self.tree / "usr/local", self.tree / "local")

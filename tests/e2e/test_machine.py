@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machine import Machine, machine
+from tests.e2e.machine import LIBRARIES, Machine, machine
 from tests.e2e.server import wait_until
+from tests.workers.power.fake_driver import WATT, FakeDriver, build_library
 
 NEEDED = ("/usr/lib/systemd/systemd", "/usr/bin/systemctl", "/usr/bin/unshare", "/usr/bin/nsenter", "/usr/bin/curl")
 URL = "http://127.0.0.1:8000"
@@ -43,6 +44,19 @@ address = "127.0.0.2"
 workers = 1
 """
 SERVICES = ("coordinator", "gateway@0", "worker@0", "worker@1")
+SERVER, POWER = "actorserve.service", "actorserve-power.service"
+FAKE_GPUS = """
+[Service]
+Environment=FAKE_NVML=/srv/gpus
+ReadWritePaths=/srv/gpus
+RestartSec=1
+WatchdogSec=3
+"""
+BOTH = f"""
+[Unit]
+DefaultDependencies=no
+Wants={SERVER} {POWER}
+"""
 
 
 def why_not() -> str:
@@ -68,19 +82,36 @@ pytestmark = [
 
 
 @pytest.fixture
-def host(tmp_path: Path, default_model_path: Path) -> Iterator[Machine]:
-    """A machine with alpha's share of a cluster."""
+def driver(tmp_path: Path) -> FakeDriver:
+    """A driver with two GPUs, the second of which has an operator's own limit."""
+    library, gpus = tmp_path / "library", tmp_path / "gpus"
+    library.mkdir()
+    gpus.mkdir()
+    driver = FakeDriver(build_library(library), gpus, 2)
+    driver.put(1, "limit", 600 * WATT)
+    return driver
+
+
+@pytest.fixture
+def host(tmp_path: Path, default_model_path: Path, driver: FakeDriver) -> Iterator[Machine]:
+    """A machine with alpha's share of a cluster, and with GPUs whose power limits root may set."""
     cluster = tmp_path / "cluster.toml"
     cluster.write_text(CLUSTER)
     files = {
         "etc/actorserve/actorserve.toml": SETTINGS,
         "etc/systemd/system/actorserve-worker@.service.d/fast.conf": f"[Service]\nWatchdogSec={WATCHDOG_S}\n",
+        f"etc/systemd/system/{POWER}.d/fake.conf": FAKE_GPUS,
+        "etc/systemd/system/both.target": BOTH,
     }
+    numbers = [file for file in driver.folder.rglob("*") if file.is_file()]
+    files |= {f"srv/gpus/{file.relative_to(driver.folder)}": file.read_text() for file in numbers}
     share = ("--host", "alpha", "--cluster", str(cluster))
     model = tmp_path / "model.gguf"  # a copy, because the units run as a user that may not read another user's cache
     shutil.copyfile(default_model_path, model)
     model.chmod(0o644)
-    with machine(tmp_path, *share, binds={model: "/srv/model.gguf"}, files=files) as host:
+    binds = {model: "/srv/model.gguf", driver.library.parent: LIBRARIES}
+    with machine(tmp_path, *share, binds=binds, files=files) as host:
+        driver.folder = host.tree / "srv/gpus"
         yield host
 
 
@@ -155,3 +186,50 @@ def test_each_process_of_a_share_is_a_unit(host: Machine) -> None:
     ends = [int(status(host, unit, "InactiveEnterTimestampMonotonic")) for unit in units]
     coordinator, gateway, *workers = ends
     assert gateway < min(workers) <= max(workers) < coordinator
+
+
+def wait_for_limits(driver: FakeDriver, *limits: float) -> None:
+    wait_until(lambda: (driver.limit(0), driver.limit(1)) == limits, f"the limits {limits}", START_S)
+
+
+def test_the_actuator_of_power_caps_is_a_unit_of_its_own(host: Machine, driver: FakeDriver) -> None:
+    """Started at once with the server, it runs as root, sets caps by the coordinator's order, and puts former limits
+    back when it is stopped, and after kill -9 when it starts again. It goes on while the server is killed and stopped.
+    """
+    host.systemctl("start", "both.target")
+    wait_until(lambda: status(host, POWER, "ActiveState") == "active", "the actuator", START_S)
+    assert (status(host, POWER, "User"), status(host, SERVER, "User")) == ("root", "actorserve")
+    first = status(host, POWER, "MainPID")
+
+    def order(budget: str) -> None:
+        wait_until(lambda: knows_devices(host), "the actuator's report", START_S)
+        done = host.run("actorserve", "console", "budget", budget)
+        assert done.returncode == 0, done.stderr
+
+    order("800")
+    wait_for_limits(driver, 422.0, 377.0)
+    host.systemctl("kill", "--kill-who=main", "--signal=KILL", SERVER)
+    wait_until(lambda: status(host, SERVER, "NRestarts") == "1" and is_ready(host, 2), "the restart", START_S)
+    wait_for_limits(driver, 700.0, 600.0)  # because the new server has no budget
+    order("1000")
+    wait_for_limits(driver, 533.0, 466.0)
+    assert (status(host, POWER, "MainPID"), status(host, POWER, "NRestarts")) == (first, "0")
+
+    host.systemctl("stop", SERVER)
+    host.systemctl("kill", "--kill-who=main", "--signal=KILL", POWER)
+    assert (driver.limit(0), driver.limit(1)) == (533.0, 466.0)
+    wait_for_limits(driver, 700.0, 600.0)
+    assert status(host, POWER, "NRestarts") == "1"
+
+    host.systemctl("start", SERVER)
+    order("800")
+    wait_for_limits(driver, 422.0, 377.0)
+    host.systemctl("stop", POWER)
+    assert (driver.limit(0), driver.limit(1)) == (700.0, 600.0)
+    assert (status(host, POWER, "Result"), status(host, POWER, "ActiveState")) == ("success", "inactive")
+
+
+def knows_devices(host: Machine) -> bool:
+    """Whether the coordinator has a report of the actuator."""
+    done = host.run("actorserve", "console", "cap", "--json")
+    return done.returncode == 0 and len(json.loads(done.stdout)["rows"]) == 2

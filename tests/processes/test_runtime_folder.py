@@ -59,14 +59,16 @@ def test_a_runtime_folder_with_a_long_path_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_an_earlier_server_left_is_removed() -> None:
-    """Sockets, settings and counts of an earlier server are gone when the next one starts; other files stay."""
+    """Sockets, settings and counts of an earlier server are gone when the next one starts. Other files stay, and so
+    does the socket of the process that sets power caps, which outlasts servers.
+    """
     with tempfile.TemporaryDirectory(prefix="as-") as short:
-        left = [Path(short) / name for name in ("worker-0.sock", SETTINGS, CLUSTER, "notes.txt")]
+        left = [Path(short) / name for name in ("worker-0.sock", SETTINGS, CLUSTER, "notes.txt", "power.sock")]
         for file in left:
             file.touch()
         (Path(short) / "counts").mkdir()
         with runtime_folder(ClusterSettings(runtime_dir=Path(short)), ("counts",)) as folder:
-            assert [file.name for file in folder.iterdir()] == ["notes.txt"]
+            assert {file.name for file in folder.iterdir()} == {"notes.txt", "power.sock"}
 
 
 @pytest.fixture

@@ -25,14 +25,18 @@ SETTINGS = """\
 lame_duck_s = 5.0
 """
 PROGRAM_PARTS = ("pyproject.toml", "README.md", "LICENSE", "actorserve", "workers")
-HOST_UNITS = {"actorserve.service": "--runtime-dir", "actorserve-prepare.service": "--prepare"}
-"""The units that are not a single process, and what they do with the runtime folder on a host of a cluster."""
+HOST_UNITS = {
+    "actorserve.service": "host {name} --runtime-dir /run/actorserve",
+    "actorserve-prepare.service": "host {name} --prepare /run/actorserve",
+    "actorserve-power.service": "power --host {name}",
+}
+"""The units that must know the host's name on a host of a cluster, and what they run there."""
 HOST_UNIT = """\
 # Written by tools/install, for the host {name} of the cluster in /etc/actorserve/cluster.toml.
 
 [Service]
 ExecStart=
-ExecStart=/usr/local/bin/actorserve host {name} --config /etc/actorserve/actorserve.toml {option} /run/actorserve
+ExecStart=/usr/local/bin/actorserve {command} --config /etc/actorserve/actorserve.toml
 """
 ENABLE = """\
 next:
@@ -104,7 +108,8 @@ class Layout:
             yield command("stop and disable the units", ("systemctl", "disable", "--now", *names), self._no_units)
         enabled = self.at("/etc/systemd/system/actorserve.target.wants")
         folders = {*self._drop_ins(), *(path.parent for path in self._host_units())}
-        others = (enabled, self.polkit, self.users, self.program, self.prefix)
+        runtime = self.at("/run/actorserve")
+        others = (enabled, runtime, self.polkit, self.users, self.program, self.prefix)
         for path in (*self._unit_files(), *sorted(folders), *others):
             yield gone(path)
         if purge:
@@ -151,9 +156,10 @@ class Layout:
             raise InstallError("; ".join(line.replace(str(copy), "the cluster's file") for line in lines))
 
     def _host_units(self) -> dict[Path, str]:
+        name = self.share.name
         return {
-            self.units / f"{unit}.d" / "host.conf": HOST_UNIT.format(name=self.share.name, option=option)
-            for unit, option in HOST_UNITS.items()
+            self.units / f"{unit}.d" / "host.conf": HOST_UNIT.format(name=name, command=command.format(name=name))
+            for unit, command in HOST_UNITS.items()
         }
 
     def _unit_files(self) -> dict[Path, str]:

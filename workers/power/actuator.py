@@ -18,7 +18,7 @@ import uvloop
 from actorserve.actors.cluster_actor import ClusterActor, ClusterCore
 from actorserve.actors.cluster_trust import open_trust
 from actorserve.actors.node import Node, open_node
-from actorserve.core.effects import Effect, ReadPower, SetCaps
+from actorserve.core.effects import Effect, PutBackLimits, ReadPower, SetCaps
 from actorserve.core.messages import PROTOCOL_VERSION, DevicePower, Hello, PowerRead, PowerReport, Role
 from actorserve.core.power.actuator import ActuatorConfig, ActuatorState
 from actorserve.processes.child import Child
@@ -47,6 +47,7 @@ class ActuatorActor(ClusterActor):
         self._caps = caps
         self._driver = driver
         self._wanted: dict[str, float] = {}  # caps to set as soon as the driver has answered, in this order
+        self._wants_former = False  # the former limits are to be put back before that
         self._wants_reading = False
         self._setting: dict[str, float] = {}  # what is being set
         self._asked_s: float | None = None  # since when the driver has been busy
@@ -60,6 +61,10 @@ class ActuatorActor(ClusterActor):
                 for device, watts in zip(devices, caps_watts, strict=True):
                     self._wanted.pop(device, None)
                     self._wanted[device] = watts
+                self._ask()
+            case PutBackLimits():
+                self._wanted.clear()
+                self._wants_former = True
                 self._ask()
             case ReadPower():
                 self._wants_reading = True
@@ -88,13 +93,17 @@ class ActuatorActor(ClusterActor):
 
     def _ask(self) -> None:
         """Have the driver do what is wanted, unless it is busy."""
-        if self._asked_s is not None or self._is_ending or not (self._wanted or self._wants_reading):
+        if self._asked_s is not None or self._is_ending:
             return
-        wanted, reads = self._wanted, self._wants_reading
-        self._wanted, self._wants_reading, self._setting = {}, False, wanted
+        wanted, puts_back, reads = self._wanted, self._wants_former, self._wants_reading
+        if not (wanted or puts_back or reads):
+            return
+        self._wanted, self._wants_former, self._wants_reading, self._setting = {}, False, False, wanted
         self._asked_s = self._clock()
 
         def work() -> PowerRead | None:
+            if puts_back:
+                self._caps.put_back()
             self._caps.set_caps(tuple(wanted), tuple(wanted.values()))
             return self._caps.read() if reads else None
 
@@ -134,7 +143,7 @@ class ActuatorActor(ClusterActor):
 def run_actuator(child: Child, gpus: Gpus | None, state_folder: Path, config: ActuatorConfig) -> None:
     """Run until SIGTERM. The former limits are in ``state_folder``.
 
-    Raises: ActorserveError; OSError if former limits cannot be kept.
+    Raises: ActorserveError; OSError if that folder cannot be used.
     """
     caps = PowerCaps(gpus, FormerLimits(state_folder))
     uvloop.run(_run(child, caps, config))

@@ -2,13 +2,13 @@
 
 It reports what it reads, sets again what a device forgot, and holds the caps while there is no coordinator. If none
 comes back for ``alone_after_s``, it shares the host's budget evenly among the devices, because nothing tells it what
-they do.
+they do. A coordinator that has no budget orders nothing: then the devices get the limits that they had before.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from actorserve.core.effects import Effect, ReadPower, Send, SetCaps
+from actorserve.core.effects import Effect, PutBackLimits, ReadPower, Send, SetCaps
 from actorserve.core.messages import (
     DevicePower,
     Message,
@@ -26,6 +26,7 @@ from actorserve.core.power.caps import Staircase, meet_budgets
 REPORT_S: Final = 0.25
 _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 _AGAIN_S: Final = 5.0  # a cap that a device forgot, or does not take, is set again after this time
+_UNGOVERNED_S: Final = 5.0  # a coordinator with a budget orders something within this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class ActuatorState:
         self._caps: dict[str, float] = {}
         self._set_s: dict[str, float] = {}  # when each cap was last set
         self._alone_since_s: float | None = None
-        self._is_split = False
+        self._silent_since_s: float | None = None  # since when a coordinator has been up that has ordered nothing
+        self._split: frozenset[str] = frozenset()  # the devices that share the budget evenly
         self._next_read_s: float | None = None
 
     def handle(self, message: Message, now: float, sender: Peer | None = None) -> list[Effect]:
@@ -59,7 +61,7 @@ class ActuatorState:
         match message:
             case PeerUp(peer=peer, role=Role.COORDINATOR):
                 self._coordinator, self._number = peer, 0
-                self._alone_since_s, self._is_split = None, False
+                self._alone_since_s, self._silent_since_s, self._split = None, now, frozenset()
                 return self._read(now)
             case PeerDown(peer=peer) if peer == self._coordinator:
                 self._coordinator, self._alone_since_s = None, now
@@ -87,19 +89,27 @@ class ActuatorState:
         if message.sequence <= self._number:
             self.num_refused += 1
             return []
-        self._number, self._budget_watts = message.sequence, message.budget_watts
+        self._number, self._budget_watts, self._silent_since_s = message.sequence, message.budget_watts, None
         wanted = dict(zip(message.devices, message.caps_watts, strict=True))
         return [*self._set(wanted, now), *self._read(now)]
 
     def _on_read(self, read: PowerRead, now: float) -> list[Effect]:
-        """Report it. Then set what devices forgot, and share the budget if there has been no coordinator for long."""
+        """Report it. Then set what devices forgot, share the budget if there has been no coordinator for long, or lift
+        the caps if the coordinator has no budget.
+        """
         effects: list[Effect] = []
         if self._coordinator is not None:
             effects.append(Send(self._coordinator, PowerReport(self._number, read.devices, read.feed_watts)))
-        elif self._is_alone(now) and self._budget_watts is not None and not self._is_split:
-            self._is_split = True
-            effects += self._set(_even_caps(read.devices, self._budget_watts), now)
-            return [*effects, *self._read(now)]
+            if self._caps and self._silent_since_s is not None and now >= self._silent_since_s + _UNGOVERNED_S:
+                self._caps.clear()
+                self._budget_watts = None
+                return [*effects, PutBackLimits(), *self._read(now)]
+        elif self._is_alone(now) and self._budget_watts is not None:
+            devices = frozenset([power.device for power in read.devices])
+            if devices != self._split:
+                self._split = devices
+                effects += self._set(_even_caps(read.devices, self._budget_watts), now)
+                return [*effects, *self._read(now)]
         forgotten = {
             power.device: self._caps[power.device]
             for power in read.devices

@@ -131,7 +131,9 @@ class _Device:
 
 @dataclass(slots=True)
 class _Host:
-    """The host's actuator (None: it is gone), the number of the last order, and the budget that it was told."""
+    """The host's actuator (None: it is gone), the number of the last order (0: it has got none, so it does not know yet
+    that its devices are governed), and the budget that it was told.
+    """
 
     actuator: Peer | None = None
     number: int = 0
@@ -399,7 +401,7 @@ class PowerGovernor:
             is_late = any(now >= device.ordered_s + _RESEND_S for device in waiting.values())
             has_new = name in ordered
             budget = self.budget_watts_of.get(name, self.budget_watts if len(self._hosts) == 1 else None)
-            if host.actuator is None or not (is_late or has_new or budget != host.told_budget):
+            if host.actuator is None or not (is_late or has_new or host.number == 0 or budget != host.told_budget):
                 continue
             host.number += 1
             host.told_budget = budget

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from actorserve.core.effects import Effect, ReadPower, Send, SetCaps
+from actorserve.core.effects import Effect, PutBackLimits, ReadPower, Send, SetCaps
 from actorserve.core.messages import (
     DevicePower,
     Drain,
@@ -92,3 +92,40 @@ def test_without_a_coordinator_the_budget_is_shared_evenly() -> None:
 def test_without_a_budget_the_caps_are_held_for_ever() -> None:
     """Nothing is to be shared."""
     assert alone(None, h100("x", 700.0), h100("y", 350.0)) == []
+
+
+def test_a_device_that_comes_back_shares_the_budget_as_well() -> None:
+    """Without a coordinator, devices that were not there when the budget was shared get their part when they are."""
+    state = ActuatorState(ActuatorConfig(1050.0, alone_after_s=60.0))
+    state.handle(Tick(), 0.0)
+    assert state.handle(PowerRead((h100("x"),)), 60.0) == [SetCaps(("x",), (700.0,)), ReadPower()]
+    both = PowerRead((h100("x"), h100("y")))
+    assert state.handle(both, 61.0) == [SetCaps(("x", "y"), (525.0, 525.0)), ReadPower()]
+    assert state.handle(both, 62.0) == []
+
+
+def test_a_coordinator_without_a_budget_gets_the_former_limits_back() -> None:
+    """Caps of an earlier coordinator are lifted when the next one orders nothing for a while, and then held no more."""
+    state = ActuatorState(ActuatorConfig(alone_after_s=60.0))
+    state.handle(UP, 0.0)
+    read = PowerRead((h100("x", 300.0),))
+    assert len(state.handle(read, 100.0)) == 1, "it has set nothing itself"
+    state.handle(SetPowerCaps(1, ("x",), (300.0,), 300.0), 100.0, COORDINATOR)
+    state.handle(PeerDown(COORDINATOR), 200.0)
+    state.handle(PeerUp(OTHER, Role.COORDINATOR, term=2), 201.0)
+    assert len(state.handle(read, 205.9)) == 1, "it may have a budget and not know of the devices yet"
+    assert state.handle(read, 206.0)[1:] == [PutBackLimits(), ReadPower()]
+    assert len(state.handle(PowerRead((h100("x"),)), 300.0)) == 1
+    state.handle(PeerDown(OTHER), 300.0)
+    assert state.handle(read, 400.0) == [], "and there is no budget to share"
+
+
+def test_a_coordinator_that_orders_keeps_the_caps() -> None:
+    """An order without devices is one, too: its sender governs, and has nothing to change."""
+    state = ActuatorState(ActuatorConfig())
+    state.handle(UP, 0.0)
+    state.handle(SetPowerCaps(1, ("x",), (300.0,)), 0.0, COORDINATOR)
+    state.handle(PeerDown(COORDINATOR), 1.0)
+    state.handle(PeerUp(OTHER, Role.COORDINATOR, term=2), 2.0)
+    state.handle(SetPowerCaps(1, (), ()), 3.0, OTHER)
+    assert len(state.handle(PowerRead((h100("x", 300.0),)), 100.0)) == 1

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from actorserve.core.messages import Peer, PowerReport
+from actorserve.core.messages import Peer, PowerReport, SetPowerCaps
 from actorserve.core.power.governor import CONTROL_PERIOD_S, DeviceId, PowerConfig, PowerGovernor, Use
 from tests.core.power.plant import MIXED, PROMPT, TOKEN, Plant, equal_pools, h100
 
@@ -405,3 +405,13 @@ def test_a_limit_of_the_operators_own_is_not_passed() -> None:
     plant.governor.set_budget("a", None)
     plant.run(12.0)
     assert (plant.cap("p0"), plant.cap("t0")) == (600.0, 600.0)
+
+
+def test_an_actuator_learns_that_it_is_governed_even_if_no_cap_changes() -> None:
+    """With a budget every actuator gets a first order, so that it does not lift the caps that are there."""
+    governor = PowerGovernor(PowerConfig(budget_watts=1400.0))
+    for host in ("a", "b"):
+        governor.on_report(host, Peer(host, 1), PowerReport(0, (h100("x", 700.0),)), 0.0)
+    sends = governor.round({}, ["a", "b"], 0.0)
+    assert [send.message for send in sends] == [SetPowerCaps(1, (), ())] * 2  # type: ignore[union-attr]
+    assert governor.round({}, ["a", "b"], 0.25) == []

@@ -11,7 +11,7 @@ import pytest
 
 from actorserve.actors.node import open_node
 from actorserve.cluster.network import LocalNetwork
-from actorserve.core.effects import AddToEngine, Effect, ReadPower, RunStep, SetCaps
+from actorserve.core.effects import AddToEngine, Effect, PutBackLimits, ReadPower, RunStep, SetCaps
 from actorserve.core.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -171,6 +171,23 @@ async def test_an_actuator_reports_a_hanging_driver_as_unknown(
         assert (loaded_driver.limit(0), loaded_driver.limit(1)) == (350.0, 250.0)
         await actor.end()
         assert (loaded_driver.limit(0), loaded_driver.limit(1)) == (700.0, 700.0)
+
+
+async def test_former_limits_are_put_back_before_newer_caps(
+    hang: Callable[[bool], None], loaded_driver: FakeDriver, tmp_path: Path
+) -> None:
+    """Caps that were ordered before the limits are put back are forgotten, and those ordered after it are set."""
+    async with running_actuator(tmp_path / "state") as (actor, core):
+        actor.perform(SetCaps(("GPU-0", "GPU-1"), (300.0, 300.0)))
+        hang(True)
+        actor.perform(ReadPower())
+        actor.perform(SetCaps(("GPU-0", "GPU-1"), (400.0, 400.0)))
+        actor.perform(PutBackLimits())
+        actor.perform(SetCaps(("GPU-1",), (350.0,)))
+        hang(False)
+        while [power.cap_watts for power in (await core.read()).devices] != [700.0, 350.0]:
+            actor.perform(ReadPower())
+        await actor.end()
 
 
 async def test_an_actuator_ends_while_its_driver_hangs(
