@@ -18,6 +18,7 @@ from actorserve.core.messages import (
     ActsDone,
     Answer,
     Command,
+    InstanceRole,
     LoadReport,
     ModelInfo,
     Outcome,
@@ -105,6 +106,17 @@ async def test_an_operator_acts_and_is_audited(folder: Path) -> None:
     assert await again.ask("cordon", "worker-0") == done
     await again.stop()
     assert len((folder / AUDIT_FILE).read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("act", [("budget", "1000"), ("role", "worker-0", "token")])
+async def test_a_viewer_changes_neither_power_nor_roles(act: tuple[str, ...], folder: Path) -> None:
+    """A viewer's budget and role are refused, and the core keeps its own."""
+    coordinator = Coordinator(folder, Viewers())
+    refused = await coordinator.ask(*act)
+    assert (refused.outcome, refused.text) == (Outcome.REFUSED, f"vera is a viewer, and {act[0]} needs an operator")
+    assert coordinator.core.power.governor.budget_watts is None
+    assert coordinator.core.fleet.views[A].pool is InstanceRole.MIXED
+    await coordinator.stop()
 
 
 async def test_a_viewer_reads_and_does_not_act(folder: Path) -> None:
