@@ -6,8 +6,12 @@ follow from the budgets. All devices descend one staircase, and a budget asks fo
 1. devices without an instance, to their least power;
 2. those of token instances, to the knee: the lowest cap under which tokens still come as fast as they must;
 3. those of mixed instances, to the same knee;
-4. those of prompt instances, to that knee as well;
-5. all of them, evenly, to their least power.
+4. those of prompt instances, to the cap under which prompts take as many times as long as tokens at their knee;
+5. all of them to their least power, so that prompts and tokens take the same number of times longer.
+
+The last stages treat both phases alike, because a pool that is slowed more than the other one holds up all requests,
+and watts of the pool that waits for it are wasted. A prompt's time grows less than a token's where both have the same
+cap below the knee, so equal caps would waste some.
 
 Within a stage the devices go down together, by the same part of the stage's way. A host's devices stand at least as low
 as its own budget asks, and all hosts at least as low as the cluster's. So watts that token instances free go to prompt
@@ -21,13 +25,16 @@ from typing import Final
 from actorserve.core.messages import InstanceRole
 
 NUM_STAGES: Final = 5
+NUM_STEPS: Final = 10  # of the last stage, between which the caps are linear
+_LAST_STAGE: Final = tuple([NUM_STAGES - 1 + number / NUM_STEPS for number in range(1, NUM_STEPS + 1)])
 _STAGE_OF: Final = {None: 1, InstanceRole.TOKEN: 2, InstanceRole.MIXED: 3, InstanceRole.PROMPT: 4}
 
 
 @dataclass(frozen=True, slots=True)
 class Staircase:
     """A device's way down: ``top_watts`` until the stage of its ``role`` (None: no instance), in that stage to
-    ``knee_watts``, and in the last one to ``least_watts``. A device whose cap cannot be set stays at one height.
+    ``knee_watts``, and in the last one over ``slower_watts`` (one for each step but the last) to ``least_watts``. A
+    device whose cap cannot be set stays at one height.
     """
 
     host: str
@@ -35,14 +42,29 @@ class Staircase:
     top_watts: float
     knee_watts: float
     least_watts: float
+    slower_watts: tuple[float, ...] = ()
 
     def watts(self, depth: float) -> float:
-        """The cap at a depth from 0 to ``NUM_STAGES``. It is linear within a stage, and never grows with the depth."""
+        """The cap at a depth from 0 to ``NUM_STAGES``. It is linear within a stage, in the last one within a step, and
+        never grows with the depth.
+        """
         stage = _STAGE_OF[self.role]
-        down = min(1.0, max(0.0, depth - (stage - 1)))
-        floor = min(1.0, max(0.0, depth - (NUM_STAGES - 1)))
         end = self.least_watts if self.role is None else min(self.top_watts, max(self.knee_watts, self.least_watts))
-        return self.top_watts - down * (self.top_watts - end) - floor * (end - self.least_watts)
+        if depth <= NUM_STAGES - 1:
+            down = min(1.0, max(0.0, depth - (stage - 1)))
+            return self.top_watts - down * (self.top_watts - end)
+        steps = min(1.0, depth - (NUM_STAGES - 1)) * NUM_STEPS
+        number = min(NUM_STEPS - 1, int(steps))
+        above, below = self._corner(number, end), self._corner(number + 1, end)
+        return above - (steps - number) * (above - below)
+
+    def _corner(self, number: int, end: float) -> float:
+        """The cap after so many steps of the last stage, which begins at ``end``."""
+        if number == 0:
+            return end
+        if number > len(self.slower_watts):
+            return self.least_watts
+        return min(end, max(self.least_watts, self.slower_watts[number - 1]))
 
 
 def meet_budgets(devices: Sequence[Staircase], of_host: Mapping[str, float], of_all: float | None) -> list[float]:
@@ -61,7 +83,7 @@ def meet_budgets(devices: Sequence[Staircase], of_host: Mapping[str, float], of_
 
 def _depth(devices: Sequence[Staircase], depths: Mapping[str, float], budget_watts: float) -> float:
     """The least depth at which the devices meet the budget, where each host is at least at its own of ``depths``."""
-    corners = sorted({*map(float, range(NUM_STAGES + 1)), *depths.values()})
+    corners = sorted({*map(float, range(NUM_STAGES)), *_LAST_STAGE, *depths.values()})
     # The sum is linear between two corners, so the depth follows from the two around the budget.
     low, high = 0, len(corners) - 1
     if _sum_watts(devices, depths, corners[low]) <= budget_watts:

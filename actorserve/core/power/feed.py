@@ -7,6 +7,7 @@ follow the caps late, so the caps must have been in force for a while before a r
 from typing import Final
 
 _SETTLE_S: Final = 0.5  # from caps in force to readings that show it
+_MORE: Final = 1.25  # how much more than the excess is taken, so that noise does not leave some
 _RELEASE_S: Final = 10.0  # without excess, before caps rise again
 _ROOM: Final = 0.02  # of the budget, that must be free before caps rise, so that noise does not move them
 
@@ -29,7 +30,7 @@ class FeedWatch:
             self._within_since_s = now
         if self._within_since_s is not None and now >= self._within_since_s + _SETTLE_S:
             if draw > budget:
-                self.taken_watts += draw - budget
+                self.taken_watts += (draw - budget) * _MORE
                 self._within_since_s = None
                 self._changed_s = now
             elif self.taken_watts and now >= self._changed_s + _RELEASE_S and draw < budget * (1.0 - _ROOM):

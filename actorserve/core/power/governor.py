@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 
 from actorserve.core.effects import Effect, Send
 from actorserve.core.messages import DevicePower, InstanceRole, Peer, PowerReport, SetPowerCaps
-from actorserve.core.power.caps import Staircase, meet_budgets
-from actorserve.core.power.curves import CURVES, PhaseCurves
+from actorserve.core.power.caps import NUM_STEPS, Staircase, meet_budgets
+from actorserve.core.power.curves import CURVES, PhaseCurves, PowerCurve
 from actorserve.core.power.feed import FeedWatch
 
 PERIOD_S: Final = 0.25
@@ -45,6 +45,7 @@ _SAME_WATTS: Final = 0.5  # caps that are read back may be rounded
 _MUCH_WATTS: Final = 1e9
 _SLOWDOWN_STEP: Final = 1.1
 _MOST_SLOWDOWN: Final = 100.0
+_SLOWER_STEP: Final = 1.15  # how much longer both phases take after each step of the last stage
 _ORDER: Final = (InstanceRole.PROMPT, InstanceRole.MIXED, InstanceRole.TOKEN, None)  # in which caps are raised
 
 
@@ -152,6 +153,7 @@ class PowerGovernor:
         self.budget_watts_of: dict[str, float] = dict(config.budget_watts_of)
         self._config = config
         self._curves = config.curves
+        self._fractions: dict[tuple[bool, float], tuple[float, ...]] = {}
         self._hosts: dict[str, _Host] = {}
         self._feeds: dict[str, FeedWatch] = {}  # by host; the cluster's has an empty name
         self._said: set[tuple[str, float, int]] = set()  # infeasible budgets: the host, the budget, the least watts
@@ -185,6 +187,8 @@ class PowerGovernor:
         devices: dict[str, _Device] = {}
         for power in report.devices:
             device = known.devices.get(power.device) or _Device(power)
+            if power.cap_watts is not None and power.cap_watts > device.bound_watts() + _SAME_WATTS:
+                self.next_s = now  # it has forgotten its cap, so a budget may be passed
             device.power, device.is_gone = power, False
             self._read_back(device, report.sequence, now)
             devices[power.device] = device
@@ -295,8 +299,21 @@ class PowerGovernor:
         top = full if ceiling is None or not is_limited else min(full, max(least, ceiling))
         if use is None:
             return Staircase(key.host, None, top, least, least)
-        knee = max(least, device.power.usual_watts * self._curves.token.least_fraction(self._slowdown(use)))
-        return Staircase(key.host, use.role, top, knee, least)
+        usual = device.power.usual_watts
+        knee, *slower = self._fractions_of(use.role is InstanceRole.PROMPT, self._slowdown(use))
+        slower_watts = tuple([usual * fraction for fraction in slower])
+        return Staircase(key.host, use.role, top, max(least, usual * knee), least, slower_watts)
+
+    def _fractions_of(self, is_prompt: bool, slowdown: float) -> tuple[float, ...]:
+        """The caps, as fractions of full power, under which the phase takes ``slowdown`` times as long, and longer by
+        each step of the last stage. A mixed instance goes by its tokens.
+        """
+        found = self._fractions.get((is_prompt, slowdown))
+        if found is None:
+            curve: PowerCurve = self._curves.prompt if is_prompt else self._curves.token
+            found = tuple([curve.least_fraction(slowdown * _SLOWER_STEP**number) for number in range(NUM_STEPS)])
+            self._fractions[is_prompt, slowdown] = found
+        return found
 
     def _slowdown(self, use: Use) -> float:
         """How many times as long its tokens may take. It is a step of a ladder, so that it seldom changes."""

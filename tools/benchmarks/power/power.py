@@ -26,7 +26,6 @@ from tools.figures.machine import machine_line, this_machine
 LOOP_TITLE: Final = "Eight GPUs under a power budget"
 GAIN_TITLE: Final = "Requests per second over those with even caps"
 NUM_GPUS: Final = 8
-_ALL_WATTS: Final = NUM_GPUS * FULL_WATTS
 _SHARES: Final = (0.9, 0.8, 0.75, 0.7, 0.6, 0.5)
 _POOLS: Final = ((2, 6), (4, 4), (6, 2))  # prompt and token instances
 _SETTLE_S: Final = 5.0
@@ -53,14 +52,18 @@ class Correction:
 def loop_of(share: float, pools: tuple[int, int], kind: str, seed: int) -> Loop:
     """A host with a budget of this share of full power, which has settled."""
     rng = random.Random(f"{seed} {share} {pools} {kind}")
-    host = FakeHost(*pools, CURVES[kind], rng)
-    loop = Loop(host, PowerConfig(budget_watts_of={HOST: share * _ALL_WATTS}, curves=CURVES[kind]), rng)
+    host = FakeHost(*pools, kind, rng)
+    loop = Loop(host, PowerConfig(budget_watts_of={HOST: share * _all_watts(kind)}, curves=CURVES[kind]), rng)
     loop.run(_SETTLE_S)
     return loop
 
 
+def _all_watts(kind: str) -> float:
+    return NUM_GPUS * FULL_WATTS[kind]
+
+
 def _budget_falls(loop: Loop) -> None:
-    loop.governor.set_budget(HOST, 0.75 * _ALL_WATTS)
+    loop.governor.set_budget(HOST, 0.75 * _all_watts("h100"))
 
 
 def _load_comes(loop: Loop) -> None:
@@ -77,7 +80,7 @@ def _roles_change(loop: Loop) -> None:
 
 def _caps_are_forgotten(loop: Loop) -> None:
     for gpu in loop.host.gpus:
-        gpu.cap_watts = FULL_WATTS
+        gpu.cap_watts = gpu.full_watts
 
 
 def _gpus_leak(loop: Loop) -> None:
@@ -109,9 +112,9 @@ def correction(name: str, seed: int) -> Correction:
 def rate(share: float, pools: tuple[int, int], kind: str, seed: int, *, is_even: bool) -> float:
     """Requests in a second, in units of those at full power."""
     if is_even:
-        host = FakeHost(*pools, CURVES[kind], random.Random(seed))
+        host = FakeHost(*pools, kind, random.Random(seed))
         for gpu in host.gpus:
-            gpu.cap_watts = share * FULL_WATTS
+            gpu.cap_watts = share * gpu.full_watts
         for _ in range(_EVEN_STEPS):
             host.step()
         return host.num_requests / (_EVEN_STEPS * STEP_S)
