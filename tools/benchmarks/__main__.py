@@ -46,6 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "transport": ("cluster.transport", "GB/s of KV from worker to worker, compared with a plain copy"),
     "keys": ("cluster.keys", "messages/s and GB/s of KV with keys (CURVE), compared with plain sockets"),
     "power": ("power.power", "how fast the power governor corrects, and what it gains over even caps, on fake GPUs"),
+    "power-budget": ("power.budget", "from a budget at the console to limits in the driver, with real processes"),
     "migration": ("migration.migration", "what moving a running request costs the request and its neighbours"),
     "handoff": (
         "migration.handoff",
