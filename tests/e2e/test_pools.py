@@ -4,9 +4,14 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from actorserve.cluster.file import Host, read_cluster_file
@@ -15,6 +20,7 @@ from tests.e2e.hosts import CONFIG as HOST_CONFIG, hosts_running
 from tests.e2e.kv_starts import kv_starts
 from tests.e2e.operator import Console
 from tests.e2e.server import ROOT, Server, running, wait_until
+from tests.workers.power.fake_driver import FakeDriver, build_library
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -38,6 +44,7 @@ backoff_s = 0.1
 max_backoff_s = 0.1
 """
 HANDED_OVER = "actorserve_handed_over_total"
+NUM_GPUS = 8  # of each host of the example
 
 
 def test_requests_change_hands_after_their_prompts(tmp_path: Path, default_model_path: Path) -> None:
@@ -85,13 +92,17 @@ def _has_role(console: Console, worker: str, role: str) -> bool:
 
 
 def test_the_example_of_a_split_cluster_serves(tmp_path: Path, default_model_path: Path) -> None:
-    """The two hosts of config/cluster-split.toml share requests over tcp. Budgets without a process that sets caps
-    change nothing.
+    """The two hosts of config/cluster-split.toml share requests over tcp, a chat streams through a handoff, and on both
+    hosts caps are in force that keep their budgets, until the processes that set them end.
     """
     example = read_cluster_file(ROOT / "config" / "cluster-split.toml")
     shares = {host.name: _share(host) for host in example.hosts}
     config = HOST_CONFIG.format(model=default_model_path)
-    with hosts_running(tmp_path, config, shares, program=("actorserve",)) as hosts:
+    drivers = {host.name: _driver(tmp_path / f"gpus-{host.name}") for host in example.hosts}
+    with ExitStack() as stack:
+        hosts = stack.enter_context(hosts_running(tmp_path, config, shares, program=("actorserve",)))
+        for name, driver in drivers.items():
+            stack.enter_context(actuator(driver, hosts.cluster_file, name))
         alpha = hosts.hosts["alpha"]
         alpha.wait_workers(3)
         console = Console(hosts.runtime_dirs["alpha"])
@@ -100,7 +111,59 @@ def test_the_example_of_a_split_cluster_serves(tmp_path: Path, default_model_pat
             "beta/worker-0": "token",
             "beta/worker-1": "token",
         }
+        for host in example.hosts:
+            budget_watts = host.budget_watts
+            assert budget_watts is not None
+            driver = drivers[host.name]
+            wait_until(partial(_keeps, driver, budget_watts), f"the caps of {host.name}", 60.0)
+        rows = console.rows("cap")
+        assert sorted(row["host"] for row in rows) == ["alpha"] * NUM_GPUS + ["beta"] * NUM_GPUS
+        assert {(row["host"], row["host_budget_watts"]) for row in rows} == {("alpha", 2800.0), ("beta", 2400.0)}
+        handed_over = alpha.metric(HANDED_OVER)
+        assert len(_chat(alpha)) > 1
+        assert alpha.metric(HANDED_OVER) > handed_over
         asyncio.run(_serve(alpha))
+    assert {driver.limit(gpu) for driver in drivers.values() for gpu in range(NUM_GPUS)} == {700.0}
+
+
+def _driver(folder: Path) -> FakeDriver:
+    """A driver of its own library, with more GPUs than the budgets of the example feed."""
+    gpus = folder / "devices"
+    gpus.mkdir(parents=True)
+    return FakeDriver(build_library(folder), gpus, NUM_GPUS)
+
+
+@contextmanager
+def actuator(driver: FakeDriver, cluster_file: Path, host: str) -> Iterator[None]:
+    """The process that sets the caps of a host. It is told to end, and must end well."""
+    options = ("--host", host, "--cluster", str(cluster_file), "--state-dir", str(driver.folder.parent / "state"))
+    environment = os.environ | driver.environment | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-P", "-m", "actorserve", "power", *options], env=environment)
+    try:
+        yield
+        process.terminate()
+        assert process.wait(30.0) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _keeps(driver: FakeDriver, budget_watts: float) -> bool:
+    """Whether the power limits keep the budget, and use it up but for a part of a watt each."""
+    total = sum(driver.limit(gpu) for gpu in range(NUM_GPUS))
+    return budget_watts - NUM_GPUS <= total <= budget_watts
+
+
+def _chat(server: Server) -> list[str]:
+    """The pieces of an answer that is streamed. Raises: AssertionError unless it comes to its end."""
+    messages = [{"role": "user", "content": "Tell me a story."}]
+    body = {"model": server.model, "messages": messages, "stream": True, "max_tokens": 30, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60.0) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    choices = [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
+    assert choices[-1]["finish_reason"] == "length"
+    return [choice["delta"]["content"] for choice in choices if choice["delta"].get("content")]
 
 
 async def _serve(server: Server) -> None:
