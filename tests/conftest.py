@@ -34,6 +34,11 @@ SERIAL = (
     "tests/http/test_server.py",
 )
 """Paths of the tests that start processes or measure time."""
+COMPUTING = tuple(
+    f"tests/tools/benchmarks/test_{name}.py"
+    for name in ("gpu", "kernels", "launches", "mutants", "simulator_speed", "splitwise_sim", "splitwise_sim_runs")
+)
+"""Of these, tests that compute for long and wait for nothing, so others can run beside them."""
 
 
 def pytest_configure() -> None:
@@ -44,7 +49,7 @@ def pytest_configure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-rounds", type=int, default=1, help="number of runs of the kill tests")
     parser.addoption(
-        "--fault-examples", type=int, default=400, help="number of random histories of faults for clusters of cores"
+        "--fault-examples", type=int, default=100, help="number of random histories of faults for clusters of cores"
     )
     parser.addoption("--first-fault-example", type=int, default=0, help="number of the first of these histories")
     parser.addoption(
@@ -61,7 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         interpreted = item.get_closest_marker("interpreted")
         if COMPILED and interpreted is not None:
             item.add_marker(pytest.mark.skip(reason=f"interpreted only: {interpreted.args[0]}"))
-        if item.path.relative_to(config.rootpath).as_posix().startswith(SERIAL):
+        path = item.path.relative_to(config.rootpath).as_posix()
+        if path.startswith(SERIAL) and path not in COMPUTING:
             item.add_marker(pytest.mark.serial)
 
 

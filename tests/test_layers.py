@@ -225,6 +225,13 @@ def test_what_serves_loads_no_engine() -> None:
     assert done.stdout.strip() == ""
 
 
+def test_a_worker_loads_torch_with_its_engine() -> None:
+    """A worker loads torch, which takes seconds, not before its engine needs it and the worker has said so."""
+    program = "import sys, workers.worker\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -214,45 +214,60 @@ def run_checks(python: str, arguments: Sequence[str]) -> int:
 def run_tests(python: str, arguments: Sequence[str]) -> int:
     """Run pytest with ``arguments``; without any, run all tests. Returns an exit status.
 
-    All tests run in two parts at once. Tests that start processes mostly wait, and some measure time, so they run one
-    after the other at normal priority. The other tests use what is left of all cores at low priority, and their output
-    follows at the end. Then the core is compiled, and its tests run once more on that build.
+    All tests run in two parts at once. Tests that start processes mostly wait, so they run one after the other at
+    normal priority. The other tests use what is left of all cores at low priority, and so does the compiler of the
+    core; their output follows at the end. Then the core's tests run once more, on that build.
     """
+    # The tests start hundreds of processes. Each would compile our sources again if it could not keep the result.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     pytest = [python, "-P", "-m", "pytest"]
     if arguments:
         os.execv(python, [*pytest, *arguments])
     num_processes = min(len(os.sched_getaffinity(0)), MAX_TEST_PROCESSES)
     spread = ["-n", str(num_processes), "--dist", "worksteal"]
-    parallel = ["nice", "-n", "10", *pytest, "-m", "not serial", *spread]
     os.environ[COMPILED] = "0"
     say(f"test: tests that start processes; the others at low priority on {num_processes} cores")
     with (
-        tempfile.TemporaryFile() as output,
-        subprocess.Popen(parallel, stdout=output, stderr=subprocess.STDOUT) as background,
+        at_low_priority([*pytest, "-m", "not serial", *spread]) as others,
+        at_low_priority([python, "-P", "-m", "tools.compiling"]) as build,
     ):
         failed = subprocess.run([*pytest, "-m", "serial and not compiled"], check=False).returncode
         say("test: the other tests")
-        failed = background.wait() or failed
-        output.seek(0)
-        shutil.copyfileobj(output, sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-    return run_compiled_tests(python, spread) or failed
+        failed = others() or failed
+        say("test: the core, compiled")
+        return run_compiled_tests(python, build(), spread) or failed
 
 
-def run_compiled_tests(python: str, spread: Sequence[str]) -> int:
-    """Compile the core, unless that was done, and run its tests on the build. Returns an exit status.
+@contextlib.contextmanager
+def at_low_priority(command: Sequence[str]) -> Iterator[Callable[[], int]]:
+    """Run a command beside others. The function waits for its end, shows its output, and returns its exit status."""
+    with (
+        tempfile.TemporaryFile() as output,
+        subprocess.Popen(["nice", "-n", "10", *command], stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
+
+        def end() -> int:
+            status = process.wait()
+            output.seek(0)
+            shutil.copyfileobj(output, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            return status
+
+        yield end
+
+
+def run_compiled_tests(python: str, built: int, spread: Sequence[str]) -> int:
+    """Run the core's tests on its build; ``built`` is the compiler's exit status. Returns an exit status.
 
     Without a compiler the compiled core cannot be tested here, and that is no failure.
     """
-    say("test: the core, compiled")
-    built = subprocess.run([python, "-P", "-m", "tools.compiling"], check=False).returncode
     if built == NO_COMPILER:
         say("test: SKIPPED: the core's tests on the compiled core, because this machine has no C compiler")
         return 0
     if built != 0:
         return built
-    # Faults spend their time in the fake engine, which is not compiled, so a quarter of the examples is enough.
-    command = [python, "-P", "-m", "pytest", *COMPILED_TESTS, "--fault-examples", "100", *spread]
+    # Other histories of faults than those that were tested on the interpreted core.
+    command = [python, "-P", "-m", "pytest", *COMPILED_TESTS, "--first-fault-example", "100", *spread]
     return subprocess.run(command, env={**os.environ, COMPILED: "1"}, check=False).returncode
 
 

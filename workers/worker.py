@@ -28,7 +28,7 @@ from workers.engine import Engine
 from workers.engines.make_engine import load_engine
 from workers.kv_transfer.pacing import Rate
 from workers.kv_transfer.transfer import KVTransfer
-from workers.memory import PoolWatch
+from workers.pool_watch import PoolWatch
 from workers.power.sensor import open_sensor
 from workers.profile.worker_profile import profile_of
 from workers.worker_engine import WorkerEngine

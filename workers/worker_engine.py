@@ -10,7 +10,7 @@ from actorserve.core.messages import MemoryLimit, Message, Peer, PowerReading
 from workers.engine import Engine
 from workers.engines.engine_thread import EngineThread
 from workers.kv_transfer.transfer import KVTransfer
-from workers.memory import GpuPressure, PoolWatch
+from workers.pool_watch import GpuPressure, PoolWatch
 from workers.power.driver_thread import PATIENCE_S, DriverThread
 from workers.power.sensor import PowerSensor
 

@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import httpx
-
 from actorserve.wire.curve.key_files import make_key_pair, write_key_file
 from actorserve.wire.trust import Holder, HolderKind
-from tests.e2e.server import Server, wait_until
+from tests.e2e.server import Server, get, wait_until
 from tests.folders import make_runtime_folder
 
 NUM_KV_PORTS = 2  # of each host
@@ -184,7 +182,7 @@ def hosts_running(
 
 def metric_of_host(server: Server, name: str, host: str) -> float:
     """The sum of a metric over the workers of ``host``, as ``server``'s gateway tells it."""
-    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    lines = get(f"{server.url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f'{name}{{engine="{host}/'))
 
 
@@ -195,4 +193,4 @@ def wait_busy(server: Server, host: str) -> None:
 
 def wait_log(host: Server, text: str) -> None:
     """Wait until the host's processes have logged ``text``."""
-    wait_until(lambda: text in host.log.read_text(), f"the log line: {text}", 30.0)
+    wait_until(lambda: text in host.log.read_text(), f"the log line: {text}")

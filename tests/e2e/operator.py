@@ -17,7 +17,7 @@ from actorserve.core.messages import Answer, Outcome
 from actorserve.wire.console import ConsoleClient, console_address
 from tests.e2e.server import ROOT
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Console:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -17,16 +18,24 @@ from actorserve.errors import ProtocolError
 from actorserve.wire.replay import Replay, replay
 
 ROOT = Path(__file__).parents[2]
-START_DEADLINE_S = 120.0
+DEADLINE_S = 120.0
+"""Long enough for a slow machine that others compute on as well."""
+_POLL_S = 0.02
+TLS = ssl.create_default_context()  # which no URL of a test needs, but httpx takes 30 ms to make one for each request
 
 
-def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
+def get(url: str) -> httpx.Response:
+    """An answer on a connection of its own. Tests ask for it again and again beside the server that they test."""
+    return httpx.get(url, verify=TLS)
+
+
+def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
     """Check ``condition`` until it holds. Raises: AssertionError after the deadline."""
     end = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"waited {deadline_s:.0f} s for: {what}")
-        time.sleep(0.005)
+        time.sleep(_POLL_S)
 
 
 class Server:
@@ -55,9 +64,7 @@ class Server:
             )
 
     def wait_ready(self) -> None:
-        wait_until(
-            lambda: "ready:" in self.stdout.read_text() or self.process.poll() is not None, "ready", START_DEADLINE_S
-        )
+        wait_until(lambda: "ready:" in self.stdout.read_text() or self.process.poll() is not None, "ready")
         assert self.process.poll() is None, self.log.read_text()
 
     @property
@@ -78,12 +85,13 @@ class Server:
             if not entry.name.isdigit():
                 continue
             try:
+                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(parent) != self.process.pid or state == "Z":
+                    continue
                 arguments = (entry / "cmdline").read_bytes().decode().split("\0")
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if parent == self.process.pid and state != "Z" and name in arguments:
+            if name in arguments:
                 return int(entry.name)
         return None
 
@@ -102,7 +110,7 @@ class Server:
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels; -1 while it cannot be read."""
         try:
-            text = httpx.get(f"{self.url}/metrics").text
+            text = get(f"{self.url}/metrics").text
         except httpx.TransportError:
             return -1.0
         values = [float(line.split()[-1]) for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
@@ -110,16 +118,16 @@ class Server:
 
     def wait_workers(self, count: int) -> None:
         """Wait until ``count`` workers have reported to the gateway."""
-        wait_until(lambda: self.num_reporting() == count, f"{count} workers", 60.0)
+        wait_until(lambda: self.num_reporting() == count, f"{count} workers")
 
     def num_reporting(self) -> int:
         try:
-            text = httpx.get(f"{self.url}/metrics").text
+            text = get(f"{self.url}/metrics").text
         except httpx.TransportError:
             return -1
         return sum(line.startswith("vllm:kv_cache_usage_perc{") for line in text.splitlines())
 
-    def stop(self, deadline_s: float = 30.0) -> int:
+    def stop(self, deadline_s: float = DEADLINE_S) -> int:
         """Ctrl-C; returns the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)

@@ -33,7 +33,7 @@ max_backoff_s = 0.2
 """
 CHILDREN = ("coordinator", "gateway-0", "worker-0", "worker-1")
 LONG = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")

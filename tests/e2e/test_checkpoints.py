@@ -135,7 +135,7 @@ def test_a_killed_workers_requests_go_on_from_their_checkpoints(server: Server, 
 
     async def disturbed() -> list[list[str]]:
         answers = asyncio.create_task(ask_all(server, max_tokens))
-        await asyncio.to_thread(wait_until, has_victim, "requests with checkpoints", 60.0)
+        await asyncio.to_thread(wait_until, has_victim, "requests with checkpoints")
         pid = server.pid(victims[0])
         assert pid is not None
         os.kill(pid, signal.SIGKILL)

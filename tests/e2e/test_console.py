@@ -15,9 +15,9 @@ from tests.folders import make_runtime_folder
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
-NUM_STREAMS = 8
+NUM_STREAMS = 5
 MAX_TOKENS = 200
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 CONFIG = """
 [cluster]
 runtime_dir = "{runtime_dir}"

@@ -133,7 +133,7 @@ def enter_key(page: Browser, key: str) -> None:
 
 def console(runtime_dir: Path, *words: str) -> None:
     command = [sys.executable, "-P", "-m", "actorserve", "console", "--runtime-dir", str(runtime_dir), *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
 
 
 def glided(path: list[list[object]]) -> bool:

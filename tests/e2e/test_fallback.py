@@ -45,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -
 
 async def ask(server: Server, number: int) -> tuple[str, int, str | None]:
     """Stream an answer. Returns its text, its number of tokens, and why it ended."""
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
         stream = await client.completions.create(
             model=server.model,
             prompt=[number, *range(100, 120)],
@@ -82,7 +82,7 @@ def is_back(server: Server) -> bool:
     """Whether the coordinator places requests again."""
     placed_here = server.metric(PLACED_HERE)
     body = {"model": server.model, "prompt": "x", "max_tokens": 1}
-    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).status_code == 200
     return server.metric(PLACED_HERE) == placed_here
 
 

@@ -60,7 +60,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) ->
     keys.chmod(0o600)
     with running(folder / "server", CONFIG.format(keys=keys), "--model", str(default_model_path)) as server:
         statuses = []
-        with httpx.Client(base_url=server.url, headers=HEADERS, timeout=60) as client:
+        with httpx.Client(base_url=server.url, headers=HEADERS, timeout=120) as client:
             for _ in range(NUM_REQUESTS + 1):
                 answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 5, "ignore_eos": True})
                 statuses.append(answer.status_code)
@@ -71,7 +71,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) ->
                 page = client.get("/metrics").text
                 return "actorserve_restarts_total{" in page and "vllm:kv_cache_usage_perc{" in page
 
-            wait_until(is_complete, "a restart, and loads of workers", 60.0)
+            wait_until(is_complete, "a restart, and loads of workers")
             page = client.get("/metrics").text
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(page):

@@ -65,7 +65,7 @@ def test_requests_move_between_hosts_with_their_kv(hosts: Hosts, alpha: Server) 
     def disturb() -> None:
         hosts.restless(True)
         least = num_moved() + 10
-        wait_until(lambda: num_moved() >= least, "moves to the other host", 60.0)
+        wait_until(lambda: num_moved() >= least, "moves to the other host")
         hosts.restless(False)
 
     asyncio.run(under_load(alpha, disturb))
@@ -130,7 +130,7 @@ def test_a_host_with_another_model_is_refused(hosts: Hosts, alpha: Server, defau
     wait_log(alpha, "alpha/coordinator refuses beta/worker-0: its model has the digest")
     wait_log(beta, "beta/worker-0 refuses alpha/coordinator: its model has the digest")
     body = {"model": alpha.model, "prompt": "x", "max_tokens": 3}
-    assert httpx.post(f"{alpha.url}/v1/completions", json=body, timeout=60).status_code == 200
+    assert httpx.post(f"{alpha.url}/v1/completions", json=body, timeout=120).status_code == 200
     assert alpha.num_reporting() == 1
     beta.stop()
     hosts.start("beta").wait_ready()

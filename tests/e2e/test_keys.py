@@ -57,7 +57,7 @@ def test_requests_move_between_hosts_with_keys(hosts: Hosts, alpha: Server) -> N
     def disturb() -> None:
         hosts.restless(True)
         least = num_moved() + 10
-        wait_until(lambda: num_moved() >= least, "moves to the other host", 60.0)
+        wait_until(lambda: num_moved() >= least, "moves to the other host")
         hosts.restless(False)
 
     asyncio.run(under_load(alpha, disturb))

@@ -151,7 +151,7 @@ async def inject_faults(server: Server, rules: Path, first: int, num_faults: int
         await running_clients
     seen["answers"] += clients.num_answers
     seen["answers left"] += clients.num_left
-    await asyncio.to_thread(wait_until, lambda: server.num_reporting() == NUM_WORKERS, "all workers", 60.0)
+    await asyncio.to_thread(wait_until, lambda: server.num_reporting() == NUM_WORKERS, "all workers")
     for metric in ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting"):
         await asyncio.to_thread(wait_until, partial(is_zero, server, metric), f"{metric} to be 0")
 
@@ -164,7 +164,7 @@ def wait_for_moves(server: Server) -> None:
         time.sleep(0.05)
         return server.metric(HANDED_OVER) >= least
 
-    wait_until(have_moved, "requests to migrate", 60.0)
+    wait_until(have_moved, "requests to migrate")
 
 
 def is_zero(server: Server, metric: str) -> bool:
@@ -250,7 +250,7 @@ def test_requests_that_move_start_with_their_kv(tmp_path: Path, default_model_pa
         rules.write_text(json.dumps({"restless": True}))
         running_clients = asyncio.create_task(clients.run())
         try:
-            await asyncio.to_thread(wait_until, lambda: server.metric(HANDED_OVER) >= 50, "50 moves", 60.0)
+            await asyncio.to_thread(wait_until, lambda: server.metric(HANDED_OVER) >= 50, "50 moves")
         finally:
             clients.stop()
             await running_clients

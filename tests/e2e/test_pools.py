@@ -84,7 +84,7 @@ async def _disturb(server: Server, console: Console) -> None:
 
 async def _until_more_change_hands(server: Server) -> None:
     least = server.metric(HANDED_OVER) + 6
-    await asyncio.to_thread(wait_until, lambda: server.metric(HANDED_OVER) >= least, "handoffs", 60.0)
+    await asyncio.to_thread(wait_until, lambda: server.metric(HANDED_OVER) >= least, "handoffs")
 
 
 def _has_role(console: Console, worker: str, role: str) -> bool:

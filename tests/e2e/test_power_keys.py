@@ -93,7 +93,7 @@ def test_an_actuator_with_a_key_obeys_the_coordinators_key_alone(tmp_path: Path,
     try:
         server.wait_ready()
         with actuator(tmp_path, hosts, driver, key_file) as (process, log):
-            wait_until(lambda: len(console.rows("cap")) == 2, "the actuator's report", 60.0)
+            wait_until(lambda: len(console.rows("cap")) == 2, "the actuator's report")
             console.act("budget", "800", HOST)
             wait_until(lambda: (driver.limit(0), driver.limit(1)) == (400.0, 400.0), "the coordinator's caps")
             order = SetPowerCaps(2**40, ("GPU-0", "GPU-1"), (650.0, 650.0), None)

@@ -54,7 +54,7 @@ def test_a_prompt_asked_again_is_cached(server: Server) -> None:
     """A repeated prompt finds its full blocks in the cache. Usage and metrics show it, and the answer is the same."""
     body = {"model": server.model, "prompt": list(range(100, 140)), "max_tokens": 20, "temperature": 0, "seed": 1}
     asked = [body, body, body | {"cache_salt": "tenant"}]
-    answers = [httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json() for body in asked]
+    answers = [httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).json() for body in asked]
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached == [0, 32, 0]
     assert len({answer["choices"][0]["text"] for answer in answers}) == 1
@@ -67,7 +67,7 @@ def test_client_that_leaves_frees_its_blocks(server: Server, stream: bool) -> No
     """When a client hangs up, its request is released, and its blocks are free after the iteration in flight."""
 
     async def leave() -> None:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             body = LONG | {"model": server.model, "stream": stream}
             task = asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body))
             await asyncio.to_thread(wait_until, lambda: bool(worker_state(server).requests), "the request runs")
@@ -97,7 +97,7 @@ def test_killed_gateway_leaks_no_block(server: Server) -> None:
     pid = server.pid("gateway-0")
 
     async def lose_gateway() -> None:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             body = LONG | {"model": server.model}
             tasks = [asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body)) for _ in range(8)]
             await asyncio.to_thread(wait_until, lambda: len(worker_state(server).requests) == 8, "eight requests")
@@ -121,7 +121,7 @@ def test_new_coordinator_places_requests(server: Server) -> None:
     """After a kill the coordinator places requests as before."""
     server.signal("coordinator", signal.SIGKILL)
     body = LONG | {"model": server.model, "max_tokens": 50}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 50
 
@@ -134,7 +134,7 @@ def test_ctrl_c_drains_and_ends_with_zero(tmp_path: Path, default_model_path: Pa
         children = [server.pid(name) for name in ("coordinator", "gateway-0", "worker-0")]
 
         async def interrupted() -> httpx.Response:
-            async with httpx.AsyncClient(timeout=60) as client:
+            async with httpx.AsyncClient(timeout=120) as client:
                 body = LONG | {"model": server.model, "max_tokens": 400}
                 task = asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body))
                 await asyncio.to_thread(wait_until, lambda: bool(worker_state(server).requests), "the request runs")
@@ -154,7 +154,7 @@ def drained(server: Server, body: dict[str, object], then: Callable[[], None]) -
     """The answer to a request that runs when the server is told to end. ``then`` is called while it drains."""
 
     async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             body_of_model = body | {"model": server.model}
             task = asyncio.create_task(client.post(f"{server.url}/v1/completions", json=body_of_model))
             await asyncio.to_thread(wait_until, lambda: has_answered(server), "the request runs")
@@ -202,7 +202,7 @@ def test_worker_that_cannot_start_ends_everything(tmp_path: Path, default_model_
     """A child that dies before it was ready ends the server with one clear line and a non-zero exit code."""
     config = CONFIG.replace('engine = "fake"', "kv_cache_bytes = 1")
     server = Server(tmp_path, config, "--model", str(default_model_path))
-    wait_until(lambda: server.process.poll() is not None, "the end", 60.0)
+    wait_until(lambda: server.process.poll() is not None, "the end")
     assert server.process.returncode not in (0, None)
     last = server.log.read_text().strip().splitlines()[-1]
     assert last.startswith("actorserve: worker-0")

@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, default_model_path: Path) -
 
 
 def client_of(server: Server) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 async def test_chat_is_the_same_streamed_and_whole(server: Server) -> None:

@@ -61,7 +61,7 @@ def _console(hosts: Hosts, host: str, *command: str) -> tuple[int, str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=60,
+        timeout=120,
     )
     return done.returncode, done.stdout + done.stderr
 

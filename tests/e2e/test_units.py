@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.e2e.hosts import free_ports
-from tests.e2e.server import ROOT, wait_until
+from tests.e2e.server import ROOT, get, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -122,7 +122,7 @@ def test_a_whole_server_is_one_unit(tmp_path: Path, default_model_path: Path) ->
         states = [news["STATUS"] for news in unit.news if "STATUS" in news]
         assert any(state.startswith("worker-") for state in states)
         assert unit.news[[("READY" in news) for news in unit.news].index(True)]["MAINPID"] == str(unit.process.pid)
-        assert httpx.get(f"http://127.0.0.1:{port}/ready").status_code == 200
+        assert get(f"http://127.0.0.1:{port}/ready").status_code == 200
         unit.wait_for("WATCHDOG")
         assert unit.stop() == 0
         assert unit.has_said("STOPPING")
@@ -139,7 +139,7 @@ def test_each_process_is_a_unit(tmp_path: Path, default_model_path: Path) -> Non
         running = {name: start(name, "process", name, "--runtime-dir", str(runtime_dir)) for name in names}
         for unit in running.values():
             unit.wait_for("READY")
-        wait_until(lambda: httpx.get(f"{url}/ready").json()["instances"] == 2, "both workers")
+        wait_until(lambda: get(f"{url}/ready").json()["instances"] == 2, "both workers")
 
         other = (*options(tmp_path, default_model_path)[0], "--prepare", str(runtime_dir))
         second = start("second", "serve", *other)
@@ -151,14 +151,14 @@ def test_each_process_is_a_unit(tmp_path: Path, default_model_path: Path) -> Non
         again.wait_for("READY")
 
         body: dict[str, object] = {"prompt": "x", "max_tokens": 2000, "stream": True, "ignore_eos": True}
-        body["model"] = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as stream:
+        body["model"] = get(f"{url}/v1/models").json()["data"][0]["id"]
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as stream:
             lines = stream.iter_lines()
             next(lines)
             running["gateway-0"].process.send_signal(signal.SIGTERM)
             running["gateway-0"].wait_for("STOPPING")
             stopping = time.monotonic()
-            assert httpx.get(f"{url}/ready").status_code == 503
+            assert get(f"{url}/ready").status_code == 503
             assert "data: [DONE]" in list(lines)
         assert running["gateway-0"].process.wait(60) == 0
         assert time.monotonic() - stopping >= 0.5
@@ -205,15 +205,15 @@ def test_each_process_of_two_hosts_is_a_unit(tmp_path: Path, default_model_path:
                 running[host, name] = start(f"{host}-{name}", "process", name, "--runtime-dir", folder)
         for unit in running.values():
             unit.wait_for("READY")
-        wait_until(lambda: httpx.get(f"{url}/ready").json()["instances"] == 3, "all workers")
+        wait_until(lambda: get(f"{url}/ready").json()["instances"] == 3, "all workers")
         for unit in running.values():
             unit.process.send_signal(signal.SIGHUP)
 
         body: dict[str, object] = {"prompt": "x", "max_tokens": 3000, "stream": True, "ignore_eos": True}
-        body["model"] = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+        body["model"] = get(f"{url}/v1/models").json()["data"][0]["id"]
         with ExitStack() as stack:
             streams = [
-                stack.enter_context(httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60))
+                stack.enter_context(httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120))
                 for _ in range(6)
             ]
             lines = [stream.iter_lines() for stream in streams]
@@ -236,7 +236,7 @@ def test_mistakes_are_one_line(tmp_path: Path, default_model_path: Path) -> None
         ("worker-7", runtime_dir, "there is no process worker-7: the settings have coordinator, gateway-0, worker-0"),
     ):
         command = [sys.executable, "-P", "-m", "actorserve", "process", name, "--runtime-dir", str(folder)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 1
         assert line in done.stderr
         assert done.stderr.count("\n") == 1

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.clients import Clients
 from tests.e2e.hosts import CONFIG, Hosts, hosts_running
 from tests.e2e.operator import DEADLINE_S, Console
-from tests.e2e.server import Server, wait_until
+from tests.e2e.server import Server, get, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model]
 
@@ -52,7 +52,7 @@ def serving(console: Console) -> str:
 
 async def _begin(server: Server, stack: AsyncExitStack) -> AsyncIterator[str]:
     """The lines of a long stream that has begun."""
-    client = await stack.enter_async_context(httpx.AsyncClient(timeout=60))
+    client = await stack.enter_async_context(httpx.AsyncClient(timeout=120))
     body = {"model": server.model, "prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}
     request = client.stream("POST", f"{server.url}/v1/completions", json=body)
     lines = (await stack.enter_async_context(request)).aiter_lines()
@@ -62,7 +62,7 @@ async def _begin(server: Server, stack: AsyncExitStack) -> AsyncIterator[str]:
 
 def has_all_workers(url: str) -> bool:
     """Whether a gateway knows all workers."""
-    return bool(httpx.get(f"{url}/ready").json().get("instances") == NUM_WORKERS)
+    return bool(get(f"{url}/ready").json().get("instances") == NUM_WORKERS)
 
 
 class Upgrade:

@@ -325,7 +325,7 @@ def test_a_profile_without_a_quantum_is_told(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_profile_of_a_machine_that_drifted_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A profile that was measured while the machine's speed changed is used, and one line tells it."""
-    file = write(tmp_path)
+    file = write(tmp_path, EXPERIMENT.replace("num_requests = 40", "num_requests = 4"))
     assert main([str(file), "--out", str(tmp_path / "out")]) == 0
     assert "errors.drift" not in capsys.readouterr().err
     with (tmp_path / "tiny.toml").open("a") as profile:

@@ -126,7 +126,8 @@ def test_many_steps_in_one_event_are_the_same_with_moves(
 ) -> None:
     """Quiet steps are one event, whatever migrates at the same time, and that changes no time or figure."""
     cluster = {"copy_slowdown": slowdown, "noise": noise, "step_overhead_s": overhead_s}
-    changes = merged(MOVING, {"cluster": {"migration": {"mode": mode}, **cluster}, "failures": failures})
+    few = {"num_requests": 75, "failures": failures}
+    changes = merged(MOVING, {"cluster": {"migration": {"mode": mode}, **cluster}, **few})
     together, alone = Simulation(config(changes), [PROFILE]).run(), StepByStep(config(changes), [PROFILE]).run()
     assert together.num_events < alone.num_events
     figures = [results.figures() for results in (together, alone)]

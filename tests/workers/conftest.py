@@ -1,21 +1,22 @@
 """Small random models as Hugging Face folders, and a scheduler that plays requests in any mixture."""
 
+import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from actorserve.core.messages import StepPlan
 from actorserve.model_files.describe import describe
 from actorserve.model_files.description import ModelDescription
-from tests.workers.small_models import save_model
+from tests.workers.triton import HAS_TRITON, INTERPRETED
 
 Tokens = tuple[int, ...]
 
@@ -27,6 +28,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patched_once() -> Iterator[None]:
+    """Let Triton's interpreter replace the functions of its language once. It does so at each call, which takes a
+    quarter of its time.
+    """
+    if not (HAS_TRITON and INTERPRETED):
+        yield
+        return
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    language = importlib.import_module("triton.language")
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": language, "core": language.core}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", lambda _: interpreter._LangPatchScope())
+        yield
+    scope.restore()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,6 +83,7 @@ def _tokenizer(vocab_size: int) -> Tokenizer:
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """Makes a small random Llama; keyword arguments go to LlamaConfig, ``max_shard_size`` to save_pretrained."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # here, because it takes seconds, and few processes need it
 
     def make(max_shard_size: str = "1GB", **changes: Any) -> SmallModel:
         settings: dict[str, Any] = {
@@ -95,6 +114,8 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
 @pytest.fixture(scope="session")
 def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     """A small random Gemma 3 of three layers, two of which have a window of 12 tokens: three layer groups."""
+    from tests.workers.small_models import save_model
+
     folder = tmp_path_factory.mktemp("windowed")
     layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
     saved = save_model(folder, "gemma3", num_hidden_layers=3, sliding_window=12, layer_types=layer_types)

@@ -1,6 +1,6 @@
 """A GPU's steps on a CPU: Triton interprets the kernels, and a graph is work that runs again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,14 @@ class OnGpu:
     """A small model that runs as on a GPU."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, recorder: Any = None, has_room: HasRoom = has_any_room
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        recorder: Any = None,
+        has_room: HasRoom = has_any_room,
+        sizes: Sequence[int] = graph_sizes(LIMITS.max_requests),
     ) -> None:
+        """``sizes``: the numbers of requests that ``recorder`` records graphs of."""
         monkeypatch.setattr(Kernels, "row_ops", TritonRowOps())
         description = describe(folder)
         kernels = Kernels(numerics("float32", CPU), CPU, native=False)
@@ -72,7 +78,7 @@ class OnGpu:
         batches = PackedBatches(replace(LIMITS, num_groups=split.groups.num_groups), SIZE, CPU)
         self.steps = DeviceSteps(self.model, cache, attention, AnyRows(), batches, has_room)
         if recorder is not None:
-            self.steps.record(graph_sizes(LIMITS.max_requests), recorder, lambda _: None)
+            self.steps.record(sizes, recorder, lambda _: None)
 
     def logits(self, plan: StepPlan) -> Tensor:
         """The sampling rows' logits; the best tokens are kept as the last ones."""

@@ -13,13 +13,14 @@ from actorserve.errors import SettingsError
 from actorserve.host import ResidentMemory
 from actorserve.model_files.description import ModelDescription, TensorSpec
 from actorserve.model_files.packing import PackedIntegers
-from workers import memory, native
+from workers import memory, native, pool_watch
 from workers.engine_options import EngineOptions
 from workers.kernels.choose import Kernels
 from workers.kernels.linear import PackedLinear, PlainLinear
 from workers.kernels.numerics import numerics
 from workers.kv.shared_memory import SharedMemory, resident_shared_bytes
-from workers.memory import MemoryNeeds, MemoryPlan, PoolWatch, weights_bytes
+from workers.memory import MemoryNeeds, MemoryPlan, weights_bytes
+from workers.pool_watch import PoolWatch
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -36,9 +37,10 @@ NEEDS = MemoryNeeds(
 def host(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The host's available memory and this process's part of it, as figures that a test may change."""
     figures = {"available": 16 * GIB, "total": 2 * GIB, "private": 2 * GIB, "shared": 0}
-    monkeypatch.setattr(memory, "available_memory_bytes", lambda *_: figures["available"])
+    for module in (memory, pool_watch):
+        monkeypatch.setattr(module, "available_memory_bytes", lambda *_: figures["available"])
     monkeypatch.setattr(memory, "resident_memory", lambda *_: ResidentMemory(figures["total"], figures["private"]))
-    monkeypatch.setattr(memory, "resident_shared_bytes", lambda: figures["shared"])
+    monkeypatch.setattr(pool_watch, "resident_shared_bytes", lambda: figures["shared"])
     return figures
 
 
@@ -238,6 +240,6 @@ def test_the_host_is_read_from_its_files(tmp_path: Path, monkeypatch: pytest.Mon
     """A watch reads the memory figures under its ``root``."""
     (tmp_path / "proc" / "self").mkdir(parents=True)
     (tmp_path / "proc" / "meminfo").write_text("MemAvailable: 1024 kB\n")
-    monkeypatch.setattr(memory, "resident_shared_bytes", lambda: 2048)
+    monkeypatch.setattr(pool_watch, "resident_shared_bytes", lambda: 2048)
     watch = PoolWatch(num_blocks=1000, bytes_per_block=1024, num_workers_on_host=1, root=tmp_path)
     assert watch.num_usable_blocks() == 1024 - 128 + 2

@@ -10,7 +10,7 @@ from actorserve.core.effects import AddToEngine, DropFromEngine, RunStep
 from actorserve.core.messages import MemoryLimit, Message, RequestSpec, SamplingParams, StepDone, StepPlan
 from workers.engines.fake_engine import FakeEngine
 from workers.kv_transfer.transfer import KVTransfer
-from workers.memory import PoolWatch
+from workers.pool_watch import PoolWatch
 from workers.worker_engine import WorkerEngine
 
 DEADLINE_S = 10.0

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -10,10 +11,8 @@ from actorserve.core.messages import KVAccess, Peer
 from actorserve.errors import ActorserveError
 from actorserve.wire.curve.addresses import is_reachable_from_elsewhere
 from actorserve.wire.trust import Trust
-from workers.kv.pools import KVPools
+from workers.kv.pools import BlockMemory, HostBlocks, KVPools
 from workers.kv_transfer.cancellation import Cancellation
-from workers.kv_transfer.cuda import CudaBlocks
-from workers.kv_transfer.cuda_ipc import CudaPool
 from workers.kv_transfer.curve.client import CurveClient
 from workers.kv_transfer.curve.server import CurveServer
 from workers.kv_transfer.data_client import DataClient
@@ -22,6 +21,9 @@ from workers.kv_transfer.errors import DirectCopyError, TransferError
 from workers.kv_transfer.links import Link, this_host
 from workers.kv_transfer.mapped import MappedPool
 from workers.kv_transfer.pacing import UNBOUNDED, Rate, TokenBucket
+
+if TYPE_CHECKING:
+    from workers.kv_transfer.cuda import CudaBlocks
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class KVTransfer:
             self._server = CurveServer(pools, bind, ticket_key, trust, announced_host=announced_host)
         else:
             self._server = DataServer(pools, bind, ticket_key, announced_host=announced_host)
+        gpu = _on_gpu(pools.device)
         self.access = KVAccess(
             layout=pools.layout,
             address=self._server.address,
@@ -94,7 +97,7 @@ class KVTransfer:
             host=this_host(),
             shared="" if pools.device_memory is None else pools.device_memory.shown,
             shared_host="" if pools.host_memory is None else pools.host_memory.shown,
-            cuda_ipc=pools.device.export() if isinstance(pools.device, CudaBlocks) else "",
+            cuda_ipc="" if gpu is None else gpu.export(),
         )
         """How other workers read our KV, for ``Hello``."""
 
@@ -199,7 +202,7 @@ class KVTransfer:
 
     def _open(self, fetch: Fetch) -> Link:
         access, on_host = fetch.access, fetch.ticket.on_host
-        pools, device = self._pools, self._pools.device
+        pools, gpu = self._pools, _on_gpu(self._pools.device)
         same_host = access.host == self.access.host
         shown, num_blocks = (
             (access.shared_host, access.num_host_blocks) if on_host else (access.shared, access.num_blocks)
@@ -207,8 +210,10 @@ class KVTransfer:
         if same_host and shown:
             return MappedPool(shown, num_blocks, pools, on_host=on_host)
         on_gpus = access.cuda_ipc and not on_host and not fetch.into_host
-        if same_host and on_gpus and isinstance(device, CudaBlocks) and fetch.source not in self._unreachable:
-            return CudaPool(access.cuda_ipc, num_blocks, pools, device)
+        if same_host and on_gpus and gpu is not None and fetch.source not in self._unreachable:
+            from workers.kv_transfer.cuda_ipc import CudaPool
+
+            return CudaPool(access.cuda_ipc, num_blocks, pools, gpu)
         if access.address.startswith("tcp://") and self._trust is not None:
             with self._lock:
                 context = self._context = self._context or zmq.Context()
@@ -216,3 +221,12 @@ class KVTransfer:
         if is_reachable_from_elsewhere(access.address):
             raise TransferError(f"KV cannot be read from {access.address[:80]!r} without keys")
         return DataClient(access.address, pools, self._patience_s, with_checksum=not same_host)
+
+
+def _on_gpu(memory: BlockMemory) -> "CudaBlocks | None":
+    """The memory if a GPU holds it. Its module loads torch, which an engine on the host may do without."""
+    if isinstance(memory, HostBlocks):
+        return None
+    from workers.kv_transfer.cuda import CudaBlocks
+
+    return memory if isinstance(memory, CudaBlocks) else None

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-DEADLINE_S = 240.0
+DEADLINE_S = 900.0
+"""Long enough for a machine that others compute on as well."""
 
 
 def bench_command(*arguments: str) -> list[str]:

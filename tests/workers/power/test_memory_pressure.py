@@ -10,7 +10,7 @@ from actorserve.core.messages import MemoryLimit, Message, PowerReading
 from tests.workers.power.fake_driver import FakeDriver
 from workers.engines.fake_engine import FakeEngine
 from workers.kv_transfer.transfer import KVTransfer
-from workers.memory import GpuPressure
+from workers.pool_watch import GpuPressure
 from workers.power.sensor import open_sensor
 from workers.worker_engine import WorkerEngine
 

@@ -61,7 +61,7 @@ def test_kernels_in_the_interpreter() -> None:
 
 
 @interpreted
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(rows, rules_of_rows, allowed_tokens), min_size=1, max_size=4))
 def test_interpreted_equals_torch(cases: list[tuple[list[float], Rule, set[int] | None]]) -> None:
     """Any mixture of rules and masks gives the tokens of torch's functions."""
