@@ -429,6 +429,25 @@ def test_a_search_runs_its_edge_seeds(tmp_path: Path) -> None:
     assert num_held(found["alone"]) < 3 or num_held((found["alone"] or 0.0) + 0.1) >= 3
 
 
+def test_a_bracket_of_short_runs_decides_nothing(tmp_path: Path) -> None:
+    """With shorter runs in the bisection, whole runs still hold the rate that is found, and not the next one."""
+    text = EXPERIMENT.replace("step = 2.0\n", "step_per_s = 0.1\nbracket_s = 5.0\n")
+    experiment = read_experiment(write(tmp_path, text), {})
+    result = run_experiment(experiment, 1, lambda progress: None)[0]
+    found = result.held[0]
+    assert found is not None
+    search = experiment.plan.search
+    assert search is not None
+    short = [
+        rate
+        for rate in search.rates()
+        if holds(run_once(experiment.cases[0].with_duration(5.0), rate, lambda share: None), search.goals[0])
+    ]
+    assert max(short) != found, "the short runs find another rate, so this test could fail"
+    assert holds(result.runs[found], search.goals[0])
+    assert not holds(result.runs[float(f"{found + 0.1:.6g}")], search.goals[0])
+
+
 def test_service_levels_are_a_goal() -> None:
     """The goal ``slo`` is missed by a broken limit, and by a request that did not complete."""
     goal = Goal(metric="slo")

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from actorserve.core.timing.profile import Profile
 from actorserve.errors import ActorserveError, SimulationError
+from actorserve.options import Period
 from actorserve.profile_files import load_profile
 from actorserve.sim.arrivals import arrivals
 from actorserve.sim.cluster_table import ClusterTable
@@ -63,7 +64,9 @@ class Search(Table):
 
     Found by bisection, which assumes that latency grows with the rate. With ``edge_seeds`` the run is repeated with
     each of these seeds near the rate that was found, and a rate is held if most of the seeds, the run's own included,
-    hold it. Arms are compared at the highest rate of the arm ``compare_at``.
+    hold it. With ``bracket_s`` the bisection's runs have arrivals of this time alone, because a shorter run is enough
+    to come near that rate; from there on whole runs decide. Arms are compared at the highest rate of the arm
+    ``compare_at``.
     """
 
     low: float = Field(ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
@@ -71,6 +74,7 @@ class Search(Table):
     step: float = Field(1.05, ge=1.001, le=10.0)
     step_per_s: float | None = Field(None, ge=MIN_RATE_PER_S, le=MAX_RATE_PER_S)
     edge_seeds: tuple[int, ...] = Field((), strict=False, max_length=_MAX_SEEDS)
+    bracket_s: Period | None = None
     goals: tuple[Goal, ...] = Field(strict=False, min_length=1)
     compare_at: str | None = None
 
@@ -178,6 +182,9 @@ class Case:
 
     def with_seed(self, seed: int) -> "Case":
         return replace(self, config=self.config.model_copy(update={"seed": seed}))
+
+    def with_duration(self, duration_s: float) -> "Case":
+        return replace(self, config=self.config.model_copy(update={"duration_s": duration_s}))
 
 
 @dataclass(frozen=True)

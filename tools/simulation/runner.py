@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from actorserve.sim.simulation import Simulation
 from tools.simulation.experiment import SLO, Case, Experiment, Goal, Search
@@ -32,6 +33,7 @@ class CaseResult:
 
 
 Report = Callable[[Progress], None]
+_BRACKET: Final = -1  # the place of the search's shorter runs
 _progress: "multiprocessing.Queue[Progress] | None" = None
 
 
@@ -112,21 +114,20 @@ def _begin_process(progress: "multiprocessing.Queue[Progress]") -> None:
 
 def _run_case(number: int, case: Case, rates: list[float], search: Search | None, only_rates: bool) -> CaseResult:
     result = CaseResult()
-    of_edge_seeds: dict[int, dict[float | None, dict[str, Any]]] = {}  # by the seed's place
+    others: dict[int, dict[float | None, dict[str, Any]]] = {}  # runs that only the search is for, by place
 
     def figures_at(rate: float | None, place: int = 0) -> dict[str, Any]:
-        """``place``: 0 for the case's own seed, and from 1 for the search's edge seeds."""
-        runs = of_edge_seeds.setdefault(place, {}) if place else result.runs
+        """``place``: 0 for the case's own seed, from 1 for the search's edge seeds, and ``_BRACKET``."""
+        runs = others.setdefault(place, {}) if place else result.runs
         if rate not in runs:
             tell(rate, 0.0)  # making a large cluster takes a while
-            seeded = case if search is None or not place else case.with_seed(search.edge_seeds[place - 1])
-            runs[rate] = run_once(seeded, rate, lambda share: tell(rate, share))
+            runs[rate] = run_once(_varied(case, search, place), rate, lambda share: tell(rate, share))
             tell(rate, 1.0)
         return runs[rate]
 
     def tell(rate: float | None, share: float) -> None:
         if _progress is not None:
-            num_runs = len(result.runs) + sum(map(len, of_edge_seeds.values()))
+            num_runs = len(result.runs) + sum(map(len, others.values()))
             _progress.put(Progress(number, rate, share, num_runs))
 
     for rate in rates:
@@ -138,13 +139,23 @@ def _run_case(number: int, case: Case, rates: list[float], search: Search | None
             def is_held(rate: float, place: int = 0, goal: Goal = goal) -> bool:
                 return holds(figures_at(rate, place), goal)
 
-            found = highest_held(grid, is_held)
-            if search.edge_seeds:
+            found = highest_held(grid, partial(is_held, place=0 if search.bracket_s is None else _BRACKET))
+            if search.edge_seeds or search.bracket_s is not None:
                 found = edge_held(grid, found, 1 + len(search.edge_seeds), is_held)
             result.held.append(found)
     if not rates and search is None and not only_rates:
         figures_at(None)
     return result
+
+
+def _varied(case: Case, search: Search | None, place: int) -> Case:
+    """The case as the runs at this place have it."""
+    if search is None or not place:
+        return case
+    if place == _BRACKET:
+        assert search.bracket_s is not None
+        return case.with_duration(search.bracket_s)
+    return case.with_seed(search.edge_seeds[place - 1])
 
 
 def run_once(case: Case, rate_per_s: float | None, on_share: Callable[[float], None]) -> dict[str, Any]:
