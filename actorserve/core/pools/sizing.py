@@ -8,8 +8,9 @@ How pressed a pool is, where 1 is what it is to bear:
 
 - prompts: the seconds of prompts that come in a second, and what waits, worked off within ``WINDOW_S``, over the
   instances, each busy for ``BUSY`` of its time. More would make queues, because prompts do not come evenly.
-- tokens: the time of an iteration over its target, or the share of memory in use over ``FULL``, whichever is more. Both
-  count the requests that decode on prompt instances as well, because these find no place in the token pool.
+- tokens: the time of an iteration beyond the shortest one, over what its target leaves for it, or the share of memory in
+  use over ``FULL``, whichever is more. Both count the requests that decode on drafted prompt instances as well, because
+  these found no place in the token pool.
 
 Once in ``PERIOD_S`` the pool that is more pressed gets instances of the other one, unless it bears its load easily or
 the other one would then be more pressed than it. A change costs little: a token instance's requests move away while
@@ -35,7 +36,7 @@ WINDOW_S: Final = 10.0
 PERIOD_S: Final = 1.0
 REST_S: Final = 10.0
 BUSY: Final = 0.8
-FULL: Final = 0.85
+FULL: Final = 0.7  # of memory; what prompts reserve comes and goes by much more than what tokens take
 EASY: Final = 0.8
 """A pool that is less pressed gets no further instances."""
 
@@ -48,13 +49,22 @@ class _PromptLoad:
 
     sum_s: float = 0.0
     at_s: float = 0.0
+    since_s: float = inf  # when the first one came
 
     def add(self, prefill_s: float, now: float) -> None:
+        self.since_s = min(self.since_s, now)
         self.sum_s = self.faded_s(now) + prefill_s
         self.at_s = now
 
     def faded_s(self, now: float) -> float:
         return self.sum_s * exp((self.at_s - now) / WINDOW_S)
+
+    def per_s(self, now: float) -> float:
+        """Seconds of prompts that come in a second, also if the first one came less than ``WINDOW_S`` ago."""
+        if not self.sum_s:
+            return 0.0
+        seen_s = WINDOW_S * (1.0 - exp((self.since_s - now) / WINDOW_S))
+        return self.faded_s(now) / max(seen_s, PERIOD_S)
 
 
 class PoolSizing:
@@ -141,16 +151,26 @@ class PoolSizing:
     ) -> float:
         waiting_s = sum(self._speeds.prefill_s(view.peer, view.pending_tokens) for view in prompts)
         waiting_s += self._speeds.prefill_s(prompts[0].peer, num_waiting_tokens)
-        return (load.faded_s(now) + waiting_s) / WINDOW_S / (len(prompts) * BUSY)
+        return (load.per_s(now) + waiting_s / WINDOW_S) / (len(prompts) * BUSY)
 
     def _token_pressure(self, tokens: list[InstanceView], prompts: list[InstanceView]) -> float:
         num_running = sum(view.num_running for view in tokens)
-        num_without_place = sum(view.report.num_decoding for view in prompts)
+        num_without_place = sum([view.report.num_decoding for view in prompts if view.is_drafted])
         if not num_running:
             return inf if num_without_place else 0.0
-        in_time = sum(view.report.decode_s for view in tokens) / len(tokens) / self._config.tpot_target_s
-        free = sum(view.free_bytes() for view in tokens) / max(1, sum(view.report.kv_total_bytes for view in tokens))
-        return max(in_time, (1.0 - free) / FULL) * (num_running + num_without_place) / num_running
+        in_time = sum([self._share_of_target(view) for view in tokens]) / len(tokens)
+        used_bytes = sum([view.report.virtual_usage_bytes + view.incoming_bytes for view in tokens])
+        in_memory = used_bytes / max(1, sum([view.report.kv_total_bytes for view in tokens])) / FULL
+        return max(in_time, in_memory) * (num_running + num_without_place) / num_running
+
+    def _share_of_target(self, view: InstanceView) -> float:
+        """How much of the time that an iteration may take beyond the shortest one is used. It grows in proportion to
+        the requests, which the time of an iteration does not.
+        """
+        least_s = self._speeds.min_iteration_s(view.peer)
+        spare_s = self._config.tpot_target_s - least_s
+        used_s = view.report.decode_s - least_s
+        return used_s / spare_s if spare_s > 0.0 else inf if used_s > 0.0 else 0.0
 
 
 def _is_evener(more: tuple[float, list[InstanceView]], less: tuple[float, list[InstanceView]], num_given: int) -> bool:

@@ -35,6 +35,11 @@ class InstanceSpeeds:
         quantum_s, prefill_s = self._speeds[self._fastest]
         return prefill_s(num_tokens) / quantum_s
 
+    def min_iteration_s(self, peer: Peer) -> float:
+        """Seconds of this instance's shortest iteration; 0 if its speed is not known."""
+        known = self._speeds.get(peer)
+        return 0.0 if known is None else known[0]
+
     def prefill_s(self, peer: Peer, num_tokens: int) -> float:
         """Seconds in which this instance computes a prompt of so many tokens; 0 if its speed is not known."""
         known = self._speeds.get(peer)

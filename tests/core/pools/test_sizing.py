@@ -15,19 +15,31 @@ MIXED, PROMPT, TOKEN = InstanceRole.MIXED, InstanceRole.PROMPT, InstanceRole.TOK
 TPOT_TARGET_S = 0.1
 
 
+LONG_AGO_S = -1000.0
+SHORTEST_S = 0.01  # iteration
+
+
 class Pools:
-    """Instances that compute 100 tokens of prompts in a second, or as ``speeds`` say, and their sizing."""
+    """Instances that compute 100 tokens of prompts in a second, or as ``speeds`` say, and their sizing. The first
+    prompt came long ago, if it did not come just now.
+    """
 
     def __init__(
-        self, *views: InstanceView, speeds: dict[str, float] | None = None, across_kinds: bool = False
+        self,
+        *views: InstanceView,
+        speeds: dict[str, float] | None = None,
+        across_kinds: bool = False,
+        began_s: float = LONG_AGO_S,
     ) -> None:
         self.fleet = fleet_of(views)
         known = InstanceSpeeds()
         for view in views:
             tokens_per_s = (speeds or {}).get(view.peer.name, 100.0)
-            known.learn(view.peer, Speed((100, 1000), (100 / tokens_per_s, 1000 / tokens_per_s), 0.01))
+            known.learn(view.peer, Speed((100, 1000), (100 / tokens_per_s, 1000 / tokens_per_s), SHORTEST_S))
         config = PoolsConfig(follow_load=True, tpot_target_s=TPOT_TARGET_S, across_kinds=across_kinds)
         self.sizing = PoolSizing(config, self.fleet, known)
+        for view in views:
+            self.sizing.on_place(view, 0, began_s)
 
     def place(self, name: str, num_tokens: int, now: float = 0.0) -> None:
         self.sizing.on_place(self.fleet.views[Peer(name, 1)], num_tokens, now)
@@ -77,11 +89,15 @@ def test_a_prompt_instance_computes_tokens_when_memory_is_short() -> None:
     assert list(pools.round().values()) == [TOKEN.value]
 
 
-def test_requests_that_decode_on_prompt_instances_count_for_the_token_pool() -> None:
+def test_requests_that_decode_on_drafted_prompt_instances_count_for_the_token_pool() -> None:
     """The token pool bears its load easily, but as many requests again have no place there."""
     crowded = instances(PROMPT, "p1", "p2", num_decoding=4)
     tokens = instances(TOKEN, "t1", running=4, decode_s=0.6 * TPOT_TARGET_S)
-    assert list(Pools(*crowded, *tokens).round().values()) == [TOKEN.value]
+    pools = Pools(*crowded, *tokens)
+    assert pools.round() == {}, "what has just been computed there is about to be handed over"
+    for view in list(pools.fleet.views.values())[:2]:
+        pools.fleet.draft(view, is_drafted=True)
+    assert list(pools.round(1.0).values()) == [TOKEN.value]
     assert Pools(*instances(PROMPT, "p1", "p2"), *tokens).round() == {}
 
 
@@ -89,6 +105,30 @@ def test_prompts_that_wait_for_any_instance_count() -> None:
     pools = Pools(*instances(PROMPT, "p1"), *instances(TOKEN, "t1", "t2"))
     assert pools.round() == {}
     assert list(pools.round(1.0, num_waiting_tokens=5000).values()) == [PROMPT.value]
+
+
+def test_a_load_that_has_just_begun_counts_as_what_comes_in_a_second() -> None:
+    """Prompts of 3 seconds in the first 2 seconds press one instance; over the whole window they would not."""
+    pools = Pools(*instances(PROMPT, "p1"), *instances(TOKEN, "t1", "t2"), began_s=0.0)
+    pools.place("p1", 300, 1.0)
+    assert list(pools.round(2.0).values()) == [PROMPT.value]
+    pools = Pools(*instances(PROMPT, "p1"), *instances(TOKEN, "t1", "t2"))
+    pools.place("p1", 300, 1.0)
+    assert pools.round(2.0) == {}
+
+
+def test_the_shortest_iteration_presses_nothing() -> None:
+    """Of a target of 100 ms an iteration of one request takes 90 ms, and little more with the others. A token instance
+    can be spared, because what counts is the time beyond the shortest iteration.
+    """
+    views = [*instances(PROMPT, "p1"), *instances(TOKEN, "t1", "t2", "t3", decode_s=0.092)]
+    fleet, known = fleet_of(views), InstanceSpeeds()
+    for view in views:
+        known.learn(view.peer, Speed((100, 1000), (1.0, 10.0), 0.09))
+    sizing = PoolSizing(PoolsConfig(follow_load=True, tpot_target_s=TPOT_TARGET_S), fleet, known)
+    sizing.on_place(views[0], 0, LONG_AGO_S)
+    sizing.on_place(views[0], int(0.75 * 100 * WINDOW_S), 0.0)
+    assert [role.value for _, role in sizing.round(0.0)] == [PROMPT.value]
 
 
 def test_prompts_of_mixed_instances_do_not_count() -> None:
