@@ -337,7 +337,7 @@ class ClusterState:
         place = waiting.place
         if self.fleet.largest_tokens is not None and place.num_tokens > self.fleet.largest_tokens:
             self._refuse(waiting, RefusalReason.TOO_LARGE, self.config.retry_s, effects)
-        elif (pair := self.scheduler.choose(place, now)) is not None:
+        elif (pair := self._choose(place, now)) is not None:
             self._place(waiting, pair, now, effects)
         elif len(self.queue) >= self.config.max_waiting_requests:
             retry_after_s = min(max(self.config.retry_s, self.queue.drain_s(now)), MAX_RETRY_AFTER_S)
@@ -349,6 +349,11 @@ class ClusterState:
                 for request_id in self.fleet.reserving_ids:
                     if not self.queue.leads(request_id, now):
                         self.fleet.release(request_id)  # the more urgent class goes first
+
+    def _choose(self, place: Place, now: float) -> Pair | None:
+        """The instances for a request; None if it is to wait."""
+        num_waiting_tokens = self.queue.num_tokens if self.config.late_binding else None
+        return self.scheduler.choose(place, now, num_waiting_tokens=num_waiting_tokens)
 
     def _place(self, waiting: WaitingRequest, pair: Pair, now: float, effects: list[Effect]) -> None:
         place, waited_s = waiting.place, now - waiting.since_s
@@ -414,7 +419,7 @@ class ClusterState:
             has_reservation = self.fleet.has_reservation(request_id)
             pair = None
             if has_reservation or need not in unplaced or num_tokens < unplaced[need]:
-                pair = self.scheduler.choose(waiting.place, now)
+                pair = self._choose(waiting.place, now)
             if pair is not None:
                 self.queue.dispatch(request_id, now)
                 self._place(waiting, pair, now, effects)

@@ -117,9 +117,9 @@ def admits_any(need: Need, sizes: Sequence[int], index: InstanceIndex) -> bool:
     ``sizes`` rise. An instance that is reserved counts as soon as it has the room that is reserved.
     """
     num_bound = bisect_right(sizes, index.max_capacity_tokens(need.kind, need.avoid)) if need.kind else 0
-    if num_bound and sizes[0] <= index.max_admitted_tokens(need.kind, need.avoid):
+    if num_bound and sizes[0] <= index.max_started_tokens(need.kind, need.avoid):
         return True
-    return any(size <= index.max_admitted_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
+    return any(size <= index.max_started_tokens(None, need.avoid) for size in islice(sizes, num_bound, num_bound + 1))
 
 
 def best_of_pool(place: Place, kind: str | None, index: InstanceIndex, pool: InstanceRole) -> InstanceView | None:

@@ -157,6 +157,10 @@ class Fleet:
         """Whether any instance computes only one of the phases."""
         return self._index.has_roles
 
+    def num_in_pool(self, pool: InstanceRole) -> int:
+        """How many instances work in the pool now."""
+        return sum([len(group) for group in self._index.of_kind(None, pool)])
+
     def promise(self, view: InstanceView, num_bytes: int) -> None:
         """Expect ``num_bytes`` more (fewer if negative) by migration. No effect for an instance that is gone."""
         view.promised_bytes += num_bytes

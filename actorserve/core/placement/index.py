@@ -135,9 +135,22 @@ class InstanceIndex:
             ]
         return found
 
+    def that_start(self, kind: str | None) -> Collection[KindIndex]:
+        """Those of ``kind`` (None: of all kinds) whose instances requests are sent to first: all but token instances,
+        unless there are no others.
+        """
+        if not self.has_roles:
+            return self.of_kind(kind)
+        found = [group for group in self.of_kind(kind) if group.pool is not InstanceRole.TOKEN]
+        return found or self.of_kind(kind)
+
     def max_admitted_tokens(self, kind: str | None = None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` admits now."""
         return max((found.max_admitted_tokens(avoid) for found in self.of_kind(kind)), default=NO_ROOM)
+
+    def max_started_tokens(self, kind: str | None, avoid: Peer | None) -> int:
+        """The longest request that any instance of ``kind`` that requests are sent to first admits now."""
+        return max([found.max_admitted_tokens(avoid) for found in self.that_start(kind)], default=NO_ROOM)
 
     def max_capacity_tokens(self, kind: str | None, avoid: Peer | None = None) -> int:
         """The longest request that any instance of ``kind`` (None: of any) except ``avoid`` could hold if empty."""

@@ -148,13 +148,19 @@ class InstanceView:
         There is room for a request if its blocks fit in addition to the KV of all started requests and the demand of
         all waiting ones, in device and host memory together. Preempted requests that yield do not count, because
         otherwise a new request would wait for the end of long ones as soon as the host is full.
+
+        On a token instance only KV counts that is there or is about to come, because the other requests that are to be
+        handed over to it wait for their prompts, and those that decode there now leave meanwhile. It has no queue.
         """
         report = self.report
+        num_handoff_blocks = self.num_handoff_blocks
+        if self.pool is InstanceRole.TOKEN:
+            max_queue, num_handoff_blocks = None, 0
         if self.is_stale or (max_queue is not None and report.num_waiting + len(self.in_flight) >= max_queue):
             return NO_ROOM
         demand_bytes = report.kv_needed_bytes + report.kv_wanted_bytes - report.kv_yielding_bytes + self.incoming_bytes
         free_bytes = report.kv_total_bytes + report.host_total_bytes - demand_bytes
-        num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight - self.num_handoff_blocks
+        num_free_blocks = free_bytes // report.bytes_per_block - self.num_blocks_in_flight - num_handoff_blocks
         max_tokens = report.row_shape.max_rows(max(0, num_free_blocks)) * report.tokens_per_block
         return min(self.capacity_tokens, max_tokens)
 

@@ -38,7 +38,7 @@ class Reservations:
         An instance that admits nothing now is never reserved, because no request could take its room anyway.
         """
         best: InstanceView | None = None
-        for found in index.of_kind(required_kind(place, index)):
+        for found in index.that_start(required_kind(place, index)):
             share = len(found) // INSTANCES_PER_RESERVATION
             if self._num_of_kind[found.kind] >= max(share, int(is_overdue)):
                 continue

@@ -7,6 +7,7 @@ once, so that the token instance has memory for it when its prompt is computed:
     prompt instance := the shortest queue of the prompt pool, in pending tokens
         if that queue is over the limit:    the mixed pool's best, if its queue is not
         if there is none:                   the least loaded token instance, which is drafted into the mixed pool
+        or, with late binding:              none yet, while the cluster's own line is within the limit
     token instance := the best of the token pool
         if none has room:                   the mixed pool's best
         if there is none:                   the least loaded prompt instance, which is drafted into the mixed pool
@@ -17,6 +18,11 @@ Deviations:
 - What "best" means depends on the pool. Prompt instances have queues; what counts on the others is memory, so they
   compare by freeness (``core.placement.dispatch``), as Llumnix does. The paper counts pending tokens everywhere.
 - A request whose prompt a mixed instance computes stays there, because a transfer would gain nothing.
+- With late binding a prompt instance has a short queue, and the other requests wait in the cluster. So their tokens
+  count, too: no instance is drafted while fewer wait than the limit allows for each prompt instance.
+- A token instance has room as long as its memory is not full of what is there or is about to come. What waits for its
+  prompt counts where instances are compared, but takes no room, because others leave until its KV comes. If the room
+  is then lacking, the token instance declines, and the prompt instance goes on decoding.
 - If no instance has room at all, the request waits in the cluster (``core.cluster.state``). If only the token side is
   full, the prompt instance goes on decoding, and the request moves when a token instance has room
   (``core.migration.pairing``).
@@ -47,18 +53,23 @@ class ClusterScheduler:
         self._fleet = fleet
         self._drafted_s: dict[Peer, float] = {}  # when each drafted instance got its last foreign request
 
-    def choose(self, place: Place, now: float, seed: int | None = None) -> Pair | None:
+    def choose(
+        self, place: Place, now: float, seed: int | None = None, num_waiting_tokens: int | None = None
+    ) -> Pair | None:
         """The instances for a request; None if none has room for its prompt. Drafts an instance if need be.
 
-        ``seed``: as for ``Fleet.choose``.
+        ``seed``: as for ``Fleet.choose``. ``num_waiting_tokens``: of the requests that wait in the cluster, in place of
+        which a request may be drafted for; None if requests cannot wait there.
         """
         if not self._fleet.has_roles:
             view = self._fleet.choose(place, seed=seed)
             return None if view is None else Pair(view, None)
-        prompt = self._prompt_instance(place, now, seed)
+        prompt = self._prompt_instance(place, now, seed, num_waiting_tokens)
         return None if prompt is None else Pair(prompt, self._token_instance(place, prompt, now))
 
-    def _prompt_instance(self, place: Place, now: float, seed: int | None) -> InstanceView | None:
+    def _prompt_instance(
+        self, place: Place, now: float, seed: int | None, num_waiting_tokens: int | None
+    ) -> InstanceView | None:
         fleet = self._fleet
         own = fleet.choose(place, seed=seed, pool=InstanceRole.PROMPT)
         if own is not None and self._is_short(own, place):
@@ -67,6 +78,8 @@ class ClusterScheduler:
         if mixed is not None and self._is_short(mixed, place):
             if mixed.is_drafted and mixed.role is InstanceRole.TOKEN:
                 self._drafted_s[mixed.peer] = now
+            return mixed
+        if own is None and num_waiting_tokens is not None and self._may_wait(num_waiting_tokens):
             return mixed
         drafted = fleet.choose(place, seed=seed, pool=InstanceRole.TOKEN)
         if drafted is not None:
@@ -97,6 +110,10 @@ class ClusterScheduler:
         """Whether the prompt may join the queue. An empty queue takes a prompt of any length."""
         pending_tokens = view.pending_tokens
         return not pending_tokens or pending_tokens + place.num_tokens <= self._config.max_pending_tokens
+
+    def _may_wait(self, num_waiting_tokens: int) -> bool:
+        """Whether the cluster's line is within the limit of the prompt pool's queues together."""
+        return num_waiting_tokens <= self._fleet.num_in_pool(InstanceRole.PROMPT) * self._config.max_pending_tokens
 
     # --- the mixed pool ----------------------------------------------------------------------------------------------
 

@@ -25,12 +25,14 @@ class Cluster:
         self._num_requests = 0
         self._sequence = 0
 
-    def place(self, num_tokens: int = 8, now: float = 0.0, avoid: str = "") -> tuple[str, str | None] | None:
+    def place(
+        self, num_tokens: int = 8, now: float = 0.0, avoid: str = "", num_waiting_tokens: int | None = None
+    ) -> tuple[str, str | None] | None:
         """The names of the instances that a new request goes to."""
         self._num_requests += 1
         peer = Peer(avoid, 1) if avoid else None
         place = Place(f"r{self._num_requests}", 1, num_tokens, avoid=peer)
-        pair = self.scheduler.choose(place, now)
+        pair = self.scheduler.choose(place, now, num_waiting_tokens=num_waiting_tokens)
         if pair is None:
             return None
         placed = self.fleet.place(pair.prompt, GATEWAY, place, now, token_view=pair.token)
@@ -112,6 +114,34 @@ def test_the_least_loaded_token_instance_is_drafted_for_prompts() -> None:
     assert cluster.pool("t2") is MIXED
     cluster.report("t2", now=4.0, running=2, num_decoding=2)
     assert cluster.pool("t2") is TOKEN
+
+
+def test_with_late_binding_prompts_wait_before_an_instance_is_drafted() -> None:
+    """Both prompt instances have a full queue. The cluster's line may have as many tokens as their queues together."""
+    prompts = [instance(name, PROMPT, num_waiting=2) for name in ("p1", "p2")]
+    cluster = Cluster(*prompts, instance("t1", TOKEN), max_queue=2)
+    assert cluster.place(8, num_waiting_tokens=200) is None
+    assert cluster.pool("t1") is TOKEN
+    assert cluster.place(8, num_waiting_tokens=201) == ("t1", None)
+    assert cluster.pool("t1") is MIXED
+
+
+def test_what_waits_for_its_prompt_takes_no_room_on_a_token_instance() -> None:
+    """Four requests fill its memory once their prompts are computed. A fifth one may come, because others leave until
+    then. With KV that is there already it may not.
+    """
+    cluster = Cluster(instance("p", PROMPT), instance("t1", TOKEN), config=PoolsConfig(max_pending_tokens=1000))
+    assert [cluster.place(100) for _ in range(4)] == [("p", "t1")] * 4
+    cluster.report("p")
+    assert cluster.place(100) == ("p", "t1")
+    cluster.report("t1", used=990, kv_needed_bytes=990)
+    assert cluster.place(100) == ("p", None)
+
+
+def test_a_queue_of_handed_over_requests_closes_no_token_instance() -> None:
+    """The limit on queues is for prompts. Requests with their KV wait for one iteration alone."""
+    cluster = Cluster(instance("p", PROMPT), instance("t1", TOKEN, num_waiting=5), max_queue=2)
+    assert cluster.place(8) == ("p", "t1")
 
 
 def test_a_helper_stays_for_a_while() -> None:
