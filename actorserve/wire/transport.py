@@ -157,12 +157,10 @@ class Framing:
         except ProtocolError as error:
             self.counter.drop("malformed envelope", str(error))
             return None
-        trust = self._trust
-        if trust is not None:
-            refusal = trust.sender_refusal(key, sender.name)
-            if refusal is not None:
-                self.refusals.refuse(refusal, key, f"a frame of {sender.name[:_MAX_SHOWN_CHARS]!r}")
-                return None
+        rights = None if self._trust is None else self._trust.rights_of(key, sender.name)
+        if rights is not None and rights.refusal is not None:
+            self.refusals.refuse(rights.refusal, key, f"a frame of {sender.name[:_MAX_SHOWN_CHARS]!r}")
+            return None
         if target.name != self.me.name or target.incarnation not in (self.me.incarnation, ANY_INCARNATION):
             self.counter.drop("wrong target", f"{sender.name} wrote to {target.name} {target.incarnation}")
             return None
@@ -171,7 +169,7 @@ class Framing:
         except ProtocolError as error:
             self.counter.drop("malformed message", f"from {sender.name}: {error}")
             return None
-        if trust is not None and not trust.may_send(key, sender.name, type(message)):
+        if rights is not None and type(message) not in rights.messages:
             self.refusals.refuse(WRONG_MESSAGE, key, f"{type(message).__name__} of {sender.name}")
             return None
         if target.incarnation == ANY_INCARNATION and type(message) is not Hello:

@@ -22,6 +22,7 @@ from actorserve.wire.trust import Trust
 _READ_BATCH: Final = 256
 _ASKED_FOR: Final = 2  # reads per turn that first ask the socket whether a frame has arrived
 _POLLIN: Final = int(zmq.POLLIN)  # an int, because & with the enum is slower than asking the socket
+_KEY_OF_SENDER: Final = b"User-Id"  # what the ZAP handler has answered; bytes, because pyzmq encodes a str each time
 _LINGER_MS: Final = 200  # after closing: time for a Goodbye to leave
 _RECONNECT_MS: Final = 50
 _RECONNECT_MAX_MS: Final = 200
@@ -227,17 +228,14 @@ class ZmqTransport(LinkedTransport[_Dealer]):
                 router.recv(zmq.NOBLOCK)  # ZeroMQ's own name of the sender, which is not used
             except zmq.Again:
                 return
-            key = ""
-            if self._is_guarded:
-                part = router.recv(zmq.NOBLOCK, copy=False)
-                frame, key = part.bytes, str(part.get("User-Id"))
-            else:
-                frame = router.recv(zmq.NOBLOCK)
-            if router.getsockopt(zmq.RCVMORE):
+            # A part that is not copied at first tells whether more follow, at a third of what asking the socket costs.
+            part = router.recv(zmq.NOBLOCK, copy=False)
+            if part.more:
                 num_parts = 1 + len(router.recv_multipart(zmq.NOBLOCK))
                 self._framing.counter.drop("malformed envelope", f"{num_parts} parts")
                 continue
-            unpacked = self._framing.unpack(frame, key)
+            key = str(part.get(_KEY_OF_SENDER)) if self._is_guarded else ""
+            unpacked = self._framing.unpack(part.bytes, key)
             if unpacked is not None:
                 messages.append(unpacked)
         self._schedule_read()
