@@ -159,6 +159,9 @@ class ZmqTransport(LinkedTransport[_Dealer]):
         link.socket.send(frame, zmq.NOBLOCK)
         return True
 
+    def _at_end_of_turn(self) -> None:
+        self._loop.call_soon(self._outbox.flush)
+
     def _follow_keys(self) -> None:
         """The keys have changed. Shut the links to processes whose hosts have another key now, or none."""
         if self._closed or self._trust is None:
@@ -217,6 +220,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
     def _fetch(self) -> None:
         """Read until nothing is left (the descriptor is edge-triggered), the inbox is full, or the turn is over."""
         router, messages, capacity = self._router, self._inbox.messages, self._framing.limits.receive_queue
+        end = len(messages) + _READ_BATCH  # a frame may hold many messages
         for number in range(_READ_BATCH):
             if len(messages) >= capacity:
                 self._stalled = True
@@ -235,7 +239,7 @@ class ZmqTransport(LinkedTransport[_Dealer]):
                 self._framing.counter.drop("malformed envelope", f"{num_parts} parts")
                 continue
             key = str(part.get(_KEY_OF_SENDER)) if self._is_guarded else ""
-            unpacked = self._framing.unpack(part.bytes, key)
-            if unpacked is not None:
-                messages.append(unpacked)
+            messages.extend(self._framing.unpack(part.bytes, key))
+            if len(messages) >= end:
+                break
         self._schedule_read()

@@ -214,7 +214,7 @@ class Membership:
         if sender.name not in self._names and len(self._names) >= MAX_PEERS:
             self.counts["too many peers"] += 1
             return []
-        if not self._links.connect(sender, hello.address):
+        if not self._links.connect(sender, hello.address, takes_bundles=hello.takes_bundles):
             self.counts["hello with an unusable address"] += 1
             return []
         if hello.answers == _ANY and not self._answer(sender, now):

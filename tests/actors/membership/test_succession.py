@@ -85,7 +85,7 @@ class _Links:
     def reincarnate(self, incarnation: int) -> None:
         raise NotImplementedError
 
-    def connect(self, peer: Peer, address: str) -> bool:
+    def connect(self, peer: Peer, address: str, *, takes_bundles: bool = False) -> bool:
         raise NotImplementedError
 
     def disconnect(self, peer: Peer) -> None:
