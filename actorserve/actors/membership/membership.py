@@ -84,7 +84,8 @@ class Membership:
             order = Order(list(self._coordinators).index(links.me.name), len(self._coordinators))
             self._leadership = CoordinatorSide(links, self.sent, order, times.takeover_after_s)
         else:
-            self._leadership = FollowerSide(links, self.sent, self._ask_again)
+            does_without = hello.role is Role.GATEWAY
+            self._leadership = FollowerSide(links, self.sent, self._ask_again, does_without=does_without)
 
     @property
     def peers(self) -> tuple[Peer, ...]:
